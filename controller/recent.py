@@ -58,6 +58,7 @@ class RefusedRequest:
     #: What would have let it succeed, as in `Remedy`.
     remedy_slo_ns: int = 0
     more_workers: int = 0
+    pinning: bool = False
 
 
 class RecentRequests:
@@ -106,6 +107,7 @@ class RecentRequests:
                 obstacles.lanes,
                 remedy.slo_ns,
                 remedy.more_workers,
+                obstacles.pinning,
             )
         )
 

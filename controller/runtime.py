@@ -467,6 +467,8 @@ class Runtime:
             error.figures["enough_slo_ns"] = remedy.slo_ns
         if remedy.more_workers:
             error.figures["more_workers"] = remedy.more_workers
+        if obstacles.pinning:
+            error.figures["pinning"] = 1
         waiting.waiter.set_exception(error)
 
     def _settled(self) -> None:

@@ -5,6 +5,7 @@ little of what nobody could answer, seconds of overload, and short crowds. 1,000
 them the run is played again with the remedy that was stated when it was refused, and with nothing else changed:
 
 * with the further workers that it names, from the beginning on;
+* with its model pinned, where the controller said that this would do as well;
 * with that one request's SLO as long as it says. The process forks at the moment that the request arrives, and the
   child plays on until the request is answered or refused: some tenths of a simulated second.
 
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS, NS_PER_S, RequestId
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
 from controller.core import Scheduler
 from controller.core.events import RefuseRequest, RequestArrived
 from controller.core.remedies import Remedy
@@ -36,7 +37,11 @@ from experiments.simulator import Case, Cluster, copies_of, run
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Source, Workload
 
-LEAST = {"remedy_right_share": 0.95, "cold_remedy_right_share": 0.95}
+LEAST = {
+    "remedy_right_share": 0.95,
+    "cold_remedy_right_share": 0.95,
+    "cold_right_share_pinning": 0.95,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,7 @@ class Setting:
     cold_duration_ns: int = 15 * NS_PER_S
     cold_slo_ms: int = 15
     cold_num_tried: int = 300
+    cold_num_pinned: int = 60
     noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seed: int = 1
 
@@ -74,9 +80,12 @@ class Stated:
     """One refusal, and what the controller stated."""
 
     request_id: RequestId
+    model_id: ModelId
     refusal: Refusal
     slo_ns: int
     remedy: Remedy
+    #: To pin its model would have done as well.
+    pinning: bool = False
 
 
 def case_of(setting: Setting) -> Case:
@@ -161,8 +170,17 @@ class _Listen:
 
     def refused(self, request: RequestArrived, command: RefuseRequest, by: Scheduler) -> None:
         """Ask what would have let it succeed."""
-        remedy = by.obstacles(request, command).remedy
-        self.refused_.append(Stated(request.request_id, command.refusal, request.slo_ns, remedy))
+        obstacles = by.obstacles(request, command)
+        self.refused_.append(
+            Stated(
+                request.request_id,
+                request.model_id,
+                command.refusal,
+                request.slo_ns,
+                obstacles.remedy,
+                obstacles.pinning,
+            )
+        )
 
     def over(self, request: RequestArrived, refusal: Refusal | None) -> None:
         """Hear what was heard already."""
@@ -240,6 +258,20 @@ def try_remedies(
     return ends
 
 
+def try_pinning(case: Case, chosen: list[Stated]) -> dict[RequestId, Refusal | None]:
+    """Play a case again with a model pinned, for each model of some refusals.
+
+    Returns:
+        What became of each request: None: it succeeded.
+    """
+    ends: dict[RequestId, Refusal | None] = {}
+    for model_id in sorted({refused.model_id for refused in chosen}):
+        attempt = _Try({each.request_id: Remedy() for each in chosen if each.model_id == model_id})
+        run(case, watch=attempt, pinned=[model_id])
+        ends |= attempt.ends
+    return ends
+
+
 def kind_of(remedy: Remedy) -> str:
     """Name what a remedy is made of."""
     parts = [("slo", remedy.slo_ns), ("workers", remedy.more_workers)]
@@ -294,8 +326,24 @@ def with_less(chosen: list[Stated]) -> list[Stated]:
 def measure(setting: Setting) -> dict[str, float]:
     """Simulate both clusters, draw refusals, and try their remedies."""
     figures = measure_case(case_of(setting), setting.num_tried)
-    cold = measure_case(cold_case_of(setting), setting.cold_num_tried)
+    cold_case = cold_case_of(setting)
+    cold = measure_case(cold_case, setting.cold_num_tried)
+    cold |= measure_pinning(cold_case, setting.cold_num_pinned)
     return figures | {f"cold_{name}": value for name, value in cold.items()}
+
+
+def measure_pinning(case: Case, num_tried: int) -> dict[str, float]:
+    """Pin the models of some refusals of which the controller said that it would help."""
+    found, _ = refusals(case)
+    stated = [each for each in found if each.pinning]
+    drawn = random.Random(f"pin {case.seed}").sample(stated, min(num_tried, len(stated)))
+    ends = try_pinning(case, drawn)
+    right = sum(end is None for end in ends.values())
+    return {
+        "pinning_stated_share": len(stated) / max(len(found), 1),
+        "tried_pinning": len(drawn),
+        "right_share_pinning": right / max(len(drawn), 1),
+    }
 
 
 def measure_case(case: Case, num_tried: int) -> dict[str, float]:

@@ -9,7 +9,8 @@ A remedy is a promise to whoever tries it, so it is stated on the safe side:
   long enough for all that is open to go first.
 * While more is dropped, a longer SLO is a lottery: the crowd does not pass, and those with shorter SLOs go first. What
   helps is as many further workers as would have run what was dropped, and an SLO that is long enough on an idle one.
-* Where the weights are not resident, an SLO without time for a load needs the model pinned, or has to be longer.
+* Where the weights are not resident, the SLO has to leave time for a load. To pin the model is as good, while EXEC
+  lanes have room: then nothing else has to change, neither the SLO nor the number of workers.
 * What nobody serves, has failed or was too late after all has no remedy that anybody could promise.
 """
 
@@ -80,6 +81,8 @@ class Obstacles:
     #: Some workers that have a copy; where there is none, some that could load one.
     lanes: tuple[Lane, ...]
     remedy: Remedy
+    #: To pin its model, and nothing else, would have let it succeed too.
+    pinning: bool = False
 
 
 class Remedies:
@@ -145,7 +148,7 @@ class Remedies:
         ):
             return found
         self._mean_slo_ns += (request.slo_ns - self._mean_slo_ns) / _MEMORY
-        served, dropped = self._of_late(worker, now_ns)
+        served, dropped, for_exec = self._of_late(worker, now_ns)
         found.dropped_share = dropped / (served + dropped) if dropped else 0.0
         exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
         # On lanes that nobody crowds it waits for the EXEC that runs, and for one more that has to go first.
@@ -155,6 +158,9 @@ class Remedies:
             if copy.resident:
                 break
         else:
+            if for_exec < _FEW * (served + for_exec):
+                warm_ns = least_ns + _margin_ns(least_ns, margin_ns, margin_share)
+                found.pinning = warm_ns <= request.slo_ns and not model.pinned
             # Loads are not interrupted either.
             least_ns += 2 * estimates.load_ns
         num_workers = max(worker.counts.num_workers, 1)
@@ -169,13 +175,13 @@ class Remedies:
             # All that is open goes first.
             least_ns = max(least_ns, refused.load_ns + refused.exec_ns + refused.queue_ns)
             least_ns += int(len(books.requests) * estimates.ns_per_row / num_workers)
-        slo_ns = least_ns + min(margin_ns, int(least_ns * margin_share / (1.0 - margin_share)) + 1)
+        slo_ns = least_ns + _margin_ns(least_ns, margin_ns, margin_share)
         if slo_ns > request.slo_ns:
             found.remedy.slo_ns = slo_ns
         return found
 
-    def _of_late(self, worker: WorkerState, now_ns: int) -> tuple[float, float]:
-        """Requests that workers of a kind ran of late, and those that were dropped for want of them."""
+    def _of_late(self, worker: WorkerState, now_ns: int) -> tuple[float, float, float]:
+        """Requests that workers of a kind ran of late, those dropped for want of them, and of EXEC time."""
         counts, kind = worker.counts, worker.gpu_kind
         if kind not in self._then:
             self._then[kind] = 0, KindCounts(), 0, KindCounts()
@@ -183,7 +189,16 @@ class Remedies:
         if now_ns >= then_ns + _WINDOW_NS:
             before_ns, before = then_ns, then
             self._then[kind] = before_ns, before, now_ns, replace(counts)
-        return counts.num_run - before.num_run, _num_dropped(counts) - _num_dropped(before)
+        return (
+            counts.num_run - before.num_run,
+            _num_dropped(counts) - _num_dropped(before),
+            counts.num_for_exec - before.num_for_exec,
+        )
+
+
+def _margin_ns(least_ns: int, margin_ns: int, margin_share: float) -> int:
+    """What an SLO has to be longer than the time that is needed, for the margin that is kept free of it."""
+    return min(margin_ns, int(least_ns * margin_share / (1.0 - margin_share)) + 1)
 
 
 def _num_dropped(counts: KindCounts) -> int:

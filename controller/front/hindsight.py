@@ -186,6 +186,7 @@ def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainRe
         dropped_share=found.dropped_share,
         enough_slo_ns=found.remedy_slo_ns,
         more_workers=found.more_workers,
+        pinning=found.pinning,
     )
     for values in found.lanes:
         response.lanes.append(
@@ -279,9 +280,12 @@ def _remedy_words(response: pb.ExplainResponse) -> str:
     if response.more_workers:
         more = "worker" if response.more_workers == 1 else "workers"
         parts.append(f"{response.more_workers} more {more}")
-    if not parts:
+    ways = [" and ".join(parts)] if parts else []
+    if response.pinning:
+        ways.append(f"model {response.model_id} pinned (`clockwright models pin`)")
+    if not ways:
         return "Nothing is known that would have let it succeed."
-    return f"What would have let it succeed: {' and '.join(parts)}."
+    return f"What would have let it succeed: {', or '.join(ways)}."
 
 
 def _fill_action(told: pb.ExplainedAction, row: ActionRow, arrival_ns: int) -> None:

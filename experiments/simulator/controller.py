@@ -11,6 +11,7 @@ from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
     ModelAdded,
+    ModelPinned,
     ModelReady,
     RefuseRequest,
     RequestArrived,
@@ -52,6 +53,7 @@ class VirtualController:
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
         watch: Watch | None = None,
+        pinned: Sequence[ModelId] = (),
         tick_ns: int = NS_PER_MS,
     ) -> None:
         """Announce the cluster's models.
@@ -66,6 +68,7 @@ class VirtualController:
             check: assert the scheduler's invariants after every event.
             make_scheduler: makes the case's scheduler.
             watch: hears of each request; None: nobody does.
+            pinned: models that an operator has pinned.
             tick_ns: the timer fires at whole multiples of this, because event loops keep no finer time.
         """
         #: The clients, set before the first arrival.
@@ -102,6 +105,8 @@ class VirtualController:
         )
         for model in case.cluster.models:
             self.ledger.tell(ModelAdded(model_id=model.model_id))
+        for model_id in pinned:
+            self.ledger.tell(ModelPinned(model_id=model_id, pinned=True))
 
     @property
     def num_open(self) -> int:

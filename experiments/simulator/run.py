@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
-from clockwright.units import NS_PER_S, WorkerId
+from clockwright.units import NS_PER_S, ModelId, WorkerId
 from controller.core import Scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, LostWorker
@@ -88,6 +88,7 @@ def run(
     check: bool = False,
     make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
     watch: Watch | None = None,
+    pinned: Sequence[ModelId] = (),
 ) -> Run:
     """Simulate a case from its beginning until its last request has a response.
 
@@ -101,8 +102,11 @@ def run(
         check: assert the invariants of scheduler and worker cores after every event. Slow.
         make_scheduler: makes the case's scheduler; only a trial has another than production's.
         watch: hears of each request.
+        pinned: models that an operator has pinned.
     """
-    simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check, make_scheduler, watch)
+    simulation = _Simulation(
+        case, bucket_ns, groups or {}, telemetry, check, make_scheduler, watch, pinned
+    )
     loop, controller = simulation.loop, simulation.controller
     begin_s, begin_cpu_s = perf_counter(), process_time()
     end_ns = case.duration_ns
@@ -153,6 +157,7 @@ class _Simulation:
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
         watch: Watch | None,
+        pinned: Sequence[ModelId],
     ) -> None:
         self._case = case
         self._check = check
@@ -172,6 +177,7 @@ class _Simulation:
             check=check,
             make_scheduler=make_scheduler,
             watch=watch,
+            pinned=pinned,
         )
         cluster = case.cluster
         self._models = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_S, RequestId
+from clockwright.units import NS_PER_S, ModelId, RequestId
 from controller.core.remedies import Remedy
 from experiments import explain
 from experiments.explain import Setting, Stated
@@ -15,6 +15,8 @@ from experiments.simulator import run
 QUICK = Setting(
     num_workers=1, num_busy=15, num_rare=60, num_pages=250, duration_ns=3 * NS_PER_S, num_tried=60
 )
+
+M = ModelId("m")
 
 
 def test_remedies_that_are_stated_let_their_requests_succeed() -> None:
@@ -40,6 +42,14 @@ def test_remedies_of_models_that_are_not_there_are_right_too() -> None:
     figures = explain.measure_case(explain.cold_case_of(few), 20)
     assert figures["tried_of_cold"] >= 15
     assert figures["remedy_right_share"] >= explain.LEAST["cold_remedy_right_share"]
+
+
+def test_a_model_that_is_pinned_lets_its_cold_requests_succeed() -> None:
+    few = replace(QUICK, num_workers=1, cold_rps=80.0, cold_duration_ns=3 * NS_PER_S)
+    figures = explain.measure_pinning(explain.cold_case_of(few), 5)
+    assert figures["tried_pinning"] == 5
+    assert figures["right_share_pinning"] == 1.0
+    assert figures["pinning_stated_share"] > 0.5
 
 
 def test_without_its_remedy_a_request_is_refused_again_and_counts_as_wrong() -> None:
@@ -77,10 +87,10 @@ def test_to_ask_about_refusals_changes_no_schedule() -> None:
 
 def test_figures_name_each_kind_of_remedy_and_each_reason() -> None:
     stated = [
-        Stated(RequestId(1), Refusal.OVERLOADED, 100, Remedy(more_workers=1)),
-        Stated(RequestId(2), Refusal.OVERLOADED, 100, Remedy(more_workers=2)),
-        Stated(RequestId(3), Refusal.INFEASIBLE, 10, Remedy(slo_ns=30)),
-        Stated(RequestId(4), Refusal.COLD, 10, Remedy()),
+        Stated(RequestId(1), M, Refusal.OVERLOADED, 100, Remedy(more_workers=1)),
+        Stated(RequestId(2), M, Refusal.OVERLOADED, 100, Remedy(more_workers=2)),
+        Stated(RequestId(3), M, Refusal.INFEASIBLE, 10, Remedy(slo_ns=30)),
+        Stated(RequestId(4), M, Refusal.COLD, 10, Remedy()),
     ]
     ends = {RequestId(1): None, RequestId(2): Refusal.COLD, RequestId(3): None}
     figures = explain.figures_of(100, stated, stated, ends)
