@@ -294,8 +294,11 @@ def _receive_with_files(sock: socket.socket, files: deque[int], room: memoryview
 
 
 def _shut_down(sock: socket.socket, how: int) -> None:
-    # That of TLS's own socket would have it go on without TLS.
-    socket.socket.shutdown(sock, how)
+    if isinstance(sock, ssl.SSLSocket):
+        # Its own would have it go on without TLS.
+        super(ssl.SSLSocket, sock).shutdown(how)
+    else:
+        sock.shutdown(how)
 
 
 def _nothing(_timeout: float | None = None) -> list[tuple[int, int]]:
