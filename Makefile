@@ -106,12 +106,12 @@ bench-endurance: $(STAMP)
 bench-costs: $(STAMP)
 	@$(BIN)/python -m experiments.controller_costs
 
-# Each process killed, stopped and replaced 20 times under load: 25 minutes; on a machine with nothing else to do.
+# Each process killed, stopped and replaced 20 times under load: 15 minutes; on a machine with nothing else to do.
 .PHONY: bench-restart
 bench-restart: $(STAMP)
 	@$(BIN)/python -m experiments.bench_restart
 
-# What keys and TLS cost a request; on a machine with nothing else to do.
+# What keys, TLS and quotas cost a request; on a machine with nothing else to do.
 .PHONY: bench-guard
 bench-guard: $(STAMP)
 	@$(BIN)/python -m experiments.bench_guard

@@ -377,7 +377,7 @@ async def _lead(
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
         # All objects made so far live as long as the process: the collector need not look at them.
-        freeze_garbage()
+        freeze_garbage(collect=False)
         if started is not None:
             started(controller.port)
         told = asyncio.create_task(signals.get())

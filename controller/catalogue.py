@@ -260,13 +260,16 @@ class Catalogue:
         if self._uploads is None:
             return
         for kept in await self._uploads.restore():
+            names = list(kept.generations)
             if kept.folder is not None:
-                models = await self._start_trial(kept.folder, kept.names, kept.upload)
+                # Workers that wait for this controller have the models by the ids that they had.
+                self._generations |= {name: kept.generations[name] - 1 for name in names}
+                models = await self._start_trial(kept.folder, names, kept.upload)
             else:
-                log.warning("model %s is unavailable: %s", kept.names[0], kept.fault)
+                log.warning("model %s is unavailable: %s", names[0], kept.fault)
                 models = [
                     Entry(ModelId(name), name, None, fault=kept.fault, upload=kept.upload)
-                    for name in kept.names
+                    for name in names
                 ]
                 kept.upload.num_models = len(models)
             for model in models:
@@ -483,7 +486,8 @@ class Catalogue:
             assert folder is not None
             try:
                 new = None if upload is None else (upload, folder)
-                await self._uploads.switch(new, _uploaded(replaced))
+                generations = {model.name: self._generations[model.name] for model in models}
+                await self._uploads.switch(new, _uploaded(replaced), generations)
             except BaseException:
                 for model in models:
                     self._forget(model)

@@ -60,7 +60,7 @@ class SchedulerFlags:
         list[str] | None,
         typer.Option(
             "--tenant-weight",
-            help="Of policy edf_mh: NAME=WEIGHT, once per tenant; the others weigh 1.",
+            help="Of policy edf_mh: NAME=WEIGHT, once per tenant, 0.01 to 100; the others weigh 1.",
         ),
     ] = None
 
@@ -312,7 +312,7 @@ def controller(
         typer.Option(
             metavar="file:PATH|etcd://HOST:PORT",
             help="Where controllers that follow each other keep who of them leads; the others stand by. "
-            "file: is for those of one host.",
+            "file: is for those of one host. With TLS: etcds://HOST:PORT?ca=PATH&cert=PATH&key=PATH",
         ),
     ] = None,
     notice_s: Annotated[

@@ -166,7 +166,7 @@ async def _serve(
     async with serving(config) as front:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, front.guard.read_again)
-        freeze_garbage()
+        freeze_garbage(collect=False)
         if started is not None:
             started(front.port)
         await asyncio.wait((told, front.attaching), return_when=asyncio.FIRST_COMPLETED)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clockwright.v1 import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 # Reasons of models whose turn has not come.
 _UNTOLD = ("waiting for a worker", "loading", "")
@@ -20,17 +22,7 @@ class Preparation:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
-            TextColumn("preparing models"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None)
+        self._bar = _bar(console) if console.is_terminal else None
         self._stages: dict[str, str] = {}
 
     def show(self, models: Iterable[pb.ModelInfo]) -> None:
@@ -45,17 +37,18 @@ class Preparation:
             self._stages[model.model_id] = stage
             if model.state == "UNAVAILABLE":
                 self._console.print(f"refused: {model.model_id}: {stage}")
-            elif self._console.is_terminal:
-                self._bar.update(self._task, description=f"{model.model_id}: {stage}")
+            elif self._bar is not None:
+                self._update(description=f"{model.model_id}: {stage}")
             else:
                 self._console.print(f"model {model.model_id}: {stage}")
 
     def count(self, num_ready: int, num_models: int) -> None:
         """Take in the totals."""
-        self._bar.update(self._task, completed=num_ready, total=num_models)
+        self._update(completed=num_ready, total=num_models)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(
@@ -64,4 +57,26 @@ class Preparation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _update(self, **changes: Any) -> None:  # noqa: ANN401  rich's
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], **changes)
+
+
+def _bar(console: Console) -> Progress:
+    # A controller that starts where one was killed has no terminal, as a rule, and no time for the import.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("preparing models"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+    )
+    bar.add_task("", total=None)
+    return bar

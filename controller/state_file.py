@@ -39,12 +39,13 @@ CREATE TABLE IF NOT EXISTS upload (
 CREATE TABLE IF NOT EXISTS digest (file TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS term (lineage TEXT NOT NULL, generation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS model (name TEXT PRIMARY KEY, upload INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS generation (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS pin (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quota (tenant TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
 """
 
 # Those that are read as a whole at start. A million users' states would take seconds to check.
-_CHECKED = ("application", "upload", "model", "quota", "pin")
+_CHECKED = ("application", "upload", "model", "generation", "quota", "pin")
 
 
 class StateFile:

@@ -21,7 +21,7 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,8 @@ class KeptUpload:
     """An upload that an earlier run of the controller has kept."""
 
     upload: Upload
-    #: Public names that it serves.
-    names: tuple[str, ...]
+    #: Public names that it serves, and which of its models each has, counted from 1.
+    generations: Mapping[str, int]
     #: None: the files are not as they were; `fault` says how.
     folder: ModelFolder | None
     fault: str = ""
@@ -106,12 +106,14 @@ class Uploads:
         self,
         new: tuple[Upload, ModelFolder] | None,
         replaced: Iterable[tuple[str, Upload]],
+        generations: Mapping[str, int],
     ) -> None:
         """Let names be served by a new upload from the next start on, and others no longer by old ones.
 
         Args:
             new: the upload, with its folder; None: the new models' files are not ours.
             replaced: names, each with the upload that has served it.
+            generations: of each new name, which of its models this is, counted from 1.
 
         Raises:
             StoreError: the disk does not take it, and nothing has changed.
@@ -136,6 +138,10 @@ class Uploads:
                     connection.executemany(
                         "INSERT OR REPLACE INTO model VALUES (?, ?)",
                         [(name, row[0]) for name in names],
+                    )
+                    connection.executemany(
+                        "INSERT OR REPLACE INTO generation VALUES (?, ?)",
+                        [(name, generations[name]) for name in names],
                     )
 
         await self._state.run(write)
@@ -197,12 +203,14 @@ class Uploads:
         """
         uploads: dict[int, tuple[str, int]] = {}
         names: dict[int, list[str]] = {}
+        generations: dict[str, int] = {}
 
         def read(connection: sqlite3.Connection) -> None:
             for number, folder, num_bytes in connection.execute("SELECT * FROM upload"):
                 uploads[number] = folder, num_bytes
             for name, number in connection.execute("SELECT * FROM model ORDER BY name"):
                 names.setdefault(number, []).append(name)
+            generations.update(connection.execute("SELECT * FROM generation"))
 
         await self._state.run(read)
         self._directory.mkdir(exist_ok=True)
@@ -214,7 +222,8 @@ class Uploads:
                 upload = Upload(number, self._directory / str(number), num_bytes)
                 self._uploads.add(upload)
                 self._num_bytes += num_bytes
-                records.append((upload, tuple(names[number]), text))
+                serves = {name: generations.get(name, 1) for name in names[number]}
+                records.append((upload, serves, text))
         kept = await asyncio.to_thread(lambda: [_read(*record) for record in records])
         numbers = {each.upload.number for each in kept}
         await self._clear((uploads.keys() | names.keys()) - numbers)
@@ -248,13 +257,14 @@ def _delete(connection: sqlite3.Connection, rows: Sequence[tuple[str, int]]) -> 
         "DELETE FROM upload WHERE number = ? AND number NOT IN (SELECT upload FROM model)",
         [(number,) for number in {number for _, number in rows}],
     )
+    connection.execute("DELETE FROM generation WHERE name NOT IN (SELECT name FROM model)")
 
 
-def _read(upload: Upload, names: tuple[str, ...], text: str) -> KeptUpload:
+def _read(upload: Upload, generations: Mapping[str, int], text: str) -> KeptUpload:
     try:
-        return KeptUpload(upload, names, ModelFolder.from_json(text, upload.folder))
+        return KeptUpload(upload, generations, ModelFolder.from_json(text, upload.folder))
     except ModelError as error:
-        return KeptUpload(upload, names, None, str(error))
+        return KeptUpload(upload, generations, None, str(error))
 
 
 def _sync(folder: Path) -> None:

@@ -408,7 +408,7 @@ class Pump:
             self._since_ns = time.monotonic_ns()
         name = self._names[model]
         # It needs no explanation, and has no tenant, context or owner; its input is in the payload.
-        self._waiting.append((number, name, 1, arrival_ns, slo_ns, False, "", "", "", _LENGTHS, ()))
+        self._waiting.append((number, name, 1, arrival_ns, slo_ns, False, "", "", _LENGTHS, ()))
         if len(self._waiting) == REQUESTS_PER_MESSAGE:
             self._send_requests()
 

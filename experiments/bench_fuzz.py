@@ -18,15 +18,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import random
 import socket
 import struct
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -327,7 +328,7 @@ def _headers_of(framed: Sequence[Any]) -> bytes:
 
 
 def _from_fronts() -> list[bytes]:
-    ask = (1, 1, 1, 1, 1, False, "gold", "ann", "", (12,), ())
+    ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key")
     failed = (1, 3, "why", {"a-bin": b"x"})
     there = link_frames.WorkerThere(1, "host", 9000, bytes(frames.TOKEN_BYTES), b"")
     return [
@@ -456,46 +457,96 @@ _LIVE = "/inference.GRPCInferenceService/ServerLive"
 # Calls under way at once, and bytes that a raw connection sends before it hangs up.
 _CALLS_AT_ONCE: Final = 64
 _RAW_MESSAGES: Final = 50
+_ASK_PAUSE_S: Final = 0.01
 _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
 class Bystander:
     """Somebody who asks a server again and again whether it lives; enter it to begin.
 
-    What the machine kept the two waiting for a processor is not the server's doing, and does not count.
+    It is a process of its own with one thread and a bare socket, so that all it waits for is the server. What the
+    machine kept the two waiting for a processor is not the server's doing, and does not count.
     """
 
     def __init__(self, address: str, process: int) -> None:
-        self._address = address
-        self._server = Path(f"/proc/{process}/task/{process}/schedstat")
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_stand_by, args=(address, process, theirs), daemon=True
+        )
         #: The longest that an answer took.
         self.waited_ns_max = 0
         self.num_unanswered = 0
 
     def __enter__(self) -> Bystander:
-        self._thread.start()
+        self._process.start()
+        self._pipe.recv()  # It has begun.
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._pipe.send(None)
+        self.waited_ns_max, self.num_unanswered = self._pipe.recv()
+        self._process.join()
 
-    def _run(self) -> None:
-        own = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        with grpc.insecure_channel(self._address, options=OPTIONS) as channel:
-            stub: Any = channel
-            ask = stub.unary_unary(_LIVE)
-            ask(b"", timeout=60)
-            while not self._over.wait(0.01):
-                begin_ns = time.monotonic_ns() - _kept_waiting_ns(self._server, own)
-                try:
-                    ask(b"", timeout=60)
-                except grpc.RpcError:
-                    self.num_unanswered += 1
-                end_ns = time.monotonic_ns() - _kept_waiting_ns(self._server, own)
-                self.waited_ns_max = max(self.waited_ns_max, end_ns - begin_ns)
+
+def _stand_by(address: str, server: int, pipe: Connection) -> None:
+    threads = (Path(f"/proc/{server}/task/{server}/schedstat"), Path("/proc/self/schedstat"))
+    waited_ns_max, num_unanswered = 0, 0
+    client = _LiveClient(address)
+    client.ask()
+    pipe.send(None)
+    while not pipe.poll(_ASK_PAUSE_S):
+        begin_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
+        try:
+            client.ask()
+        except OSError:
+            num_unanswered += 1
+            client = _LiveClient(address)
+        end_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
+        waited_ns_max = max(waited_ns_max, end_ns - begin_ns)
+    pipe.send((waited_ns_max, num_unanswered))
+
+
+class _LiveClient:
+    """Asks by one connection, without a library whose threads would wait as well."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        # All windows of its own are so large that it need not look at them.
+        window = _frame(8, 0, 0, struct.pack(">I", (1 << 31) - (1 << 16)))
+        self._socket.sendall(PREFACE + _frame(4, 0, 0, b"") + window)
+        self._reader = self._socket.makefile("rb")
+        self._stream_id = -1
+
+    def ask(self) -> None:
+        """Ask once; returns with the answer.
+
+        Raises:
+            OSError: there is none.
+        """
+        self._stream_id += 2
+        ask = _frame(1, 4, self._stream_id, _headers(_LIVE)) + _frame(
+            0, 1, self._stream_id, bytes(5)
+        )
+        self._socket.sendall(ask)
+        while True:
+            kind, flags, stream_id, _ = self._read()
+            if kind in (3, 7):
+                raise ConnectionResetError(f"the server hangs up with a frame of kind {kind}")
+            if stream_id == self._stream_id and kind in (0, 1) and flags & 1:
+                return
+
+    def _read(self) -> tuple[int, int, int, bytes]:
+        head = self._reader.read(9)
+        if len(head) < 9:
+            raise ConnectionResetError("the server has hung up")
+        size_and_kind, flags, stream_id = struct.unpack(">IBI", head)
+        payload = self._reader.read(size_and_kind >> 8)
+        kind = size_and_kind & 0xFF
+        if kind in (4, 6) and not flags & 1:
+            self._socket.sendall(_frame(kind, 1, 0, payload if kind == 6 else b""))
+        return kind, flags, stream_id, payload
 
 
 def _kept_waiting_ns(*threads: Path) -> int:

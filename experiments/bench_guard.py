@@ -1,4 +1,4 @@
-"""What it costs to know who calls: processor time of a request without keys, with keys, and with keys and TLS.
+"""What it costs to know who calls: processor time of a request without keys, with keys, TLS, and quotas as well.
 
 One `clockwright up` for each variant, all beside each other, with a modelled device of 1 us; one client process
 asks them in turns, in random order, by gRPC's own asyncio client in closed loops. What is counted is the
@@ -40,7 +40,7 @@ _SLO_MS = 60_000
 _CONCURRENCY = 32
 #: Models by the bytes of a request, and what they are made of.
 _MODELS = {"small": "mlp-784-8-4", "large": "mlp-150528-4-4"}
-_VARIANTS = ("off", "off_again", "keys", "keys_tls")
+_VARIANTS = ("off", "off_again", "keys", "keys_tls", "keys_tls_quotas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,17 @@ def _start(scratch: Path, stack: ExitStack) -> dict[str, _Server]:
     key = add_key(scratch / "keys", "bench", frozenset({Role.INFERENCE, Role.METADATA}))
     keys = ["--keys", str(scratch / "keys")]
     tls = ["--tls-cert", str(certificate), "--tls-key", str(tls_key)]
+    quotas = scratch / "quotas.toml"
+    quotas.write_text('[""]\nrate_rps = 1000000\nopen_requests = 10000\nslo_ms_max = 100000\n')
     variants = {
         "off": ([], Access()),
         "off_again": ([], Access()),
         "keys": (keys, Access(key=key)),
         "keys_tls": ([*keys, *tls], Access(key=key, ca=ca)),
+        "keys_tls_quotas": (
+            [*keys, *tls, "--quotas", str(quotas)],
+            Access(key=key, ca=ca),
+        ),
     }
     servers = {}
     for variant in _VARIANTS:

@@ -5,10 +5,12 @@ by streams of both fronts, 200 requests per second, half of them with an SLO tha
 controllers, half with 100 ms. A request whose stream breaks is asked again at the other front, as gRPC's clients
 do. Every request is counted by its id:
 
-* `lost`: no end, or, with the long SLO, an end that is not its answer; a short SLO may be refused by name.
+* `lost`: no end, or, with the long SLO, an end that is not its answer; a short SLO may be refused by name. Those
+  `lost_by_name` were refused by name all the same: on a machine with other things to do the throttle keeps requests
+  out while a loop waits for its processor.
 * `double`: a second end on one stream.
 * `late_success`: an answer that came after its SLO. Time for which the client's own event loop stood still between
-  question and answer does not count.
+  question and answer, or the machine let the client's other threads wait, does not count.
 
 The parts: `faults` kills and stops each kind of process in turn, so many times; what was killed is started again, as
 a supervisor does it. `back` kills a controller that has no standby, which is started again at once. `upgrade`
@@ -28,8 +30,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,16 +41,20 @@ from typing import Any
 import grpc
 import numpy as np
 
+from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.results_file import RESULTS, add_results, judge, write_results
 from modelzoo.build import write_model
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_WORKERS = "/clockwright.v1.ControlService/ListWorkers"
 _READY = "/inference.GRPCInferenceService/ServerReady"
 _SLO_MS = {"short": 100, "long": 20_000}
 _INPUT = np.ones((1, 16), np.float32)
 # A request that has no end by then has none.
 _PATIENCE_S = 10.0
+# A front that takes longer to connect is asked nothing meanwhile.
+_CONNECT_S = 0.2
 # How long a process is stopped; a leader, until it is followed.
 _STOPPED_S = 1.5
 # Between two faults.
@@ -90,7 +97,7 @@ class Inquiry:
     #: What ended it: `OK`, or the name of a refusal; empty: nothing yet.
     end: str = ""
     done_s: float = 0.0
-    #: For how long the client's event loop had stood still, in all: when it was sent, and at its end.
+    #: For how long the client had stood still, in all: when it was sent, and at its end.
     stood_before_s: float = 0.0
     stood_s: float = 0.0
     num_ends: int = 0
@@ -150,11 +157,12 @@ class StreamClient:
     async def next_answer(self) -> float:
         """Wait for the answer to a request that is yet to be asked; gives the time from now until it came."""
         first, begin_s = len(self.asked), time.monotonic()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            done_s = [each.done_s for each in self.asked[first:] if each.end == "OK"]
-            if done_s:
-                return min(done_s) - begin_s
+        async with asyncio.timeout(_START_LIMIT_S):
+            while True:
+                await asyncio.sleep(_TICK_S)
+                done_s = [each.done_s for each in self.asked[first:] if each.end == "OK"]
+                if done_s:
+                    return min(done_s) - begin_s
 
     async def calm(self) -> None:
         """Wait until what was asked before has ended, and some requests after that were answered."""
@@ -167,10 +175,12 @@ class StreamClient:
         await asyncio.sleep(_CALM_S)
 
     async def _tick(self) -> None:
+        before_s, waited_s = time.monotonic(), _waited_s()
         while True:
-            before_s = time.monotonic()
             await asyncio.sleep(_TICK_S)
-            self._stood_s += time.monotonic() - before_s - _TICK_S
+            now_s, now_waited_s = time.monotonic(), _waited_s()
+            self._stood_s += now_s - before_s - _TICK_S + now_waited_s - waited_s
+            before_s, waited_s = now_s, now_waited_s
 
     async def _ask(self) -> None:
         begin_s, number = time.monotonic(), 0
@@ -195,10 +205,11 @@ class StreamClient:
             channel: Any
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.keepalive_time_ms", 1000)]
             async with grpc.aio.insecure_channel(front, options=options) as channel:
-                call = channel.stream_stream(_STREAM)(self._requests(queue, under_way))
-                with suppress(grpc.aio.AioRpcError):
-                    async for message in call:
-                        self._take(pb.ModelStreamInferResponse.FromString(message), under_way)
+                with suppress(grpc.aio.AioRpcError, TimeoutError):
+                    # A front knows nothing of the time for which a request waited for a connection.
+                    async with asyncio.timeout(_CONNECT_S):
+                        await channel.channel_ready()
+                    await self._talk(channel.stream_stream(_STREAM)(), queue, under_way)
             for number in under_way:
                 self.asked[number].num_again += 1
                 self._put(number, but=front)
@@ -206,9 +217,27 @@ class StreamClient:
                 self._put(queue.get_nowait(), but=front)
             await asyncio.sleep(0.05)
 
-    async def _requests(
-        self, queue: asyncio.Queue[int], under_way: dict[int, None]
-    ) -> AsyncIterator[bytes]:
+    async def _talk(
+        self,
+        call: Any,  # noqa: ANN401  grpc.aio's
+        queue: asyncio.Queue[int],
+        under_way: dict[int, None],
+    ) -> None:
+        writing = asyncio.create_task(self._write(call, queue, under_way))
+        try:
+            async for message in call:
+                self._take(pb.ModelStreamInferResponse.FromString(message), under_way)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(
+        self,
+        call: Any,  # noqa: ANN401  grpc.aio's
+        queue: asyncio.Queue[int],
+        under_way: dict[int, None],
+    ) -> None:
+        """Write what is put into a queue, until the stream breaks: then nothing more is taken from the queue."""
         while True:
             number = await queue.get()
             asked = self.asked[number]
@@ -220,13 +249,14 @@ class StreamClient:
             tensor = pb.ModelInferRequest.InferInputTensor(
                 name="input", datatype="FP32", shape=_INPUT.shape
             )
-            yield pb.ModelInferRequest(
+            request = pb.ModelInferRequest(
                 id=str(number),
                 model_name="net",
                 inputs=[tensor],
                 raw_input_contents=[_INPUT.tobytes()],
                 parameters={"slo_ms": pb.InferParameter(int64_param=remaining_ms)},
-            ).SerializeToString()
+            )
+            await call.write(request.SerializeToString())
 
     def _take(self, message: pb.ModelStreamInferResponse, under_way: dict[int, None]) -> None:
         number = int(message.infer_response.id)
@@ -240,6 +270,16 @@ class StreamClient:
             asked.end, asked.done_s, asked.stood_s = end, time.monotonic(), self._stood_s
 
 
+def _waited_s() -> float:
+    """For how long the threads beside this one, which read gRPC's sockets, waited for a processor, in all."""
+    waited_ns = 0
+    for thread in Path("/proc/self/task").iterdir():
+        if int(thread.name) != threading.get_native_id():
+            with suppress(OSError):  # It has ended.
+                waited_ns += int((thread / "schedstat").read_bytes().split()[1])
+    return waited_ns / 1e9
+
+
 def account(asked: Sequence[Inquiry]) -> dict[str, float]:
     """Count what a client saw."""
     return {
@@ -247,6 +287,7 @@ def account(asked: Sequence[Inquiry]) -> dict[str, float]:
         "answered": sum(each.end == "OK" for each in asked),
         "asked_again": sum(bool(each.num_again) for each in asked),
         "lost": sum(not each.end or (each.kind == "long" and each.end != "OK") for each in asked),
+        "lost_by_name": sum(each.kind == "long" and each.end not in ("", "OK") for each in asked),
         "double": sum(each.num_ends > 1 for each in asked),
         "late_success": sum(each.is_late for each in asked),
     }
@@ -271,6 +312,8 @@ class Deployed:
             [sys.executable, "-m", "clockwright.cli", *self.command],
             stdout=subprocess.PIPE,
             text=True,
+            # Packages are compiled to bytecode when they are installed.
+            env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
             # Where the modules are that Python finds first.
             cwd=self.folder,
         )
@@ -376,6 +419,15 @@ class Deployment:
                     while not await _says_ready(ready):  # noqa: ASYNC110  it is another process
                         await asyncio.sleep(0.05)
 
+    async def until_joined(self, name: str) -> None:
+        """Wait until the only controller lists a worker."""
+        channel: Any
+        async with grpc.aio.insecure_channel(self.addresses) as channel:
+            listing = channel.unary_unary(_WORKERS)
+            async with asyncio.timeout(_START_LIMIT_S):
+                while name not in await _workers(listing):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
     async def restore(self) -> int:
         """Start again whoever has ended by itself, and put the leader first; says how many had ended."""
         ended = [
@@ -393,20 +445,31 @@ class Deployment:
                     self.controllers.insert(0, controller)
         return len(ended)
 
-    def writer(self) -> int | None:
-        """The telemetry writer of the controller that leads."""
-        pid = self.controllers[0].pid
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with suppress(FileNotFoundError):
-                if b"telemetry_writer" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-        return None
+    async def writer(self) -> int:
+        """Find the telemetry writer of the controller that leads; one that was killed has a successor soon."""
+        async with asyncio.timeout(_START_LIMIT_S):
+            while (pid := _writer_of(self.controllers[0].pid)) is None:  # noqa: ASYNC110
+                await asyncio.sleep(_CALM_S)
+        return pid
+
+
+def _writer_of(pid: int) -> int | None:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(FileNotFoundError):
+            if b"telemetry_writer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return None
 
 
 async def _says_ready(ready: Callable[[bytes], Any]) -> bool:
     with suppress(grpc.aio.AioRpcError):
         return bool(pb.ServerReadyResponse.FromString(await ready(b"")).ready)
     return False
+
+
+async def _workers(listing: Callable[[bytes], Any]) -> list[str]:
+    listed = control_pb2.ListWorkersResponse.FromString(await listing(b""))
+    return [worker.worker_id for worker in listed.workers]
 
 
 async def _loaded(
@@ -466,9 +529,7 @@ def faults(setting: Setting, folder: Path) -> dict[str, float]:
 async def _fault(client: StreamClient, deployment: Deployment, target: str, number: int) -> float:
     """Do one thing to one process, and put things right; gives the time until an answer came."""
     if target == "writer":
-        pid = deployment.writer()
-        if pid is None:
-            raise RuntimeError("the controller has no telemetry writer")
+        pid = await deployment.writer()
         os.kill(pid, number)
         took_s = await client.next_answer()
         if number == signal.SIGSTOP:
@@ -548,7 +609,9 @@ def upgrade(setting: Setting, folder: Path) -> dict[str, float]:
         await client.calm()
         # Each worker leaves when another has come for it.
         for worker in list(deployment.workers):
-            await asyncio.to_thread(deployment.add_worker, f"new-{worker.pid}")
+            name = f"new-{worker.pid}"
+            await asyncio.to_thread(deployment.add_worker, name)
+            await deployment.until_joined(name)
             await client.calm()
             worker.send(signal.SIGTERM)
             await _ended(worker)
@@ -608,7 +671,7 @@ def produce(
         figures,
         part="restart",
         command=command,
-        extra={"setting": asdict(setting), "aim": AIMS},
+        extra={"setting": asdict(setting), "aims": judge(figures, least={}, most=AIMS)},
         directory=directory,
     )
     return figures

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from clockwright import __version__
 from clockwright.cli.completion import VARIABLE, answer_shells
 from clockwright.errors import ClockwrightError, ConfigError, RefusedError
+from clockwright.process import collect_rarely
 
 # Help lists first what a newcomer types first, and others at its end, by name.
 _FIRST = (
@@ -65,6 +66,7 @@ def _version(
 
 def main() -> None:
     """Run the command; a fault that has a name is one line on standard error and exit code 1."""
+    collect_rarely()
     if VARIABLE in os.environ:
         answer_shells()
     try:

@@ -78,9 +78,9 @@ class EdfMhConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 1")
         for tenant, weight in self.tenant_weights.items():
             # The comparison is false for NaN too.
-            if not isinstance(weight, (int, float)) or not 0 < weight <= 100:
+            if not isinstance(weight, (int, float)) or not 0.01 <= weight <= 100:
                 raise ConfigError(
-                    f"tenant_weights: found {weight!r} for {tenant!r}, expected more than 0, at most 100"
+                    f"tenant_weights: found {weight!r} for {tenant!r}, expected 0.01 to 100"
                 )
 
 

@@ -35,6 +35,9 @@ _FEW: Final = 0.02
 # So much work for each lane within an SLO is a crowd: what lies in queues is never run as densely as it could be.
 _CROWD: Final = 0.8
 
+# LOAD lanes have no time to spare when they are busy for such a part of it.
+_BUSY: Final = 0.7
+
 # Further workers are to run so many times what was dropped: what comes is never as even as what was counted.
 _SPARE: Final = 1.2
 
@@ -189,17 +192,16 @@ class Remedies:
         if now_ns >= then_ns + _WINDOW_NS:
             before_ns, before = then_ns, then
             self._then[kind] = before_ns, before, now_ns, replace(counts)
-        return (
-            counts.num_run - before.num_run,
-            _num_dropped(counts) - _num_dropped(before),
-            counts.num_for_exec - before.num_for_exec,
-        )
+        for_exec = counts.num_for_exec - before.num_for_exec
+        dropped = for_exec + counts.num_for_links - before.num_for_links
+        # Where LOAD lanes have time to spare, cold requests are dropped because they leave too little for a load.
+        time_ns = max(1, counts.num_workers * (now_ns - before_ns))
+        if counts.load_ns - before.load_ns >= _BUSY * time_ns:
+            dropped += counts.num_for_loads + counts.num_for_pages
+            dropped -= before.num_for_loads + before.num_for_pages
+        return counts.num_run - before.num_run, dropped, for_exec
 
 
 def _margin_ns(least_ns: int, margin_ns: int, margin_share: float) -> int:
     """What an SLO has to be longer than the time that is needed, for the margin that is kept free of it."""
     return min(margin_ns, int(least_ns * margin_share / (1.0 - margin_share)) + 1)
-
-
-def _num_dropped(counts: KindCounts) -> int:
-    return counts.num_for_exec + counts.num_for_links + counts.num_for_loads + counts.num_for_pages

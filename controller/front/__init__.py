@@ -36,7 +36,12 @@ is at the other end of a link:
     forwarding     whatever is not inference is handed on to the controller
 
 The services stand on `http2_server` or, with `--front grpc`, on grpc.aio, which hides what a request
-waited in its queue: there the event loop's lag is all that is counted beside the handler's own time.
+waited in its queue: there the event loop's lag is all that is counted beside the handler's own time. It speaks no
+TLS here: a port of grpcio's is all TLS or none, while this process, its workers and its fronts come by loopback
+without; and it either demands a certificate of each client or looks at nobody's.
+
+Fronts that are processes judge callers and loads, and leave quotas to the controller: a tenant's requests come by
+all fronts, and only one place can count them.
 
 Why the server is our own: grpcio spends more on a small request than everything else here does, most of it on
 threads that wake each other. `pygrpc-native` 0.5.0, which serves in Rust, is no cheaper than `http2_server`:

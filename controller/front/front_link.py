@@ -203,7 +203,7 @@ class FrontLink:
     ) -> None:
         """Begin to hear a front that has shown its token, is this caller, and looks at these outputs still."""
         self.name = name
-        #: The same whenever it attaches; empty: it has not said.
+        #: The same whenever it attaches; empty: it is of the first release, which does not say.
         self.instance = instance
         self._caller = caller
         #: What workers call it.
@@ -293,7 +293,9 @@ class FrontLink:
                 self._lent[asked.ask_id] = lent
             outputs = [tensor for tensor, at in zip(outputs, places, strict=True) if at < 0]
         departure_ns += self.offset_ns or 0
-        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places, sent))
+        told = (asked.ask_id, departure_ns, parameters, lengths, places)
+        # The first release knows no field behind these, and nothing comes to it from a worker.
+        self._answered.append((*told, sent) if self.instance else told)
         self._payload += outputs
         self._payload_bytes += total_bytes(outputs)
         if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._answered) >= frames.REQUESTS_MAX:
@@ -315,7 +317,7 @@ class FrontLink:
 
     def meet(self, worker: WorkerLink) -> None:
         """Let the front and a worker that share no memory reach each other."""
-        if self.is_local and worker.is_local:
+        if not self.instance or (self.is_local and worker.is_local):
             return
         token = secrets.token_bytes(TOKEN_BYTES)
         self._workers[worker.number] = worker
@@ -471,7 +473,8 @@ class FrontLink:
                         asked.withdraw()
             elif isinstance(message, frames.Describe):
                 described = self.links.describe(message)
-                self._data.send(frames.encode(described))
+                encode = frames.encode if self.instance else frames.encode_for_the_first
+                self._data.send(encode(described))
             elif isinstance(message, frames.FrontBeat):
                 self._take_beat(message)
             elif isinstance(message, frames.Returned):

@@ -10,6 +10,9 @@ Large tensors lie in shared memory, or the front keeps them (`APART`) and sends 
 
 Every time is on the front's clock; the controller's end translates (`front_link`).
 
+A controller is replaced before its fronts are: it understands those of the last release. So a field that is new
+comes behind all others and has a default.
+
 Nothing is built from a length before the length is found to be possible: see `clockwright.frames`.
 """
 
@@ -63,13 +66,13 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     #: Its caller's, where the front knows callers.
     tenant: _Name
     context: _Name
-    #: Who may say what became of an application's answer.
-    owner: _Words
     #: Bytes of its inputs.
     lengths: _Counts
     #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order;
     #: `APART`: the front keeps it. Empty: all are in the payload.
     places: tuple[_Place, ...]
+    #: Who may say what became of an application's answer.
+    owner: _Words = ""
     #: What its client calls it. A front says nothing of those that have no name, which is what earlier ones say.
     request_id: _Name = ""
 
@@ -104,7 +107,7 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     #: Requests that the front has refused since its last beat, by reason.
     refused: dict[Refusal, _Count]
     #: Calls that it has denied since then.
-    denied: dict[Denial, _Count]
+    denied: dict[Denial, _Count] = {}
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -314,6 +317,12 @@ def encode_one(message: LentMemory) -> bytes:
     """Make the frame of a message that is sent with a file."""
     (frame,) = make_frame(_encode(message), ())
     return bytes(frame)
+
+
+def encode_for_the_first(message: Described) -> list[Buffer]:
+    """Make the frame of a description for a front of the first release, whose last field is `not_yet`."""
+    fields = msgspec.structs.astuple(message)
+    return make_frame(_encode((_DESCRIBED, *fields[:-1])), ())
 
 
 def described(query_id: int, number: int, servable: Servable, *, is_held: bool) -> Described:

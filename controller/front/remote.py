@@ -280,9 +280,9 @@ class RemoteBackend:
                 question.explain,
                 question.tenant,
                 question.context,
-                question.owner,
                 lengths,
                 places,
+                question.owner,
                 *((question.request_id,) if question.request_id and self._tells_ids else ()),
             )
         )

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from clockwright import __version__
-from clockwright.actions import StepTime
 from clockwright.errors import ConfigError, RefusedError
 from controller.front.backend import ToldAnswer
 from controller.front.calls import Call
@@ -64,17 +63,20 @@ class Trace:
             finished, command = result.finished, result.command
             attributes["clockwright.request_id"] = result.request.request_id
             run, load = finished.result.exec, finished.load if command.cold else None
-            waited_until_ns = finished.result_ns if run is None else run.begin_ns
-            inner.append(("queue", self._arrival_ns, waited_until_ns, {}))
+            # A worker's clock may be known a little wrong. No EXEC begins before its request comes.
+            begin_ns = finished.result_ns if run is None else run.begin_ns
+            begin_ns = max(begin_ns, self._arrival_ns)
+            inner.append(("queue", self._arrival_ns, begin_ns, {}))
             if load is not None:
-                inner.append(("load", *_times(load), {"clockwright.worker": command.worker_id}))
+                on_worker = {"clockwright.worker": command.worker_id}
+                inner.append(("load", load.begin_ns, load.end_ns, on_worker))
             if run is not None:
                 of_batch = {
                     "clockwright.worker": command.worker_id,
                     "clockwright.action_id": command.action_id,
                     "clockwright.batch_size": command.batch_size,
                 }
-                inner.append(("exec", *_times(run), of_batch))
+                inner.append(("exec", begin_ns, run.end_ns, of_batch))
         self._over(asked, attributes, inner)
 
     def failed(self, error: Exception, asked: CheckedRequest | None) -> None:
@@ -229,7 +231,3 @@ def open_tracing(collector: str, *, share: float, clock: Callable[[], int]) -> T
         ConfigError: OpenTelemetry is not installed.
     """
     return Tracing(collector, share=share, clock=clock) if collector else None
-
-
-def _times(step: StepTime) -> tuple[int, int]:
-    return step.begin_ns, step.end_ns

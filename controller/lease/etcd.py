@@ -9,7 +9,10 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from clockwright.errors import ConfigError, StoreError
@@ -20,15 +23,39 @@ from controller.lease.stores import EXPECTED, FoundRecord, decode, encode
 _LIMIT_S: Final = 0.7
 
 
+@dataclass(frozen=True, slots=True)
+class EtcdTls:
+    """PEM files by which a member of etcd and this controller know each other."""
+
+    #: Certificates of the authorities that may have signed the members'.
+    ca: Path
+    #: What this controller shows, and its key; None: the members ask for nothing.
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files as they are now.
+
+        Raises:
+            OSError: they cannot be read, or do not belong together.
+        """
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.certificate is not None:
+            # A key with a passphrase would be asked for on the terminal.
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
+        return context
+
+
 class LeaseKey:
     """A record under a key."""
 
-    def __init__(self, endpoints: Sequence[str], key: str) -> None:
+    def __init__(self, endpoints: Sequence[str], key: str, tls: EtcdTls | None = None) -> None:
         """Know where.
 
         Args:
             endpoints: HOST:PORT of members, of which any may answer.
             key: the record's.
+            tls: is spoken with all of them; None: it is not.
 
         Raises:
             ConfigError: an endpoint is none.
@@ -40,6 +67,7 @@ class LeaseKey:
         #: The one that answered last first.
         self._endpoints = list(endpoints)
         self._connection: http.client.HTTPConnection | None = None
+        self._tls = tls
         self._key = base64.b64encode(key.encode()).decode()
         self._where = f"etcd {','.join(endpoints)}/{key}"
 
@@ -75,13 +103,19 @@ class LeaseKey:
             self._connection.close()
             self._connection = None
 
+    def _connect(self, endpoint: str) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(endpoint, timeout=_LIMIT_S)
+        # Certificates are replaced while controllers run.
+        context = self._tls.context()
+        return http.client.HTTPSConnection(endpoint, timeout=_LIMIT_S, context=context)
+
     def _call(self, method: str, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request)
         try:
             connection = self._connection
             if connection is None:
-                connection = http.client.HTTPConnection(self._endpoints[0], timeout=_LIMIT_S)
-                self._connection = connection
+                self._connection = connection = self._connect(self._endpoints[0])
             connection.request("POST", f"/v3/kv/{method}", body)
             response = connection.getresponse()
             data = response.read()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from clockwright.errors import ConfigError
-from controller.lease.etcd import LeaseKey
+from controller.lease.etcd import EtcdTls, LeaseKey
 from controller.lease.file import LeaseFile
 from controller.lease.stores import EXPECTED, LeaseStore
 
@@ -19,7 +20,22 @@ def open_store(setting: str) -> LeaseStore:
     kind, _, rest = setting.partition(":")
     if kind == "file" and rest:
         return LeaseFile(Path(rest))
-    if kind == "etcd" and rest.startswith("//"):
-        endpoints, _, key = rest[2:].partition("/")
-        return LeaseKey(endpoints.split(","), key or "clockwright/lease")
+    if kind in ("etcd", "etcds") and rest.startswith("//"):
+        place, _, options = rest[2:].partition("?")
+        endpoints, _, key = place.partition("/")
+        tls = _tls(setting, options) if kind == "etcds" else None
+        if tls is not None or not options:
+            return LeaseKey(endpoints.split(","), key or "clockwright/lease", tls)
     raise ConfigError(f"lease is {setting!r}, expected {EXPECTED}")
+
+
+def _tls(setting: str, options: str) -> EtcdTls:
+    files = {name: Path(path) for name, path in parse_qsl(options)}
+    if not {"ca"} <= files.keys() <= {"ca", "cert", "key"} or ("cert" in files) != ("key" in files):
+        raise ConfigError(f"lease is {setting!r}, expected {EXPECTED}")
+    tls = EtcdTls(files["ca"], files.get("cert"), files.get("key"))
+    try:
+        tls.context()
+    except OSError as error:
+        raise ConfigError(f"lease {setting}: {error.strerror or error}") from error
+    return tls

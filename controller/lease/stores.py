@@ -11,7 +11,10 @@ from clockwright.leadership import Term
 from controller.lease.lease import LeaseRecord
 
 #: What can come of a setting, for people.
-EXPECTED = "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY]"
+EXPECTED = (
+    "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY], over TLS "
+    "etcds://...?ca=PATH[&cert=PATH&key=PATH]"
+)
 
 
 @dataclass(frozen=True, slots=True)

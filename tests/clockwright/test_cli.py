@@ -212,8 +212,8 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
         (("worker", "--pages", "0"), "found 0, expected 1 or more"),
         (("up", "--tenant-weight", "gold"), "'gold', expected NAME=WEIGHT, such as gold=4"),
         (
-            ("up", "--tenant-weight", "gold=0"),
-            "found 0.0 for 'gold', expected more than 0, at most 100",
+            ("up", "--tenant-weight", "gold=1e-310"),
+            "found 1e-310 for 'gold', expected 0.01 to 100",
         ),
         (("models", "add", "/no/such/folder"), "/no/such/folder is not a folder"),
         (

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trustme
 
 from clockwright.errors import ConfigError, StoreError
 from clockwright.leadership import Term
@@ -32,7 +33,7 @@ from controller.lease.lease import (
 )
 from controller.lease.places import open_store
 from controller.lease.stores import FoundRecord, LeaseStore, decode, encode
-from tests.kit.etcd_server import etcd_server
+from tests.kit.etcd_server import EtcdFiles, etcd_server
 from tests.kit.processes import PATIENCE_S
 
 FIRST = LeaseRecord(Term("l", 1), "a")
@@ -331,8 +332,15 @@ def test_a_leader_of_this_host_that_was_killed_is_known_to_have_ended(tmp_path: 
     store.close()
 
 
+_NO_TLS = (
+    *("etcd://a:1?ca=x", "etcds://a:1", "etcds://a:1?cert=x&key=y", "etcds://a:1?ca=x&cert=y"),
+    "etcds://a:1?ca=x&user=me",
+)
+
+
 @pytest.mark.parametrize(
-    "setting", ["", "file:", "etcd:", "etcd://", "etcd://a", "etcd://a:b", "redis://a:1", "/tmp/x"]
+    "setting",
+    ["", "file:", "etcd:", "etcd://", "etcd://a", "etcd://a:b", "redis://a:1", "/tmp/x", *_NO_TLS],
 )
 def test_settings_that_name_no_place_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match="expected file:PATH or etcd://"):
@@ -366,3 +374,34 @@ def test_members_of_etcd_that_do_not_answer_are_passed_over(etcd: str) -> None:
         store.read()
     assert store.read() == FoundRecord(None)
     store.close()
+
+
+def test_files_of_tls_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        open_store(f"etcds://127.0.0.1:1?ca={tmp_path}/ca.pem")
+
+
+def test_etcd_over_tls_knows_who_calls_and_is_known(tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    files = EtcdFiles(*(tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem")))
+    authority.cert_pem.write_to_path(files.ca)
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(files.certificate)
+    issued.private_key_pem.write_to_path(files.key)
+    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
+    shown = f"cert={files.certificate}&key={files.key}"
+    with etcd_server(files) as etcd:
+        store = open_store(f"etcds://{etcd}/lease?ca={files.ca}&{shown}")
+        assert store.read() == FoundRecord(None)
+        assert store.swap(FoundRecord(None), FIRST)
+        assert store.read().record == FIRST
+        store.close()
+        for options, why in (
+            (f"ca={tmp_path}/stranger.pem&{shown}", "CERTIFICATE_VERIFY_FAILED"),
+            # Whoever shows no certificate is hung up on.
+            (f"ca={files.ca}", "lease etcd"),
+        ):
+            store = open_store(f"etcds://{etcd}/lease?{options}")
+            with pytest.raises(StoreError, match=why):
+                store.read()
+            store.close()

@@ -147,6 +147,28 @@ def test_added_models_are_back_after_a_restart_and_removed_ones_are_not(tmp_path
     run(test)
 
 
+def test_a_model_that_replaced_another_has_its_id_after_a_restart(tmp_path: Path) -> None:
+    # Workers that waited have its weights by that id.
+    async def test() -> None:
+        ids: list[str] = []
+        for _ in range(3):
+            async with cluster(tmp_path) as (controller, control):
+                if not ids:
+                    await add(control, "m", b"first")
+                    await add(control, "m", b"second")
+                found = controller.catalogue.find("m")
+                assert found is not None
+                ids.append(found.model_id)
+        assert ids == ["m@2"] * 3
+        async with cluster(tmp_path) as (controller, control):
+            await add(control, "m", b"third")
+            found = controller.catalogue.find("m")
+            assert found is not None
+            assert found.model_id == "m@3"
+
+    run(test)
+
+
 def test_one_copy_of_several_that_was_removed_stays_away(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster(tmp_path) as (_, control):
@@ -390,7 +412,7 @@ def test_a_controller_starts_on_a_full_disk_with_all_it_knows(tmp_path: Path) ->
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); folder = Path(sys.argv[1]);"
         "state = StateFile(folder / 'state.sqlite');"
         "uploads = Uploads(folder / 'uploads', state, bytes_max=1 << 30);"
-        "sys.exit(str([kept.names for kept in asyncio.run(uploads.restore())]))"
+        "sys.exit(str([tuple(kept.generations) for kept in asyncio.run(uploads.restore())]))"
     )
     command = [sys.executable, "-c", starting, str(tmp_path / "state")]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stderr

@@ -17,8 +17,10 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otl
 
 from clockwright.errors import ConfigError
 from clockwright.v1 import inference_pb2 as pb
+from controller import front_process
 from controller.app import Controller, running
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, FrontConfig
+from controller.front_process import Front
 from tests.kit.front_end import until
 from tests.kit.scripted_worker import LoopbackWorker
 
@@ -87,7 +89,7 @@ async def traced(
 
 
 async def ask(
-    controller: Controller, traceparent: str = "", *, name: str = "", slo_ms: float = 30_000
+    server: Controller | Front, traceparent: str = "", *, name: str = "", slo_ms: float = 30_000
 ) -> grpc.StatusCode:
     request = pb.ModelInferRequest(
         model_name="m",
@@ -98,7 +100,7 @@ async def ask(
     request.parameters["slo_ms"].double_param = slo_ms
     metadata = (("traceparent", traceparent),) if traceparent else ()
     aio: Any = grpc.aio
-    async with aio.insecure_channel(f"127.0.0.1:{controller.port}") as channel:
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         try:
             await channel.unary_unary(INFER)(request.SerializeToString(), metadata=metadata)
         except grpc.RpcError as error:
@@ -129,7 +131,9 @@ def test_a_request_that_comes_in_a_trace_goes_on_in_it_with_queue_load_and_exec(
             assert await ask(controller, f"00-{TRACE}-{ABOVE}-01", name="mine") is (
                 grpc.StatusCode.OK
             )
-        whole, *inner = collector.taken()
+        spans = collector.taken()
+        (whole,) = (span for span in spans if span.parent_span_id.hex() == ABOVE)
+        inner = [span for span in spans if span is not whole]
         assert whole.name == "inference.GRPCInferenceService/ModelInfer"
         assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, ABOVE)
         found = attributes(whole)
@@ -175,6 +179,26 @@ def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(
         assert found["error.type"] == "INFEASIBLE"
         assert found["rpc.response.status_code"] == "RESOURCE_EXHAUSTED"
         assert found["clockwright.enough_slo_ns"] > found["clockwright.slo_ns"] == 10_000
+
+    run(main())
+
+
+def test_a_front_apart_traces_what_its_clients_see_of_a_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        apart = Collector()
+        async with traced(tmp_path, "http2", share=0.0) as (controller, collector):
+            config = FrontConfig(
+                controller=f"127.0.0.1:{controller.port}",
+                port=0,
+                trace_to=apart.address,
+                trace_share=1.0,
+            )
+            async with front_process.serving(config) as front:
+                assert await ask(front, name="mine") is grpc.StatusCode.OK
+        apart.server.stop(None)
+        assert collector.taken() == []
+        (whole,) = apart.taken()
+        assert attributes(whole)["request_id"] == "mine"
 
     run(main())
 

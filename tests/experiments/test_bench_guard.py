@@ -22,5 +22,8 @@ def test_all_variants_are_asked_and_the_record_keeps_what_others_have_found(
     assert record["figures"]["seeds"] == 3
     assert record["cost"]["keys"] == [f"cost_{key}" for key in figures]
     for size in ("small", "large"):
-        assert all(figures[f"{size}_{name}_us"] > 0 for name in ("off", "keys", "keys_tls"))
-        assert f"{size}_keys_tls_ratio" in figures
+        assert all(
+            figures[f"{size}_{name}_us"] > 0
+            for name in ("off", "keys", "keys_tls", "keys_tls_quotas")
+        )
+        assert f"{size}_keys_tls_quotas_ratio" in figures

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from clockwright.v1 import inference_pb2 as pb
 from experiments.bench_restart import (
     AIMS,
     PREVIOUS,
     Inquiry,
     Setting,
+    StreamClient,
     account,
     back,
     faults,
@@ -30,18 +36,58 @@ def test_what_has_no_end_two_ends_or_a_late_answer_is_counted() -> None:
         "answered": 2,
         "asked_again": 0,
         "lost": 0,
+        "lost_by_name": 0,
         "double": 0,
         "late_success": 0,
     }
-    assert account([Inquiry("short", 100.0)])["lost"] == 1
+    vanished = account([Inquiry("short", 100.0)])
+    assert (vanished["lost"], vanished["lost_by_name"]) == (1, 0)
     # Its slack would have sufficed.
-    assert account([ended("long", "NO_WORKER", 5.0)])["lost"] == 1
+    refused = account([ended("long", "NO_WORKER", 5.0)])
+    assert (refused["lost"], refused["lost_by_name"]) == (1, 1)
     assert account([ended("short", "OK", 0.05, num_ends=2)])["double"] == 1
     assert account([ended("short", "OK", 0.12)])["late_success"] == 1
     # The client itself stood still for longer than that.
     assert (
         account([ended("short", "OK", 0.12, stood_before_s=1.0, stood_s=1.03)])["late_success"] == 0
     )
+
+
+def test_the_client_asks_again_whatever_was_on_a_stream_that_broke() -> None:
+    async def answer(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        number = 0
+        async for message in requests:
+            number += 1
+            if number == 5:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
+            request = pb.ModelInferRequest.FromString(message)
+            answered = pb.ModelInferResponse(id=request.id)
+            yield pb.ModelStreamInferResponse(infer_response=answered).SerializeToString()
+
+    async def ask() -> StreamClient:
+        server: Any
+        server = grpc.aio.server()
+        methods = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(answer)}
+        service = "inference.GRPCInferenceService"
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+        ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(2)]
+        await server.start()
+        client = StreamClient([f"127.0.0.1:{port}" for port in ports], rate=200)
+        running = asyncio.create_task(client.run())
+        async with asyncio.timeout(30):
+            while sum(bool(each.num_again) for each in client.asked) < 5:
+                await client.next_answer()
+            client.stop()
+            while not all(each.end for each in client.asked):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await running
+        await server.stop(None)
+        return client
+
+    client = asyncio.run(ask())
+    assert [each.num_ends for each in client.asked] == [1] * len(client.asked)
 
 
 def test_nothing_is_lost_when_the_only_controller_is_killed(tmp_path: Path) -> None:

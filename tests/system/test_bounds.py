@@ -385,7 +385,7 @@ def long_frame(_: Place) -> str:
 
 
 def tenant_by_a_front(_: Place) -> str:
-    message = encode_asks([(1, 1, 1, 1, 1, False, LONG, "", "", (), ())], [])
+    message = encode_asks([(1, 1, 1, 1, 1, False, LONG, "", (), ())], [])
     reader = FrameReader()
     data = b"".join(message)
     reader.room()[: len(data)] = data
