@@ -9,6 +9,7 @@ ClockwrightError
    +- NameTakenError     there is a model or an application of that name already
 +- UnknownWorkerError  there is no worker of that name
 +- UnknownTenantError  there is no quota for a tenant of that name
++- UnknownRequestError  no request of that name is remembered, or it is somebody else's
 +- NoRoomError       uploaded models have no room on the controller; says how much there is
 +- TraceFormatError  a trace file is not what its reader expects; names file and line
 +- BadRequestError   a request does not fit its model; names the field, what was found and expected
@@ -62,6 +63,10 @@ class UnknownWorkerError(ClockwrightError):
 
 class UnknownTenantError(ClockwrightError):
     """There is no quota for a tenant of that name."""
+
+
+class UnknownRequestError(ClockwrightError):
+    """No request of that name or number is remembered, or it is somebody else's."""
 
 
 class UnknownRegionError(ClockwrightError):

@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 
 from clockwright.channel import Access
-from clockwright.errors import ConfigError
+from clockwright.errors import ConfigError, Denial, DeniedError
 from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
@@ -161,6 +161,25 @@ class Operator:
             self._stub.ListQuotas, pb.ListQuotasRequest(), limit_s=_LOOK_LIMIT_S
         )
         return list(response.quotas)
+
+    def explain(self, request_id: str) -> pb.ExplainResponse:
+        """Ask what became of a request: of any, or of one of the caller's tenant where no other may be asked about.
+
+        Args:
+            request_id: what its client called it, or the number that the server gave it.
+
+        Raises:
+            UnknownModelError: no such request is remembered, or it is somebody else's.
+        """
+        request = pb.ExplainRequest(request_id=request_id)
+        response: pb.ExplainResponse
+        try:
+            response = self._call(self._stub.Explain, request, limit_s=_LOOK_LIMIT_S)
+        except DeniedError as error:
+            if error.denial is not Denial.NOT_ALLOWED:
+                raise
+            response = self._call(self._stub.ExplainOwn, request, limit_s=_LOOK_LIMIT_S)
+        return response
 
     def _call(self, method: Any, request: object, *, limit_s: float | None) -> Any:  # noqa: ANN401
         try:

@@ -45,6 +45,9 @@ more on its way out, because the way out takes time too.
 Who calls, and may he? `access` says so to every door: callers' keys, certificates and tokens in, a caller with
 roles and a tenant out. It stands below `front`, asks nobody, and reads its files again when they change.
 
+What became of one request, and why, is put together when somebody asks (`front.hindsight`): from telemetry's rows,
+and from what `recent` keeps of refusals.
+
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
 
 Fronts that are processes of their own (`front_process`) take the left column's top with them: `front.remote`

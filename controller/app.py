@@ -38,6 +38,7 @@ from controller.front.repository import RepositoryService
 from controller.front.rest import RestApp
 from controller.front.server import InferenceService
 from controller.front.throttle import Throttle, thread_times
+from controller.front.tracing import open_tracing
 from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
@@ -248,7 +249,12 @@ async def running(
             default_slo_ns=config.default_slo_ns,
             quotas=quotas.quotas,
         )
-        inference = InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns)
+        tracing = open_tracing(config.trace_to, share=config.trace_share, clock=runtime.clock)
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        inference = InferenceService(
+            backend, door=door, regions=regions, lag_ns=lag_ns, tracing=tracing
+        )
         repository = RepositoryService(
             runtime,
             catalogue,

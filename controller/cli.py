@@ -16,6 +16,8 @@ from typing_extensions import override
 from clockwright.cli.flags import (
     SERVER,
     Controllers,
+    LogFormat,
+    LogFormats,
     Telemetry,
     Verbose,
     WorkerFlags,
@@ -229,6 +231,8 @@ class ControllerFlags(FrontFlags):
             max_message_bytes=self.max_message_mib << 20,
             quotas_file=self.quotas,
             memory_limit_bytes=self.memory_limit_bytes,
+            trace_to=self.trace_to,
+            trace_share=self.trace_share,
             upload_limit_bytes=self.upload_limit_mib << 20,
         )
 
@@ -281,7 +285,7 @@ def up(
             "expected 1 or 0",
             param_hint="--allow-client-shm",
         )
-    log(worker.verbose)
+    log(worker.verbose, log_format=worker.log_format)
     config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
     plan = [worker] * (1 if workers is None else workers)
@@ -309,7 +313,9 @@ def up(
         )
     local_fronts: LocalFronts | None = None
     if fronts:
-        local_fronts = LocalFronts(fronts, flags.for_clients(), verbose=worker.verbose)
+        local_fronts = LocalFronts(
+            fronts, flags.for_clients(), verbose=worker.verbose, log_format=worker.log_format
+        )
         config = replace(config, port=controller_port, http_port=None)
     raise typer.Exit(run_up(config, local, local_fronts, words))
 
@@ -335,13 +341,14 @@ def controller(
     ] = 0,
     scheduler: SchedulerFlags,
     verbose: Verbose = False,
+    log_format: LogFormats = LogFormat.TEXT,
 ) -> None:
     """Serve models with workers that are started elsewhere."""
     from clockwright.cli.local_workers import LocalWorkers
     from controller.config import default_state_dir
     from controller.up import up as run_up
 
-    log(verbose)
+    log(verbose, log_format=log_format)
     if flags.state is None:
         flags = replace(flags, state=default_state_dir())
     config = replace(flags.config(host, scheduler), lease=lease, notice_s=notice_s)
@@ -358,6 +365,7 @@ def front(
         str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
     ] = "127.0.0.1",
     verbose: Verbose = False,
+    log_format: LogFormats = LogFormat.TEXT,
     share_port: Annotated[bool, typer.Option(hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -369,7 +377,7 @@ def front(
     from controller.config import FrontConfig
     from controller.front_process import run as run_front
 
-    log(verbose)
+    log(verbose, log_format=log_format)
     try:
         config = FrontConfig(
             controller=controller,
@@ -388,6 +396,8 @@ def front(
             shared_memory_bytes=flags.shared_memory_bytes,
             allow_client_shm=flags.allow_client_shm,
             memory_limit_bytes=flags.memory_limit_bytes,
+            trace_to=flags.trace_to,
+            trace_share=flags.trace_share,
         )
         words = None if parent_pid is not None else _say_where
         code = run_front(config, started=words)

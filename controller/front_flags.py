@@ -102,6 +102,20 @@ class FrontFlags:
         ),
     ] = False
 
+    trace_to: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT|URL",
+            help="Collector of OpenTelemetry that gets traces (OTLP over gRPC). Needs clockwright[otel].",
+        ),
+    ] = ""
+    trace_share: Annotated[
+        float,
+        typer.Option(
+            help="Requests that are traced of those without a W3C traceparent, 0 to 1; with a sampled one all are."
+        ),
+    ] = 0.0
+
     @property
     def rest_port(self) -> int | None:
         """Where REST is served; None: nowhere."""

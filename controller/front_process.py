@@ -26,6 +26,7 @@ from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
 from controller.front.rest import RestApp
 from controller.front.server import InferenceService
+from controller.front.tracing import open_tracing
 from controller.memory import MemoryWatch
 from controller.rest_door import rest_door
 from controller.server_tls import use_tls
@@ -112,7 +113,10 @@ async def serving(
                 num_bytes_max=config.shared_memory_bytes,
                 request_bytes_max=backend.message_bytes_max,
             )
-        inference = InferenceService(backend, door=door, regions=regions)
+        tracing = open_tracing(config.trace_to, share=config.trace_share, clock=backend.clock)
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        inference = InferenceService(backend, door=door, regions=regions, tracing=tracing)
         inference.mount(server)
         forwarding = Forwarding(
             backend.wait_for_channel,

@@ -173,6 +173,14 @@ class Ledger(Generic[W, K]):
         worker = self._workers.get(worker_id)
         return None if worker is None else worker.link
 
+    def action_of(self, request_id: RequestId) -> ActionId | None:
+        """The Infer under way that a request is in, if any; linear in what is under way."""
+        for worker in self._workers.values():
+            for action_id, sent in worker.actions.items():
+                if request_id in sent.command.request_ids:
+                    return action_id
+        return None
+
     # --- requests -----------------------------------------------------------------------------
 
     def open(self, request: RequestArrived, kept: K) -> None:

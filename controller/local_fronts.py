@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from clockwright.cli.flags import spell
+from clockwright.cli.flags import LogFormat, spell
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.errors import ConfigError
 from controller.front_flags import FrontFlags
@@ -24,7 +24,9 @@ class LocalFronts(LocalProcesses[FrontFlags]):
 
     noun = "front"
 
-    def __init__(self, number: int, flags: FrontFlags, *, verbose: bool) -> None:
+    def __init__(
+        self, number: int, flags: FrontFlags, *, verbose: bool, log_format: LogFormat
+    ) -> None:
         """Plan so many.
 
         Raises:
@@ -32,6 +34,7 @@ class LocalFronts(LocalProcesses[FrontFlags]):
         """
         super().__init__()
         self._verbose = verbose
+        self._log_format = log_format
         held, self.port = _hold(flags.port)
         self._held = [held]
         #: Where they serve REST; None: nowhere.
@@ -61,6 +64,7 @@ class LocalFronts(LocalProcesses[FrontFlags]):
         return [
             *("front", "--controller", controller, f"--port={self.port}", "--share-port", *flags),
             *(("--verbose",) if self._verbose else ()),
+            f"--log-format={self._log_format}",
         ]
 
 

@@ -33,6 +33,7 @@ from controller.core.events import (
 from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
 from controller.parties import Link, Waiter
+from controller.recent import RecentRequests
 from controller.telemetry import Telemetry
 
 # Takes the outputs of one request.
@@ -78,9 +79,9 @@ class NoAnswerError(RefusedError):
         self.detail = detail
 
 
-# What is kept of a request until it is closed: its inputs, its waiter, and who takes its outputs whenever they
-# come; None: nobody wants them but in time.
-_Waiting = tuple[Sequence[Buffer], Waiter, _TakeOutputs | None]
+# What is kept of a request until it is closed: its inputs, its waiter, who takes its outputs whenever they come
+# (None: nobody wants them but in time), and what its client calls it, which may be empty.
+_Waiting = tuple[Sequence[Buffer], Waiter, _TakeOutputs | None, str]
 
 
 class Runtime:
@@ -101,6 +102,8 @@ class Runtime:
             clock: the present in ns; the event loop's timers run at its pace.
         """
         self.telemetry = telemetry
+        #: What is known of requests that are over, beside their rows in telemetry.
+        self.recent = RecentRequests()
         #: The controller's clock, for everybody who lives with this runtime.
         self.clock = clock
         #: No requests are admitted any more.
@@ -170,6 +173,7 @@ class Runtime:
         slo_ns: int,
         tenant: str = "",
         late: _TakeOutputs | None = None,
+        name: str = "",
     ) -> RequestId:
         """Have a waiter told the answer, or why there is none inside the SLO.
 
@@ -184,6 +188,7 @@ class Runtime:
             tenant: whose it is; empty: nobody's in particular.
             late: takes the outputs of a batch that was sent for the request, also when the request was
                 withdrawn or refused before they came.
+            name: what its client calls it; may be empty.
 
         Returns:
             What `withdraw` takes.
@@ -199,11 +204,18 @@ class Runtime:
             tenant=tenant,
             num_bytes=sum(map(len, inputs)),
         )
-        self._ledger.open(request, (inputs, waiter, late))
+        self._ledger.open(request, (inputs, waiter, late, name))
+        if name:
+            self.recent.named(name, request_id, tenant)
         if not self._arrived:
             asyncio.get_running_loop().call_soon(self._tell_arrivals)
         self._arrived.append(request)
         return request_id
+
+    def find_open(self, request_id: RequestId) -> tuple[RequestArrived, ActionId | None] | None:
+        """Find a request without an answer yet, and the Infer that it is in; None: there is none."""
+        entry = self._ledger.requests.get(request_id)
+        return None if entry is None else (entry[0], self._ledger.action_of(request_id))
 
     def withdraw(self, request_id: RequestId) -> None:
         """Nobody waits any more: what has not been sent to a worker never will be. Its waiter hears nothing."""
@@ -363,7 +375,7 @@ class Runtime:
         payload: list[Buffer] = []
         action = sent.command.action
         for index, request_id in enumerate(sent.command.request_ids):
-            inputs, _, late = waiting[request_id][1]
+            inputs, _, late, _ = waiting[request_id][1]
             payload += inputs
             if late is not None:
                 self._late.setdefault(action.action_id, []).append((index, late))
@@ -400,6 +412,7 @@ class Runtime:
                 latency_ns=departure_ns - request.arrival_ns,
                 expected_latency_ns=command.expected_departure_ns - request.arrival_ns,
             )
+            error.figures["request_id"] = request.request_id
             waiter.set_exception(error)
             return
         num_outputs = len(finished.outputs) // len(finished.sent.command.request_ids)
@@ -408,10 +421,26 @@ class Runtime:
         waiter.set_result(Answer(outputs, request, command, finished, departure_ns))
 
     def _refuse(
-        self, _request: RequestArrived, waiting: _Waiting, command: RefuseRequest, _now_ns: int
+        self, request: RequestArrived, waiting: _Waiting, command: RefuseRequest, now_ns: int
     ) -> None:
-        if not waiting[1].done():
-            waiting[1].set_exception(refused_error(command))
+        _, waiter, _, name = waiting
+        if waiter.done():
+            return
+        obstacles = self._scheduler.obstacles(request, command)
+        action_id = None
+        if command.refusal is Refusal.LATE:
+            action_id = self._ledger.action_of(request.request_id)
+        self.recent.refused(name, request, command, obstacles, action_id, now_ns)
+        error = refused_error(command)
+        error.figures["request_id"] = request.request_id
+        remedy = obstacles.remedy
+        if remedy.slo_ns:
+            error.figures["enough_slo_ns"] = remedy.slo_ns
+        if remedy.more_workers:
+            error.figures["more_workers"] = remedy.more_workers
+        if obstacles.pinning:
+            error.figures["pinning"] = 1
+        waiter.set_exception(error)
 
     def _settled(self) -> None:
         if self._idle is not None and not self._idle.done():

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from clockwright.actions import StepTime
@@ -20,6 +21,9 @@ from clockwright.units import ActionId, ModelId, RequestId, WorkerId
 
 #: Rows kept per table. About 100 MB when both are full.
 CAPACITY = 200_000
+
+#: Whoever looks for one row looks through so many.
+NUM_SOUGHT = 20_000
 
 # Records that are counted in one go, a third of a millisecond's work.
 _COUNTED_TOGETHER: Final = 256
@@ -192,6 +196,28 @@ class Telemetry:
     def actions(self) -> list[ActionRow]:
         """The last actions, in order of completion."""
         return [ActionRow(*record) for record in self._actions]
+
+    def find_request(self, request_id: RequestId) -> RequestRow | None:
+        """Find a request among the last that are over."""
+        for record in islice(reversed(self._requests), NUM_SOUGHT):
+            if record[0] == request_id:
+                return RequestRow(*record)
+        return None
+
+    def find_action(self, action_id: ActionId) -> ActionRow | None:
+        """Find an action among the last that are over."""
+        for record in islice(reversed(self._actions), NUM_SOUGHT):
+            if record[0] == action_id:
+                return ActionRow(*record)
+        return None
+
+    def find_load(self, model_id: ModelId, worker_id: WorkerId, until_ns: int) -> ActionRow | None:
+        """Find the last load of a model by a worker that was over at a time, among the last actions."""
+        for record in islice(reversed(self._actions), NUM_SOUGHT):
+            is_load = record[15] is not None and record[13] <= until_ns
+            if is_load and record[2] == worker_id and record[3] == model_id:
+                return ActionRow(*record)
+        return None
 
     def requests_since(self, since_ns: int, num_max: int) -> list[RequestRecord]:
         """The newest records of requests that departed at or after a time, newest first."""

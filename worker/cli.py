@@ -40,7 +40,8 @@ def worker(
     from worker.process import check_host_memory, run_worker
 
     # What it would warn of, a controller in the same terminal says too.
-    log(flags.verbose, logging.WARNING if parent_pid is None else logging.ERROR)
+    least = logging.WARNING if parent_pid is None else logging.ERROR
+    log(flags.verbose, least, flags.log_format)
     if parent_pid is None:
         # Somebody waits to hear that it has found its controller, or has left.
         logging.getLogger("worker.link").setLevel(logging.INFO)

@@ -9,7 +9,14 @@ import typer
 
 from clockwright.cli.applications import print_application, print_applications, settings
 from clockwright.cli.flags import Json, ServerFlags, ns, takes_flags
-from clockwright.cli.show import plain, print_json, print_models, print_status, show
+from clockwright.cli.show import (
+    plain,
+    print_explanation,
+    print_json,
+    print_models,
+    print_status,
+    show,
+)
 
 models = typer.Typer(no_args_is_help=True, help="Add, list and remove models of a server.")
 app = typer.Typer(
@@ -261,6 +268,24 @@ def status(*, to: ServerFlags, json: Json = False) -> None:
         print_json({**plain(totals), "workers": [plain(row) for row in workers]})
     else:
         print_status(totals, workers)
+
+
+@takes_flags
+def explain(
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            help="What its client called it, or the number that the server gave it (request_id of"
+            " a refusal, or of an answer that was to be explained)."
+        ),
+    ],
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Say what became of a request of the last moments: why it was answered, refused or late."""
+    with to.operator() as operator:
+        show(operator.explain(request_id), print_explanation, as_json=json)
 
 
 @takes_flags

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +40,19 @@ Controllers = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")]
+
+
+class LogFormat(enum.StrEnum):
+    """How messages are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+LogFormats = Annotated[
+    LogFormat,
+    typer.Option("--log-format", help="Of messages: lines for people, or an object a line."),
+]
 Telemetry = Annotated[
     Path | None,
     typer.Option(help="Folder for requests.csv and actions.csv, which are appended to."),
@@ -188,6 +204,7 @@ class WorkerFlags:
         typer.Option(help="Cores of its own to compute on, such as 2-9,12; by default any."),
     ] = None
     verbose: Verbose = False
+    log_format: LogFormats = LogFormat.TEXT
 
 
 def spell(flags: Any) -> list[str]:  # noqa: ANN401  any record of flags
@@ -240,15 +257,22 @@ def ns(milliseconds: float, flag: str) -> int:
     return round(milliseconds * NS_PER_MS)
 
 
-def log(verbose: bool, level: int = logging.WARNING) -> None:
+def log(
+    verbose: bool, level: int = logging.WARNING, log_format: LogFormat = LogFormat.TEXT
+) -> None:
     """Log to standard error: from `level` up, or what happens."""
     handler = logging.StreamHandler()
-    handler.setFormatter(formatter())
+    handler.setFormatter(formatter(log_format))
     logging.basicConfig(level=logging.INFO if verbose else level, handlers=[handler])
 
 
-def formatter() -> logging.Formatter:
-    """Make one line of each message, whatever strangers' words it quotes; a traceback stays as it is."""
+def formatter(log_format: LogFormat = LogFormat.TEXT) -> logging.Formatter:
+    """Make one line of each message, whatever strangers' words it quotes; a traceback stays as it is.
+
+    In JSON, a traceback is in the message's line too.
+    """
+    if log_format is LogFormat.JSON:
+        return _Objects()
     return _Lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
@@ -256,3 +280,20 @@ class _Lines(logging.Formatter):
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record), chars_max=_LINE_CHARS_MAX)
+
+
+class _Objects(logging.Formatter):
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "pid": record.process,
+            "message": record.getMessage()[:_LINE_CHARS_MAX],
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        # Escapes leave nothing in it that a terminal or a parser of lines could take for its own.
+        return json.dumps(told)

@@ -23,8 +23,9 @@ from clockwright.process import collect_rarely
 
 # Help lists first what a newcomer types first, and others at its end, by name.
 _FIRST = (
-    *("up", "controller", "front", "worker", "infer", "status", "top", "drain", "load", "simulate"),
-    *("doctor", "replay", "models", "app", "policies", "keys", "quotas", "trace", "completion"),
+    *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load"),
+    *("simulate", "doctor", "replay", "models", "app", "policies", "keys", "quotas", "trace"),
+    "completion",
 )
 
 

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from clockwright.foreign import printable
 from clockwright.units import format_ns
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ def show(found: _Found, for_people: Callable[[_Found], None], *, as_json: bool) 
 def print_json(value: object) -> None:
     """Print for programs."""
     print(json.dumps(value, indent=1))
+
+
+def print_explanation(told: pb.ExplainResponse) -> None:
+    """Print what became of a request, a sentence per line."""
+    called = f" ({printable(told.client_request_id)})" if told.client_request_id else ""
+    number = str(told.request_id or "without a number")
+    print(f"request {number}{called} for model {told.model_id}, {format_ns(told.age_ns)} ago")
+    for sentence in told.words:
+        print(f"  {printable(sentence)}")
 
 
 def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) -> None:

@@ -579,3 +579,127 @@ class ListQuotasResponse(_message.Message):
     quotas: _containers.RepeatedCompositeFieldContainer[QuotaInfo]
     file: str
     def __init__(self, quotas: _Optional[_Iterable[_Union[QuotaInfo, _Mapping]]] = ..., file: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainedAction(_message.Message):
+    __slots__ = ("action_id", "worker_id", "batch_size", "num_requests", "sent_ns", "earliest_ns", "latest_ns", "expected_begin_ns", "expected_duration_ns", "begin_ns", "end_ns", "duration_ns", "error")
+    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    EARLIEST_NS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_NS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    action_id: int
+    worker_id: str
+    batch_size: int
+    num_requests: int
+    sent_ns: int
+    earliest_ns: int
+    latest_ns: int
+    expected_begin_ns: int
+    expected_duration_ns: int
+    begin_ns: int
+    end_ns: int
+    duration_ns: int
+    error: str
+    def __init__(self, action_id: _Optional[int] = ..., worker_id: _Optional[str] = ..., batch_size: _Optional[int] = ..., num_requests: _Optional[int] = ..., sent_ns: _Optional[int] = ..., earliest_ns: _Optional[int] = ..., latest_ns: _Optional[int] = ..., expected_begin_ns: _Optional[int] = ..., expected_duration_ns: _Optional[int] = ..., begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ExplainedLane(_message.Message):
+    __slots__ = ("worker_id", "resident", "loading", "exec_busy_ns", "load_busy_ns", "num_free_pages", "num_pages")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    EXEC_BUSY_NS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BUSY_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    resident: bool
+    loading: bool
+    exec_busy_ns: int
+    load_busy_ns: int
+    num_free_pages: int
+    num_pages: int
+    def __init__(self, worker_id: _Optional[str] = ..., resident: _Optional[bool] = ..., loading: _Optional[bool] = ..., exec_busy_ns: _Optional[int] = ..., load_busy_ns: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("request_id", "client_request_id", "model_id", "tenant", "outcome", "detail", "rows", "age_ns", "slo_ns", "latency_ns", "cold", "expected_latency_ns", "spent_queue_ns", "spent_load_ns", "spent_input_ns", "spent_exec_ns", "spent_output_ns", "spent_network_ns", "run", "load", "load_ns", "exec_ns", "queue_ns", "margin_ns", "num_waiting", "num_open", "num_pages", "dropped_share", "lanes", "enough_slo_ns", "more_workers", "pinning", "words")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    SLO_NS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_NS_FIELD_NUMBER: _ClassVar[int]
+    COLD_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_LATENCY_NS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_LOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_INPUT_NS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_EXEC_NS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_OUTPUT_NS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_NETWORK_NS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    EXEC_NS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_OPEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    ENOUGH_SLO_NS_FIELD_NUMBER: _ClassVar[int]
+    MORE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PINNING_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    client_request_id: str
+    model_id: str
+    tenant: str
+    outcome: str
+    detail: str
+    rows: int
+    age_ns: int
+    slo_ns: int
+    latency_ns: int
+    cold: bool
+    expected_latency_ns: int
+    spent_queue_ns: int
+    spent_load_ns: int
+    spent_input_ns: int
+    spent_exec_ns: int
+    spent_output_ns: int
+    spent_network_ns: int
+    run: ExplainedAction
+    load: ExplainedAction
+    load_ns: int
+    exec_ns: int
+    queue_ns: int
+    margin_ns: int
+    num_waiting: int
+    num_open: int
+    num_pages: int
+    dropped_share: float
+    lanes: _containers.RepeatedCompositeFieldContainer[ExplainedLane]
+    enough_slo_ns: int
+    more_workers: int
+    pinning: bool
+    words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[int] = ..., client_request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ..., rows: _Optional[int] = ..., age_ns: _Optional[int] = ..., slo_ns: _Optional[int] = ..., latency_ns: _Optional[int] = ..., cold: _Optional[bool] = ..., expected_latency_ns: _Optional[int] = ..., spent_queue_ns: _Optional[int] = ..., spent_load_ns: _Optional[int] = ..., spent_input_ns: _Optional[int] = ..., spent_exec_ns: _Optional[int] = ..., spent_output_ns: _Optional[int] = ..., spent_network_ns: _Optional[int] = ..., run: _Optional[_Union[ExplainedAction, _Mapping]] = ..., load: _Optional[_Union[ExplainedAction, _Mapping]] = ..., load_ns: _Optional[int] = ..., exec_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., margin_ns: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_open: _Optional[int] = ..., num_pages: _Optional[int] = ..., dropped_share: _Optional[float] = ..., lanes: _Optional[_Iterable[_Union[ExplainedLane, _Mapping]]] = ..., enough_slo_ns: _Optional[int] = ..., more_workers: _Optional[int] = ..., pinning: _Optional[bool] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -109,6 +109,16 @@ class ControlServiceStub:
                 request_serializer=clockwright_dot_v1_dot_control__pb2.ListQuotasRequest.SerializeToString,
                 response_deserializer=clockwright_dot_v1_dot_control__pb2.ListQuotasResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/clockwright.v1.ControlService/Explain',
+                request_serializer=clockwright_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=clockwright_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.ExplainOwn = channel.unary_unary(
+                '/clockwright.v1.ControlService/ExplainOwn',
+                request_serializer=clockwright_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=clockwright_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -212,6 +222,20 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """What became of a request of the last moments, and why. Refused ones are known for longer than others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainOwn(self, request, context):
+        """Likewise, of requests of the caller's own tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -289,6 +313,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ListQuotas,
                     request_deserializer=clockwright_dot_v1_dot_control__pb2.ListQuotasRequest.FromString,
                     response_serializer=clockwright_dot_v1_dot_control__pb2.ListQuotasResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=clockwright_dot_v1_dot_control__pb2.ExplainRequest.FromString,
+                    response_serializer=clockwright_dot_v1_dot_control__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ExplainOwn': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainOwn,
+                    request_deserializer=clockwright_dot_v1_dot_control__pb2.ExplainRequest.FromString,
+                    response_serializer=clockwright_dot_v1_dot_control__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -696,6 +730,60 @@ class ControlService:
             '/clockwright.v1.ControlService/ListQuotas',
             clockwright_dot_v1_dot_control__pb2.ListQuotasRequest.SerializeToString,
             clockwright_dot_v1_dot_control__pb2.ListQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/clockwright.v1.ControlService/Explain',
+            clockwright_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+            clockwright_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainOwn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/clockwright.v1.ControlService/ExplainOwn',
+            clockwright_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+            clockwright_dot_v1_dot_control__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

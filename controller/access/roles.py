@@ -53,11 +53,13 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
     "grpc.health.v1.Health": {Role.HEALTH: ("Check",)},
     "clockwright.v1.LeadershipService": {Role.HEALTH: ("GetTerm",)},
     "clockwright.v1.ControlService": {
+        Role.INFERENCE: ("ExplainOwn",),
         Role.FEEDBACK: ("Feedback",),
         Role.MODEL_REPOSITORY: ("AddModel", "RemoveModel"),
         Role.STATISTICS: ("Status", "ListWorkers", "ListModels"),
         Role.OPERATOR: (
             "DrainWorker",
+            "Explain",
             "PinModel",
             "PutApplication",
             "RemoveApplication",

@@ -64,7 +64,8 @@ table in `health`; what becomes of the requests of a run
 that failed, `Scheduler._run_failed`, and of one that is overdue, `Scheduler._do_without`; what is taken back,
 `Scheduler._withdraw`. A worker is given up when a result is overdue for long (`Scheduler._check_timeout`),
 when it contradicts the books (`Scheduler._action_failed`), and by its link when it is silent
-(`controller.worker_link`). What a cluster falls short of, for whoever scales it, is in `shortages`.
+(`controller.worker_link`). What a cluster falls short of, for whoever scales it, is in `shortages`;
+what stood in the way of one request, and what would have let it succeed, in `remedies`.
 
 Who guards the deadline
 -----------------------

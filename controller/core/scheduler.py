@@ -76,6 +76,7 @@ from controller.core.health import Health
 from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policy import PolicyKind
+from controller.core.remedies import Obstacles, Remedies
 from controller.core.state import (
     DONE,
     SENT,
@@ -151,6 +152,7 @@ class Scheduler:
         self._estimates = EstimateTable(finds_densest=self.config.edf_mh.densest)
         self._alarms = Alarms(self.config)
         self._books = Books(self._policy)
+        self._remedies = Remedies(self._books)
         self._health = Health(self._books)
         at_once = self._policy.at_once if self._predicts else 0.0
         self._gates = Gates(self._policy, at_once, self.config.batch_slo_ns)
@@ -259,6 +261,20 @@ class Scheduler:
                 if row.exec_ns:  # some worker could run it
                     row.refusal = None
         return forecasts
+
+    def obstacles(self, request: RequestArrived, refused: RefuseRequest) -> Obstacles:
+        """Say what stood in the way of a request, and what would have let it succeed.
+
+        A third door, through which nothing that decides is changed: whether it is asked makes no difference to any
+        schedule. It is meant to be asked while the commands of the event are carried out that led to the refusal.
+        """
+        return self._remedies.obstacles(
+            request,
+            refused,
+            margin_ns=self._policy.margin_ns,
+            margin_share=self.config.margin_fraction,
+            now_ns=self._now_ns,
+        )
 
     def statistics(self) -> Statistics:
         """A frozen snapshot for people and dashboards; linear in models and workers."""

@@ -22,7 +22,9 @@
     oip_json      requests and answers in JSON, with binary tensors behind it
     classification  the largest values of an output, as text
     oip           the bytes of the Open Inference Protocol, without gRPC
+    tracing       where the time of some requests went, for collectors of traces
     explanation   where the time of an answer went
+    hindsight     what became of one request, and why
     refusals      a refusal as a sentence
     statuses      every error as a gRPC status
 

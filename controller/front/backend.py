@@ -88,6 +88,10 @@ class Question(Protocol):
     def explain(self) -> bool:
         """The answer is to say where its time went."""
 
+    @property
+    def request_id(self) -> str:
+        """What the client calls it; may be empty."""
+
 
 class Answerer(Protocol):
     """What a client names, and how to ask it."""
@@ -189,6 +193,7 @@ class LocalModel:
             arrival_ns=arrival_ns,
             slo_ns=question.slo_ns,
             tenant=question.tenant,
+            name=question.request_id,
         )
         return functools.partial(runtime.withdraw, request_id)
 
@@ -255,21 +260,21 @@ class LocalApplication:
 class MeteredAnswerer:
     """An answerer whose askers have quotas."""
 
-    __slots__ = ("_answerer", "_clock", "_count", "_quotas", "keeps_inputs", "servable")
+    __slots__ = ("_answerer", "_clock", "_quotas", "_refused", "keeps_inputs", "servable")
 
     def __init__(
         self,
         answerer: LocalAnswerer,
         quotas: Quotas,
         clock: Callable[[], int],
-        count: Callable[[Refusal], None],
+        refused: Callable[[str, Question, int, RefusedError], None],
     ) -> None:
         self.servable = answerer.servable
         self.keeps_inputs = answerer.keeps_inputs
         self._answerer = answerer
         self._quotas = quotas
         self._clock = clock
-        self._count = count
+        self._refused = refused
 
     def ask(
         self, asker: Asker, question: Question, inputs: Sequence[Buffer], arrival_ns: int
@@ -286,8 +291,9 @@ class MeteredAnswerer:
         num_bytes = total_bytes(inputs)
         exceeded = use.enter(now_ns, num_bytes, question.slo_ns)
         if exceeded is not None:
-            self._count(Refusal.QUOTA)
-            raise quota_refusal(question.tenant, exceeded)
+            error = quota_refusal(question.tenant, exceeded)
+            self._refused(self.servable.name, question, arrival_ns, error)
+            raise error
         metered = _MeteredAsker(asker, use, num_bytes)
         metered.withdraw = self._answerer.ask(metered, question, inputs, arrival_ns)
         return metered.give_up
@@ -396,7 +402,7 @@ class LocalBackend:
         # Where nobody has a quota no request pays for those that others have elsewhere.
         if not self._quotas:
             return answerer
-        return MeteredAnswerer(answerer, self._quotas, self.clock, self.refused_at_door)
+        return MeteredAnswerer(answerer, self._quotas, self.clock, self._over_quota)
 
     def _find(self, name: str, version: str) -> LocalModel | LocalApplication:
         if running := self.application(name, version):
@@ -439,6 +445,22 @@ class LocalBackend:
         model = self._catalogue.find(name)
         slo_ns = model.slo_ns if model is not None else None
         return slo_ns if slo_ns is not None else self.default_slo_ns
+
+    def _over_quota(
+        self, name: str, question: Question, arrival_ns: int, error: RefusedError
+    ) -> None:
+        """Count a refusal for a quota, and keep it for whoever asks about it."""
+        self.refused_at_door(error.refusal)
+        self._runtime.recent.refused_at_door(
+            question.request_id,
+            name,
+            question.tenant,
+            question.rows,
+            arrival_ns,
+            question.slo_ns,
+            self.clock(),
+            error,
+        )
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a refusal of which the scheduler does not hear."""

@@ -14,6 +14,18 @@ from controller.front.statuses import Status, status_of
 Late = Callable[[int], Exception]
 
 
+#: A client's own headers; values of names in `-bin` are bytes.
+Headers = Sequence[tuple[str, str | bytes]]
+
+
+def find_header(headers: Headers, name: str) -> str:
+    """Find the first header of a name; empty: there is none."""
+    for key, value in headers:
+        if key == name and isinstance(value, str):
+            return value
+    return ""
+
+
 class Call(Protocol):
     """One request, which is to be answered once: by a message, or by an error that becomes a status."""
 
@@ -27,6 +39,9 @@ class Call(Protocol):
     @property
     def timeout_ns(self) -> int | None:
         """Time from the arrival to the RPC deadline; None: there is none."""
+
+    def header(self, name: str) -> str:
+        """One of the client's own headers; empty: it sent none of that name."""
 
     def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """Answer with a message in parts, unless it is later than `latest_ns` as that is written."""
@@ -49,7 +64,12 @@ class AwaitedCall:
     """
 
     def __init__(
-        self, method: str, arrival_ns: int, caller: Caller, timeout_ns: int | None = None
+        self,
+        method: str,
+        arrival_ns: int,
+        caller: Caller,
+        timeout_ns: int | None = None,
+        headers: Headers = (),
     ) -> None:
         """Begin with a request that is not answered.
 
@@ -58,12 +78,14 @@ class AwaitedCall:
             arrival_ns: as `Call`.
             caller: as `Call`.
             timeout_ns: as `Call`.
+            headers: the client's own.
         """
         self.arrival_ns = arrival_ns
         self.caller = caller
         self.timeout_ns = timeout_ns
         self.when_gone: Callable[[], object] | None = None
         self._method = method
+        self._headers = headers
         self._ended = asyncio.get_running_loop().create_future()
         self._answer: tuple[Sequence[Buffer], int, Late] | None = None
         self._status: Status | None = None
@@ -76,6 +98,10 @@ class AwaitedCall:
             if self.when_gone is not None:
                 self.when_gone()
             raise
+
+    def header(self, name: str) -> str:
+        """Find one of the client's own headers."""
+        return find_header(self._headers, name)
 
     def judge(self, now_ns: int) -> Sequence[Buffer] | Status:
         """Say what is to be written now: the answer, or a status in its place."""

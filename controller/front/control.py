@@ -28,6 +28,7 @@ from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
 from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.front_link import FrontLink, FrontLinks
+from controller.front.hindsight import explain_request
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.pressure import MemoryPressure, MemoryState
@@ -134,6 +135,8 @@ class ControlService:
             "SetQuota": unary("SetQuota", pb.SetQuotaRequest, self._set_quota),
             "RemoveQuota": unary("RemoveQuota", pb.RemoveQuotaRequest, self._remove_quota),
             "ListQuotas": unary("ListQuotas", pb.ListQuotasRequest, self._list_quotas),
+            "Explain": unary("Explain", pb.ExplainRequest, self._explain),
+            "ExplainOwn": unary("ExplainOwn", pb.ExplainRequest, self._explain_own),
         }
         return (grpc.method_handlers_generic_handler(SERVICE, methods),)
 
@@ -208,6 +211,17 @@ class ControlService:
                 raise UnknownModelError(f"there is no model {quote(request.model_id)}")
             models = [model]
         return pb.ListModelsResponse(models=self._model_infos(models))
+
+    async def _explain(self, request: pb.ExplainRequest) -> pb.ExplainResponse:
+        """What became of a request, whosever it is."""
+        return explain_request(self._runtime, request.request_id, lambda _: True)
+
+    async def _explain_own(self, request: pb.ExplainRequest) -> pb.ExplainResponse:
+        """What became of a request of the caller's tenant."""
+        own = CALLER.get().tenant
+        return explain_request(
+            self._runtime, request.request_id, lambda tenant: bool(own) and tenant == own
+        )
 
     # --- doing --------------------------------------------------------------------------------
 

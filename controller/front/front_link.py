@@ -880,6 +880,7 @@ class FrontLinks:
             message_bytes_max=self.message_bytes_max,
             lineage=self._term.lineage,
             generation=self._term.generation,
+            takes_request_ids=True,
         )
 
     def _expect_no_more(self, instance: str, token: bytes) -> None:

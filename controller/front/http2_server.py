@@ -37,7 +37,7 @@ from clockwright.errors import DeniedError, Refusal, RefusedError
 from clockwright.units import NS_PER_S
 from controller.access.authoriser import Authoriser, Certificate, credentials_of
 from controller.access.caller import CALLER, Caller
-from controller.front.calls import Call, Late
+from controller.front.calls import Call, Late, find_header
 from controller.front.door import Door
 from controller.front.http2 import (
     CallHeaders,
@@ -182,6 +182,10 @@ class _Call:
     def timeout_ns(self) -> int | None:
         """Time from the arrival to the RPC deadline; None: there is none."""
         return self.request.timeout_ns
+
+    def header(self, name: str) -> str:
+        """Find one of the client's own headers."""
+        return find_header(self.request.metadata, name)
 
     def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """End the call with an answer, which is written and judged with the others of this turn."""
@@ -397,6 +401,10 @@ class _StreamedRequest:
         self.ready: tuple[Sequence[Buffer], int, Late] | None = None
         self._call = call
         self._message = message
+
+    def header(self, name: str) -> str:
+        """Find one of the headers of its stream."""
+        return self._call.header(name)
 
     def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """Answer, which is written and judged with the others of this turn."""

@@ -74,6 +74,8 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     places: tuple[_Place, ...]
     #: Who may say what became of an application's answer.
     owner: _Words = ""
+    #: What its client calls it. A front says nothing of those that have no name, which is what earlier ones say.
+    request_id: _Name = ""
 
 
 class Asks(msgspec.Struct, array_like=True, tag=_ASKS, forbid_unknown_fields=True):

@@ -139,6 +139,8 @@ class RemoteBackend:
         self._peer_generation = -1
         #: The controller is there and knows our clock.
         self._joined = False
+        # Whether the controller takes what clients call their requests.
+        self._tells_ids = False
         #: A controller that is not ready may only have started again.
         self._recovering = False
         self._silent_ticks = 0
@@ -274,6 +276,7 @@ class RemoteBackend:
                 lengths,
                 places,
                 question.owner,
+                *((question.request_id,) if question.request_id and self._tells_ids else ()),
             )
         )
         self._payload += inputs
@@ -676,6 +679,7 @@ class RemoteBackend:
             prepare(sock, silence_limit_ms=welcome.silence_limit_ms)
         self.default_slo_ns = welcome.default_slo_ns
         self.message_bytes_max = welcome.message_bytes_max
+        self._tells_ids = welcome.takes_request_ids
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         end = functools.partial(_end, ended)
         data = FrameSocket(sock, self._take_frames, end, peer="controller", takes_files=True)

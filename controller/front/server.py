@@ -31,7 +31,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.access.caller import CALLER
 from controller.front.backend import Answerer, Backend, ToldAnswer
-from controller.front.calls import AwaitedCall, Call
+from controller.front.calls import AwaitedCall, Call, Headers
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server, StreamForm
@@ -51,6 +51,7 @@ from controller.front.regions import Regions, RegionSpan
 from controller.front.rest import RestApp
 from controller.front.statuses import Status, end
 from controller.front.templates import CutRequest, Templates, cut_request
+from controller.front.tracing import Trace, Tracing
 from controller.runtime import Answer, late_error
 from controller.selection.queries import Answered
 
@@ -82,6 +83,7 @@ class _Served:
         "_shared",
         "_shared_bytes",
         "_withdraw",
+        "trace",
     )
 
     def __init__(
@@ -106,6 +108,8 @@ class _Served:
         # Bytes of inputs that were fetched from clients' shared memory, and where outputs belong there.
         self._shared_bytes = 0
         self._shared: Sequence[RegionSpan | None] = ()
+        #: Follows it where it is traced.
+        self.trace: Trace | None = None
 
     def begin(self) -> None:
         """Begin, for the first time or afresh."""
@@ -120,6 +124,8 @@ class _Served:
                 self._call.missed()
             elif isinstance(error, DeniedError):
                 self._backend.denied(error.denial)
+            if self.trace is not None:
+                self.trace.failed(error, self._asked)
             self._call.fail(error)
 
     def shared(self, num_bytes: int, outputs: Sequence[RegionSpan | None]) -> None:
@@ -146,6 +152,8 @@ class _Served:
         if not self._over:
             self._end()
             self._withdraw()
+            if self.trace is not None:
+                self.trace.gone(self._asked)
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
@@ -189,6 +197,8 @@ class _Served:
             _late, answerer.servable.name, slo_ns, call.arrival_ns, expected_latency_ns
         )
         call.answer(message, latest_ns, late)
+        if self.trace is not None:
+            self.trace.answered(result, asked)
 
     def set_exception(self, exception: Exception) -> None:
         """Answer with why there is no answer."""
@@ -196,6 +206,8 @@ class _Served:
         if self._asked is not None:
             waited_ns = self._backend.clock() - self._call.arrival_ns
             self._call.served(slow=waited_ns > self._asked.slo_ns / 2)
+        if self.trace is not None:
+            self.trace.failed(exception, self._asked)
         self._call.fail(exception)
 
     def _end(self) -> None:
@@ -233,6 +245,7 @@ class InferenceService:
         door: Door,
         regions: Regions | None = None,
         lag_ns: Callable[[], int] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Serve for a controller.
 
@@ -242,7 +255,9 @@ class InferenceService:
             regions: clients' own shared memory; None: they may have none.
             lag_ns: how late the event loop is, for a server that does not know when a call came; None: it
                 does.
+            tracing: follows some requests; None: none are traced.
         """
+        self._tracing = tracing
         self._backend = backend
         self._clock = backend.clock
         self._door = door
@@ -295,7 +310,10 @@ class InferenceService:
         except RefusedError as error:
             call.fail(error)
             return
-        _Served(call, data, self._begin, self._backend, self._door).begin()
+        served = _Served(call, data, self._begin, self._backend, self._door)
+        if self._tracing is not None:
+            served.trace = self._tracing.begin(call)
+        served.begin()
 
     async def _infer_awaited(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -303,11 +321,18 @@ class InferenceService:
         lag_ns = self._lag_ns()
         remaining_s = context.time_remaining()
         timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        call = AwaitedCall("ModelInfer", self._clock() - lag_ns, CALLER.get(), timeout_ns)
+        headers = self._headers_of(context)
+        call = AwaitedCall("ModelInfer", self._clock() - lag_ns, CALLER.get(), timeout_ns, headers)
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._clock())
         return end(context, answer) if isinstance(answer, Status) else b"".join(answer)
+
+    def _headers_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Headers:
+        """Find a client's own headers; nobody looks at them but whoever traces."""
+        if self._tracing is None:
+            return ()
+        return [(name, value) for name, value in context.invocation_metadata() or ()]
 
     async def _stream_infer(
         self,
@@ -320,10 +345,11 @@ class InferenceService:
         """
         writing = asyncio.Lock()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
+        headers = self._headers_of(context)
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:
-                call = AwaitedCall("ModelStreamInfer", arrival_ns, CALLER.get())
+                call = AwaitedCall("ModelStreamInfer", arrival_ns, CALLER.get(), headers=headers)
                 self.infer(call, data)
                 await call.wait()
                 async with writing:

@@ -11,6 +11,7 @@ from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
     ModelAdded,
+    ModelPinned,
     ModelReady,
     RefuseRequest,
     RequestArrived,
@@ -27,6 +28,7 @@ from experiments.simulator.clients import Arrival, Clients
 from experiments.simulator.cpu_core import CpuCore
 from experiments.simulator.loop import Loop
 from experiments.simulator.summary import Bucket, Summary, latency_class
+from experiments.simulator.watch import Watch
 from experiments.simulator.worker import Worker
 from traces.arrivals import ClosedLoop
 
@@ -50,6 +52,8 @@ class VirtualController:
         on_closed: Callable[[Worker], None],
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
+        watch: Watch | None = None,
+        pinned: Sequence[ModelId] = (),
         tick_ns: int = NS_PER_MS,
     ) -> None:
         """Announce the cluster's models.
@@ -63,6 +67,8 @@ class VirtualController:
             on_closed: told when the scheduler lets a worker go.
             check: assert the scheduler's invariants after every event.
             make_scheduler: makes the case's scheduler.
+            watch: hears of each request; None: nobody does.
+            pinned: models that an operator has pinned.
             tick_ns: the timer fires at whole multiples of this, because event loops keep no finer time.
         """
         #: The clients, set before the first arrival.
@@ -73,6 +79,7 @@ class VirtualController:
         self._on_closed = on_closed
         self._check = check
         self._scheduler = make_scheduler(case)
+        self._watch = watch
         self._tick_ns = tick_ns
         self._costs = case.costs
         self._faults = case.faults
@@ -98,6 +105,8 @@ class VirtualController:
         )
         for model in case.cluster.models:
             self.ledger.tell(ModelAdded(model_id=model.model_id))
+        for model_id in pinned:
+            self.ledger.tell(ModelPinned(model_id=model_id, pinned=True))
 
     @property
     def num_open(self) -> int:
@@ -230,6 +239,8 @@ class VirtualController:
                 num_bytes=self._input_bytes[model_id],
             )
             self._next_request += 1
+            if self._watch is not None:
+                self._watch.arrived(request)
             self.ledger.open(request, client)
             requests.append(request)
         self.ledger.tell(
@@ -245,6 +256,8 @@ class VirtualController:
         now_ns: int,
         in_time: bool,
     ) -> None:
+        if self._watch is not None:
+            self._watch.over(request, None if in_time else Refusal.LATE)
         latency_ns = now_ns - request.arrival_ns
         cold = request.model_id if command.cold else None
         _count_answer(self._summary.at(now_ns), latency_ns, in_time, cold)
@@ -263,6 +276,9 @@ class VirtualController:
         command: RefuseRequest,
         now_ns: int,
     ) -> None:
+        if self._watch is not None:
+            self._watch.refused(request, command, self._scheduler)
+            self._watch.over(request, command.refusal)
         reason, after_ns = command.refusal.value, now_ns - request.arrival_ns
         self._summary.at(now_ns).refuse(reason, after_ns)
         if (

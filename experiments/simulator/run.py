@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
-from clockwright.units import NS_PER_S, WorkerId
+from clockwright.units import NS_PER_S, ModelId, WorkerId
 from controller.core import Scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, LostWorker
@@ -17,6 +17,7 @@ from experiments.simulator.controller import VirtualController, production_sched
 from experiments.simulator.loop import Loop
 from experiments.simulator.model import simulated
 from experiments.simulator.summary import Summary
+from experiments.simulator.watch import Watch
 from experiments.simulator.worker import Worker
 
 # Nobody waits longer than this for a response after the last arrival. Only a policy that refuses
@@ -86,6 +87,8 @@ def run(
     progress_ns: int = NS_PER_S,
     check: bool = False,
     make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
+    watch: Watch | None = None,
+    pinned: Sequence[ModelId] = (),
 ) -> Run:
     """Simulate a case from its beginning until its last request has a response.
 
@@ -98,8 +101,12 @@ def run(
         progress_ns: how often.
         check: assert the invariants of scheduler and worker cores after every event. Slow.
         make_scheduler: makes the case's scheduler; only a trial has another than production's.
+        watch: hears of each request.
+        pinned: models that an operator has pinned.
     """
-    simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check, make_scheduler)
+    simulation = _Simulation(
+        case, bucket_ns, groups or {}, telemetry, check, make_scheduler, watch, pinned
+    )
     loop, controller = simulation.loop, simulation.controller
     begin_s, begin_cpu_s = perf_counter(), process_time()
     end_ns = case.duration_ns
@@ -149,6 +156,8 @@ class _Simulation:
         telemetry: Telemetry | None,
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
+        watch: Watch | None,
+        pinned: Sequence[ModelId],
     ) -> None:
         self._case = case
         self._check = check
@@ -167,6 +176,8 @@ class _Simulation:
             on_closed=self._closed,
             check=check,
             make_scheduler=make_scheduler,
+            watch=watch,
+            pinned=pinned,
         )
         cluster = case.cluster
         self._models = {

@@ -262,7 +262,7 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     ((num_gpus, name, controller, flags, join),) = asked
     assert (num_gpus, name, controller) == (3, "host", "there:1")
     assert spell(join) == [f"--worker-token-file={token_file}"]
-    assert sorted(spell(flags)) == sorted([*settings, "--device=cuda"])
+    assert sorted(spell(flags)) == sorted([*settings, "--device=cuda", "--log-format=text"])
 
 
 @pytest.fixture
@@ -327,6 +327,26 @@ def test_a_refusal_says_its_reason_and_ends_with_1(run: Run, server: LocalServer
     code, _, err = run("infer", "dense", "--random", "--slo-ms", "0.01", "--server", server.address)
     assert code == 1
     assert "refused: INFEASIBLE: " in err
+
+
+def test_a_request_is_explained_by_its_number_for_people_and_for_programs(
+    run: Run, server: LocalServer
+) -> None:
+    at = ("--server", server.address)
+    asked = ("infer", "dense", "--random", "--explain", "--slo-ms", "30000", "--json")
+    code, out, err = run(*asked, *at)
+    assert code == 0, err
+    number = str(json.loads(out)["explanation"]["request_id"])
+    code, out, err = run("explain", number, *at)
+    assert code == 0, err
+    assert out.startswith(f"request {number} for model dense, ")
+    assert "It was answered in time" in out
+    told = json.loads(run("explain", number, "--json", *at)[1])
+    assert (told["outcome"], told["slo_ns"]) == ("OK", 30_000_000_000)
+    assert told["run"]["error"] == "NONE"
+    code, _, err = run("explain", "never-sent", *at)
+    assert code == 1
+    assert "no request 'never-sent' is known" in err
 
 
 def test_status_shows_workers_and_residency(run: Run, server: LocalServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 
 from hypothesis import given
@@ -40,3 +41,32 @@ def test_a_logged_message_is_one_line_and_a_traceback_stays_as_it_is() -> None:
         record.exc_info = (ValueError, error, error.__traceback__)
         handler.emit(record)
     assert stream.getvalue().splitlines()[1] == "Traceback (most recent call last):"
+
+
+def test_a_message_in_json_is_one_object_a_line_with_its_traceback() -> None:
+    formatter = flags.formatter(flags.LogFormat.JSON)
+    try:
+        raise ValueError("odd")
+    except ValueError as error:
+        record = logging.makeLogRecord(
+            {
+                "name": "controller.app",
+                "levelname": "ERROR",
+                "created": 1_700_000_000.25,
+                "process": 17,
+                "msg": "device %s",
+                "args": ("\x1b[2J\nINFO root: all is well",),
+                "exc_info": (ValueError, error, error.__traceback__),
+            }
+        )
+    line = formatter.format(record)
+    assert line.isprintable()
+    told = json.loads(line)
+    assert "ValueError: odd" in told.pop("exception")
+    assert told == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "ERROR",
+        "logger": "controller.app",
+        "pid": 17,
+        "message": "device \x1b[2J\nINFO root: all is well",
+    }

@@ -36,6 +36,9 @@ class Heard:
     def fail(self, error: Exception) -> None:
         self.errors.append(error)
 
+    def header(self, name: str) -> str:
+        return ""
+
     def served(self, *, slow: bool) -> None:
         raise AssertionError("nothing is served here")
 

@@ -1,0 +1,303 @@
+"""Says of one request what became of it, and why: what it waited for, what stood in its way, what would have helped.
+
+Everything is looked up when somebody asks: in telemetry's last rows, among the refusals that `controller.recent`
+keeps, and among the requests that are still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clockwright.errors import UnknownRequestError
+from clockwright.foreign import check_name_length
+from clockwright.units import ActionId, RequestId, format_ns
+from clockwright.v1 import control_pb2 as pb
+from controller.catalogue import name_of
+from controller.core.events import RequestArrived
+from controller.front.explanation import Journey, where_it_went
+from controller.front.oip import quote
+from controller.recent import RefusedRequest
+from controller.runtime import Runtime
+from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow
+
+OPEN = "OPEN"
+
+
+def explain_request(
+    runtime: Runtime, asked: str, may_see: Callable[[str], bool]
+) -> pb.ExplainResponse:
+    """Explain a request of the last moments.
+
+    Args:
+        runtime: where it was served.
+        asked: what its client called it, or the number that the server gave it.
+        may_see: says of a tenant whether its requests may be seen.
+
+    Raises:
+        BadRequestError: no request has such a name.
+        UnknownRequestError: there is none of that name or number, it is too long ago, or it is somebody else's.
+    """
+    check_name_length("request_id", asked)
+    for found in runtime.recent.find_named(asked, may_see):
+        if isinstance(found, RefusedRequest):
+            return _refused(runtime, found, asked)
+        if (response := _of_number(runtime, found, asked, may_see)) is not None:
+            return response
+    if asked.isascii() and asked.isdigit() and len(asked) < 20:
+        number = RequestId(int(asked))
+        if (response := _of_number(runtime, number, "", may_see)) is not None:
+            return response
+    raise UnknownRequestError(
+        f"no request {quote(asked)} is known: answered ones are kept for the last moments only"
+    )
+
+
+def _of_number(
+    runtime: Runtime, request_id: RequestId, name: str, may_see: Callable[[str], bool]
+) -> pb.ExplainResponse | None:
+    refused = runtime.recent.find_refused(request_id)
+    if refused is not None:
+        return _refused(runtime, refused, name or refused.name) if may_see(refused.tenant) else None
+    row = runtime.telemetry.find_request(request_id)
+    if row is not None:
+        return _over(runtime, row, name) if may_see(row.tenant) else None
+    found = runtime.find_open(request_id)
+    if found is not None and may_see(found[0].tenant):
+        return _open(runtime, *found, name)
+    return None
+
+
+def _open(
+    runtime: Runtime, request: RequestArrived, action_id: ActionId | None, name: str
+) -> pb.ExplainResponse:
+    age_ns = runtime.clock() - request.arrival_ns
+    response = pb.ExplainResponse(
+        request_id=request.request_id,
+        client_request_id=name,
+        model_id=name_of(request.model_id),
+        tenant=request.tenant,
+        outcome=OPEN,
+        rows=request.rows,
+        age_ns=age_ns,
+        slo_ns=request.slo_ns,
+        latency_ns=age_ns,
+    )
+    where = "waits" if action_id is None else f"is with a worker, in action {action_id}"
+    left_ns = request.slo_ns - age_ns
+    response.words.append(
+        f"It {where}, {format_ns(age_ns)} after it came;"
+        f" its SLO of {format_ns(request.slo_ns)} is over in {format_ns(left_ns)}."
+    )
+    return response
+
+
+def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
+    """Explain a request that was answered, in time or not, or withdrawn."""
+    latency_ns = row.departure_ns - row.arrival_ns
+    response = pb.ExplainResponse(
+        request_id=row.request_id,
+        client_request_id=name,
+        model_id=name_of(row.model_id),
+        tenant=row.tenant,
+        outcome=row.outcome,
+        rows=row.rows,
+        age_ns=runtime.clock() - row.arrival_ns,
+        slo_ns=row.slo_ns,
+        latency_ns=latency_ns,
+        cold=row.cold,
+    )
+    words = response.words
+    slo = format_ns(row.slo_ns)
+    if row.outcome == CANCELLED:
+        words.append(f"Its client gave it up after {format_ns(latency_ns)}, of an SLO of {slo}.")
+        return response
+    how = "in time" if row.outcome == OK else "too late"
+    words.append(f"It was answered {how}: after {format_ns(latency_ns)}, of an SLO of {slo}.")
+    response.expected_latency_ns = row.expected_departure_ns - row.arrival_ns
+    run = None if row.action_id is None else runtime.telemetry.find_action(row.action_id)
+    if run is None:
+        return response
+    _fill_action(response.run, run, row.arrival_ns)
+    load = None
+    if row.cold:
+        load = runtime.telemetry.find_load(row.model_id, run.worker_id, run.result_ns)
+        if load is not None:
+            _fill_action(response.load, load, row.arrival_ns)
+    spent = where_it_went(
+        Journey(
+            arrival_ns=row.arrival_ns,
+            sent_ns=run.sent_ns,
+            received_ns=run.received_ns,
+            result_ns=run.result_ns,
+            departure_ns=row.departure_ns,
+            load=None if load is None else load.load,
+            input=run.input,
+            exec=run.exec,
+            output=run.output,
+        )
+    )
+    response.spent_queue_ns = spent.queue_ns
+    response.spent_load_ns = spent.load_ns
+    response.spent_input_ns = spent.input_ns
+    response.spent_exec_ns = spent.exec_ns
+    response.spent_output_ns = spent.output_ns
+    response.spent_network_ns = spent.network_ns
+    parts = (
+        ("the queue", spent.queue_ns),
+        ("the load of its model", spent.load_ns),
+        ("its input", spent.input_ns),
+        ("the run", spent.exec_ns),
+        ("its output", spent.output_ns),
+        ("the ways between controller and worker", spent.network_ns),
+    )
+    took = ", ".join(f"{name} {format_ns(part_ns)}" for name, part_ns in parts if part_ns)
+    words.append(f"Its time went into {took}.")
+    words.extend(_run_words(response, run))
+    if row.outcome != OK:
+        beyond_ns = latency_ns - response.expected_latency_ns
+        words.append(
+            f"An answer after {format_ns(response.expected_latency_ns)} was predicted when its batch was"
+            f" sent; it came {format_ns(beyond_ns)} later than that."
+        )
+    return response
+
+
+def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainResponse:
+    """Explain a request that was refused."""
+    waited_ns = found.departure_ns - found.arrival_ns
+    response = pb.ExplainResponse(
+        request_id=found.request_id,
+        client_request_id=name,
+        model_id=name_of(found.model_id),
+        tenant=found.tenant,
+        outcome=found.outcome,
+        detail=found.detail,
+        rows=found.rows,
+        age_ns=runtime.clock() - found.arrival_ns,
+        slo_ns=found.slo_ns,
+        latency_ns=waited_ns,
+        load_ns=found.load_ns,
+        exec_ns=found.exec_ns,
+        queue_ns=found.queue_ns,
+        margin_ns=found.margin_ns,
+        num_waiting=found.num_waiting,
+        num_open=found.num_open,
+        num_pages=found.num_pages,
+        dropped_share=found.dropped_share,
+        enough_slo_ns=found.remedy_slo_ns,
+        more_workers=found.more_workers,
+        pinning=found.pinning,
+    )
+    for values in found.lanes:
+        response.lanes.append(
+            pb.ExplainedLane(
+                worker_id=values[0],
+                resident=values[1],
+                loading=values[2],
+                exec_busy_ns=values[3],
+                load_busy_ns=values[4],
+                num_free_pages=values[5],
+                num_pages=values[6],
+            )
+        )
+    words = response.words
+    slo = format_ns(found.slo_ns)
+    words.append(
+        f"It was refused as {found.outcome} {format_ns(waited_ns)} after it came, with an SLO of {slo}."
+    )
+    if found.detail:
+        words.append(f"The reason in words: {found.detail}.")
+    if found.exec_ns:
+        needed_ns = found.load_ns + found.exec_ns + found.queue_ns
+        load = f"a load of {format_ns(found.load_ns)}, " if found.load_ns else ""
+        words.append(
+            f"It would have taken {format_ns(needed_ns)} at the least: {load}a run of"
+            f" {format_ns(found.exec_ns)}, a wait of {format_ns(max(found.queue_ns, 0))};"
+            f" {format_ns(found.margin_ns)} were kept free for the way back."
+        )
+    if found.action_id is not None:
+        run = runtime.telemetry.find_action(found.action_id)
+        if run is None:
+            words.append(f"It was with a worker, in action {found.action_id}, which is not over.")
+        else:
+            _fill_action(response.run, run, found.arrival_ns)
+            words.extend(_run_words(response, run))
+    words.extend(_obstacle_words(response))
+    words.append(_remedy_words(response))
+    return response
+
+
+def _run_words(response: pb.ExplainResponse, run: ActionRow) -> list[str]:
+    told = response.run
+    words = [
+        f"Action {told.action_id} on worker {told.worker_id} ran it in a batch of {told.batch_size}"
+        f" with {told.num_requests} requests. It was sent after {format_ns(told.sent_ns)} and might begin"
+        f" from {format_ns(told.earliest_ns)} to {format_ns(told.latest_ns)} after the request came;"
+        f" {format_ns(told.expected_duration_ns)} were predicted, and {format_ns(told.duration_ns)} were"
+        " measured."
+    ]
+    if run.error != "NONE":
+        words.append(f"The worker did not do it: {run.error}.")
+    if response.HasField("load"):
+        load = response.load
+        words.append(
+            "The model's weights were not resident when it came: they were loaded from"
+            f" {format_ns(load.begin_ns)} to {format_ns(load.end_ns)} after that."
+        )
+    elif response.cold:
+        words.append("The model's weights were not resident when it came.")
+    elif response.outcome == OK:
+        words.append("No load was needed: the model's weights were resident.")
+    return words
+
+
+def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
+    words = []
+    if response.num_open:
+        words.append(
+            f"{response.num_waiting} requests of its model were waiting, and {response.num_open} of all"
+            " models had no answer yet."
+        )
+    if response.dropped_share:
+        words.append(
+            f"Of the requests for such workers {response.dropped_share:.1%} were dropped of late."
+        )
+    for lane in response.lanes:
+        where = "resident" if lane.resident else "on their way" if lane.loading else "not there"
+        words.append(
+            f"Worker {lane.worker_id}: its weights ({response.num_pages} pages) were {where};"
+            f" EXEC was busy for {format_ns(lane.exec_busy_ns)}, LOAD for"
+            f" {format_ns(lane.load_busy_ns)}; {lane.num_free_pages} of {lane.num_pages} pages were free."
+        )
+    return words
+
+
+def _remedy_words(response: pb.ExplainResponse) -> str:
+    parts = []
+    if response.enough_slo_ns:
+        more_ns = response.enough_slo_ns - response.slo_ns
+        parts.append(f"an SLO of {format_ns(response.enough_slo_ns)} ({format_ns(more_ns)} longer)")
+    if response.more_workers:
+        more = "worker" if response.more_workers == 1 else "workers"
+        parts.append(f"{response.more_workers} more {more}")
+    ways = [" and ".join(parts)] if parts else []
+    if response.pinning:
+        ways.append(f"model {response.model_id} pinned (`clockwright models pin`)")
+    if not ways:
+        return "Nothing is known that would have let it succeed."
+    return f"What would have let it succeed: {', or '.join(ways)}."
+
+
+def _fill_action(told: pb.ExplainedAction, row: ActionRow, arrival_ns: int) -> None:
+    told.action_id, told.worker_id = row.action_id, row.worker_id
+    told.batch_size, told.num_requests = row.batch_size, row.num_requests
+    told.sent_ns = row.sent_ns - arrival_ns
+    if row.earliest_ns is not None and row.latest_ns is not None:
+        told.earliest_ns, told.latest_ns = row.earliest_ns - arrival_ns, row.latest_ns - arrival_ns
+    told.expected_begin_ns = row.expected_begin_ns - arrival_ns
+    told.expected_duration_ns = row.expected_duration_ns
+    step = row.exec if row.type == "Infer" else row.load
+    if step is not None:
+        told.begin_ns, told.end_ns = step.begin_ns - arrival_ns, step.end_ns - arrival_ns
+        told.duration_ns = step.duration_ns
+    told.error = row.error

@@ -1,0 +1,22 @@
+"""Whoever follows single requests through a run; not compiled, so that anybody may be one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from clockwright.errors import Refusal
+from controller.core import Scheduler
+from controller.core.events import RefuseRequest, RequestArrived
+
+
+class Watch(Protocol):
+    """Whoever follows single requests through a run."""
+
+    def arrived(self, request: RequestArrived, /) -> None:
+        """A request is about to be opened, and may be changed."""
+
+    def refused(self, request: RequestArrived, command: RefuseRequest, by: Scheduler, /) -> None:
+        """The scheduler refuses a request, and can be asked about it now."""
+
+    def over(self, request: RequestArrived, refusal: Refusal | None, /) -> None:
+        """A request is answered in time, or not."""

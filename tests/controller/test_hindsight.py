@@ -1,0 +1,218 @@
+"""What became of a request, and why: whoever may know it asks a running controller, by whichever front."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from clockwright.channel import Access
+from clockwright.errors import ClockwrightError, RefusedError, UnknownModelError
+from clockwright.operator import Operator
+from clockwright.statuses import error_of
+from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.v1 import control_pb2 as control
+from clockwright.v1 import inference_pb2 as pb
+from controller.access.authoriser import Authoriser, Rules
+from controller.access.grants import Grant, digest, id_of, make_key
+from controller.access.roles import Role
+from controller.core.quotas import Quota
+from tests.kit.front_end import FrontEnd, serving, until
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+CLIENT = frozenset((Role.INFERENCE,))
+
+
+@pytest.fixture(params=["http2", "grpc", "apart"])
+def front(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+async def ask(
+    front_end: FrontEnd, name: str = "", *, slo_ms: float = 30_000, tenant: str = "", key: str = ""
+) -> RefusedError | None:
+    """Ask the model `double` by the protocol; gives the refusal, or None."""
+    request = pb.ModelInferRequest(
+        model_name="double",
+        id=name,
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])],
+        raw_input_contents=[bytes(12)],
+    )
+    request.parameters["slo_ms"].double_param = slo_ms
+    if tenant:
+        request.parameters["tenant"].string_param = tenant
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    aio: Any = grpc.aio
+    async with aio.insecure_channel(front_end.address) as channel:
+        try:
+            await channel.unary_unary(INFER)(request.SerializeToString(), metadata=metadata)
+        except grpc.RpcError as error:
+            refused = error_of(error, front_end.address)
+            assert isinstance(refused, RefusedError), refused
+            return refused
+    return None
+
+
+async def explain(
+    front_end: FrontEnd, request_id: str, *, key: str = ""
+) -> control.ExplainResponse:
+    """Ask as an operator does, who does not use asyncio."""
+
+    def call() -> control.ExplainResponse:
+        with Operator(front_end.address, Access(key=key) if key else None) as operator:
+            return operator.explain(request_id)
+
+    return await asyncio.to_thread(call)
+
+
+def test_an_answered_request_is_known_by_its_clients_name_with_its_batch_and_where_its_time_went(
+    tmp_path: Path, front: str
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, front=front) as front_end:
+            assert await ask(front_end, "first") is None
+            assert await ask(front_end, "second") is None
+            told = await explain(front_end, "first")
+            assert (told.outcome, told.client_request_id, told.model_id) == (
+                "OK",
+                "first",
+                "double",
+            )
+            assert told.cold
+            assert told.load.error == told.run.error == "NONE"
+            assert told.load.end_ns <= told.run.begin_ns
+            assert (told.run.batch_size, told.run.num_requests) == (1, 1)
+            assert told.run.earliest_ns <= told.run.latest_ns
+            assert told.slo_ns == 30 * NS_PER_S
+            parts = (
+                *(told.spent_queue_ns, told.spent_load_ns, told.spent_input_ns),
+                *(told.spent_exec_ns, told.spent_output_ns, told.spent_network_ns),
+            )
+            assert sum(parts) == told.latency_ns
+            assert any("loaded" in sentence for sentence in told.words)
+            # The second found the weights there.
+            told = await explain(front_end, "second")
+            assert not told.cold
+            assert "No load was needed" in told.words[-1]
+            assert (await explain(front_end, str(told.request_id))).outcome == "OK"
+
+    run(main())
+
+
+def test_a_refused_request_is_known_with_what_stood_in_its_way_and_its_remedy_is_in_the_refusal(
+    tmp_path: Path, front: str
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, front=front) as front_end:
+            assert await ask(front_end) is None  # from now on it is resident
+            refused = await ask(front_end, "hasty", slo_ms=0.5)
+            assert refused is not None
+            told = await explain(front_end, "hasty")
+            assert told.outcome == refused.refusal.value == "INFEASIBLE"
+            assert told.request_id == refused.figures["request_id"]
+            assert told.enough_slo_ns == refused.figures["enough_slo_ns"]
+            assert told.exec_ns == refused.figures["exec_ns"]
+            (lane,) = told.lanes
+            assert lane.resident
+            assert 0 < lane.num_free_pages < lane.num_pages
+            assert f"SLO of {told.enough_slo_ns / NS_PER_MS:.1f} ms" in told.words[-1]
+            # On a model's own time the remedy would be right, on any machine's only if it is not too busy.
+            assert told.exec_ns < told.enough_slo_ns < 100 * NS_PER_MS
+            assert (await explain(front_end, str(told.request_id))).outcome == "INFEASIBLE"
+
+    run(main())
+
+
+def test_a_request_that_waits_is_known_and_so_is_one_that_was_given_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            front_end.worker.hold = True
+            asked = asyncio.create_task(ask(front_end, "slow"))
+            await until(lambda: front_end.runtime.num_waiting == 1)
+            told = await explain(front_end, "slow")
+            assert (told.outcome, told.slo_ns) == ("OPEN", 30 * NS_PER_S)
+            asked.cancel()
+            await until(lambda: front_end.runtime.num_waiting == 0)
+            assert (await explain(front_end, "slow")).outcome == "CANCELLED"
+            front_end.worker.release()
+
+    run(main())
+
+
+def test_a_quota_that_stood_in_the_way_is_named(tmp_path: Path, front: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, front=front) as front_end:
+            await front_end.quotas.set("gold", Quota(slo_ns_max=NS_PER_S))
+            refused = await ask(front_end, "greedy", tenant="gold")
+            assert refused is not None
+            told = await explain(front_end, "greedy")
+            assert (told.outcome, told.tenant, told.request_id) == ("QUOTA", "gold", 0)
+            assert "slo_ns_max" in told.detail
+
+    run(main())
+
+
+def test_names_may_be_given_twice_and_the_latest_request_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            assert await ask(front_end, "again") is None
+            assert await ask(front_end, "again", slo_ms=0.5) is not None
+            assert (await explain(front_end, "again")).outcome == "INFEASIBLE"
+            for unknown in ("never", "999999", ""):
+                with pytest.raises(UnknownModelError, match="no request"):
+                    await explain(front_end, unknown)
+
+    run(main())
+
+
+@pytest.mark.parametrize("front", ["http2", "grpc"])
+def test_a_tenant_is_told_of_its_own_requests_only_and_an_operator_of_all(
+    tmp_path: Path, front: str
+) -> None:
+    keys = {
+        name: make_key(secrets.token_bytes(4), secrets.token_urlsafe(32))
+        for name in ("gold", "silver", "nobody", "ops")
+    }
+
+    def grant(name: str, roles: frozenset[Role], tenant: str) -> Grant:
+        return Grant(name, roles, tenant, key_id=id_of(keys[name]), key_sha256=digest(keys[name]))
+
+    grants = (
+        grant("gold", CLIENT, "gold"),
+        grant("silver", CLIENT, "silver"),
+        grant("nobody", CLIENT, ""),
+        grant("ops", frozenset((Role.OPERATOR,)), ""),
+    )
+
+    async def main() -> None:
+        authoriser = Authoriser()
+        authoriser.use(Rules(grants, anonymous=frozenset(), anonymous_tenants=False), now_s=0)
+        async with serving(tmp_path, front=front, authoriser=authoriser) as front_end:
+            assert await ask(front_end, "mine", key=keys["gold"]) is None
+            assert await ask(front_end, "no-one's", key=keys["nobody"]) is None
+            # Another's request of the same name does not hide one's own.
+            assert await ask(front_end, "mine", key=keys["silver"], slo_ms=0.5) is not None
+            told = await explain(front_end, "mine", key=keys["gold"])
+            assert (told.outcome, told.tenant) == ("OK", "gold")
+            other = await explain(front_end, "mine", key=keys["ops"])
+            assert (other.outcome, other.tenant) == ("INFEASIBLE", "silver")
+            for number, key in (
+                (str(told.request_id), "silver"),
+                (str(other.request_id), "gold"),
+                ("no-one's", "gold"),
+                ("no-one's", "nobody"),
+            ):
+                with pytest.raises(ClockwrightError, match="no request"):
+                    await explain(front_end, number, key=keys[key])
+            assert (await explain(front_end, "no-one's", key=keys["ops"])).outcome == "OK"
+
+    run(main())

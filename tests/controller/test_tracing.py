@@ -1,0 +1,210 @@
+"""Traces of requests, as a collector gets them: one that speaks OTLP over gRPC, in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+
+from clockwright.errors import ConfigError
+from clockwright.v1 import inference_pb2 as pb
+from controller import front_process
+from controller.app import Controller, running
+from controller.config import ControllerConfig, FrontConfig
+from controller.front_process import Front
+from tests.kit.front_end import until
+from tests.kit.scripted_worker import LoopbackWorker
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+TRACE, ABOVE = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class Collector(otlp_grpc.TraceServiceServicer):
+    """Takes what is exported."""
+
+    def __init__(self) -> None:
+        self.spans: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.server: Any = grpc.server(ThreadPoolExecutor(2))
+        add: Any = otlp_grpc.add_TraceServiceServicer_to_server
+        add(self, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def Export(self, request: Any, _: Any) -> Any:  # noqa: ANN401
+        for of_resource in request.resource_spans:
+            for scope in of_resource.scope_spans:
+                for span in scope.spans:
+                    self.spans.put((of_resource.resource, span))
+        return otlp.ExportTraceServiceResponse()
+
+    def taken(self) -> list[Any]:
+        """All spans that came, by when they began."""
+        found = []
+        while not self.spans.empty():
+            found.append(self.spans.get()[1])
+        return sorted(found, key=lambda span: (span.start_time_unix_nano, span.name))
+
+
+@pytest.fixture(params=["http2", "grpc"])
+def front(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@asynccontextmanager
+async def traced(
+    directory: Path, front: str, share: float
+) -> AsyncIterator[tuple[Controller, Collector]]:
+    """A controller that is traced; whoever leaves finds all spans with the collector."""
+    (directory / "m" / "1").mkdir(parents=True)
+    (directory / "m" / "1" / "model.onnx").write_bytes(b"onnx")
+    collector = Collector()
+    config = ControllerConfig(
+        port=0,
+        models_dir=directory,
+        front=front,
+        trace_to=collector.address,
+        trace_share=share,
+    )
+    try:
+        async with running(config) as controller, LoopbackWorker(controller.port):
+            await until(
+                lambda: (
+                    controller.catalogue.ready
+                    and any(link.joined for link in controller.links.links)
+                )
+            )
+            yield controller, collector
+    finally:
+        collector.server.stop(None)
+
+
+async def ask(
+    server: Controller | Front, traceparent: str = "", *, name: str = "", slo_ms: float = 30_000
+) -> grpc.StatusCode:
+    request = pb.ModelInferRequest(
+        model_name="m",
+        id=name,
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])],
+        raw_input_contents=[bytes(16)],
+    )
+    request.parameters["slo_ms"].double_param = slo_ms
+    metadata = (("traceparent", traceparent),) if traceparent else ()
+    aio: Any = grpc.aio
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        try:
+            await channel.unary_unary(INFER)(request.SerializeToString(), metadata=metadata)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401  protobuf's
+    return {
+        each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes
+    }
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def test_a_request_that_comes_in_a_trace_goes_on_in_it_with_queue_load_and_exec(
+    tmp_path: Path, front: str
+) -> None:
+    async def main() -> None:
+        async with traced(tmp_path, front, share=0.0) as (controller, collector):
+            assert await ask(controller) is grpc.StatusCode.OK  # without a context: not traced
+            assert await ask(controller, f"00-{TRACE}-{ABOVE}-00") is grpc.StatusCode.OK
+            for wrong in ("nonsense", f"ff-{TRACE}-{ABOVE}-01", f"00-{'0' * 32}-{ABOVE}-01"):
+                assert await ask(controller, wrong) is grpc.StatusCode.OK
+            assert await ask(controller, f"00-{TRACE}-{ABOVE}-01", name="mine") is (
+                grpc.StatusCode.OK
+            )
+        spans = collector.taken()
+        (whole,) = (span for span in spans if span.parent_span_id.hex() == ABOVE)
+        inner = [span for span in spans if span is not whole]
+        assert whole.name == "inference.GRPCInferenceService/ModelInfer"
+        assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, ABOVE)
+        found = attributes(whole)
+        assert found["rpc.system.name"] == "grpc"
+        assert found["rpc.response.status_code"] == "OK"
+        assert found["request_id"] == "mine"
+        assert found["clockwright.request_id"] == 6
+        assert sorted(span.name for span in inner) == ["exec", "queue"]
+        for span in inner:
+            assert span.trace_id == whole.trace_id
+            assert span.parent_span_id == whole.span_id
+            assert whole.start_time_unix_nano <= span.start_time_unix_nano
+            assert span.start_time_unix_nano <= span.end_time_unix_nano
+        (run_,) = (span for span in inner if span.name == "exec")
+        assert attributes(run_)["clockwright.batch_size"] == 1
+
+    run(main())
+
+
+def test_a_share_of_the_others_is_traced_and_the_first_waited_for_a_load(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with traced(tmp_path, "http2", share=1.0) as (controller, collector):
+            assert await ask(controller) is grpc.StatusCode.OK
+        spans = collector.taken()
+        assert {span.name for span in spans if span.parent_span_id} == {"queue", "load", "exec"}
+        (whole,) = (span for span in spans if not span.parent_span_id)
+        assert {span.trace_id for span in spans} == {whole.trace_id}
+
+    run(main())
+
+
+def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(
+    tmp_path: Path, front: str
+) -> None:
+    async def main() -> None:
+        async with traced(tmp_path, front, share=1.0) as (controller, collector):
+            assert await ask(controller) is grpc.StatusCode.OK
+            code = await ask(controller, slo_ms=0.01)
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        refused = [span for span in collector.taken() if span.status.code]
+        (whole,) = refused
+        found = attributes(whole)
+        assert found["error.type"] == "INFEASIBLE"
+        assert found["rpc.response.status_code"] == "RESOURCE_EXHAUSTED"
+        assert found["clockwright.enough_slo_ns"] > found["clockwright.slo_ns"] == 10_000
+
+    run(main())
+
+
+def test_a_front_apart_traces_what_its_clients_see_of_a_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        apart = Collector()
+        async with traced(tmp_path, "http2", share=0.0) as (controller, collector):
+            config = FrontConfig(
+                controller=f"127.0.0.1:{controller.port}",
+                port=0,
+                trace_to=apart.address,
+                trace_share=1.0,
+            )
+            async with front_process.serving(config) as front:
+                assert await ask(front, name="mine") is grpc.StatusCode.OK
+        apart.server.stop(None)
+        assert collector.taken() == []
+        (whole,) = apart.taken()
+        assert attributes(whole)["request_id"] == "mine"
+
+    run(main())
+
+
+def test_traces_without_a_collector_are_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="expected HOST:PORT of a collector"):
+        ControllerConfig(trace_share=0.5)
+    with pytest.raises(ConfigError, match="trace_share is 2"):
+        ControllerConfig(trace_to="127.0.0.1:4317", trace_share=2)
