@@ -168,8 +168,10 @@ class Route:
 class _RestCall(AwaitedCall):
     """A request for inference."""
 
-    def __init__(self, arrival_ns: int, caller: Caller, throttle: Throttle) -> None:
-        super().__init__("ModelInfer", arrival_ns, caller)
+    def __init__(
+        self, arrival_ns: int, caller: Caller, headers: Mapping[str, str], throttle: Throttle
+    ) -> None:
+        super().__init__("ModelInfer", arrival_ns, caller, headers=tuple(headers.items()))
         self._throttle = throttle
 
     @override
@@ -377,7 +379,7 @@ class RestApp:
             slo_ms=_slo_ms(headers),
             tenant=headers.get(TENANT_HEADER, ""),
         )
-        call = _RestCall(origin.arrival_ns, caller, self._throttle)
+        call = _RestCall(origin.arrival_ns, caller, headers, self._throttle)
         connection = origin.connection
         connection.when_gone = lambda: _give_up(call)
         assert self._infer is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
@@ -70,6 +71,7 @@ async def traced(
     collector = Collector()
     config = ControllerConfig(
         port=0,
+        http_port=0,
         models_dir=directory,
         front=front,
         trace_to=collector.address,
@@ -149,6 +151,29 @@ def test_a_request_that_comes_in_a_trace_goes_on_in_it_with_queue_load_and_exec(
             assert span.start_time_unix_nano <= span.end_time_unix_nano
         (run_,) = (span for span in inner if span.name == "exec")
         assert attributes(run_)["clockwright.batch_size"] == 1
+
+    run(main())
+
+
+def test_so_does_a_request_by_rest(tmp_path: Path) -> None:
+    asked = {
+        "id": "mine",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}],
+        "parameters": {"slo_ms": 30_000},
+    }
+
+    async def main() -> None:
+        async with (
+            traced(tmp_path, "http2", share=0.0) as (controller, collector),
+            httpx.AsyncClient(timeout=60) as client,
+        ):
+            url = f"http://127.0.0.1:{controller.http_port}/v2/models/m/infer"
+            headers = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
+            answer = await client.post(url, json=asked, headers=headers)
+            assert answer.status_code == 200, answer.text
+        (whole,) = (span for span in collector.taken() if span.parent_span_id.hex() == ABOVE)
+        assert whole.trace_id.hex() == TRACE
+        assert attributes(whole)["request_id"] == "mine"
 
     run(main())
 
