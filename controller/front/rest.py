@@ -725,10 +725,13 @@ def _control(
     pattern: str,
     method: str,
     *,
+    messages: str = "",
     fill: Callable[[Message, RestRequest], None] = _fill,
     bytes_max: int = _BODY_BYTES_MAX,
 ) -> Route:
-    request, response = getattr(control, f"{method}Request"), getattr(control, f"{method}Response")
+    messages = messages or method
+    request = getattr(control, f"{messages}Request")
+    response = getattr(control, f"{messages}Response")
     return Route(verb, pattern, _CONTROL + method, request, response, fill, _tell, bytes_max)
 
 
@@ -769,6 +772,8 @@ ROUTES: Final = (
     _control("PUT", "v2/applications/{name}", "PutApplication", fill=_fill_put),
     _control("DELETE", "v2/applications/{name}", "RemoveApplication"),
     _control("DELETE", "v2/applications/{application}/contexts/{context}", "EraseContext"),
+    _control("GET", "v2/requests/{request_id}", "Explain"),
+    _control("GET", "v2/requests/{request_id}/own", "ExplainOwn", messages="Explain"),
     _control("POST", "v2/feedback", "Feedback", fill=_fill_feedback, bytes_max=HEADER_BYTES_MAX),
 )
 

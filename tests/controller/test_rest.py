@@ -24,6 +24,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from controller.access.roles import ROLE_OF
+from controller.core.quotas import Quota
 from controller.front.oip_json import fields_of
 from controller.front.rest import ROUTES
 from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
@@ -434,6 +435,26 @@ def test_every_path_is_on_the_page_with_its_role() -> None:
     page = Path(__file__).parents[2] / "docs" / "rest.md"
     rows = re.findall(r"\| ([A-Z]+) \| `([^`]+)` \| ([a-z-]+) \|", page.read_text())
     assert rows == [(route.verb, route.pattern, ROLE_OF[route.path].value) for route in ROUTES]
+
+
+def test_a_request_is_explained_to_operators_and_to_tenants_their_own(
+    server: FrontEndInThread,
+) -> None:
+    url = f"http://{server.rest}/v2/requests"
+    assert post(server, question(id="why")).status_code == 200
+    told = requests.get(f"{url}/why", timeout=60).json()
+    assert (told["outcome"], told["client_request_id"], told["model_id"]) == ("OK", "why", "double")
+    assert (told["run"]["error"], told["slo_ns"]) == ("NONE", SLO_MS * 10**6)
+    assert told["words"]
+    server.run(server.front_end.quotas.set("brass", Quota(slo_ns_max=10**9)))
+    refused = post(server, question(id="greedy"), x_clockwright_tenant="brass").json()
+    told = requests.get(f"{url}/greedy", timeout=60).json()
+    assert told["outcome"] == refused["reason"] == "QUOTA"
+    # Nobody's tenant has requests of its own.
+    for unknown in ("why/own", "never"):
+        answer = requests.get(f"{url}/{unknown}", timeout=60)
+        assert answer.status_code == 404
+        assert "no request" in answer.json()["error"]
 
 
 def test_applications_are_made_asked_taught_and_removed(server: FrontEndInThread) -> None:

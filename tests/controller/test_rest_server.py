@@ -459,7 +459,12 @@ def test_every_path_needs_the_role_of_its_method(tmp_path: Path) -> None:
 
         for route in ROUTES:
             path = "/" + route.pattern.format(
-                name="double", version="1", model_name="double", application="a", context="c"
+                name="double",
+                version="1",
+                model_name="double",
+                application="a",
+                context="c",
+                request_id="1",
             )
             role = ROLE_OF[route.path]
             nobody = ask(route.verb, path)
@@ -476,6 +481,11 @@ def test_every_path_needs_the_role_of_its_method(tmp_path: Path) -> None:
                 assert role.value in known.json()["error"]
         good = {"Authorization": f"Bearer {asks}"}
         assert post(server, **good).status_code == 200
+        named = {**QUESTION, "id": "mine"}
+        url = f"http://{server.rest}{INFER}"
+        assert requests.post(url, json=named, headers=good, timeout=60).status_code == 200
+        own = ask("GET", "/v2/requests/mine/own", **good)
+        assert (own.json()["outcome"], own.json()["tenant"]) == ("OK", "gold")
         assert post(server, triton_grpc_protocol_key=asks).status_code == 200
         other = post(server, x_clockwright_tenant="silver", **good)
         assert (other.status_code, other.json()["reason"]) == (403, "NOT_ALLOWED")
