@@ -255,16 +255,7 @@ async def running(
         inference = InferenceService(
             backend, door=door, regions=regions, lag_ns=lag_ns, tracing=tracing
         )
-        repository = RepositoryService(
-            runtime,
-            catalogue,
-            backend,
-            applications,
-            door=door,
-            client_shm=regions is not None,
-        )
         inference.mount(server)
-        repository.mount(server)
         fronts = FrontLinks(
             backend,
             catalogue,
@@ -277,6 +268,33 @@ async def running(
             term=term,
         )
         stack.callback(fronts.close)
+        page: Page | None = None
+        if config.metrics_port is not None:
+            parts = Parts(
+                runtime=runtime,
+                catalogue=catalogue,
+                links=links,
+                fronts=fronts,
+                applications=applications,
+                quotas=quotas,
+                door=door,
+                throttle=throttle,
+                memory=memory.pressure,
+                lag_ns=turns.lag_ns,
+                generation=term.generation,
+                policy=config.scheduler.policy,
+            )
+            page = Page(parts)
+        repository = RepositoryService(
+            runtime,
+            catalogue,
+            backend,
+            applications,
+            door=door,
+            client_shm=regions is not None,
+            fill_statistics=None if page is None else page.fill_statistics,
+        )
+        repository.mount(server)
         control = ControlService(
             runtime,
             catalogue,
@@ -318,22 +336,8 @@ async def running(
             )
         )
         metrics_port: int | None = None
-        if config.metrics_port is not None:
-            parts = Parts(
-                runtime=runtime,
-                catalogue=catalogue,
-                links=links,
-                fronts=fronts,
-                applications=applications,
-                quotas=quotas,
-                door=door,
-                throttle=throttle,
-                memory=memory.pressure,
-                lag_ns=turns.lag_ns,
-                generation=term.generation,
-                policy=config.scheduler.policy,
-            )
-            metrics_port = await stack.enter_async_context(_measuring(Page(parts), config, guard))
+        if page is not None:
+            metrics_port = await stack.enter_async_context(_measuring(page, config, guard))
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(

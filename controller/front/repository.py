@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from google.protobuf.message import Message
 from clockwright import __version__
 from clockwright.bulk import split_bulk
 from clockwright.errors import BadRequestError, UnknownModelError
+from clockwright.units import ModelId
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, ModelState
 from controller.front.backend import LocalBackend
@@ -57,6 +59,7 @@ class RepositoryService:
         *,
         door: Door,
         client_shm: bool = False,
+        fill_statistics: Callable[[ModelId, pb.ModelStatistics], None] | None = None,
     ) -> None:
         """Serve one controller.
 
@@ -67,6 +70,8 @@ class RepositoryService:
             applications: know the applications; None: there are none.
             door: is shut when there is no memory for requests.
             client_shm: clients may keep tensors in shared memory of theirs.
+            fill_statistics: fills in what the metrics count of a model; None: nobody counts more than
+                telemetry does.
         """
         self._runtime = runtime
         self._catalogue = catalogue
@@ -74,6 +79,7 @@ class RepositoryService:
         self._applications = applications
         self._door = door
         self._client_shm = client_shm
+        self._fill_statistics = fill_statistics
 
     def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
         """Have a server serve this."""
@@ -167,6 +173,8 @@ class RepositoryService:
             if counts is not None:
                 told.inference_stats.success.count = counts.answered
                 told.inference_stats.fail.count = counts.refusals.total()
+            if self._fill_statistics is not None:
+                self._fill_statistics(model.model_id, told)
         return response
 
     async def _health_check(

@@ -18,6 +18,7 @@ from typing import Final
 from clockwright import __version__
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ModelId
+from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, ModelState
 from controller.core import ClusterLoad
 from controller.front.door import Door
@@ -123,6 +124,30 @@ class Page:
             self._making[openmetrics] = making
             making.add_done_callback(lambda _: self._making.pop(openmetrics))
         return await asyncio.shield(making)
+
+    def fill_statistics(self, model_id: ModelId, told: pb.ModelStatistics) -> None:
+        """Fill in Triton's statistics of a model, which say the same as its metrics.
+
+        Args:
+            model_id: which; one that is counted together with others is left as it is.
+            told: is filled in. As Triton has it, each time is of all successful requests together.
+        """
+        self._parts.runtime.telemetry.count()
+        model = self.tally.find(model_id)
+        if model is self.tally.others:
+            return
+        told.inference_count, told.execution_count = model.rows, model.batches
+        found = told.inference_stats
+        num_refused = model.outcomes.total() - model.outcomes[OK] - model.outcomes[CANCELLED]
+        found.fail.count = num_refused
+        for duration, ns in (
+            (found.success, model.durations.sum_ns),
+            (found.queue, model.queue_ns),
+            (found.compute_input, model.input_ns),
+            (found.compute_infer, model.exec_ns),
+            (found.compute_output, model.output_ns),
+        ):
+            duration.count, duration.ns = model.outcomes[OK], ns
 
     def _describe(self, model_id: ModelId) -> tuple[str, str] | None:
         entry = self._parts.catalogue.find_id(model_id)

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import tritonclient.grpc as triton
 import trustme
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
@@ -290,6 +291,42 @@ def test_values_agree_with_what_was_served(tmp_path: Path) -> None:
 
 
 PAGES = ("resident", "loading", "free")
+
+
+def test_tritons_statistics_say_the_same(tmp_path: Path) -> None:
+    def statistics(controller: Controller) -> Any:  # noqa: ANN401  its client's message
+        with triton.InferenceServerClient(f"127.0.0.1:{controller.port}") as client:
+            (told,) = client.get_inference_statistics("m").model_stats
+            return told
+
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            LoopbackWorker(controller.port, exec_ns=2 * NS_PER_MS),
+        ):
+            (model_id,) = await until_ready(controller, "m")
+            for _ in range(3):
+                assert await ask(controller, model_id) == OK
+            assert await ask(controller, model_id, slo_ns=1) == Refusal.INFEASIBLE.value
+            await until(lambda: not controller.runtime.cluster_load().workers[0].num_in_flight)
+            found = Found(await scrape(controller))
+            told = await asyncio.to_thread(statistics, controller)
+        assert (told.inference_count, told.execution_count) == (3, 3)
+        stats = told.inference_stats
+        assert (stats.success.count, stats.fail.count) == (3, 1)
+        for name, each in {
+            "request": stats.success,
+            "queue": stats.queue,
+            "compute_input": stats.compute_input,
+            "compute_infer": stats.compute_infer,
+            "compute_output": stats.compute_output,
+        }.items():
+            assert each.count == 3
+            took_us = found(f"nv_inference_{name}_duration_us", model="m", version="1")
+            assert each.ns // 1000 == took_us
+        assert stats.success.ns > stats.compute_infer.ns > 0
+
+    run(test)
 
 
 def test_who_refuses_for_want_of_workers_says_that_more_are_required(tmp_path: Path) -> None:
