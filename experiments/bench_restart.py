@@ -43,6 +43,7 @@ import numpy as np
 
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
+from experiments.local_server import off_fixed_ports
 from experiments.results_file import RESULTS, add_results, judge, write_results
 from modelzoo.build import write_model
 
@@ -308,8 +309,12 @@ class Deployed:
     def start(self) -> None:
         """Start it, and wait until it listens or stands by; a worker does neither."""
         self._close()
+        name, *arguments = self.command
+        # Releases of before know no such flags.
+        is_ours = self.folder is None and name != "worker"
+        flags = off_fixed_ports(name, arguments) if is_ours else []
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "clockwright.cli", *self.command],
+            [sys.executable, "-m", "clockwright.cli", name, *flags, *arguments],
             stdout=subprocess.PIPE,
             text=True,
             # Packages are compiled to bytecode when they are installed.

@@ -22,6 +22,17 @@ _FOR_PEOPLE = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 _STOP_LIMIT_S = 60.0
 
 
+def off_fixed_ports(command: str, arguments: Sequence[str]) -> list[str]:
+    """Flags with which a command serves nothing on a port that is one for the whole machine.
+
+    Args:
+        command: `up`, `controller` or `front`.
+        arguments: of it; where they name a port, that is served.
+    """
+    doors = ("http",) if command == "front" else ("http", "metrics")
+    return [f"--no-{door}" for door in doors if f"--{door}-port" not in arguments]
+
+
 class LocalServer:
     """Started on a free port; stopped, as SIGTERM does it, at the end of the `with` block."""
 
@@ -53,10 +64,7 @@ class LocalServer:
         self.address = ""
         #: URL of the metrics, where they are on.
         self.metrics = ""
-        for port, none in (("--http-port", "--no-http"), ("--metrics-port", "--no-metrics")):
-            if port not in arguments:
-                # Its default is one port for the whole machine.
-                arguments = [none, *arguments]
+        arguments = [*off_fixed_ports(command, arguments), *arguments]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", command, "--port", "0", *arguments],
             stdout=subprocess.PIPE,

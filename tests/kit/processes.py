@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from experiments.local_server import off_fixed_ports
 from modelzoo.build import write_model
 
 # Longer than anything here takes on the slowest machine; pytest's own limit is longer.
@@ -70,10 +71,15 @@ def standing_by(command: str, *arguments: str) -> Iterator[tuple[subprocess.Pope
         yield started
 
 
+def _call(command: str, *arguments: str) -> list[str]:
+    flags = off_fixed_ports(command, arguments)
+    return [sys.executable, "-m", "clockwright.cli", command, *flags, *arguments]
+
+
 @contextmanager
 def _says(words: str, command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "clockwright.cli", command, *arguments],
+        _call(command, *arguments),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -97,7 +103,7 @@ def _says(words: str, command: str, *arguments: str) -> Iterator[tuple[subproces
 def controller(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A `clockwright controller`; killed at the end if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "clockwright.cli", "controller", *arguments],
+        _call("controller", *arguments),
         stdout=subprocess.PIPE,
         text=True,
     )
