@@ -46,7 +46,7 @@ Who calls, and may he? `access` says so to every door: callers' keys, certificat
 roles and a tenant out. It stands below `front`, asks nobody, and reads its files again when they change.
 
 What became of one request, and why, is put together when somebody asks (`front.hindsight`): from telemetry's rows,
-and from what `recent` keeps of refusals.
+and from what `past_requests` keeps of refusals.
 
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
 

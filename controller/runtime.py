@@ -33,7 +33,7 @@ from controller.core.events import (
 from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
 from controller.parties import Link, Waiter
-from controller.recent import RecentRequests
+from controller.past_requests import PastRequests
 from controller.telemetry import Telemetry
 
 # Takes the outputs of one request.
@@ -103,7 +103,7 @@ class Runtime:
         """
         self.telemetry = telemetry
         #: What is known of requests that are over, beside their rows in telemetry.
-        self.recent = RecentRequests()
+        self.past = PastRequests()
         #: The controller's clock, for everybody who lives with this runtime.
         self.clock = clock
         #: No requests are admitted any more.
@@ -206,7 +206,7 @@ class Runtime:
         )
         self._ledger.open(request, (inputs, waiter, late, name))
         if name:
-            self.recent.named(name, request_id, tenant)
+            self.past.named(name, request_id, tenant)
         if not self._arrived:
             asyncio.get_running_loop().call_soon(self._tell_arrivals)
         self._arrived.append(request)
@@ -430,7 +430,7 @@ class Runtime:
         action_id = None
         if command.refusal is Refusal.LATE:
             action_id = self._ledger.action_of(request.request_id)
-        self.recent.refused(name, request, command, obstacles, action_id, now_ns)
+        self.past.refused(name, request, command, obstacles, action_id, now_ns)
         error = refused_error(command)
         error.figures["request_id"] = request.request_id
         remedy = obstacles.remedy

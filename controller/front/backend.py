@@ -451,7 +451,7 @@ class LocalBackend:
     ) -> None:
         """Count a refusal for a quota, and keep it for whoever asks about it."""
         self.refused_at_door(error.refusal)
-        self._runtime.recent.refused_at_door(
+        self._runtime.past.refused_at_door(
             question.request_id,
             name,
             question.tenant,

@@ -1,7 +1,7 @@
 """Says of one request what became of it, and why: what it waited for, what stood in its way, what would have helped.
 
-Everything is looked up when somebody asks: in telemetry's last rows, among the refusals that `controller.recent`
-keeps, and among the requests that are still open.
+Everything is looked up when somebody asks: in telemetry's last rows, among the refusals that
+`controller.past_requests` keeps, and among the requests that are still open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller.catalogue import name_of
 from controller.core.events import RequestArrived
 from controller.front.explanation import Journey, where_it_went
 from controller.front.oip import quote
-from controller.recent import RefusedRequest
+from controller.past_requests import RefusedRequest
 from controller.runtime import Runtime
 from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow
 
@@ -38,7 +38,7 @@ def explain_request(
         UnknownRequestError: there is none of that name or number, it is too long ago, or it is somebody else's.
     """
     check_name_length("request_id", asked)
-    for found in runtime.recent.find_named(asked, may_see):
+    for found in runtime.past.find_named(asked, may_see):
         if isinstance(found, RefusedRequest):
             return _refused(runtime, found, asked)
         if (response := _of_number(runtime, found, asked, may_see)) is not None:
@@ -55,7 +55,7 @@ def explain_request(
 def _of_number(
     runtime: Runtime, request_id: RequestId, name: str, may_see: Callable[[str], bool]
 ) -> pb.ExplainResponse | None:
-    refused = runtime.recent.find_refused(request_id)
+    refused = runtime.past.find_refused(request_id)
     if refused is not None:
         return _refused(runtime, refused, name or refused.name) if may_see(refused.tenant) else None
     row = runtime.telemetry.find_request(request_id)

@@ -61,7 +61,7 @@ class RefusedRequest:
     pinning: bool = False
 
 
-class RecentRequests:
+class PastRequests:
     """Refused requests, and the names of all."""
 
     def __init__(self, *, num_refused: int = NUM_REFUSED, num_named: int = NUM_NAMED) -> None:
