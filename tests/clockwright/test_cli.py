@@ -26,7 +26,7 @@ from worker import gpu_workers
 COMMANDS = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
     *("models", "app", "keys", "quotas", "trace", "front", "load", "doctor", "top"),
-    *("completion", "policies"),
+    *("completion", "policies", "explain"),
 )
 
 #: Exit code, standard output, standard error.
