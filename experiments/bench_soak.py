@@ -1,11 +1,13 @@
 """Does a server that is changed all the time keep its size: an hour of churn, and what each process occupies.
 
-`make bench-soak`, in an hour and a quarter. A real `clockwright up` with a front process and a state folder
+`make bench-soak`, in an hour and a half. A real `clockwright up` with a front process and a state folder
 answers a steady load, while models and applications are added, asked, taught, replaced and removed, clients come, give
 requests up and go, and further workers join and are drained. Every half minute the memory, file handles and
 threads of each process that lives throughout are noted; slopes are those of straight lines through what
 was noted. Before that the server's tables of the last requests and actions are filled, for these grow to a bound
-(`telemetry_capacity`). Writes part `soak` of `guard.json`.
+(`telemetry_capacity`; an action has more than one request, so twice as many requests are asked); and what is noted
+in the first minutes of the churn, in which other bounded stores fill, is kept in the record and left out of the
+slopes. Writes part `soak` of `guard.json`.
 
     python -m experiments.bench_soak --minutes 60
 """
@@ -37,7 +39,7 @@ from clockwright.v1 import control_pb2 as pb
 from controller.telemetry import CAPACITY
 from experiments.live_run import LiveModel
 from experiments.local_server import LocalServer
-from experiments.open_loop import ClientLoad, OpenLoop, offer
+from experiments.open_loop import Account, ClientLoad, OpenLoop, offer
 from experiments.processor_time import roles
 from experiments.results_file import RESULTS, add_results, write_results
 
@@ -45,6 +47,8 @@ _FILL_RPS, _STEADY_RPS = 1000.0, 100.0
 _LOOK_S = 30.0
 # Between two turns of the churn.
 _PAUSE_S = 3.0
+# The first part of the churn, in which what is bounded fills.
+_SETTLING_S = 1200.0
 _MODELS = ("steady", "further")
 
 
@@ -56,15 +60,27 @@ class Occupied:
     handles: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
 
+    def since(self, num_looks: int) -> Occupied:
+        """Leave the first looks out."""
+        return Occupied(
+            self.rss_mib[num_looks:], self.handles[num_looks:], self.threads[num_looks:]
+        )
+
 
 def produce(
-    *, seconds: float, fill_s: float, look_s: float = _LOOK_S, directory: Path = RESULTS
+    *,
+    seconds: float,
+    fill_s: float,
+    settling_s: float,
+    look_s: float = _LOOK_S,
+    directory: Path = RESULTS,
 ) -> dict[str, float]:
     """Churn, and write part `soak` of `guard.json`.
 
     Args:
-        seconds: of the churn.
+        seconds: of the churn whose slopes count.
         fill_s: of the load before it, which fills the server's tables.
+        settling_s: of the churn before that, whose slopes do not count.
         look_s: between two looks at the processes.
         directory: where the record goes.
     """
@@ -73,18 +89,27 @@ def produce(
             address=server.address, models=_MODELS, slo_ms=100, seconds=fill_s, rate=_FILL_RPS, seed=1
         )  # fmt: skip
         offer(load)
-        sizes, turns, lost = _soak(server, controller, seconds, look_s)
-    figures = figures_of(sizes, look_s) | {
+        sizes, turns, account = _soak(server, controller, settling_s + seconds, look_s)
+    settled = {name: size.since(round(settling_s / look_s)) for name, size in sizes.items()}
+    figures = figures_of(settled, look_s) | {
         "soak_minutes": seconds / 60,
         "soak_turns": turns,
-        "soak_unexplained_ends": lost,
+        "soak_requests": account.num_offered,
+        "soak_unexplained_ends": account.others.total(),
+        # By the client's clock, with what its machine kept it waiting.
+        "soak_late_success": account.num_late,
     }
     command = f"python -m experiments.bench_soak --minutes {seconds / 60:g}"
     if not (directory / "guard.json").exists():
         write_results("guard", {}, command=command, directory=directory)
     looks = {name: _looks_of(size) for name, size in sizes.items()}
     add_results(
-        "guard", figures, part="soak", command=command, extra={"looks": looks}, directory=directory
+        "guard",
+        figures,
+        part="soak",
+        command=command,
+        extra={"looks": looks, "unexplained_ends": dict(account.others)},
+        directory=directory,
     )
     return figures
 
@@ -139,7 +164,7 @@ def _server() -> Iterator[tuple[LocalServer, str]]:
 
 def _soak(
     server: LocalServer, controller: str, seconds: float, look_s: float
-) -> tuple[dict[str, Occupied], int, int]:
+) -> tuple[dict[str, Occupied], int, Account]:
     load = ClientLoad(
         address=server.address, models=_MODELS, slo_ms=100, seconds=seconds, rate=_STEADY_RPS, seed=2
     )  # fmt: skip
@@ -183,7 +208,7 @@ def _soak(
         if failures:
             raise failures[0]
         account = client.account()
-    return sizes, turns, sum(account.others.values()) + account.num_late
+    return sizes, turns, account
 
 
 def _look(pid: int, size: Occupied) -> None:
@@ -264,7 +289,8 @@ def main() -> None:
     options = parser.parse_args()
     figures = produce(
         seconds=60 * options.minutes,
-        fill_s=1.1 * CAPACITY / _FILL_RPS,
+        fill_s=2.2 * CAPACITY / _FILL_RPS,
+        settling_s=_SETTLING_S,
         directory=options.directory,
     )
     for key, figure in figures.items():

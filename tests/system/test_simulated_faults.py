@@ -197,15 +197,17 @@ def test_what_else_a_process_does_tells_in_no_story(
 
 
 def test_a_story_leaves_nothing_behind() -> None:
-    def there() -> tuple[int, int, int]:
-        worlds = sum(isinstance(each, World) for each in gc.get_objects())
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), worlds
+    def there() -> list[int]:
+        # Some objects of other tests warn of being asked for their class.
+        worlds = sum(type(each) is World for each in gc.get_objects())
+        return [len(os.listdir("/proc/self/fd")), threading.active_count(), worlds]
 
     play(story_of(1018))
     gc.collect()
     before = there()
     assert not play(story_of(1018)).violation
-    assert there() == before
+    # What earlier tests of this process had may go meanwhile.
+    assert all(now <= then for now, then in zip(there(), before, strict=True))
 
 
 @pytest.mark.parametrize("lease", ["file", "service"])
