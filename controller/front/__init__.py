@@ -13,6 +13,7 @@
     regions       clients' own shared memory: what is registered, and copies in and out
     leadership    whether this controller leads
     control       operators: workers, models, applications, feedback
+    recent        what requests and actions of the last seconds say, for operators
     calls         a request for inference, whichever server or stream it came by
     backend       what a front needs of a controller, and the controller of this process
     templates     requests alike but for ids and tensors are parsed and checked once
