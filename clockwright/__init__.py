@@ -16,6 +16,7 @@ All other packages import their vocabulary from here, and it imports none of the
     frames, frame_socket            actions, results and tensors between processes, and the sockets for them
     data_socket, own_certificate    dialling those sockets, and TLS on them
     leadership, leader_search       which of several controllers leads
+    findings                        what is wrong with a running server, by its own figures
     tensors, containers             shapes and datatypes; the declaration of a model that is code
     errors, units                   every exception; identifiers and units of time
     process                         memory, garbage and the end of a process
