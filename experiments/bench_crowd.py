@@ -289,7 +289,8 @@ def measure_all(
         servers: dict[str, LocalServer] = {}
         for prefix, tree in trees.items():
             arguments = ["--device", f"modelled:{profile}", "--models", str(models)]
-            arguments += ["--cache-dir", f"{scratch}/cache-{prefix}"]
+            # One more than the crowd: whoever starts the server asks it, too.
+            arguments += ["--cache-dir", f"{scratch}/cache-{prefix}", "--max-connections", "2000"]
             environment = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"} if tree else {}
             server = LocalServer(arguments, environment=environment)
             servers[prefix] = stack.enter_context(server)
