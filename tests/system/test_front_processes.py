@@ -209,9 +209,9 @@ def test_up_with_fronts_answers_rightly_on_one_port_and_ends_with_all_its_proces
     (expected,) = run_alone(models / "mlp" / "1" / "model.onnx", x).values()
     tensor = triton.InferInput("input", list(x.shape), "FP32")
     tensor.set_data_from_numpy(x)
-    flags = ("--pages", "4", "--arena-mib", "16", "--cache-dir", str(tmp_path / "cache"))
-    flags = ("--http-port", "0", *flags)
-    with LocalServer(["--models", str(models), "--fronts", "2", *flags]) as server:
+    memory = ("--pages", "4", "--arena-mib", "16", "--cache-dir", str(tmp_path / "cache"))
+    flags = ("--fronts", "2", "--http-port", "0", *memory)
+    with LocalServer(["--models", str(models), *flags]) as server:
         [rest] = [line for line in server.output if line.startswith("REST on ")]
 
         def ask() -> None:
