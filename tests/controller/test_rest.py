@@ -466,6 +466,10 @@ def test_applications_are_made_asked_taught_and_removed(server: FrontEndInThread
     answer = post(server, question(), model="app")
     assert answer.status_code == 200, answer.text
     query_id = answer.json()["parameters"]["query_id"]
+    # Who has no name for a request has the query's id.
+    told = requests.get(f"{url}/requests/{query_id}", timeout=60).json()
+    assert (told["model_id"], told["outcome"]) == ("app", "OK")
+    assert [each["model"] for each in told["members"]] == ["right", "wrong"]
     items = {"items": [{"query_id": query_id, "label": 1}]}
     taught = requests.post(f"{url}/feedback", json=items, timeout=60).json()
     assert taught["outcomes"][0]["query_id"] == query_id
