@@ -146,25 +146,39 @@ ActionRecord = tuple[
 
 @dataclass(slots=True)
 class Counts:
-    """Totals since start, of one model or of all."""
+    """What became of requests since start: those to one model, or all."""
 
-    requests: int = 0
-    answered: int = 0
-    cancelled: int = 0
+    #: Requests by "OK", "CANCELLED" or the name of a `Refusal`.
+    outcomes: Counter[str] = field(default_factory=Counter)
     #: Answered requests whose model was not resident when they arrived.
     cold_starts: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: str, *, cold: bool) -> None:
-        """Count a request that is over."""
-        self.requests += 1
-        if outcome == OK:
-            self.answered += 1
-            self.cold_starts += cold
-        elif outcome == CANCELLED:
-            self.cancelled += 1
-        else:
-            self.refusals[outcome] += 1
+    @property
+    def requests(self) -> int:
+        """All of them."""
+        return self.outcomes.total()
+
+    @property
+    def answered(self) -> int:
+        """Those that were answered in time."""
+        return self.outcomes[OK]
+
+    @property
+    def cancelled(self) -> int:
+        """Those that nobody waited for any more."""
+        return self.outcomes[CANCELLED]
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """The others, by the name of a `Refusal`."""
+        refusals = Counter(self.outcomes)
+        del refusals[OK], refusals[CANCELLED]
+        return refusals
+
+    def add(self, other: Counts) -> None:
+        """Count what others were counted."""
+        self.outcomes.update(other.outcomes)
+        self.cold_starts += other.cold_starts
 
 
 class Telemetry:
@@ -232,16 +246,13 @@ class Telemetry:
         self._requests.append(record)
         outcome, cold = record[7], record[12]
         total, counts = self.total, self.by_model.get(record[1])
-        if outcome == OK and not cold and counts is not None:
-            # As `Counts.add` does, which counts nearly nothing else.
-            total.requests += 1
-            total.answered += 1
-            counts.requests += 1
-            counts.answered += 1
-        else:
-            total.add(outcome, cold=cold)
+        total.outcomes[outcome] += 1
+        if counts is not None:
+            counts.outcomes[outcome] += 1
+        if cold and outcome == OK:
+            total.cold_starts += 1
             if counts is not None:
-                counts.add(outcome, cold=cold)
+                counts.cold_starts += 1
         if self._write_request is not None:
             self._write_request(RequestRow(*record))
         if self._take is not None:
@@ -251,8 +262,7 @@ class Telemetry:
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a request that the front refused before it knew enough of it for a row."""
-        self.total.requests += 1
-        self.total.refusals[refusal.value] += 1
+        self.total.outcomes[refusal.value] += 1
         self.at_door[refusal.value] += 1
 
     def denied(self, denial: Denial) -> None:

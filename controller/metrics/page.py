@@ -108,8 +108,7 @@ class Page:
         """
         self._parts = parts
         self._names_max = names_max
-        self.tally = Tally(self._describe, names_max=names_max)
-        parts.runtime.telemetry.count_by(self.tally.take, self.tally.forget)
+        self.tally = Tally(parts.runtime.telemetry, self._describe, names_max=names_max)
         self._changes = Changes()
         self._busy = Changes()
         self._process = ProcessFigures()
@@ -137,9 +136,15 @@ class Page:
         if model is self.tally.others:
             return
         told.inference_count, told.execution_count = model.rows, model.batches
+        if model.last_ns:
+            # In ms since 1970, as Triton has it.
+            age_ns = self._parts.runtime.clock() - model.last_ns
+            told.last_inference = (time.time_ns() - age_ns) // NS_PER_MS
         found = told.inference_stats
-        num_refused = model.outcomes.total() - model.outcomes[OK] - model.outcomes[CANCELLED]
-        found.fail.count = num_refused
+        outcomes = model.outcomes
+        num_answered = outcomes[OK]
+        found.fail.count = outcomes.total() - num_answered - outcomes[CANCELLED]
+        found.fail.ns = model.refused_ns
         for duration, ns in (
             (found.success, model.durations.sum_ns),
             (found.queue, model.queue_ns),
@@ -147,7 +152,15 @@ class Page:
             (found.compute_infer, model.exec_ns),
             (found.compute_output, model.output_ns),
         ):
-            duration.count, duration.ns = model.outcomes[OK], ns
+            duration.count, duration.ns = num_answered, ns
+        for rows, size in sorted(model.by_size.items()):
+            batches = told.batch_stats.add(batch_size=rows)
+            for duration, ns in (
+                (batches.compute_input, size.input_ns),
+                (batches.compute_infer, size.exec_ns),
+                (batches.compute_output, size.output_ns),
+            ):
+                duration.count, duration.ns = size.batches, ns
 
     def _describe(self, model_id: ModelId) -> tuple[str, str] | None:
         entry = self._parts.catalogue.find_id(model_id)
