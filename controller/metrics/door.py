@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from dataclasses import dataclass
@@ -79,38 +80,67 @@ class MetricsDoor:
         """
         self._pages = pages
         self._authoriser = authoriser
+        self._tls: ssl.SSLContext | None = None
+        self._listening: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._opening: set[asyncio.Task[None]] = set()
         #: All connections, the one that was used least recently first.
         self._open: dict[asyncio.StreamWriter, None] = {}
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+    async def listen(self, host: str, port: int) -> int:
         """Begin to serve; returns the port.
 
         Args:
             host: the address.
             port: 0: any free one.
-            tls: whoever comes has to use it; None: nobody may.
 
         Raises:
             ConfigError: the port is taken, or is nobody's to take.
         """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = await asyncio.start_server(
-                self._serve,
-                host,
-                port,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
-                limit=REQUEST_BYTES_MAX,
-                reuse_port=False,
-            )
+            self._listening = socket.create_server((host, port), family=family)
         except OSError as error:
             where = f"port {port} of {host}"
             raise ConfigError(f"cannot listen on {where} for metrics: {error.strerror}") from error
-        return int(self._server.sockets[0].getsockname()[1])
+        await self._accept()
+        return int(self._listening.getsockname()[1])
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections from now on have to use; None: nobody may."""
+        return self._tls
+
+    @tls.setter
+    def tls(self, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
+        if self._listening is not None:
+            task = asyncio.create_task(self._accept())
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _accept(self) -> None:
+        """Accept connections by the present context: a server of asyncio keeps the one that it began with."""
+        assert self._listening is not None
+        server = await asyncio.start_server(
+            self._serve,
+            sock=self._listening.dup(),
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+            limit=REQUEST_BYTES_MAX,
+        )
+        earlier, self._server = self._server, server
+        if earlier is not None:
+            # Its connections go on.
+            earlier.close()
 
     def close(self) -> None:
         """Serve no more, and hang up."""
+        for task in self._opening:
+            task.cancel()
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
         if self._server is not None:
             self._server.close()
         for writer in list(self._open):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton
 import trustme
+import uvloop
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -669,9 +670,48 @@ def test_with_a_certificate_metrics_are_for_tls_alone_and_a_new_one_is_shown(
             assert await asyncio.to_thread(shown, controller.metrics_port, tls) == first
             second = certify()
             controller.guard.read_again()
-            assert await asyncio.to_thread(shown, controller.metrics_port, tls) == second
+            while await asyncio.to_thread(shown, controller.metrics_port, tls) != second:
+                pass
 
     run(test)
+
+
+def test_who_signs_clients_certificates_may_change_while_metrics_are_served(tmp_path: Path) -> None:
+    authority, before, after = trustme.CA(), trustme.CA(), trustme.CA()
+    certificate, key, client_ca = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(key)
+    issued.cert_chain_pems[0].write_to_path(certificate)
+
+    async def is_let_in(controller: Controller, signed_by: trustme.CA) -> bool:
+        tls = ssl.create_default_context()
+        authority.configure_trust(tls)
+        signed_by.issue_cert("prometheus").configure_cert(tls)
+        try:
+            status, _, _ = await fetch(controller, tls=tls)
+        except (http.client.HTTPException, OSError):
+            return False
+        assert status == 401  # nobody has written down what it may
+        return True
+
+    async def test() -> None:
+        add_key(tmp_path / "keys", "web", frozenset({Role.INFERENCE}))
+        before.cert_pem.write_to_path(client_ca)
+        files = {"tls_certificate": certificate, "tls_key": key}
+        access = AccessConfig(keys_file=tmp_path / "keys", client_ca=client_ca)
+        models = make_models(tmp_path / "models", "m")
+        async with running(config(models, access=access, **files)) as controller:
+            assert await is_let_in(controller, before)
+            assert not await is_let_in(controller, after)
+            after.cert_pem.write_to_path(client_ca)
+            controller.guard.read_again()
+            while not await is_let_in(controller, after):
+                pass
+            assert not await is_let_in(controller, before)
+
+    # As a controller runs: another loop begins TLS in another way.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test(), 300))
 
 
 # --- HTTP -----------------------------------------------------------------------------------------
