@@ -1,0 +1,315 @@
+"""What it costs to be observed: a scrape of 4,000 models, and a request while all of it is counted.
+
+The scrape: a controller in a process of its own, a worker of its own with a modelled device, and 4,000 models that
+were asked once each, so that a thousand have names and histograms. Another process scrapes, and the controller's
+loop counts its own processor time: in all, and the most in one turn, which is how long a request may have to wait
+(`loop_stall_ms`). Without a scrape the same is counted, to say what of it is the loop's own.
+
+The request: several `clockwright up` beside each other, asked in turns (`experiments.bench.request_cost`):
+
+    off, off_again  everything off, twice: how far two equal servers are apart
+    metrics         with metrics, which are scraped each second
+    on              everything on: metrics, messages in JSON, and a collector for traces at the default share, so that
+                    those requests are traced which come with a sampled context
+    traced          the same, and one request of a hundred is traced besides
+
+Explain has no switch. Of a request that is answered it keeps the name that its client gave it, and the requests
+here have names, with all variants. Writes `observe.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+import grpc
+import uvloop
+
+from clockwright.channel import Access
+from clockwright.process import freeze_garbage
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.app import Controller, running
+from controller.config import ControllerConfig
+from experiments.bench.request_cost import ServerBeside, asking, prepare, start_beside
+from experiments.results_file import RESULTS, judge, write_results
+
+_MODEL, _COLUMNS = "small", 784
+_MODELS: Final = {_MODEL: f"mlp-{_COLUMNS}-8-4"}
+_METRICS: Final = ("--metrics-port", "0")
+_ON: Final = (*_METRICS, "--log-format", "json", "--trace-to", "COLLECTOR")
+_VARIANTS: Final = {
+    "off": (),
+    "off_again": (),
+    "metrics": _METRICS,
+    "on": _ON,
+    "traced": (*_ON, "--trace-share", "0.01"),
+}
+# How often each variant is asked in a round.
+_TURNS: Final = 20
+_EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+# Requests to different models that are open at once.
+_TOGETHER: Final = 100
+
+
+# --- the scrape -----------------------------------------------------------------------------------
+
+
+def measure_scrape(num_models: int, rounds: int) -> dict[str, float]:
+    """Scrape a controller of many models.
+
+    Returns:
+        In ms: processor time of its loop in all and at most in one turn, with and without a scrape, and how long a
+        scrape took; bytes of the page.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as scratch:
+        server = context.Process(target=_serve, args=(theirs, Path(scratch), num_models, rounds))
+        server.start()
+        theirs.close()
+        waited_ms: list[float] = []
+        num_bytes = 0
+        try:
+            url = f"http://127.0.0.1:{ours.recv()}/metrics"
+            while (told := ours.recv()) == "scrape":
+                began_ns = time.perf_counter_ns()
+                num_bytes = len(_read(url))
+                waited_ms.append((time.perf_counter_ns() - began_ns) / NS_PER_MS)
+                ours.send(None)
+        finally:
+            server.join()
+    figures: dict[str, float] = told
+    # Every other scrape was one with a loop that had nothing else to do.
+    figures[f"metrics_scrape_wall_ms_{num_models}_models"] = statistics.median(waited_ms[::2])
+    figures["page_bytes"] = num_bytes
+    return figures
+
+
+def _read(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:
+        data: bytes = answer.read()
+    return data
+
+
+def _serve(pipe: Connection, scratch: Path, num_models: int, rounds: int) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(pipe, scratch, num_models, rounds))
+
+
+async def _run(pipe: Connection, scratch: Path, num_models: int, rounds: int) -> None:
+    flags = prepare(scratch, _MODELS)
+    (scratch / "models" / _MODEL / "config.toml").write_text(f"copies = {num_models}\n")
+    config = ControllerConfig(port=0, metrics_port=0, models_dir=scratch / "models")
+    async with running(config) as controller:
+        where = ["--controller", f"127.0.0.1:{controller.port}"]
+        worker = subprocess.Popen(  # noqa: ASYNC220  nobody waits for the loop yet
+            [sys.executable, "-m", "clockwright.cli", "worker", *where, *flags[2:]]
+        )
+        try:
+            while not (controller.links.links and controller.catalogue.ready):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            await _ask_each(controller)
+            freeze_garbage()
+            pipe.send(controller.metrics_port)
+            pipe.send(await _measure(pipe, num_models, rounds))
+        finally:
+            worker.terminate()
+            worker.wait()
+
+
+async def _ask_each(controller: Controller) -> None:
+    """Ask every model once."""
+    runtime = controller.runtime
+    models = controller.catalogue.models
+    for begin in range(0, len(models), _TOGETHER):
+        await asyncio.gather(
+            *(
+                runtime.submit(
+                    model.model_id,
+                    [bytes(4 * _COLUMNS)],
+                    arrival_ns=runtime.clock(),
+                    slo_ns=60 * NS_PER_S,
+                )
+                for model in models[begin : begin + _TOGETHER]
+            )
+        )
+
+
+async def _measure(pipe: Connection, num_models: int, rounds: int) -> dict[str, float]:
+    used_ms: dict[str, list[float]] = {"scrape": [], "idle": []}
+    stall_ms: dict[str, list[float]] = {"scrape": [], "idle": []}
+    for number in range(-1, rounds):
+        begins_s = time.monotonic()
+        began_ns = time.thread_time_ns()
+        await _scrape(pipe)
+        used = time.thread_time_ns() - began_ns
+        took_s = time.monotonic() - begins_s
+        began_ns = time.thread_time_ns()
+        await asyncio.sleep(took_s)
+        idle = time.thread_time_ns() - began_ns
+        worst = await _longest_turn(asyncio.create_task(_scrape(pipe)))
+        worst_idle = await _longest_turn(asyncio.create_task(asyncio.sleep(took_s)))
+        if number >= 0:  # What is done for the first time takes longer.
+            for found, scraped, alone in (
+                (used_ms, used, idle),
+                (stall_ms, worst, worst_idle),
+            ):
+                found["scrape"].append(scraped / NS_PER_MS)
+                found["idle"].append(alone / NS_PER_MS)
+    return {
+        f"metrics_scrape_ms_{num_models}_models": statistics.median(used_ms["scrape"]),
+        "idle_ms": statistics.median(used_ms["idle"]),
+        "loop_stall_ms": max(stall_ms["scrape"]),
+        "loop_stall_median_ms": statistics.median(stall_ms["scrape"]),
+        "loop_stall_idle_ms": max(stall_ms["idle"]),
+    }
+
+
+async def _scrape(pipe: Connection) -> None:
+    """Have the other process scrape, and wait until it has."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.add_reader(pipe.fileno(), done.set_result, None)
+    pipe.send("scrape")
+    await done
+    loop.remove_reader(pipe.fileno())
+    pipe.recv()
+
+
+async def _longest_turn(task: asyncio.Task[None]) -> int:
+    """Most processor time of the loop between two looks, one in each of its turns, until a task is done."""
+    worst_ns, last_ns = 0, time.thread_time_ns()
+    while not task.done():
+        await asyncio.sleep(0)
+        now_ns = time.thread_time_ns()
+        worst_ns, last_ns = max(worst_ns, now_ns - last_ns), now_ns
+    return worst_ns
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def measure_requests(rounds: int, num_requests: int) -> dict[str, float]:
+    """Ask all variants in turns, a little each time, because other load on the machine comes and goes.
+
+    Args:
+        rounds: after each of which there is a figure.
+        num_requests: of each variant in a round.
+
+    Returns:
+        Processor time of the controller per request in us, by variant; and how many times that of `off` it is: the
+        median over the turns of a round, in the middle of all rounds and at their quartiles.
+    """
+    used_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
+    ratios: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
+    rng = random.Random(1)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        flags = prepare(scratch, _MODELS)
+        collector = stack.enter_context(_collecting())
+        ask: dict[str, Callable[[int], float]] = {}
+        for variant, further in _VARIANTS.items():
+            own = [collector if flag == "COLLECTOR" else flag for flag in further]
+            server = start_beside([*flags, *own], Access(), stack)
+            ask[variant] = stack.enter_context(asking(server, _MODEL, _COLUMNS, named=True))
+            stack.enter_context(_scraping(server))
+        for number in range(-1, rounds):
+            costs_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
+            for _ in range(_TURNS):
+                for variant in rng.sample(tuple(_VARIANTS), len(_VARIANTS)):
+                    costs_us[variant].append(ask[variant](max(1, num_requests // _TURNS)))
+            if number >= 0:  # What is new to a server is looked at longer.
+                for variant, costs in costs_us.items():
+                    used_us[variant] += costs
+                    pairs = zip(costs, costs_us["off"], strict=True)
+                    ratios[variant].append(statistics.median(cost / off for cost, off in pairs))
+    figures = {f"{name}_us": statistics.median(costs) for name, costs in used_us.items()}
+    for name, found in ratios.items():
+        if name != "off":
+            figures[f"{name}_ratio"] = statistics.median(found)
+            if len(found) > 1:
+                lower, _, upper = statistics.quantiles(found, n=4)
+                figures[f"{name}_ratio_lower_quartile"] = lower
+                figures[f"{name}_ratio_upper_quartile"] = upper
+    return figures
+
+
+@contextmanager
+def _collecting() -> Iterator[str]:
+    """Take traces meanwhile, as a collector of OpenTelemetry does; gives its address."""
+    methods = {"Export": grpc.unary_unary_rpc_method_handler(lambda _, __: b"")}
+    service = _EXPORT.split("/")[1]
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)
+
+
+@contextmanager
+def _scraping(server: ServerBeside) -> Iterator[None]:
+    """Scrape a server each second meanwhile, if it has metrics."""
+    is_over = threading.Event()
+
+    def scrape() -> None:
+        while server.metrics and not is_over.is_set():
+            _read(server.metrics)
+            is_over.wait(1)
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def produce(
+    rounds: int, num_requests: int, num_models: int, directory: Path = RESULTS
+) -> dict[str, float]:
+    """Measure, and write `observe.json`."""
+    figures = measure_scrape(num_models, rounds) | measure_requests(rounds, num_requests)
+    aims = judge(
+        figures,
+        least={},
+        most={f"metrics_scrape_ms_{num_models}_models": 50, "loop_stall_ms": 5, "on_ratio": 1.05},
+    )
+    command = f"python -m experiments bench-observe --rounds {rounds} --requests {num_requests}"
+    write_results("observe", figures, command=command, extra={"aims": aims}, directory=directory)
+    return figures
+
+
+def main() -> None:
+    """Measure as a command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--requests", type=int, default=4000, help="of each variant and round")
+    parser.add_argument("--models", type=int, default=4000)
+    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
+    options = parser.parse_args()
+    figures = produce(options.rounds, options.requests, options.models, options.directory)
+    for key, figure in figures.items():
+        print(f"{key:36} {figure:12.3f}")
+
+
+if __name__ == "__main__":
+    main()
