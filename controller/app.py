@@ -375,7 +375,7 @@ async def _measuring(
     port: int | None = None
     try:
         use_tls((door,), config, guard, protocol="http/1.1")
-        port = await door.listen(config.host, config.metrics_port)
+        port = door.listen(config.host, config.metrics_port)
     except ConfigError as error:
         if not config.metrics_optional:
             raise

@@ -148,37 +148,37 @@ ActionRecord = tuple[
 class Counts:
     """What became of requests since start: those to one model, or all."""
 
-    #: Requests by "OK", "CANCELLED" or the name of a `Refusal`.
-    outcomes: Counter[str] = field(default_factory=Counter)
-    #: Answered requests whose model was not resident when they arrived.
+    #: Requests that were answered in time.
+    answered: int = 0
+    #: Those of them whose model was not resident when they arrived.
     cold_starts: int = 0
+    #: All others, by "CANCELLED" or the name of a `Refusal`.
+    unanswered: Counter[str] = field(default_factory=Counter)
 
     @property
     def requests(self) -> int:
         """All of them."""
-        return self.outcomes.total()
-
-    @property
-    def answered(self) -> int:
-        """Those that were answered in time."""
-        return self.outcomes[OK]
+        return self.answered + self.unanswered.total()
 
     @property
     def cancelled(self) -> int:
         """Those that nobody waited for any more."""
-        return self.outcomes[CANCELLED]
+        return self.unanswered[CANCELLED]
 
     @property
     def refusals(self) -> Counter[str]:
-        """The others, by the name of a `Refusal`."""
-        refusals = Counter(self.outcomes)
-        del refusals[OK], refusals[CANCELLED]
+        """Those that were refused, by the name of a `Refusal`."""
+        refusals = Counter(self.unanswered)
+        del refusals[CANCELLED]
         return refusals
 
-    def add(self, other: Counts) -> None:
-        """Count what others were counted."""
-        self.outcomes.update(other.outcomes)
-        self.cold_starts += other.cold_starts
+    def add(self, outcome: str, *, cold: bool) -> None:
+        """Count a request that is over."""
+        if outcome == OK:
+            self.answered += 1
+            self.cold_starts += cold
+        else:
+            self.unanswered[outcome] += 1
 
 
 class Telemetry:
@@ -246,13 +246,14 @@ class Telemetry:
         self._requests.append(record)
         outcome, cold = record[7], record[12]
         total, counts = self.total, self.by_model.get(record[1])
-        total.outcomes[outcome] += 1
-        if counts is not None:
-            counts.outcomes[outcome] += 1
-        if cold and outcome == OK:
-            total.cold_starts += 1
+        if outcome == OK and not cold and counts is not None:
+            # As `Counts.add` does, which counts nearly nothing else.
+            total.answered += 1
+            counts.answered += 1
+        else:
+            total.add(outcome, cold=cold)
             if counts is not None:
-                counts.cold_starts += 1
+                counts.add(outcome, cold=cold)
         if self._write_request is not None:
             self._write_request(RequestRow(*record))
         if self._take is not None:
@@ -262,7 +263,7 @@ class Telemetry:
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a request that the front refused before it knew enough of it for a row."""
-        self.total.outcomes[refusal.value] += 1
+        self.total.unanswered[refusal.value] += 1
         self.at_door[refusal.value] += 1
 
     def denied(self, denial: Denial) -> None:

@@ -112,22 +112,23 @@ class ModelTally:
         self.evictions = 0
 
     @property
-    def outcomes(self) -> Counter[str]:
-        """Requests by "OK", "CANCELLED" or the name of a `Refusal`; not to be changed."""
-        generations = self.generations
-        if len(generations) == 1 and not self.past.outcomes:
-            (counts,) = generations.values()
-            return counts.outcomes
-        outcomes = Counter(self.past.outcomes)
-        for counts in generations.values():
-            outcomes.update(counts.outcomes)
-        return outcomes
+    def answered(self) -> int:
+        """Requests that were answered in time."""
+        return sum([counts.answered for counts in self.generations.values()], self.past.answered)
 
     @property
     def cold_starts(self) -> int:
-        """Answered requests whose model was not resident when they arrived."""
+        """Those of them whose model was not resident when they arrived."""
         generations = self.generations.values()
-        return self.past.cold_starts + sum([counts.cold_starts for counts in generations])
+        return sum([counts.cold_starts for counts in generations], self.past.cold_starts)
+
+    @property
+    def unanswered(self) -> Counter[str]:
+        """All others, by "CANCELLED" or the name of a `Refusal`."""
+        unanswered = Counter(self.past.unanswered)
+        for counts in self.generations.values():
+            unanswered.update(counts.unanswered)
+        return unanswered
 
 
 class WorkerTally:
@@ -191,8 +192,7 @@ class Tally:
             departure_ns, outcome, action_id = record[6], record[7], record[14]
             model = by_id.get(model_id) or self._find(model_id)
             if model is others:
-                model.past.outcomes[outcome] += 1
-                model.past.cold_starts += record[12]
+                model.past.add(outcome, cold=record[12])
             latency_ns = departure_ns - arrival_ns
             if action_id is None:
                 if outcome != CANCELLED:
@@ -235,7 +235,10 @@ class Tally:
         model = self._by_id.pop(model_id, None)
         if model is None or model is self.others:
             return
-        model.past.add(model.generations.pop(model_id))
+        past, counts = model.past, model.generations.pop(model_id)
+        past.answered += counts.answered
+        past.cold_starts += counts.cold_starts
+        past.unanswered.update(counts.unanswered)
         if not model.generations:
             self.models = {key: each for key, each in self.models.items() if each is not model}
 

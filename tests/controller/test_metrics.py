@@ -477,21 +477,21 @@ def test_a_thousand_models_have_names_and_the_others_are_counted_together() -> N
     telemetry, tally = counting(*names)
     count(telemetry, *[request(number, name) for number, name in enumerate(names)])
     assert [name for name, _ in tally.models] == names[:NAMES_MAX]
-    assert tally.others.outcomes == {OK: 1}
+    assert tally.others.answered == 1
     # Whoever comes when one is gone has its place; who had none before stays with the others.
     telemetry.remove_model(ModelId("m0"))
     telemetry.add_model(ModelId("new"))
     count(telemetry, request(1, "new"), request(2, names[-1]))
     assert ("m0", "1") not in tally.models
-    assert tally.models["new", "1"].outcomes == {OK: 1}
-    assert tally.others.outcomes == {OK: 2}
+    assert tally.models["new", "1"].answered == 1
+    assert tally.others.answered == 2
 
 
 def test_a_model_that_is_called_other_is_one_of_them() -> None:
     telemetry, tally = counting(OTHER)
     count(telemetry, request(1, OTHER))
     assert not tally.models
-    assert tally.others.outcomes == {OK: 1}
+    assert tally.others.answered == 1
 
 
 def test_a_new_generation_goes_on_counting_and_a_new_version_begins() -> None:
@@ -500,7 +500,7 @@ def test_a_new_generation_goes_on_counting_and_a_new_version_begins() -> None:
     count(telemetry, request(1, "m"), request(2, "m@2"))
     telemetry.remove_model(ModelId("m"))
     count(telemetry, request(3, "m@3"), request(4, "m@2"))
-    assert {key: model.outcomes[OK] for key, model in tally.models.items()} == {
+    assert {key: model.answered for key, model in tally.models.items()} == {
         ("m", "1"): 3,
         ("m", "2"): 1,
     }
