@@ -50,12 +50,12 @@ from experiments.results_file import RESULTS, judge, write_results
 
 _MODEL, _COLUMNS = "small", 784
 _MODELS: Final = {_MODEL: f"mlp-{_COLUMNS}-8-4"}
-_METRICS: Final = ("--metrics-port", "0")
-_ON: Final = (*_METRICS, "--log-format", "json", "--trace-to", "COLLECTOR")
+_COUNTING: Final = ("--metrics-port", "0")
+_ON: Final = (*_COUNTING, "--log-format", "json", "--trace-to", "COLLECTOR")
 _VARIANTS: Final = {
     "off": (),
     "off_again": (),
-    "metrics": _METRICS,
+    "metrics": _COUNTING,
     "on": _ON,
     "traced": (*_ON, "--trace-share", "0.01"),
 }

@@ -8,7 +8,7 @@ import pytest
 
 from clockwright.actions import EvictWeights, LoadWeights
 from clockwright.errors import Refusal
-from clockwright.units import ModelId
+from clockwright.units import NS_PER_MS, ModelId
 from controller.core import SchedulerConfig
 from controller.core.events import (
     Command,
@@ -16,6 +16,8 @@ from controller.core.events import (
     ModelPinned,
     ModelRemoved,
     RefuseRequest,
+    RequestArrived,
+    TimerFired,
     WorkerDraining,
     WorkerLost,
 )
@@ -172,3 +174,20 @@ def test_a_pinned_model_can_be_removed() -> None:
 
 def test_a_model_that_nobody_knows_is_not_pinned() -> None:
     assert pin(bench_of("edf_mh"), ModelId("nobody")) == []
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_who_is_refused_because_of_pins_is_told_that_another_worker_would_do_and_no_longer_slo(
+    policy: str,
+) -> None:
+    bench = bench_of(policy)
+    pin(bench, A)
+    finish_all(bench)
+    refused = refused_by(bench.request(B, slo_ms=30))
+    refused += refused_by(bench.tell(TimerFired(), at_ms=1000)) if not refused else []
+    assert [each.refusal for each in refused] == [Refusal.COLD]
+    asked = RequestArrived(
+        request_id=refused[0].request_id, model_id=B, rows=1, arrival_ns=0, slo_ns=30 * NS_PER_MS
+    )
+    found = bench.scheduler.obstacles(asked, refused[0])
+    assert (found.remedy.slo_ns, found.remedy.more_workers, found.pinning) == (0, 1, False)
