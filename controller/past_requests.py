@@ -2,7 +2,8 @@
 
 Nothing is written down of a request that is answered but the name that its client gave it, if any: telemetry has its
 row. Of one that is refused everything is kept that was true at that moment, because a moment later it is not true any
-more. So refused requests are kept for longer than answered ones.
+more. So refused requests are kept for longer than answered ones. Of a query to an application nobody else would know
+which models it asked, so these are kept whatever became of them.
 
 Everything is in tuples of plain values. The garbage collector leaves those alone, however many there are.
 """
