@@ -52,7 +52,7 @@ from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
-from controller.server_tls import metrics_tls, use_tls
+from controller.server_tls import use_tls
 from controller.slabs import Slabs
 from controller.standby import standing_by as standing_by_at
 from controller.state_file import StateFile, begin_term, keep_digests, read_digests
@@ -374,7 +374,8 @@ async def _measuring(
     door = MetricsDoor(pages, guard.authoriser)
     port: int | None = None
     try:
-        port = await door.listen(config.host, config.metrics_port, metrics_tls(config, guard))
+        use_tls((door,), config, guard, protocol="http/1.1")
+        port = door.listen(config.host, config.metrics_port)
     except ConfigError as error:
         if not config.metrics_optional:
             raise
@@ -425,7 +426,7 @@ async def serve(
         started: is called with the port once connections are accepted.
         draining: is called before the workers are left waiting.
         standing_by: is called with the port where it says that it is not ready yet.
-        rest_started: is called with the port of REST, if there is one, after `started`.
+        rest_started: is called with the port of REST, if there is one, after `started` or `standing_by`.
         measured: is called with the port of metrics, if there are any, after those that say where it listens.
 
     Returns:
@@ -441,13 +442,23 @@ async def serve(
                 config, Term(), signals, never, started, draining, rest_started, measured
             )
         store = open_store(config.lease)
-        async with standing_by_at(config) as port, _measuring_standby(config) as metrics_port:
+        async with (
+            standing_by_at(config) as (port, http_port),
+            _measuring_standby(config) as metrics_port,
+        ):
             if standing_by is not None:
                 standing_by(port)
+            if rest_started is not None and http_port is not None:
+                rest_started(http_port)
             if measured is not None and metrics_port is not None:
                 measured(metrics_port)
-            # Whoever scrapes finds it where it was; one whose port was taken tries again.
-            config = replace(config, port=port, metrics_port=metrics_port or config.metrics_port)
+            # It is found where it was; a port that was taken is tried again.
+            config = replace(
+                config,
+                port=port,
+                http_port=http_port or config.http_port,
+                metrics_port=metrics_port or config.metrics_port,
+            )
             keeper = LeaseKeeper(store, holder_name(config.address))
             told = asyncio.create_task(signals.get())
             taken = asyncio.create_task(keeper.take())

@@ -2,7 +2,8 @@
 
 Nothing is written down of a request that is answered but the name that its client gave it, if any: telemetry has its
 row. Of one that is refused everything is kept that was true at that moment, because a moment later it is not true any
-more. So refused requests are kept for longer than answered ones.
+more. So refused requests are kept for longer than answered ones. Of a query to an application nobody else would know
+which models it asked, so these are kept whatever became of them.
 
 Everything is in tuples of plain values. The garbage collector leaves those alone, however many there are.
 """
@@ -22,6 +23,11 @@ from controller.core.remedies import Lane, Obstacles
 #: Refused requests, and names that clients gave their requests.
 NUM_REFUSED: Final = 10_000
 NUM_NAMED: Final = 20_000
+#: Queries to applications.
+NUM_QUERIES: Final = 10_000
+
+#: The outcome of a request that has none yet.
+OPEN: Final = "OPEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +67,42 @@ class RefusedRequest:
     pinning: bool = False
 
 
-class PastRequests:
-    """Refused requests, and the names of all."""
+@dataclass(frozen=True, slots=True)
+class QueryMade:
+    """A query to an application, as it stood when its models had been asked, or when it was over."""
 
-    def __init__(self, *, num_refused: int = NUM_REFUSED, num_named: int = NUM_NAMED) -> None:
+    #: Its client's name for it; may be empty.
+    name: str
+    request_id: RequestId
+    application: str
+    tenant: str
+    rows: int
+    arrival_ns: int
+    slo_ns: int
+    #: When it stood so.
+    at_ns: int
+    #: "OK", "OPEN", "CANCELLED", or why it was refused.
+    outcome: str
+    #: What else there is to say: what its policy raised, or why it got the default.
+    detail: str
+    #: By model that was chosen: the number of the request to it, 0 where there was none, and what became of that.
+    members: tuple[tuple[str, int, str], ...]
+
+
+class PastRequests:
+    """Refused requests, queries to applications, and the names of all."""
+
+    def __init__(
+        self,
+        *,
+        num_refused: int = NUM_REFUSED,
+        num_named: int = NUM_NAMED,
+        num_queries: int = NUM_QUERIES,
+    ) -> None:
         self._refused: deque[tuple[object, ...]] = deque(maxlen=num_refused)
         self._named: deque[tuple[str, RequestId, str]] = deque(maxlen=num_named)
+        # Each twice: as it was asked and as it ended.
+        self._queries: deque[tuple[object, ...]] = deque(maxlen=2 * num_queries)
 
     def named(self, name: str, request_id: RequestId, tenant: str) -> None:
         """A request came that its client has named."""
@@ -125,6 +161,31 @@ class PastRequests:
         """A request was refused of which the scheduler does not hear."""
         row = (name, RequestId(0), ModelId(model_name), tenant, rows, arrival_ns, slo_ns)
         self._refused.append((*row, departure_ns, error.refusal.value, error.message))
+
+    def queried(
+        self,
+        name: str,
+        request_id: RequestId,
+        application: str,
+        tenant: str,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        at_ns: int,
+        outcome: str,
+        detail: str,
+        members: tuple[tuple[str, int, str], ...],
+    ) -> None:
+        """An application has asked its models, or has answered or refused."""
+        row = (name, request_id, application, tenant, rows, arrival_ns, slo_ns)
+        self._queries.append((*row, at_ns, outcome, detail, members))
+
+    def find_query(self, request_id: RequestId) -> QueryMade | None:
+        """Find a query to an application, as it stood last."""
+        for row in reversed(self._queries):
+            if row[1] == request_id:
+                return QueryMade(*row)  # type: ignore[arg-type]
+        return None
 
     def find_refused(self, request_id: RequestId) -> RefusedRequest | None:
         """Find a request that the scheduler refused."""

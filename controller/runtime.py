@@ -212,6 +212,16 @@ class Runtime:
         self._arrived.append(request)
         return request_id
 
+    @property
+    def last_id(self) -> RequestId:
+        """The number of the request that came last."""
+        return RequestId(self._last_request_id)
+
+    def number_query(self) -> RequestId:
+        """Give a query to an application a number among those of requests; the scheduler does not hear of it."""
+        self._last_request_id += 1
+        return self.last_id
+
     def find_open(self, request_id: RequestId) -> tuple[RequestArrived, ActionId | None] | None:
         """Find a request without an answer yet, and the Infer that it is in; None: there is none."""
         entry = self._ledger.requests.get(request_id)
@@ -231,6 +241,7 @@ class Runtime:
         slo_ns: int,
         tenant: str = "",
         late: _TakeOutputs | None = None,
+        name: str = "",
     ) -> asyncio.Future[Answer]:
         """Ask for an answer inside the SLO; the arguments are those of `ask`.
 
@@ -252,6 +263,7 @@ class Runtime:
             slo_ns=slo_ns,
             tenant=tenant,
             late=late,
+            name=name,
         )
         future.add_done_callback(functools.partial(self._withdraw_if_cancelled, request_id))
         return future

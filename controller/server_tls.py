@@ -6,7 +6,6 @@ import ssl
 from collections.abc import Sequence
 from typing import Protocol
 
-from clockwright.errors import ConfigError
 from controller.access.guard import Guard
 from controller.config import ControllerConfig, FrontConfig
 from controller.front.tls import server_context
@@ -51,25 +50,3 @@ def use_tls(
     files = (certificate, key, client_ca, worker_ca)
     guard.watch([path for path in files if path is not None], read)
     read()
-
-
-def metrics_tls(config: ControllerConfig, guard: Guard) -> ssl.SSLContext | None:
-    """Make what connections of a port for metrics share: the certificate of the server beside it; None: it has none.
-
-    Raises:
-        ConfigError: the files cannot be used.
-    """
-    certificate, key, client_ca = config.tls_certificate, config.tls_key, config.access.client_ca
-    if certificate is None or key is None:
-        return None
-    context = server_context(certificate, key, client_ca, protocol="http/1.1")
-
-    def read() -> None:
-        # For those who connect from now on. Whether a client's certificate counts, the authoriser says.
-        try:
-            context.load_cert_chain(certificate, key, password=lambda: "")
-        except OSError as error:
-            raise ConfigError(f"TLS certificate {certificate} and key {key}: {error}") from error
-
-    guard.watch([certificate, key], read)
-    return context

@@ -20,8 +20,10 @@ from controller.front.http2_server import Http2Server
 from controller.front.leadership import leadership_handler
 from controller.front.methods import unary
 from controller.front.repository import NOT_SERVING
+from controller.front.rest import RestApp
 from controller.front.server import SERVICE
 from controller.front.statuses import fail
+from controller.rest_door import rest_door
 from controller.server_tls import use_tls
 from controller.slabs import Slabs
 
@@ -49,8 +51,11 @@ class _NotHere(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic
 async def _refuse(
     path: str, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
 ) -> None:
-    error = RefusedError(Refusal.NO_WORKER, "this controller stands by: another one leads")
-    fail(context, error, method=path.rpartition("/")[2])
+    fail(context, _elsewhere(), method=path.rpartition("/")[2])
+
+
+def _elsewhere() -> RefusedError:
+    return RefusedError(Refusal.NO_WORKER, "this controller stands by: another one leads")
 
 
 async def _live(_: inference_pb2.ServerLiveRequest) -> inference_pb2.ServerLiveResponse:
@@ -66,32 +71,54 @@ async def _check(_: bytes, __: grpc.aio.ServicerContext[Any, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def standing_by(config: ControllerConfig) -> AsyncIterator[int]:
-    """Listen where the controller will; gives the port.
+async def standing_by(config: ControllerConfig) -> AsyncIterator[tuple[int, int | None]]:
+    """Listen where the controller will; gives the port, and that of REST, None: there is none.
 
     Raises:
         ConfigError: the port is taken, or a file cannot be used.
     """
     guard = Guard(config.access)
     slabs = Slabs(0)
+    door = Door(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes)
     server = Http2Server(
         clock=time.monotonic_ns,
-        door=Door(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes),
+        door=door,
         max_message_bytes=config.max_message_bytes,
         max_connections=config.max_connections,
         slabs=slabs,
         authoriser=guard.authoriser,
     )
     use_tls((server,), config, guard)
-    server.add_generic_rpc_handlers((leadership_handler(lambda: None), _NotHere()))
+
+    def mount(app: RestApp) -> None:
+        app.add_generic_rpc_handlers((not_here,))
+        app.answer_directly(lambda call, _: call.fail(_elsewhere()))
+
+    not_here = _NotHere()
+    server.add_generic_rpc_handlers((leadership_handler(lambda: None), not_here))
     try:
         port = server.add_insecure_port(config.address)
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
     await server.start()
     try:
-        async with guard.looking():
-            yield port
+        # Whoever looks by HTTP whether it lives would end it, if nobody answered there.
+        async with (
+            rest_door(
+                config,
+                guard,
+                clock=time.monotonic_ns,
+                door=door,
+                throttle=server.throttle,
+                turns=server.turns,
+                slabs=slabs,
+                max_message_bytes=config.max_message_bytes,
+                mount=mount,
+                stop_grace_s=0,
+            ) as http_port,
+            guard.looking(),
+        ):
+            yield port, http_port
     finally:
         # Nobody waits for anything here.
         await server.stop(0)

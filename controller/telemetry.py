@@ -146,25 +146,39 @@ ActionRecord = tuple[
 
 @dataclass(slots=True)
 class Counts:
-    """Totals since start, of one model or of all."""
+    """What became of requests since start: those to one model, or all."""
 
-    requests: int = 0
+    #: Requests that were answered in time.
     answered: int = 0
-    cancelled: int = 0
-    #: Answered requests whose model was not resident when they arrived.
+    #: Those of them whose model was not resident when they arrived.
     cold_starts: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)
+    #: All others, by "CANCELLED" or the name of a `Refusal`.
+    unanswered: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def requests(self) -> int:
+        """All of them."""
+        return self.answered + self.unanswered.total()
+
+    @property
+    def cancelled(self) -> int:
+        """Those that nobody waited for any more."""
+        return self.unanswered[CANCELLED]
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Those that were refused, by the name of a `Refusal`."""
+        refusals = Counter(self.unanswered)
+        del refusals[CANCELLED]
+        return refusals
 
     def add(self, outcome: str, *, cold: bool) -> None:
         """Count a request that is over."""
-        self.requests += 1
         if outcome == OK:
             self.answered += 1
             self.cold_starts += cold
-        elif outcome == CANCELLED:
-            self.cancelled += 1
         else:
-            self.refusals[outcome] += 1
+            self.unanswered[outcome] += 1
 
 
 class Telemetry:
@@ -234,9 +248,7 @@ class Telemetry:
         total, counts = self.total, self.by_model.get(record[1])
         if outcome == OK and not cold and counts is not None:
             # As `Counts.add` does, which counts nearly nothing else.
-            total.requests += 1
             total.answered += 1
-            counts.requests += 1
             counts.answered += 1
         else:
             total.add(outcome, cold=cold)
@@ -251,8 +263,7 @@ class Telemetry:
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a request that the front refused before it knew enough of it for a row."""
-        self.total.requests += 1
-        self.total.refusals[refusal.value] += 1
+        self.total.unanswered[refusal.value] += 1
         self.at_door[refusal.value] += 1
 
     def denied(self, denial: Denial) -> None:

@@ -634,8 +634,18 @@ class ExplainedLane(_message.Message):
     num_pages: int
     def __init__(self, worker_id: _Optional[str] = ..., resident: _Optional[bool] = ..., loading: _Optional[bool] = ..., exec_busy_ns: _Optional[int] = ..., load_busy_ns: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
+class ExplainedMember(_message.Message):
+    __slots__ = ("model", "request_id", "outcome")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    request_id: int
+    outcome: str
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[int] = ..., outcome: _Optional[str] = ...) -> None: ...
+
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "client_request_id", "model_id", "tenant", "outcome", "detail", "rows", "age_ns", "slo_ns", "latency_ns", "cold", "expected_latency_ns", "spent_queue_ns", "spent_load_ns", "spent_input_ns", "spent_exec_ns", "spent_output_ns", "spent_network_ns", "run", "load", "load_ns", "exec_ns", "queue_ns", "margin_ns", "num_waiting", "num_open", "num_pages", "dropped_share", "lanes", "enough_slo_ns", "more_workers", "pinning", "words")
+    __slots__ = ("request_id", "client_request_id", "model_id", "tenant", "outcome", "detail", "rows", "age_ns", "slo_ns", "latency_ns", "cold", "expected_latency_ns", "spent_queue_ns", "spent_load_ns", "spent_input_ns", "spent_exec_ns", "spent_output_ns", "spent_network_ns", "run", "load", "load_ns", "exec_ns", "queue_ns", "margin_ns", "num_waiting", "num_open", "num_pages", "dropped_share", "lanes", "enough_slo_ns", "more_workers", "pinning", "words", "members")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -669,6 +679,7 @@ class ExplainResponse(_message.Message):
     MORE_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PINNING_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     client_request_id: str
     model_id: str
@@ -702,4 +713,5 @@ class ExplainResponse(_message.Message):
     more_workers: int
     pinning: bool
     words: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[int] = ..., client_request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ..., rows: _Optional[int] = ..., age_ns: _Optional[int] = ..., slo_ns: _Optional[int] = ..., latency_ns: _Optional[int] = ..., cold: _Optional[bool] = ..., expected_latency_ns: _Optional[int] = ..., spent_queue_ns: _Optional[int] = ..., spent_load_ns: _Optional[int] = ..., spent_input_ns: _Optional[int] = ..., spent_exec_ns: _Optional[int] = ..., spent_output_ns: _Optional[int] = ..., spent_network_ns: _Optional[int] = ..., run: _Optional[_Union[ExplainedAction, _Mapping]] = ..., load: _Optional[_Union[ExplainedAction, _Mapping]] = ..., load_ns: _Optional[int] = ..., exec_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., margin_ns: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_open: _Optional[int] = ..., num_pages: _Optional[int] = ..., dropped_share: _Optional[float] = ..., lanes: _Optional[_Iterable[_Union[ExplainedLane, _Mapping]]] = ..., enough_slo_ns: _Optional[int] = ..., more_workers: _Optional[int] = ..., pinning: _Optional[bool] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[ExplainedMember]
+    def __init__(self, request_id: _Optional[int] = ..., client_request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ..., rows: _Optional[int] = ..., age_ns: _Optional[int] = ..., slo_ns: _Optional[int] = ..., latency_ns: _Optional[int] = ..., cold: _Optional[bool] = ..., expected_latency_ns: _Optional[int] = ..., spent_queue_ns: _Optional[int] = ..., spent_load_ns: _Optional[int] = ..., spent_input_ns: _Optional[int] = ..., spent_exec_ns: _Optional[int] = ..., spent_output_ns: _Optional[int] = ..., spent_network_ns: _Optional[int] = ..., run: _Optional[_Union[ExplainedAction, _Mapping]] = ..., load: _Optional[_Union[ExplainedAction, _Mapping]] = ..., load_ns: _Optional[int] = ..., exec_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., margin_ns: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_open: _Optional[int] = ..., num_pages: _Optional[int] = ..., dropped_share: _Optional[float] = ..., lanes: _Optional[_Iterable[_Union[ExplainedLane, _Mapping]]] = ..., enough_slo_ns: _Optional[int] = ..., more_workers: _Optional[int] = ..., pinning: _Optional[bool] = ..., words: _Optional[_Iterable[str]] = ..., members: _Optional[_Iterable[_Union[ExplainedMember, _Mapping]]] = ...) -> None: ...

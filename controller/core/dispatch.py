@@ -491,7 +491,7 @@ class Dispatch:
             readiness = model.ready[worker]
             victims = self._policy.victims(worker, readiness.num_pages, now_ns)
             if victims is None:
-                if self._books.pinned and not _fits(worker, readiness.num_pages):
+                if self._books.pinned and not worker.fits_beside_pins(readiness.num_pages):
                     # It has no room here as long as others are pinned, and must not keep smaller ones out.
                     passed_over.append(model)
                     continue
@@ -605,12 +605,6 @@ class Dispatch:
             if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
-
-
-def _fits(worker: WorkerState, num_pages: int) -> bool:
-    """Whether a model has room there beside what is pinned."""
-    pinned = sum([copy.num_pages for copy in worker.copies.values() if copy.model.pinned])
-    return num_pages + pinned <= worker.num_pages
 
 
 def _movable(worker: WorkerState, num_pages: int) -> list[Copy] | None:

@@ -150,6 +150,10 @@ class Remedies:
             or request.rows > estimates.sizes[-1]
         ):
             return found
+        if books.pinned and not model.has_room_beside_pins():
+            # However long it may wait: only another worker has room for it.
+            found.remedy.more_workers = 1
+            return found
         self._mean_slo_ns += (request.slo_ns - self._mean_slo_ns) / _MEMORY
         served, dropped, for_exec = self._of_late(worker, now_ns)
         found.dropped_share = dropped / (served + dropped) if dropped else 0.0

@@ -384,7 +384,7 @@ class Scheduler:
             else:
                 verdict = judge(request, self._now_ns, books.load_lanes, arriving=True)
         else:
-            verdict = judge_without_prediction(request)
+            verdict = self._judge_without_prediction(request)
         if verdict.refusal is not None:
             self._gates.dropped(request, verdict.refusal, self._now_ns, waited=False)
             books.dropped(request, verdict.refusal, self._now_ns)
@@ -423,7 +423,17 @@ class Scheduler:
         """A request waits, or was sent in vain: can it still be answered?"""
         if self._predicts:
             return judge(request, self._now_ns, self._books.load_lanes)
-        return judge_without_prediction(request)
+        return self._judge_without_prediction(request)
+
+    def _judge_without_prediction(self, request: Request) -> Verdict:
+        """Whether it can be answered at any time, which no prediction is needed for."""
+        verdict = judge_without_prediction(request)
+        # No time would ever come at which somebody said so.
+        has_pins = bool(self._books.pinned)
+        if has_pins and verdict.refusal is None and not request.model.has_room_beside_pins():
+            detail = "models that are pinned leave no worker the pages for it"
+            return Verdict(Refusal.NO_WORKER, detail=detail)
+        return verdict
 
     def _tenants_weighed(self, event: TenantsWeighed) -> None:
         # Most policies know no shares, and none is asked to.
@@ -995,6 +1005,10 @@ class Scheduler:
         """Something may have taken a pinned model's last copy, or made room for one."""
         if self._books.pinned:
             self._dispatch.load_pinned(self._now_ns)
+            if not self._predicts:
+                for model in self._books.models.values():
+                    if model.queue and not model.has_room_beside_pins():
+                        self._reconsider(model, Refusal.NO_WORKER)
 
     def _model_removed(self, event: ModelRemoved) -> None:
         model = self._books.remove_model(event.model_id)

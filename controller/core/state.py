@@ -175,6 +175,15 @@ class Model:
         if len(self.estimates) != 1 or self.estimates[0] is not readiness.estimates:
             self._find_fastest()
 
+    def has_room_beside_pins(self) -> bool:
+        """Whether it has a copy, or some worker room for one beside what is pinned there."""
+        if self.copies:
+            return True
+        for worker, readiness in self.ready.items():
+            if worker.fits_beside_pins(readiness.num_pages):
+                return True
+        return False
+
     def not_ready_on(self, worker: WorkerState) -> bool:
         """A worker does not any more; tells whether it did."""
         had_it = self.ready.pop(worker, None) is not None
@@ -414,6 +423,11 @@ class WorkerState:
     exec_end_ns: int = 0
     #: Mean duration of recent EXECs.
     mean_exec_ns: int = 0
+
+    def fits_beside_pins(self, num_pages: int) -> bool:
+        """Whether a model of so many pages has room here beside what is pinned."""
+        pinned = sum([copy.num_pages for copy in self.copies.values() if copy.model.pinned])
+        return num_pages + pinned <= self.num_pages
 
     def leave_idle(self) -> None:
         """It stands among no model's idle workers any more."""

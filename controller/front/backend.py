@@ -223,6 +223,7 @@ class CachedModel(LocalModel):
             arrival_ns=arrival_ns,
             slo_ns=question.slo_ns,
             tenant=question.tenant,
+            name=question.request_id,
         )
         return _await(asker, prediction)
 
@@ -253,6 +254,7 @@ class LocalApplication:
             context=question.context,
             tenant=question.tenant,
             asker=question.owner,
+            name=question.request_id,
         )
         return _await(asker, answer)
 

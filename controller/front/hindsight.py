@@ -16,11 +16,9 @@ from controller.catalogue import name_of
 from controller.core.events import RequestArrived
 from controller.front.explanation import Journey, where_it_went
 from controller.front.oip import quote
-from controller.past_requests import RefusedRequest
+from controller.past_requests import OPEN, QueryMade, RefusedRequest
 from controller.runtime import Runtime
 from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow
-
-OPEN = "OPEN"
 
 
 def explain_request(
@@ -58,6 +56,9 @@ def _of_number(
     refused = runtime.past.find_refused(request_id)
     if refused is not None:
         return _refused(runtime, refused, name or refused.name) if may_see(refused.tenant) else None
+    query = runtime.past.find_query(request_id)
+    if query is not None:
+        return _query(runtime, query, name or query.name) if may_see(query.tenant) else None
     row = runtime.telemetry.find_request(request_id)
     if row is not None:
         return _over(runtime, row, name) if may_see(row.tenant) else None
@@ -88,6 +89,44 @@ def _open(
         f"It {where}, {format_ns(age_ns)} after it came;"
         f" its SLO of {format_ns(request.slo_ns)} is over in {format_ns(left_ns)}."
     )
+    return response
+
+
+def _query(runtime: Runtime, found: QueryMade, name: str) -> pb.ExplainResponse:
+    """Explain a query to an application: whom it asked, and what became of that."""
+    now_ns = runtime.clock()
+    response = pb.ExplainResponse(
+        request_id=found.request_id,
+        client_request_id=name,
+        model_id=found.application,
+        tenant=found.tenant,
+        outcome=found.outcome,
+        detail=found.detail,
+        rows=found.rows,
+        age_ns=now_ns - found.arrival_ns,
+        slo_ns=found.slo_ns,
+        latency_ns=(now_ns if found.outcome == OPEN else found.at_ns) - found.arrival_ns,
+    )
+    became = {OK: "was answered", OPEN: "is open", CANCELLED: "was given up"}.get(
+        found.outcome, f"was refused as {found.outcome}"
+    )
+    words = response.words
+    words.append(
+        f"It asked application {found.application}, and {became} after"
+        f" {format_ns(response.latency_ns)}, of an SLO of {format_ns(found.slo_ns)}."
+    )
+    if found.detail:
+        words.append(f"The reason in words: {found.detail}.")
+    if not found.members:
+        words.append("None of the application's models was asked.")
+    for model, request_id, outcome in found.members:
+        response.members.add(model=model, request_id=request_id, outcome=outcome)
+        if request_id:
+            words.append(f"Model {model} was asked by request {request_id}: {outcome}.")
+        elif outcome == OK:
+            words.append(f"The answer of model {model} was in the prediction cache.")
+        else:
+            words.append(f"Model {model} was left out: it would not have fitted beside the others.")
     return response
 
 

@@ -153,6 +153,36 @@ def read_request(
     return add_bulk(header, RAW_INPUT_FIELD, raw), form
 
 
+def read_raw_request(
+    body: Buffer,
+    described: pb.ModelMetadataResponse,
+    *,
+    slo_ms: float | None = None,
+    tenant: str = "",
+) -> tuple[Sequence[Buffer], AnswerForm]:
+    """Do what `read_request` does for a body that is one row of a model's only input, and nothing else.
+
+    Raises:
+        BadRequestError: the model has several inputs.
+    """
+    if len(described.inputs) != 1:
+        names = ", ".join(tensor.name for tensor in described.inputs)
+        raise BadRequestError(
+            f"a raw binary request is one input: found model {described.name} with {names}, expected one input;"
+            " say in JSON which bytes are whose (Inference-Header-Content-Length)"
+        )
+    (tensor,) = described.inputs
+    message = pb.ModelInferRequest(model_name=described.name, model_version=described.versions[0])
+    shape = [1, *tensor.shape[1:]]
+    message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+    if slo_ms is not None:
+        message.parameters["slo_ms"].double_param = slo_ms
+    if tenant:
+        message.parameters["tenant"].string_param = tenant
+    header = message.SerializeToString(deterministic=True)
+    return add_bulk(header, RAW_INPUT_FIELD, [body]), AnswerForm(others=True)
+
+
 def write_answer(message: Buffer, form: AnswerForm) -> tuple[bytes, Sequence[Buffer]]:
     """Turn a serialised ModelInferResponse into JSON, and the tensors that stand behind it.
 

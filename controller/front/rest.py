@@ -43,6 +43,7 @@ from controller.front.oip import quote
 from controller.front.oip_json import (
     fields_of,
     read_json,
+    read_raw_request,
     read_request,
     set_parameters,
     write_answer,
@@ -371,14 +372,24 @@ class RestApp:
         origin: Origin,
         caller: Caller,
     ) -> Response:
-        parts, form = read_request(
-            body,
-            _json_bytes(headers, len(body)),
-            model=names["name"],
-            version=names.get("version", ""),
-            slo_ms=_slo_ms(headers),
-            tenant=headers.get(TENANT_HEADER, ""),
-        )
+        json_bytes, slo_ms = _json_bytes(headers, len(body)), _slo_ms(headers)
+        tenant = headers.get(TENANT_HEADER, "")
+        if json_bytes == 0:
+            asked = RestRequest(dict(names), {}, {})
+            described = await self._ask(_METADATA, asked, origin, caller)
+            if isinstance(described, Status):
+                return answer_of(described)
+            assert isinstance(described, pb.ModelMetadataResponse)
+            parts, form = read_raw_request(body, described, slo_ms=slo_ms, tenant=tenant)
+        else:
+            parts, form = read_request(
+                body,
+                json_bytes,
+                model=names["name"],
+                version=names.get("version", ""),
+                slo_ms=slo_ms,
+                tenant=tenant,
+            )
         call = _RestCall(origin.arrival_ns, caller, headers, self._throttle)
         connection = origin.connection
         connection.when_gone = lambda: _give_up(call)
@@ -421,18 +432,26 @@ class RestApp:
     async def _answer_other(
         self, route: Route, asked: RestRequest, origin: Origin, caller: Caller
     ) -> Response:
+        response = await self._ask(route, asked, origin, caller)
+        if isinstance(response, Status):
+            return answer_of(response)
+        told, status = route.tell(response, asked)
+        return Response(status, (write_json(told),), [(b"content-type", b"application/json")])
+
+    async def _ask(
+        self, route: Route, asked: RestRequest, origin: Origin, caller: Caller
+    ) -> Message | Status:
+        """Ask the method of a route; gives what it answers, or why it does not."""
         request = route.request()
         route.fill(request, asked)
         context: Any = _Context(origin.connection.peer)
         CALLER.set(caller)
         data = await self._handle(route.path, request.SerializeToString(), context)
         if context.code is not grpc.StatusCode.OK:
-            details = tuple(context.details)
-            return answer_of(Status(context.code, context.text, details))
+            return Status(context.code, context.text, tuple(context.details))
         response = route.response()
         response.ParseFromString(data)
-        told, status = route.tell(response, asked)
-        return Response(status, (write_json(told),), [(b"content-type", b"application/json")])
+        return response
 
     async def _handle(self, path: str, data: bytes, context: Any) -> bytes:  # noqa: ANN401
         details = _CallDetails(path)
@@ -609,9 +628,9 @@ def _json_bytes(headers: Mapping[str, str], body_bytes: int) -> int | None:
     text = headers.get(_JSON_BYTES)
     if text is None:
         return None
-    if not text.isdecimal() or len(text) > 18 or not 0 < int(text) <= body_bytes:
+    if not text.isdecimal() or len(text) > 18 or int(text) > body_bytes:
         raise BadRequestError(
-            f"header Inference-Header-Content-Length: found {quote(text)}, expected 1 to {body_bytes}, which"
+            f"header Inference-Header-Content-Length: found {quote(text)}, expected 0 to {body_bytes}, which"
             " is the length of the body"
         )
     return int(text)
@@ -735,6 +754,8 @@ def _control(
     return Route(verb, pattern, _CONTROL + method, request, response, fill, _tell, bytes_max)
 
 
+_METADATA: Final = _oip("GET", _MODEL, "ModelMetadata")
+
 ROUTES: Final = (
     _oip("GET", "v2/health/live", "ServerLive", tell=_tell_ready),
     _oip("GET", "v2/health/ready", "ServerReady", tell=_tell_ready),
@@ -745,7 +766,7 @@ ROUTES: Final = (
     _oip("GET", f"{_VERSION}/stats", "ModelStatistics"),
     _oip("GET", f"{_MODEL}/ready", "ModelReady", tell=_tell_ready),
     _oip("GET", f"{_VERSION}/ready", "ModelReady", tell=_tell_ready),
-    _oip("GET", _MODEL, "ModelMetadata"),
+    _METADATA,
     _oip("GET", _VERSION, "ModelMetadata"),
     _oip("POST", f"{_MODEL}/infer", "ModelInfer"),
     _oip("POST", f"{_VERSION}/infer", "ModelInfer"),
@@ -778,6 +799,31 @@ ROUTES: Final = (
 )
 
 
+# What Triton's clients may ask for besides, and what there is instead.
+_NO_TRACES: Final = "trace settings are not supported while the server runs: it is started with --trace-to and --trace-share"
+_NO_LOGGING: Final = "log settings are not supported while the server runs: it is started with --verbose and --log-format"
+_NO_CONFIG: Final = (
+    "the configuration of a model is not told: GET v2/models/NAME says what it takes and gives"
+)
+_NO_CUDA: Final = "CUDA shared memory is not supported; system shared memory is"
+_CUDA: Final = "v2/cudasharedmemory"
+_UNSUPPORTED: Final = tuple(
+    (pattern.split("/"), words)
+    for pattern, words in (
+        ("v2/trace/setting", _NO_TRACES),
+        (f"{_MODEL}/trace/setting", _NO_TRACES),
+        ("v2/logging", _NO_LOGGING),
+        (f"{_MODEL}/config", _NO_CONFIG),
+        (f"{_VERSION}/config", _NO_CONFIG),
+        (f"{_CUDA}/status", _NO_CUDA),
+        (f"{_CUDA}/unregister", _NO_CUDA),
+        (f"{_CUDA}/region/{{name}}/status", _NO_CUDA),
+        (f"{_CUDA}/region/{{name}}/register", _NO_CUDA),
+        (f"{_CUDA}/region/{{name}}/unregister", _NO_CUDA),
+    )
+)
+
+
 def _find(verb: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
     """Find the route of a path, and what its placeholders stand for.
 
@@ -799,6 +845,9 @@ def _find(verb: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
         raise HttpError(
             405, f"{path}: found {quote(verb)}, expected {allow}", [(b"allow", allow.encode())]
         )
+    for pattern, words in _UNSUPPORTED:
+        if len(pattern) == len(segments) and _match(pattern, segments) is not None:
+            raise HttpError(501, words)
     raise HttpError(404, f"there is no {path} here")
 
 

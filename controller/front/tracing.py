@@ -155,13 +155,15 @@ class Tracing:
     def begin(self, call: Call) -> Trace | None:
         """Decide whether a request is traced; None: it is not."""
         parent: tuple[int, int] | None = None
-        if found := _TRACEPARENT.match(call.header("traceparent")):
+        text = call.header("traceparent")
+        if text and (found := _TRACEPARENT.match(text)):
             trace_id, span_id, flags = (int(part, 16) for part in found.groups())
             if trace_id and span_id:
                 if not flags & _SAMPLED:
                     return None
                 parent = trace_id, span_id
-        if parent is None and self._random.random() >= self._share:
+        # Nothing is drawn where nothing could come of it, as it is by default.
+        if parent is None and not (self._share and self._random.random() < self._share):
             return None
         return Trace(self, call.arrival_ns, parent)
 

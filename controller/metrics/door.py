@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _SILENCE_S: Final = 120.0
 # A page that a peer does not take in this time is not read at all.
 _SEND_S: Final = 60.0
 _HANDSHAKE_S: Final = 10.0
+_RETRY_S: Final = 0.1
 
 _PATH: Final = "/metrics"
 # Whoever may ask for the status may see this, which says more of the same.
@@ -79,42 +81,84 @@ class MetricsDoor:
         """
         self._pages = pages
         self._authoriser = authoriser
-        self._server: asyncio.Server | None = None
+        #: What connections from now on have to use; None: nobody may.
+        self.tls: ssl.SSLContext | None = None
+        self._listening: socket.socket | None = None
+        self._opening: set[asyncio.Task[None]] = set()
         #: All connections, the one that was used least recently first.
         self._open: dict[asyncio.StreamWriter, None] = {}
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+    def listen(self, host: str, port: int) -> int:
         """Begin to serve; returns the port.
 
         Args:
             host: the address.
             port: 0: any free one.
-            tls: whoever comes has to use it; None: nobody may.
 
         Raises:
             ConfigError: the port is taken, or is nobody's to take.
         """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = await asyncio.start_server(
-                self._serve,
-                host,
-                port,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
-                limit=REQUEST_BYTES_MAX,
-                reuse_port=False,
-            )
+            self._listening = socket.create_server((host, port), family=family)
         except OSError as error:
             where = f"port {port} of {host}"
             raise ConfigError(f"cannot listen on {where} for metrics: {error.strerror}") from error
-        return int(self._server.sockets[0].getsockname()[1])
+        self._listening.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
+        return int(self._listening.getsockname()[1])
 
     def close(self) -> None:
         """Serve no more, and hang up."""
-        if self._server is not None:
-            self._server.close()
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        for task in self._opening:
+            task.cancel()
         for writer in list(self._open):
             writer.transport.abort()
+
+    def _accept(self) -> None:
+        if self._listening is None:
+            return
+        try:
+            sock, _ = self._listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            # As a rule there are no handles left: it is tried again when others have been given back.
+            log.warning("no connection for metrics can be accepted: %s", error.strerror)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listening)
+            loop.call_later(_RETRY_S, self._accept_again)
+            return
+        if len(self._opening) >= CONNECTIONS_MAX:
+            sock.close()
+            return
+        sock.setblocking(False)
+        task = asyncio.create_task(self._connect(sock))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _accept_again(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    async def _connect(self, sock: socket.socket) -> None:
+        """Begin to serve a connection, with TLS by the present context: a server of asyncio keeps its first one."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX, loop=loop)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: asyncio.StreamReaderProtocol(reader, self._serve, loop=loop),
+                sock,
+                ssl=self.tls,
+                ssl_handshake_timeout=None if self.tls is None else _HANDSHAKE_S,
+            )
+        except OSError as error:
+            log.info("a connection for metrics did not come about: %s", error)
+            sock.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= CONNECTIONS_MAX:

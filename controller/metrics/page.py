@@ -50,7 +50,7 @@ _REASON_OF: Final = {
 
 #: Counters by model that need no other labels, and where they stand.
 _BY_MODEL: Final[dict[str, Callable[[ModelTally], int]]] = {
-    "nv_inference_request_success": lambda model: model.outcomes[OK],
+    "nv_inference_request_success": lambda model: model.answered,
     "nv_inference_count": lambda model: model.rows,
     "nv_inference_exec_count": lambda model: model.batches,
     "nv_inference_request_duration_us": lambda model: model.durations.sum_ns // NS_PER_US,
@@ -108,8 +108,7 @@ class Page:
         """
         self._parts = parts
         self._names_max = names_max
-        self.tally = Tally(self._describe, names_max=names_max)
-        parts.runtime.telemetry.count_by(self.tally.take, self.tally.forget)
+        self.tally = Tally(parts.runtime.telemetry, self._describe, names_max=names_max)
         self._changes = Changes()
         self._busy = Changes()
         self._process = ProcessFigures()
@@ -137,9 +136,14 @@ class Page:
         if model is self.tally.others:
             return
         told.inference_count, told.execution_count = model.rows, model.batches
+        if model.last_ns:
+            # In ms since 1970, as Triton has it.
+            age_ns = self._parts.runtime.clock() - model.last_ns
+            told.last_inference = (time.time_ns() - age_ns) // NS_PER_MS
         found = told.inference_stats
-        num_refused = model.outcomes.total() - model.outcomes[OK] - model.outcomes[CANCELLED]
-        found.fail.count = num_refused
+        num_answered, unanswered = model.answered, model.unanswered
+        found.fail.count = unanswered.total() - unanswered[CANCELLED]
+        found.fail.ns = model.refused_ns
         for duration, ns in (
             (found.success, model.durations.sum_ns),
             (found.queue, model.queue_ns),
@@ -147,7 +151,15 @@ class Page:
             (found.compute_infer, model.exec_ns),
             (found.compute_output, model.output_ns),
         ):
-            duration.count, duration.ns = model.outcomes[OK], ns
+            duration.count, duration.ns = num_answered, ns
+        for rows, size in sorted(model.by_size.items()):
+            batches = told.batch_stats.add(batch_size=rows)
+            for duration, ns in (
+                (batches.compute_input, size.input_ns),
+                (batches.compute_infer, size.exec_ns),
+                (batches.compute_output, size.output_ns),
+            ):
+                duration.count, duration.ns = size.batches, ns
 
     def _describe(self, model_id: ModelId) -> tuple[str, str] | None:
         entry = self._parts.catalogue.find_id(model_id)
@@ -200,7 +212,7 @@ class Page:
                     copies[counted] += num_resident
             await self._give_way()
         models = [*tally.models.values()]
-        if len(served) > len(models) or tally.others.outcomes:
+        if len(served) > len(models) or tally.others.answered or tally.others.unanswered:
             models.append(tally.others)
         for name, value in (
             *_BY_MODEL.items(),
@@ -400,9 +412,8 @@ def _line(name: str, value: Callable[[ModelTally], int], model: ModelTally) -> s
 def _failures(model: ModelTally) -> str:
     """The lines of requests that were not answered in time, by Triton's reasons."""
     numbers = dict.fromkeys(_REASONS, 0)
-    for outcome, number in model.outcomes.items():
-        if outcome != OK:
-            numbers[_REASON_OF.get(outcome, "REJECTED")] += number
+    for outcome, number in model.unanswered.items():
+        numbers[_REASON_OF.get(outcome, "REJECTED")] += number
     return "".join(
         [
             f'nv_inference_request_failure{{{model.labels},reason="{reason}"}} {number}\n'
@@ -413,7 +424,7 @@ def _failures(model: ModelTally) -> str:
 
 def _outcomes(model: ModelTally) -> str:
     """The lines of all requests that are over."""
-    numbers = {OK: 0, **model.outcomes}
+    numbers = {OK: model.answered, **model.unanswered}
     return "".join(
         [
             f'clockwright_requests_total{{{model.labels},outcome="{_outcome(outcome)}",reason="'

@@ -322,8 +322,9 @@ class Applications:
         context: str,
         tenant: str = "",
         asker: str = "",
+        name: str = "",
     ) -> Answered:
-        """Answer a query inside its SLO. The query fits the application's shape.
+        """Answer a query inside its SLO, which its client may have named. The query fits the application's shape.
 
         Each row is combined on its own. With several, feedback is given by row: to `ID/0`, `ID/1` and so on.
 
@@ -339,6 +340,7 @@ class Applications:
             context=context,
             tenant=tenant,
             asker=asker,
+            name=name,
         )
 
     async def predict(
@@ -350,14 +352,21 @@ class Applications:
         arrival_ns: int,
         slo_ns: int,
         tenant: str,
+        name: str,
     ) -> Answered:
-        """Ask one model, through the prediction cache.
+        """Ask one model, through the prediction cache; the client may have named the request.
 
         Raises:
             RefusedError: there is no answer in time.
         """
         return await self._queries.predict(
-            model_id, inputs, rows=rows, arrival_ns=arrival_ns, slo_ns=slo_ns, tenant=tenant
+            model_id,
+            inputs,
+            rows=rows,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            tenant=tenant,
+            name=name,
         )
 
     # --- feedback -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_S, ModelId
+from clockwright.units import NS_PER_S, ModelId, RequestId
 from controller.runtime import Answer, Runtime
 from controller.selection.core.cache import Key, PredictionCache
 
@@ -23,15 +23,18 @@ Outputs = tuple[bytes, ...]
 class Flight:
     """A request under way, and all ensembles that wait for it."""
 
-    __slots__ = ("_future", "_left", "_waiting")
+    __slots__ = ("_future", "_left", "_waiting", "request_id")
 
     def __init__(self) -> None:
+        #: Its number.
+        self.request_id = RequestId(0)
         self._future: asyncio.Future[Answer] | None = None
         self._waiting: dict[tuple[Ensemble, str], bool] = {}
         self._left: list[tuple[Ensemble, str]] = []
 
-    def start(self, future: asyncio.Future[Answer]) -> None:
+    def start(self, request_id: RequestId, future: asyncio.Future[Answer]) -> None:
         """Note the request that is under way."""
+        self.request_id = request_id
         self._future = future
 
     def join(self, ensemble: Ensemble, member: str, *, first: bool) -> None:
@@ -93,6 +96,8 @@ class Ensemble:
         self.answers: dict[str, Outputs] = {}
         #: Members that will not answer in time, and why.
         self.missing: dict[str, Refusal] = {}
+        #: Number of the request to each member that was asked; the last one, where it was asked again.
+        self.numbers: dict[str, RequestId] = {}
         #: Takes the outputs of a member that was left behind; None: nobody wants them.
         self.late: Callable[[str, Outputs], None] | None = None
         self._runtime = runtime
@@ -116,6 +121,7 @@ class Ensemble:
         found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=self._runtime.clock())
         if isinstance(found, Flight):
             found.join(self, member, first=False)
+            self.numbers[member] = found.request_id
             self._under_way[member] = found, model_id
         elif found is not None:
             self.answers[member] = found
@@ -186,7 +192,8 @@ class Ensemble:
             tenant=self._tenant,
             late=came,
         )
-        flight.start(future)
+        flight.start(self._runtime.last_id, future)
+        self.numbers[member] = flight.request_id
         flight.join(self, member, first=True)
         self._under_way[member] = flight, model_id
         if cache is not None:

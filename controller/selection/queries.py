@@ -17,9 +17,10 @@ from typing import Any
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
 from controller.catalogue import Catalogue, Entry
 from controller.core.admission import margin_of
+from controller.past_requests import OPEN
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import ContextStates
@@ -32,6 +33,7 @@ from controller.selection.core.shape import Shape
 from controller.selection.ensemble import Cache, Ensemble, Outputs
 from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
+from controller.telemetry import CANCELLED, OK
 
 LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
 
@@ -81,6 +83,11 @@ class _Open:
     shape: Shape
     #: Id of each model of the application that is there, by public name.
     ids: Mapping[str, ModelId]
+    #: Whose it is, and what its client calls it; both may be empty.
+    tenant: str
+    name: str
+    #: Among those of requests.
+    request_id: RequestId
     choice: Choice = field(default_factory=lambda: Choice(()))
     #: Answers that came in time and could be read, by member; a prediction per row.
     predictions: dict[str, list[Prediction]] = field(default_factory=dict)
@@ -145,6 +152,7 @@ class Queries:
         arrival_ns: int,
         slo_ns: int,
         tenant: str,
+        name: str,
     ) -> Answered:
         """Ask one model, unless the cache has its answer.
 
@@ -171,6 +179,7 @@ class Queries:
             slo_ns=slo_ns,
             tenant=tenant,
             late=keep if cache.on else None,
+            name=name,
         )
         return Answered(answer.outputs, {})
 
@@ -185,6 +194,7 @@ class Queries:
         context: str,
         tenant: str,
         asker: str,
+        name: str,
     ) -> Answered:
         """Answer a query inside its SLO. The query fits the application's shape.
 
@@ -193,29 +203,50 @@ class Queries:
         """
         application, policy = running.application, running.policy
         running.counts.queries += 1
+        request_id = self._runtime.number_query()
+        if name:
+            self._runtime.past.named(name, request_id, tenant)
         state = await self._states.read_in_time(running, context, slo_ns * _LOAD_SHARE / NS_PER_S)
         models = [self._catalogue.find(model) for model in application.models]
         shape = running.look_at(models)
         if shape is None:
             refusal = Refusal.NO_WORKER
             running.counts.refusals[refusal.value] += 1
-            raise RefusedError(refusal, f"application {application.name} has no models")
+            error = RefusedError(refusal, f"application {application.name} has no models")
+            self._runtime.past.queried(
+                *(name, request_id, application.name, tenant, rows, arrival_ns, slo_ns),
+                *(self._runtime.clock(), refusal.value, error.message, ()),
+            )
+            raise error
         ids = {model.name: model.model_id for model in models if model is not None}
-        asking = _Open(running, context, inputs, rows, arrival_ns, slo_ns, asker, shape, ids)
+        asking = _Open(
+            *(running, context, inputs, rows, arrival_ns, slo_ns, asker, shape, ids),
+            *(tenant, name, request_id),
+        )
         query = Query(self._candidates(asking, models), context, self._rng)
         try:
             asking.choice = policy.select(state, query)
         except PolicyError as error:
             asking.failed(error)
-        asked = self._ask(asking, tenant)
+        asked = self._ask(asking)
+        self._note(asking, asked, OPEN)
         reserve_ns = margin_of(slo_ns, _REPLY_RESERVE_NS, _REPLY_RESERVE_SHARE)
-        await asked.wait(arrival_ns + slo_ns - reserve_ns)
+        try:
+            await asked.wait(arrival_ns + slo_ns - reserve_ns)
+        except asyncio.CancelledError:
+            self._note(asking, asked, CANCELLED)
+            raise
         self._read(asking, asked)
         self._watch(asking, asked)
         if asking.predictions:
             self._combine(asking, state, query)
         elif not asking.reason:
             asking.reason = _worst(query, asking.choice, asked)
+        has_default = application.default_label is not None
+        detail = asking.fault
+        if asking.reason and has_default:
+            detail = detail or f"some row has the default: {asking.reason}"
+        self._note(asking, asked, OK if has_default else asking.reason or OK, detail)
         return self._reply(asking, asked)
 
     def _candidates(self, asking: _Open, models: Sequence[Entry | None]) -> tuple[Candidate, ...]:
@@ -256,10 +287,10 @@ class Queries:
             self._wanted_ns[model_id] = at_ns
             self._runtime.want(model_id)
 
-    def _ask(self, asking: _Open, tenant: str) -> Ensemble:
+    def _ask(self, asking: _Open) -> Ensemble:
         """Ask the members that fit into the SLO together, leaving out the least important first."""
         ids, members = asking.ids, asking.choice.members
-        asked = self._ensemble(asking, asking.arrival_ns, asking.slo_ns, tenant)
+        asked = self._ensemble(asking, asking.arrival_ns, asking.slo_ns, asking.tenant)
         forecasts = []
         if len(members) > 1:
             forecasts = self._runtime.forecast(
@@ -321,6 +352,24 @@ class Queries:
         if any(asking.is_unsure(row) for row in range(asking.rows)):
             asking.reason = LOW_CONFIDENCE
 
+    def _note(self, asking: _Open, asked: Ensemble, outcome: str, detail: str = "") -> None:
+        """Keep for whoever asks about it how a query is going, or went."""
+        members = []
+        for member in asking.choice.members:
+            number = asked.numbers.get(member, 0)
+            if member in asked.missing:
+                became = asked.missing[member].value
+            elif member in asked.answers:
+                became = OK
+            else:
+                became = OPEN if number else Refusal.OVERLOADED.value
+            members.append((member, number, became))
+        self._runtime.past.queried(
+            *(asking.name, asking.request_id, asking.running.application.name, asking.tenant),
+            *(asking.rows, asking.arrival_ns, asking.slo_ns, self._runtime.clock()),
+            *(outcome, detail, tuple(members)),
+        )
+
     def _watch(self, asking: _Open, asked: Ensemble) -> None:
         """Let the policy see how the members fared."""
         running = asking.running
@@ -345,6 +394,7 @@ class Queries:
         if reason:
             counts.defaults[reason] += 1
         query_id = self._enter(asking)
+        self._runtime.past.named(query_id, asking.request_id, asking.tenant)
         asked.late = partial(self._vote_late, asking.running, query_id, asking.rows)
         self._shadow(asking, query_id)
         outputs: Sequence[Buffer]
@@ -447,12 +497,13 @@ def _worst(query: Query, choice: Choice, asked: Ensemble) -> str:
 
 def _refused(asking: _Open) -> RefusedError:
     application, combined = asking.running.application, asking.combined
+    figures = {"slo_ns": asking.slo_ns, "request_id": asking.request_id}
     if combined:
         text = (
             f"application {application.name}: confidence {min(c.confidence for c in combined):.2f} is below"
             f" {application.confidence_threshold:g}, and it has no default"
         )
-        return RefusedError(Refusal.LOW_CONFIDENCE, text)
+        return RefusedError(Refusal.LOW_CONFIDENCE, text, figures=figures)
     what = asking.fault or "no model answered in time"
     text = f"application {application.name}: {what}, and it has no default"
-    return RefusedError(Refusal(asking.reason), text, figures={"slo_ns": asking.slo_ns})
+    return RefusedError(Refusal(asking.reason), text, figures=figures)

@@ -5,8 +5,16 @@ were asked once each, so that a thousand have names and histograms. Another proc
 loop counts its own processor time: in all, and the most in one turn, which is how long a request may have to wait
 (`loop_stall_ms`). Without a scrape the same is counted, to say what of it is the loop's own.
 
-The request: three `clockwright up` beside each other, asked in turns (`experiments.bench.request_cost`): everything off,
-the same again, and everything on, which is scraped each second. Writes `observe.json`.
+The request: several `clockwright up` beside each other, asked in turns (`experiments.bench.request_cost`):
+
+    off, off_again  everything off, twice: how far two equal servers are apart
+    metrics         with metrics, which are scraped each second
+    on              everything on: metrics, messages in JSON, and a collector for traces at the default share, so that
+                    those requests are traced which come with a sampled context
+    traced          the same, and one request of a hundred is traced besides
+
+Explain has no switch. Of a request that is answered it keeps the name that its client gave it, and the requests
+here have names, with all variants. Writes `observe.json`.
 """
 
 from __future__ import annotations
@@ -22,12 +30,14 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
+import grpc
 import uvloop
 
 from clockwright.channel import Access
@@ -35,17 +45,23 @@ from clockwright.process import freeze_garbage
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.app import Controller, running
 from controller.config import ControllerConfig
-from experiments.bench.request_cost import ServerBeside, cost_us, prepare, start_beside
+from experiments.bench.request_cost import ServerBeside, asking, prepare, start_beside
 from experiments.results_file import RESULTS, judge, write_results
 
 _MODEL, _COLUMNS = "small", 784
 _MODELS: Final = {_MODEL: f"mlp-{_COLUMNS}-8-4"}
-#: Everything off, twice; and everything on.
+_COUNTING: Final = ("--metrics-port", "0")
+_ON: Final = (*_COUNTING, "--log-format", "json", "--trace-to", "COLLECTOR")
 _VARIANTS: Final = {
     "off": (),
     "off_again": (),
-    "on": ("--metrics-port", "0"),
+    "metrics": _COUNTING,
+    "on": _ON,
+    "traced": (*_ON, "--trace-share", "0.01"),
 }
+# How often each variant is asked in a round.
+_TURNS: Final = 20
+_EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 # Requests to different models that are open at once.
 _TOGETHER: Final = 100
 
@@ -189,33 +205,63 @@ async def _longest_turn(task: asyncio.Task[None]) -> int:
 
 
 def measure_requests(rounds: int, num_requests: int) -> dict[str, float]:
-    """Ask all variants in turns.
+    """Ask all variants in turns, a little each time, because other load on the machine comes and goes.
+
+    Args:
+        rounds: after each of which there is a figure.
+        num_requests: of each variant in a round.
 
     Returns:
-        Processor time of the controller per request in us, by variant; and by how much it is that of `off` in the
-        same round, in the middle of all rounds.
+        Processor time of the controller per request in us, by variant; and how many times that of `off` it is: the
+        median over the turns of a round, in the middle of all rounds and at their quartiles.
     """
     used_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
+    ratios: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
     rng = random.Random(1)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         flags = prepare(scratch, _MODELS)
-        servers = {
-            variant: start_beside([*flags, *further], Access(), stack)
-            for variant, further in _VARIANTS.items()
-        }
+        collector = stack.enter_context(_collecting())
+        ask: dict[str, Callable[[int], float]] = {}
+        for variant, further in _VARIANTS.items():
+            own = [collector if flag == "COLLECTOR" else flag for flag in further]
+            server = start_beside([*flags, *own], Access(), stack)
+            ask[variant] = stack.enter_context(asking(server, _MODEL, _COLUMNS, named=True))
+            stack.enter_context(_scraping(server))
         for number in range(-1, rounds):
-            for variant in rng.sample(tuple(_VARIANTS), len(_VARIANTS)):
-                with _scraping(servers[variant]):
-                    used = cost_us(servers[variant], _MODEL, _COLUMNS, num_requests)
-                if number >= 0:
-                    used_us[variant].append(used)
+            costs_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
+            for _ in range(_TURNS):
+                for variant in rng.sample(tuple(_VARIANTS), len(_VARIANTS)):
+                    costs_us[variant].append(ask[variant](max(1, num_requests // _TURNS)))
+            if number >= 0:  # What is new to a server is looked at longer.
+                for variant, costs in costs_us.items():
+                    used_us[variant] += costs
+                    pairs = zip(costs, costs_us["off"], strict=True)
+                    ratios[variant].append(statistics.median(cost / off for cost, off in pairs))
     figures = {f"{name}_us": statistics.median(costs) for name, costs in used_us.items()}
-    for name, costs in used_us.items():
+    for name, found in ratios.items():
         if name != "off":
-            ratios = [cost / off for cost, off in zip(costs, used_us["off"], strict=True)]
-            figures[f"{name}_ratio"] = statistics.median(ratios)
+            figures[f"{name}_ratio"] = statistics.median(found)
+            if len(found) > 1:
+                lower, _, upper = statistics.quantiles(found, n=4)
+                figures[f"{name}_ratio_lower_quartile"] = lower
+                figures[f"{name}_ratio_upper_quartile"] = upper
     return figures
+
+
+@contextmanager
+def _collecting() -> Iterator[str]:
+    """Take traces meanwhile, as a collector of OpenTelemetry does; gives its address."""
+    methods = {"Export": grpc.unary_unary_rpc_method_handler(lambda _, __: b"")}
+    service = _EXPORT.split("/")[1]
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)
 
 
 @contextmanager

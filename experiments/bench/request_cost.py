@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,49 +66,65 @@ def start_beside(arguments: Sequence[str], access: Access, stack: ExitStack) -> 
     return ServerBeside(server.address, access, controller, server.metrics)
 
 
-def cost_us(server: ServerBeside, model: str, columns: int, num_requests: int) -> float:
-    """Processor time of the controller per request of so many float32, in us."""
+@contextmanager
+def asking(
+    server: ServerBeside, model: str, columns: int, *, named: bool = False
+) -> Iterator[Callable[[int], float]]:
+    """Have a client of its own for a server meanwhile.
+
+    Args:
+        server: is asked by nobody else while it is asked here.
+        model: its name.
+        columns: that it takes, of float32.
+        named: each request has an id of its own, as its client calls it.
+
+    Yields:
+        What asks a number of requests: gives processor time of the controller per request, in us.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     client = context.Process(
-        target=_ask, args=(theirs, server.address, server.access, model, columns, num_requests)
+        target=_ask, args=(theirs, server.address, server.access, model, columns, named)
     )
     client.start()
     theirs.close()
-    try:
-        ours.recv()  # It is connected, and its first requests are answered.
+
+    def ask(num_requests: int) -> float:
         before_ns = cpu_ns(server.controller)
-        ours.send(None)
+        ours.send(num_requests)
         ours.recv()
         return (cpu_ns(server.controller) - before_ns) / num_requests / NS_PER_US
+
+    try:
+        ours.recv()  # It is connected, and its first requests are answered.
+        yield ask
+        ours.send(0)
     finally:
+        ours.close()
         client.join()
 
 
+def cost_us(server: ServerBeside, model: str, columns: int, num_requests: int) -> float:
+    """Processor time of the controller per request of so many float32, in us, with a new client."""
+    with asking(server, model, columns) as ask:
+        return ask(num_requests)
+
+
 def _ask(
-    pipe: Connection,
-    address: str,
-    access: Access,
-    model: str,
-    columns: int,
-    num_requests: int,
+    pipe: Connection, address: str, access: Access, model: str, columns: int, named: bool
 ) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_ask_all(pipe, address, access, model, columns, num_requests))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(EOFError):
+        runner.run(_ask_as_told(pipe, address, access, model, columns, named))
 
 
-async def _ask_all(
-    pipe: Connection,
-    address: str,
-    access: Access,
-    model: str,
-    columns: int,
-    num_requests: int,
+async def _ask_as_told(
+    pipe: Connection, address: str, access: Access, model: str, columns: int, named: bool
 ) -> None:
-    request = oip.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4 * columns)])
+    head = oip.ModelInferRequest(model_name=model).SerializeToString()
+    request = oip.ModelInferRequest(raw_input_contents=[bytes(4 * columns)])
     request.parameters["slo_ms"].int64_param = _SLO_MS
     request.inputs.add(name="input", datatype="FP32", shape=(1, columns))
-    data = request.SerializeToString()
+    rest = request.SerializeToString()
     async with access.async_channel(address) as channel:
         call = channel.unary_unary(_INFER)
         left = _CONCURRENCY
@@ -117,11 +133,11 @@ async def _ask_all(
             nonlocal left
             while left > 0:
                 left -= 1
-                await call(data, metadata=access.metadata)
+                # As Triton's clients do, in front of the inputs.
+                own = b"\x1a\x08%08d" % left if named else b""
+                await call(head + own + rest, metadata=access.metadata)
 
-        for count in (_CONCURRENCY, num_requests):
-            left = count
+        while left:
             await asyncio.gather(*(loop() for _ in range(_CONCURRENCY)))
             pipe.send(None)
-            if count != num_requests:
-                await asyncio.to_thread(pipe.recv)
+            left = await asyncio.to_thread(pipe.recv)

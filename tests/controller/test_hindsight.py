@@ -22,6 +22,7 @@ from controller.access.authoriser import Authoriser, Rules
 from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.roles import Role
 from controller.core.quotas import Quota
+from controller.selection.core.application import Application
 from tests.kit.front_end import FrontEnd, serving, until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -38,11 +39,17 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 async def ask(
-    front_end: FrontEnd, name: str = "", *, slo_ms: float = 30_000, tenant: str = "", key: str = ""
+    front_end: FrontEnd,
+    name: str = "",
+    *,
+    model: str = "double",
+    slo_ms: float = 30_000,
+    tenant: str = "",
+    key: str = "",
 ) -> RefusedError | None:
-    """Ask the model `double` by the protocol; gives the refusal, or None."""
+    """Ask a model by the protocol; gives the refusal, or None."""
     request = pb.ModelInferRequest(
-        model_name="double",
+        model_name=model,
         id=name,
         inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])],
         raw_input_contents=[bytes(12)],
@@ -143,6 +150,60 @@ def test_a_request_that_waits_is_known_and_so_is_one_that_was_given_up(tmp_path:
             asked.cancel()
             await until(lambda: front_end.runtime.num_waiting == 0)
             assert (await explain(front_end, "slow")).outcome == "CANCELLED"
+            front_end.worker.release()
+
+    run(main())
+
+
+def test_a_request_to_an_application_is_explained_with_the_requests_to_its_models(
+    tmp_path: Path, front: str
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, front=front) as front_end:
+            await front_end.applications.put(Application(name="app", models=("right", "wrong")))
+            assert await ask(front_end, "both", model="app", tenant="gold") is None
+            told = await explain(front_end, "both")
+            assert (told.outcome, told.client_request_id, told.model_id, told.tenant) == (
+                *("OK", "both", "app", "gold"),
+            )
+            assert [(each.model, each.outcome) for each in told.members] == [
+                *(("right", "OK"), ("wrong", "OK")),
+            ]
+            assert told.request_id not in {each.request_id for each in told.members}
+            for each in told.members:
+                member = await explain(front_end, str(each.request_id))
+                assert (member.model_id, member.outcome) == (each.model, "OK")
+                assert any(f"request {each.request_id}" in sentence for sentence in told.words)
+            assert (await explain(front_end, str(told.request_id))).model_id == "app"
+            # The same question again is answered by the cache.
+            assert await ask(front_end, "again", model="app") is None
+            told = await explain(front_end, "again")
+            assert {(each.request_id, each.outcome) for each in told.members} == {(0, "OK")}
+
+    run(main())
+
+
+def test_a_request_to_an_application_is_explained_while_it_waits_and_when_it_had_no_answer(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            await front_end.applications.put(Application(name="app", models=("right",)))
+            front_end.worker.hold = True
+            asked = asyncio.create_task(ask(front_end, "slow", model="app"))
+            await until(lambda: front_end.runtime.num_waiting == 1)
+            told = await explain(front_end, "slow")
+            assert (told.outcome, [each.outcome for each in told.members]) == ("OPEN", ["OPEN"])
+            asked.cancel()
+            await until(lambda: front_end.runtime.num_waiting == 0)
+            assert (await explain(front_end, "slow")).outcome == "CANCELLED"
+            refused = await ask(front_end, "hasty", model="app", slo_ms=50)
+            assert refused is not None
+            told = await explain(front_end, "hasty")
+            assert told.outcome == refused.refusal.value
+            assert told.request_id == refused.figures["request_id"]
+            (member,) = told.members
+            assert member.outcome == told.outcome
             front_end.worker.release()
 
     run(main())

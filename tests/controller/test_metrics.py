@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton
 import trustme
+import uvloop
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -325,6 +327,11 @@ def test_tritons_statistics_say_the_same(tmp_path: Path) -> None:
             took_us = found(f"nv_inference_{name}_duration_us", model="m", version="1")
             assert each.ns // 1000 == took_us
         assert stats.success.ns > stats.compute_infer.ns > 0
+        assert stats.fail.ns > 0
+        assert 0 <= time.time() - told.last_inference / 1e3 < 300
+        (batches,) = told.batch_stats
+        assert (batches.batch_size, batches.compute_infer.count) == (1, 3)
+        assert batches.compute_infer.ns == stats.compute_infer.ns
 
     run(test)
 
@@ -447,47 +454,67 @@ def infer(number: int, model: str, num_requests: int) -> ActionRecord:
     )
 
 
+def counting(
+    *model_ids: str,
+    describe: Callable[[ModelId], tuple[str, str] | None] = lambda model_id: (model_id, "1"),
+) -> tuple[Telemetry, Tally]:
+    """Telemetry of some models, and who counts what it is told."""
+    telemetry = Telemetry(1000)
+    for model_id in model_ids:
+        telemetry.add_model(ModelId(model_id))
+    return telemetry, Tally(telemetry, describe)
+
+
+def count(telemetry: Telemetry, *records: RequestRecord) -> None:
+    """Requests are over."""
+    for record in records:
+        telemetry.add_request(record)
+    telemetry.count()
+
+
 def test_a_thousand_models_have_names_and_the_others_are_counted_together() -> None:
-    tally = Tally(lambda model_id: (model_id, "1"))
     names = [f"m{number}" for number in range(NAMES_MAX + 1)]
-    tally.take([request(number, name) for number, name in enumerate(names)], [])
+    telemetry, tally = counting(*names)
+    count(telemetry, *[request(number, name) for number, name in enumerate(names)])
     assert [name for name, _ in tally.models] == names[:NAMES_MAX]
-    assert tally.others.outcomes == {OK: 1}
+    assert tally.others.answered == 1
     # Whoever comes when one is gone has its place; who had none before stays with the others.
-    tally.forget(ModelId("m0"))
-    tally.take([request(1, "new"), request(2, names[-1])], [])
+    telemetry.remove_model(ModelId("m0"))
+    telemetry.add_model(ModelId("new"))
+    count(telemetry, request(1, "new"), request(2, names[-1]))
     assert ("m0", "1") not in tally.models
-    assert tally.models["new", "1"].outcomes == {OK: 1}
-    assert tally.others.outcomes == {OK: 2}
+    assert tally.models["new", "1"].answered == 1
+    assert tally.others.answered == 2
 
 
 def test_a_model_that_is_called_other_is_one_of_them() -> None:
-    tally = Tally(lambda model_id: (model_id, "1"))
-    tally.take([request(1, OTHER)], [])
+    telemetry, tally = counting(OTHER)
+    count(telemetry, request(1, OTHER))
     assert not tally.models
-    assert tally.others.outcomes == {OK: 1}
+    assert tally.others.answered == 1
 
 
 def test_a_new_generation_goes_on_counting_and_a_new_version_begins() -> None:
     described = {"m": ("m", "1"), "m@2": ("m", "1"), "m@3": ("m", "2")}
-    tally = Tally(described.get)
-    tally.take([request(1, "m"), request(2, "m@2")], [])
-    tally.forget(ModelId("m"))
-    tally.take([request(3, "m@3"), request(4, "m@2")], [])
-    assert {key: model.outcomes[OK] for key, model in tally.models.items()} == {
+    telemetry, tally = counting(*described, describe=described.get)
+    count(telemetry, request(1, "m"), request(2, "m@2"))
+    telemetry.remove_model(ModelId("m"))
+    count(telemetry, request(3, "m@3"), request(4, "m@2"))
+    assert {key: model.answered for key, model in tally.models.items()} == {
         ("m", "1"): 3,
         ("m", "2"): 1,
     }
-    tally.forget(ModelId("m@2"))
+    telemetry.remove_model(ModelId("m@2"))
     assert list(tally.models) == [("m", "2")]
 
 
 def test_times_of_a_batch_count_for_each_of_its_requests() -> None:
-    tally = Tally(lambda model_id: (model_id, "1"))
+    telemetry, tally = counting("m")
     answers = [request(number, "m", action=7) for number in range(3)]
     late = request(3, "m", Refusal.LATE.value, action=7)
-    tally.take([*answers, late, request(4, "m", CANCELLED)], [])
-    tally.take([], [infer(7, "m", 5)])
+    count(telemetry, *answers, late, request(4, "m", CANCELLED))
+    telemetry.add_action(infer(7, "m", 5))
+    telemetry.count()
     model = tally.models["m", "1"]
     assert (model.batches, model.rows) == (1, 5)
     assert model.queue_ns == 4 * 2 * NS_PER_MS
@@ -499,9 +526,8 @@ def test_times_of_a_batch_count_for_each_of_its_requests() -> None:
 
 @pytest.mark.parametrize(("together", "most"), [(1, 70), (8, 45)])
 def test_a_request_is_counted_in_few_lines(together: int, most: int) -> None:
-    telemetry, num_requests, num_lines = Telemetry(1000), 512, 0
-    tally = Tally(lambda model_id: (model_id, "1"))
-    telemetry.count_by(tally.take, tally.forget)
+    telemetry, _ = counting("m")
+    num_requests, num_lines = 512, 0
 
     def line(_frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
         nonlocal num_lines
@@ -526,8 +552,8 @@ def test_a_request_is_counted_in_few_lines(together: int, most: int) -> None:
 
 
 def test_a_bucket_holds_what_is_at_most_its_bound() -> None:
-    tally = Tally(lambda model_id: (model_id, "1"))
-    tally.take([request(1, "m", action=1)], [])
+    telemetry, tally = counting("m")
+    count(telemetry, request(1, "m", action=1))
     durations = tally.models["m", "1"].durations
     assert dict(zip(durations.buckets.le, durations.cumulative(), strict=True))["0.005"] == 1
     assert dict(zip(durations.buckets.le, durations.cumulative(), strict=True))["0.0025"] == 0
@@ -644,9 +670,48 @@ def test_with_a_certificate_metrics_are_for_tls_alone_and_a_new_one_is_shown(
             assert await asyncio.to_thread(shown, controller.metrics_port, tls) == first
             second = certify()
             controller.guard.read_again()
-            assert await asyncio.to_thread(shown, controller.metrics_port, tls) == second
+            while await asyncio.to_thread(shown, controller.metrics_port, tls) != second:
+                pass
 
     run(test)
+
+
+def test_who_signs_clients_certificates_may_change_while_metrics_are_served(tmp_path: Path) -> None:
+    authority, before, after = trustme.CA(), trustme.CA(), trustme.CA()
+    certificate, key, client_ca = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(key)
+    issued.cert_chain_pems[0].write_to_path(certificate)
+
+    async def is_let_in(controller: Controller, signed_by: trustme.CA) -> bool:
+        tls = ssl.create_default_context()
+        authority.configure_trust(tls)
+        signed_by.issue_cert("prometheus").configure_cert(tls)
+        try:
+            status, _, _ = await fetch(controller, tls=tls)
+        except (http.client.HTTPException, OSError):
+            return False
+        assert status == 401  # nobody has written down what it may
+        return True
+
+    async def test() -> None:
+        add_key(tmp_path / "keys", "web", frozenset({Role.INFERENCE}))
+        before.cert_pem.write_to_path(client_ca)
+        files = {"tls_certificate": certificate, "tls_key": key}
+        access = AccessConfig(keys_file=tmp_path / "keys", client_ca=client_ca)
+        models = make_models(tmp_path / "models", "m")
+        async with running(config(models, access=access, **files)) as controller:
+            assert await is_let_in(controller, before)
+            assert not await is_let_in(controller, after)
+            after.cert_pem.write_to_path(client_ca)
+            controller.guard.read_again()
+            while not await is_let_in(controller, after):
+                pass
+            assert not await is_let_in(controller, before)
+
+    # As a controller runs: another loop begins TLS in another way.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test(), 300))
 
 
 # --- HTTP -----------------------------------------------------------------------------------------

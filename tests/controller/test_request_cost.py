@@ -7,6 +7,7 @@ fail where a good part more is done for each request, or for each turn of the ev
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import clockwright
 import controller.core
 from clockwright.v1 import inference_pb2 as pb
+from controller.front.tracing import Tracing, open_tracing
 from tests.kit.front_end import serving_in_thread
 from tests.kit.raw_http2 import RawClient, call
 
@@ -43,14 +45,22 @@ class Lines:
         return self._line
 
 
-def least_lines(tmp_path: Path, lines: Lines, *, together: int, front: str) -> float:
+def least_lines(
+    tmp_path: Path,
+    lines: Lines,
+    *,
+    together: int,
+    front: str,
+    name: str = "",
+    tracing: Tracing | None = None,
+) -> float:
     """Ask so many at once, and again; returns lines per request where they were the fewest."""
-    request = pb.ModelInferRequest(model_name="double", raw_input_contents=[bytes(12)])
+    request = pb.ModelInferRequest(model_name="double", id=name, raw_input_contents=[bytes(12)])
     request.parameters["slo_ms"].int64_param = 600_000
     request.inputs.add(name="x", datatype="FP32", shape=(1, 3))
     data = request.SerializeToString()
     with (
-        serving_in_thread(tmp_path, front=front) as server,
+        serving_in_thread(tmp_path, front=front, tracing=tracing) as server,
         RawClient(server.address) as client,
     ):
 
@@ -85,3 +95,25 @@ def test_a_request_of_a_front_apart_costs_no_more_lines_of_its_link_than_it_did(
 ) -> None:
     lines = Lines(only=("front_link.py",))
     assert least_lines(tmp_path, lines, together=together, front="apart") < most
+
+
+@pytest.mark.parametrize("front", ["http2", "apart"])
+def test_a_request_pays_nothing_for_metrics_traces_and_explain_where_nobody_asked_for_them(
+    tmp_path: Path, front: str
+) -> None:
+    lines = Lines(only=("tally.py", "page.py", "tracing.py", "past_requests.py", "hindsight.py"))
+    assert least_lines(tmp_path, lines, together=1, front=front) == 0
+
+
+def test_a_request_with_a_name_that_might_be_traced_costs_few_lines_more(tmp_path: Path) -> None:
+    # What metrics cost is in test_metrics.py: they count hundreds of requests at a time.
+    lines = Lines(only=("tracing.py", "past_requests.py"))
+    tracing = open_tracing("127.0.0.1:9", share=0.0, clock=time.monotonic_ns)
+    assert tracing is not None
+    try:
+        cost = least_lines(
+            *(tmp_path, lines), together=1, front="http2", name="why", tracing=tracing
+        )
+    finally:
+        tracing.close()
+    assert 0 < cost < 10

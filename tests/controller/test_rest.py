@@ -407,8 +407,57 @@ def test_tensors_behind_the_json_have_to_be_as_long_as_it_says(server: FrontEndI
         ("12", row),
     ):
         assert ask(size, body).status_code == 400
-    for header in ("-1", "0", "1e3", "99999", "9" * 30, "", "abc"):
+    for header in ("-1", "1e3", "99999", "9" * 30, "", "abc"):
         assert ask(12, row, header).status_code == 400
+
+
+def test_a_body_may_be_the_only_input_as_it_is(server: FrontEndInThread) -> None:
+    def ask(body: bytes, *, model: str = "double", slo_ms: float = SLO_MS) -> Any:  # noqa: ANN401
+        headers = {
+            "Inference-Header-Content-Length": "0",
+            "Content-Type": "application/octet-stream",
+            "x-clockwright-slo-ms": str(slo_ms),
+        }
+        url = f"http://{server.rest}/v2/models/{model}/infer"
+        return requests.post(url, data=body, headers=headers, timeout=60)
+
+    row = struct.pack("<3f", 1, 2, 3)
+    for model in ("double", "double/versions/1"):
+        answer = ask(row, model=model)
+        length = int(answer.headers["inference-header-content-length"])
+        (output,) = json.loads(answer.content[:length])["outputs"]
+        assert (output["name"], output["shape"]) == ("y", [1, 3])
+        assert struct.unpack("<3f", answer.content[length:]) == (2, 4, 6)
+    assert ask(row, slo_ms=0.001).json()["reason"] == "INFEASIBLE"
+    # One row, of a model with one input, that there is.
+    for body, model, words in (
+        (row * 2, "double", "12"),
+        (row[:-1], "double", "12"),
+        (b"", "double", "12"),
+        (row, "mixed", "a, b"),
+    ):
+        answer = ask(body, model=model)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]
+    assert ask(row, model="none").status_code == 404
+
+
+def test_what_tritons_clients_can_ask_and_is_not_supported_is_named(
+    client: triton.InferenceServerClient,
+) -> None:
+    for ask, words in (
+        (client.get_trace_settings, "--trace-share"),
+        (lambda: client.get_trace_settings("double"), "--trace-share"),
+        (lambda: client.update_trace_settings(settings={"trace_rate": "1"}), "--trace-share"),
+        (client.get_log_settings, "--log-format"),
+        (lambda: client.update_log_settings({"log_info": True}), "--log-format"),
+        (lambda: client.get_model_config("double"), "v2/models/NAME"),
+        (client.get_cuda_shared_memory_status, "system shared memory is"),
+        (client.unregister_cuda_shared_memory, "system shared memory is"),
+    ):
+        with pytest.raises(triton.InferenceServerException, match=words) as raised:
+            ask()
+        assert raised.value.status() == "501"
 
 
 def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> None:
@@ -466,6 +515,10 @@ def test_applications_are_made_asked_taught_and_removed(server: FrontEndInThread
     answer = post(server, question(), model="app")
     assert answer.status_code == 200, answer.text
     query_id = answer.json()["parameters"]["query_id"]
+    # Who has no name for a request has the query's id.
+    told = requests.get(f"{url}/requests/{query_id}", timeout=60).json()
+    assert (told["model_id"], told["outcome"]) == ("app", "OK")
+    assert [each["model"] for each in told["members"]] == ["right", "wrong"]
     items = {"items": [{"query_id": query_id, "label": 1}]}
     taught = requests.post(f"{url}/feedback", json=items, timeout=60).json()
     assert taught["outcomes"][0]["query_id"] == query_id

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from clockwright.actions import EvictWeights, LoadWeights
-from clockwright.units import ModelId
+from clockwright.errors import Refusal
+from clockwright.units import NS_PER_MS, ModelId
 from controller.core import SchedulerConfig
-from controller.core.events import ModelAdded, ModelPinned, ModelRemoved, WorkerDraining, WorkerLost
+from controller.core.events import (
+    Command,
+    ModelAdded,
+    ModelPinned,
+    ModelRemoved,
+    RefuseRequest,
+    RequestArrived,
+    TimerFired,
+    WorkerDraining,
+    WorkerLost,
+)
 from controller.core.policies import POLICIES
 from tests.kit.core_bench import GPU, GPU2, A, B, CoreBench, actions, loads, refusals
 
@@ -25,6 +38,10 @@ def bench_of(policy: str, *, pages: int = 2, second: bool = False) -> CoreBench:
         for worker in workers:
             bench.ready(model, worker, pages=2)
     return bench
+
+
+def refused_by(commands: Sequence[Command]) -> list[RefuseRequest]:
+    return [command for command in commands if isinstance(command, RefuseRequest)]
 
 
 def finish_all(bench: CoreBench) -> None:
@@ -92,6 +109,39 @@ def test_pins_that_do_not_fit_together_leave_the_last_one_waiting() -> None:
     assert pin(bench, A, pinned=False) == [(EvictWeights, A), (LoadWeights, B)]
 
 
+@pytest.mark.parametrize("policy", ["clipper", "infaas"])
+def test_who_does_not_predict_refuses_what_pins_leave_no_room_for(policy: str) -> None:
+    """It would wait for ever: nothing else would ever say that it is too late."""
+    bench = bench_of(policy)
+    pin(bench, A)
+    finish_all(bench)
+    (refused,) = refused_by(bench.request(B, slo_ms=1000))
+    assert refused.refusal is Refusal.NO_WORKER
+    assert "pinned" in refused.detail
+    assert refused_by(bench.request(A, slo_ms=1000)) == []
+    finish_all(bench)
+    pin(bench, A, pinned=False)
+    assert (GPU, B) in loads(bench.request(B, slo_ms=1000))
+
+
+@pytest.mark.parametrize("policy", ["clipper", "infaas"])
+def test_who_does_not_predict_refuses_what_waits_when_a_pin_takes_the_room(policy: str) -> None:
+    bench = bench_of(policy)
+    bench.request(A, slo_ms=1000)
+    assert refused_by(bench.request(C, slo_ms=1000)) == []
+    (refused,) = refused_by(bench.tell(ModelPinned(model_id=A, pinned=True)))
+    assert (refused.model_id, refused.refusal) == (C, Refusal.NO_WORKER)
+    finish_all(bench)
+
+
+@pytest.mark.parametrize("policy", ["clipper", "infaas"])
+def test_who_does_not_predict_serves_what_has_room_beside_pins(policy: str) -> None:
+    bench = bench_of(policy, pages=4)
+    pin(bench, A)
+    finish_all(bench)
+    assert loads(bench.request(B, slo_ms=1000)) == [(GPU, B)]
+
+
 @pytest.mark.parametrize("gone", [WorkerLost, WorkerDraining])
 def test_it_is_loaded_elsewhere_when_its_worker_goes(
     gone: type[WorkerLost | WorkerDraining],
@@ -124,3 +174,20 @@ def test_a_pinned_model_can_be_removed() -> None:
 
 def test_a_model_that_nobody_knows_is_not_pinned() -> None:
     assert pin(bench_of("edf_mh"), ModelId("nobody")) == []
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_who_is_refused_because_of_pins_is_told_that_another_worker_would_do_and_no_longer_slo(
+    policy: str,
+) -> None:
+    bench = bench_of(policy)
+    pin(bench, A)
+    finish_all(bench)
+    refused = refused_by(bench.request(B, slo_ms=30))
+    refused += refused_by(bench.tell(TimerFired(), at_ms=1000)) if not refused else []
+    assert [each.refusal for each in refused] == [Refusal.COLD]
+    asked = RequestArrived(
+        request_id=refused[0].request_id, model_id=B, rows=1, arrival_ns=0, slo_ns=30 * NS_PER_MS
+    )
+    found = bench.scheduler.obstacles(asked, refused[0])
+    assert (found.remedy.slo_ns, found.remedy.more_workers, found.pinning) == (0, 1, False)

@@ -18,4 +18,6 @@ def test_a_scrape_and_a_request_are_measured_with_everything_off_and_on(tmp_path
     assert set(record["aims"]) == {"metrics_scrape_ms_50_models", "loop_stall_ms", "on_ratio"}
     # A page of 50 models is made of some hundred lines.
     assert figures["page_bytes"] > 50_000
-    assert all(figures[f"{variant}_us"] > 0 for variant in ("off", "off_again", "on"))
+    assert all(
+        figures[f"{variant}_us"] > 0 for variant in ("off", "off_again", "metrics", "on", "traced")
+    )

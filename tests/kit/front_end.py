@@ -40,6 +40,7 @@ from controller.front.rest import RestApp
 from controller.front.rest_server import RestServer
 from controller.front.server import InferenceService
 from controller.front.throttle import Throttle
+from controller.front.tracing import Tracing
 from controller.front.turns import Turns
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
@@ -153,6 +154,7 @@ async def serving(
     memory_limit_bytes: int | None = None,
     rest: bool = False,
     rest_tls: ssl.SSLContext | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
@@ -189,7 +191,7 @@ async def serving(
         )
         # A front apart has regions of its own.
         regions = front_end.regions if client_shm and front != "apart" else None
-        inference = InferenceService(backend, door=door, regions=regions)
+        inference = InferenceService(backend, door=door, regions=regions, tracing=tracing)
         repository = RepositoryService(
             runtime,
             catalogue,
@@ -328,6 +330,7 @@ def serving_in_thread(
     access: AccessConfig | None = None,
     rest: bool = False,
     rest_tls: ssl.SSLContext | None = None,
+    tracing: Tracing | None = None,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
@@ -349,6 +352,7 @@ def serving_in_thread(
             access=access,
             rest=rest,
             rest_tls=rest_tls,
+            tracing=tracing,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()

@@ -282,7 +282,7 @@ def test_a_controller_that_takes_over_has_fronts_elsewhere_reach_the_workers_ane
         device = SlowEcho(tmp_path / "cache")
         settings = config(tmp_path)
         async with AsyncExitStack() as stack:
-            async with running(settings, Term("l", 1)) as first, standing_by(settings) as port:
+            async with running(settings, Term("l", 1)) as first, standing_by(settings) as (port, _):
                 addresses = f"127.0.0.1:{first.port},127.0.0.1:{port}"
                 serving = asyncio.create_task(serve(addresses, tmp_path, device, "w"))
                 front = await stack.enter_async_context(far_front_of(addresses))

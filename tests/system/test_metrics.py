@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,12 +101,21 @@ def test_curl_gets_the_page(server: LocalServer) -> None:
 def test_a_standby_says_that_it_does_not_lead_and_at_the_same_place_when_it_does(
     tmp_path: Path,
 ) -> None:
-    flags = ["--port", "0", "--metrics-port", "0", "--lease", f"file:{tmp_path}/lease"]
-    flags += ["--state", str(tmp_path / "state")]
+    flags = ["--port", "0", "--metrics-port", "0", "--http-port", "0"]
+    flags += ["--lease", f"file:{tmp_path}/lease", "--state", str(tmp_path / "state")]
 
-    def metrics_of(process: subprocess.Popen[str]) -> str:
+    def places_of(process: subprocess.Popen[str]) -> tuple[str, str]:
         assert process.stdout is not None
-        return next(line.split()[-1] for line in process.stdout if line.startswith("metrics on "))
+        said = (line for line in process.stdout if line.startswith(("REST on ", "metrics on ")))
+        rest, metrics = (next(said).split()[-1] for _ in range(2))
+        return rest, metrics
+
+    def health(rest: str, what: str) -> int:
+        """The status with which REST answers who looks whether it lives, or is ready."""
+        try:
+            return int(urllib.request.urlopen(f"{rest}/v2/health/{what}").status)
+        except urllib.error.HTTPError as error:
+            return error.code
 
     def leads(url: str) -> bool:
         try:
@@ -114,15 +124,18 @@ def test_a_standby_says_that_it_does_not_lead_and_at_the_same_place_when_it_does
             return False  # It stands by no more and does not lead yet.
 
     with standing_by("controller", *flags) as (leader, _):
-        first = metrics_of(leader)
+        _, first = places_of(leader)
         until(functools.partial(leads, first), what="the first leads")
         with standing_by("controller", *flags) as (standby, _):
-            second = metrics_of(standby)
+            rest, second = places_of(standby)
+            # Who restarts what does not live leaves it alone, and who sends requests sends none.
+            assert (health(rest, "live"), health(rest, "ready")) == (200, 400)
             assert "\nclockwright_leader 0\n" in read(second)
             assert "clockwright_workers" not in read(second)
             leader.send_signal(signal.SIGTERM)
             until(functools.partial(leads, second), what="the second leads")
             assert 'clockwright_workers{state="READY"} 0' in read(second)
+            assert (health(rest, "live"), health(rest, "ready")) == (200, 200)
 
 
 # --- rules, alerts and the dashboard --------------------------------------------------------------
