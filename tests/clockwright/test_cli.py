@@ -341,6 +341,9 @@ def test_a_request_is_explained_by_its_number_for_people_and_for_programs(
     assert code == 0, err
     assert out.startswith(f"request {number} for model dense, ")
     assert "It was answered in time" in out
+    # Whole sentences, however long.
+    assert all(line.endswith(".") for line in out.splitlines()[1:])
+    assert "..." not in out
     told = json.loads(run("explain", number, "--json", *at)[1])
     assert (told["outcome"], told["slo_ns"]) == ("OK", 30_000_000_000)
     assert told["run"]["error"] == "NONE"

@@ -1,0 +1,65 @@
+"""Every block of the documentation runs, every link leads somewhere, and the site builds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.pages import Block, Reader, blocks_of, mismatch
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+}
+BLOCKS = {page: blocks_of(page, text) for page, text in PAGES.items()}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks])
+def test_the_blocks_of_a_page_do_what_it_says(
+    page: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Reader(cache, {"PYTHONPATH": str(ROOT)}) as reader:
+        for block in BLOCKS[page]:
+            reader.run(block)
+
+
+def test_every_fence_is_a_block_and_no_block_stands_indented() -> None:
+    for page, text in PAGES.items():
+        fences = [line for line in text.splitlines() if line.lstrip().startswith("```")]
+        assert len(fences) == 2 * len(BLOCKS[page]), page
+        rest = text
+        for block in BLOCKS[page]:
+            rest = rest.replace(block.text, "")
+        assert [line for line in rest.splitlines() if line.startswith("    ")] == [], page
+
+
+def test_who_leaves_a_block_out_says_why() -> None:
+    for blocks in BLOCKS.values():
+        for block in blocks:
+            assert not block.why_not or len(block.why_not.split()) > 3, block.place
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=180,
+    )
+    assert built.returncode == 0, built.stdout
+    assert (tmp_path / "index.html").exists()
