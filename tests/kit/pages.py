@@ -12,7 +12,8 @@ What a block is stands in its first line:
 
 Where a reader has ports of his own machine, each run has free ones: the page's are translated. So are latency
 objectives of 20 ms and more, to some that no busy machine misses. A block is only left out where a comment above it
-says why: `<!-- not run: REASON -->`.
+says why: `<!-- not run: REASON -->`. Where a page says `<!-- served: the tutorial's model -->`, somebody has started
+that server already.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from experiments.local_server import LocalServer
-from tests.kit.processes import PATIENCE_S, until, worker
+from tests.kit.processes import PATIENCE_S, worker
 
 _BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<why_not>[^>]+) -->\n)?"
+    r"(?:^<!-- not run: (?P<why_not>[^>]+) -->\n)?(?:^<!-- served: .* -->\n)?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+#: A page that says so is read beside a server that has the tutorial's model.
+SERVED = "<!-- served: the tutorial's model -->"
 _OBJECTIVE = re.compile(r"(slo[_-]ms[\"'*]*\W{1,4})(\d+)\b")
 _PATIENT_MS = "30000"
 _SERVES = re.compile(r"clockwright (up|controller|front|worker)\b(?!.* --help)")
@@ -95,19 +98,35 @@ def mismatch(expected: str, found: str) -> str:
     return f"found\n{told}\nexpected\n{expected}"
 
 
+def serve(command: str, arguments: Sequence[str], environment: Mapping[str, str]) -> LocalServer:
+    """Start a server on free ports, and wait until it is ready, or a controller until it listens."""
+    flags = ["--http-port", "0", "--metrics-port", "0", *arguments]
+    server = LocalServer(flags, command=command, environment=environment)
+    try:
+        server.wait_for("ready: " if command == "up" else "metrics on ")
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
 class Reader:
     """Somebody who does what a page says, in an empty folder, which has to be the current one."""
 
-    def __init__(self, cache: Path, variables: Mapping[str, str]) -> None:
-        """Begin with no server.
+    def __init__(
+        self, cache: Path, variables: Mapping[str, str], served: LocalServer | None = None
+    ) -> None:
+        """Begin to read.
 
         Args:
             cache: for compiled models; several pages may share it.
             variables: what the environment has besides.
+            served: the server that runs already.
         """
         self._folder = Path.cwd()
         self._stack = ExitStack()
         self._server: LocalServer | None = None
+        self._address = ""
         self._said = ""
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._ports: dict[str, str] = {}
@@ -120,6 +139,8 @@ class Reader:
             "COLUMNS": "120",
             **variables,
         }
+        if served is not None:
+            self._ask(served)
 
     def run(self, block: Block) -> None:
         """Do what a block says.
@@ -162,7 +183,7 @@ class Reader:
         if serving := _SERVES.match(command):
             arguments = shlex.split(command, comments=True)[2:]
             if serving[1] == "worker":
-                self._stack.enter_context(worker(self._server_address(), *arguments))
+                self._stack.enter_context(worker(self._address, *arguments))
                 return ""
             return self._serve(serving[1], arguments)
         done = subprocess.run(
@@ -182,10 +203,15 @@ class Reader:
     def _serve(self, command: str, arguments: list[str]) -> str:
         if self._server is not None:
             self._server.stop()
-        flags = ["--http-port", "0", "--metrics-port", "0", *arguments]
-        self._server = server = self._stack.enter_context(
-            LocalServer(flags, command=command, environment=self._environment)
-        )
+        # Not entered: a controller is not ready before its workers come.
+        self._server = server = serve(command, arguments, self._environment)
+        self._stack.callback(server.stop)
+        self._ask(server)
+        return "\n".join(server.output)
+
+    def _ask(self, server: LocalServer) -> None:
+        """Take a page's addresses for those of a server."""
+        self._address = server.address
         rest, metrics = (
             line.rpartition("//")[2].split("/")[0]
             for begin in ("REST on", "metrics on")
@@ -198,11 +224,6 @@ class Reader:
             for host in ("127.0.0.1", "localhost")
         }
         self._environment["CLOCKWRIGHT_SERVER"] = server.address
-        return "\n".join(server.output)
-
-    def _server_address(self) -> str:
-        assert self._server is not None
-        return self._server.address
 
     def _program(self, text: str, block: Block) -> str:
         said = io.StringIO()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.kit.pages import Block, Reader, blocks_of, mismatch
+from experiments.local_server import LocalServer
+from tests.kit.pages import SERVED, Reader, blocks_of, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -20,17 +23,34 @@ PAGES = {
 BLOCKS = {page: blocks_of(page, text) for page, text in PAGES.items()}
 
 
+TUTORIAL = [block for block in BLOCKS["docs/tutorial.md"] if block.language in ("python", "toml")]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[LocalServer]:
+    """A server of the tutorial's model, as the tutorial makes it."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    with contextlib.chdir(folder), Reader(cache, ENVIRONMENT) as reader:
+        for block in TUTORIAL[:2]:
+            reader.run(block)
+    arguments = ["--models", str(folder / "models"), "--cache-dir", str(cache / "clockwright")]
+    server = serve("up", arguments, ENVIRONMENT)
+    yield server
+    server.stop()
+
+
 @pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks])
 def test_the_blocks_of_a_page_do_what_it_says(
-    page: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Reader(cache, {"PYTHONPATH": str(ROOT)}) as reader:
+    served = request.getfixturevalue("served") if SERVED in PAGES[page] else None
+    with contextlib.chdir(tmp_path), Reader(cache, ENVIRONMENT, served) as reader:
         for block in BLOCKS[page]:
             reader.run(block)
 
