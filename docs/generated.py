@@ -19,6 +19,7 @@ from typing import Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from clockwright.cli.flags import ServerFlags
 from clockwright.containers import ContainerSpec
 from clockwright.errors import Denial, Refusal
 from controller.core.quotas import Quota
@@ -28,12 +29,13 @@ from controller.model_folder import ModelSettings
 from controller.policies_cli import known
 from controller.telemetry import ActionRow, RequestRow
 
-ROOT = Path(__file__).resolve().parents[1]
+DOCS = Path(__file__).resolve().parent
 
-#: Pictures that records are drawn as, and what the pages call them.
-PICTURES = {
-    "pictures/overload.png": "experiments/results/overload.png",
-    "pictures/lanes.png": "experiments/results/lanes.png",
+#: What lies elsewhere in the repository, by the path that pages name it by, and where it is on the site.
+ELSEWHERE = {
+    "../SECURITY.md": "security.md",
+    "../experiments/results/overload.png": "pictures/overload.png",
+    "../experiments/results/lanes.png": "pictures/lanes.png",
 }
 
 _MARK = re.compile(r"^<!-- generated: ([\w ]+) -->$", re.MULTILINE)
@@ -62,15 +64,20 @@ def commands() -> dict[str, Callable[..., None]]:
 
 
 def _flags() -> Iterator[str]:
+    yield "## Which server\n"
+    yield from _table(("", "default", "meaning"), _SERVER)
     for name, command in commands().items():
         yield f"## clockwright {name}\n"
         yield f"{inspect.getdoc(command)}\n"
         rows = list(_parameters(command))
-        if rows:
-            yield from _table(("", "default", "meaning"), rows)
+        own = [row for row in rows if row not in _SERVER]
+        if own:
+            yield from _table(("", "default", "meaning"), own)
+        if len(own) < len(rows):
+            yield "It asks a server: [which one](#which-server).\n"
 
 
-def _parameters(command: Callable[..., None]) -> Iterator[tuple[str, str, str]]:
+def _parameters(command: Callable[..., object]) -> Iterator[tuple[str, str, str]]:
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         kind, *rest = typing.get_args(parameter.annotation) or (parameter.annotation,)
         info = next((item for item in rest if isinstance(item, ArgumentInfo | OptionInfo)), None)
@@ -114,7 +121,12 @@ def _value(kind: Any) -> str:  # noqa: ANN401
 def _default(value: object) -> str:
     if value is None or value is False or value == "":
         return ""
+    if value is True:
+        return "on"
     return f"`{value.value if isinstance(value, enum.Enum) else value}`"
+
+
+_SERVER = list(_parameters(ServerFlags))
 
 
 # --- what records say of their fields -------------------------------------------------------------
@@ -126,8 +138,9 @@ def described(record: type[Any]) -> list[tuple[list[str], str]]:
     Returns:
         Names and words; those that have no words of their own belong to the field above.
     """
-    lines = inspect.getsource(record).splitlines()
-    (tree,) = ast.parse(inspect.cleandoc("\n".join(lines))).body
+    source = inspect.getsource(record)
+    lines = source.splitlines()
+    (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
     found: list[tuple[list[str], str]] = []
     for node in tree.body:
@@ -162,7 +175,8 @@ def _settings(record: type[Any]) -> Iterator[str]:
     for names, words in described(record):
         shown = ", ".join(_code(_of_file(name)) for name in names)
         default = "needed" if names[0] not in defaults else _toml(defaults[names[0]])
-        rows.append((shown, default, words))
+        # A record's None is a file without the key.
+        rows.append((shown, default, words.replace("None: ", "unset: ")))
     yield from _table(("key", "default", "meaning"), rows)
 
 
@@ -250,7 +264,6 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "actions table": lambda: _columns(ActionRow),
     "scheduling policies": lambda: _policies("scheduling"),
     "selection policies": lambda: _policies("selection"),
-    "security": lambda: (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines()[1:],
 }
 
 
@@ -267,14 +280,16 @@ def whole(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Write what code says into a page."""
+    """Write what code says into a page, and have its links lead to where things are on the site."""
+    for path, place in ELSEWHERE.items():
+        markdown = markdown.replace(f"]({path})", f"]({place})")
     return whole(markdown)
 
 
 def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401  mkdocs has no types for its hooks
-    """Add the pictures of records, which lie beside their records."""
+    """Add what lies elsewhere."""
     from mkdocs.structure.files import File
 
-    for name, path in PICTURES.items():
-        files.append(File.generated(config, name, abs_src_path=str(ROOT / path)))
+    for path, place in ELSEWHERE.items():
+        files.append(File.generated(config, place, abs_src_path=str((DOCS / path).resolve())))
     return files

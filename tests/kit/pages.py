@@ -25,6 +25,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -186,6 +187,9 @@ class Reader:
                 self._stack.enter_context(worker(self._address, *arguments))
                 return ""
             return self._serve(serving[1], arguments)
+        if command.startswith("pip install ."):
+            self._install()
+            command = command.partition("\n")[2]
         done = subprocess.run(
             ["bash", "-ec", command],
             env=self._environment,
@@ -199,6 +203,21 @@ class Reader:
             f"{block.place}: {command}\n{done.stdout}"
         )
         return done.stdout
+
+    def _install(self) -> None:
+        """Make the folder's package known, without a change of the environment that the tests run in."""
+        project = tomllib.loads((self._folder / "pyproject.toml").read_text())["project"]
+        about = self._folder / f"{project['name']}-{project['version']}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+        (about / "entry_points.txt").write_text(
+            "".join(
+                f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+                for group, points in project["entry-points"].items()
+            )
+        )
+        path = self._environment.get("PYTHONPATH", "")
+        self._environment["PYTHONPATH"] = os.pathsep.join([str(self._folder), path])
 
     def _serve(self, command: str, arguments: list[str]) -> str:
         if self._server is not None:
