@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from experiments.local_server import LocalServer
-from tests.kit.processes import PATIENCE_S, worker
+from tests.kit.processes import PATIENCE_S
 
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why_not>[^>]+) -->\n)?(?:^<!-- served: .* -->\n)?"
@@ -127,7 +127,6 @@ class Reader:
         self._folder = Path.cwd()
         self._stack = ExitStack()
         self._server: LocalServer | None = None
-        self._address = ""
         self._said = ""
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._ports: dict[str, str] = {}
@@ -151,7 +150,7 @@ class Reader:
         """
         if block.why_not:
             return
-        text = self._translated(block.text)
+        text = self._translated(block)
         match block.language:
             case _ if block.title:
                 path = self._folder / block.title
@@ -184,7 +183,7 @@ class Reader:
         if serving := _SERVES.match(command):
             arguments = shlex.split(command, comments=True)[2:]
             if serving[1] == "worker":
-                self._stack.enter_context(worker(self._address, *arguments))
+                self._stack.enter_context(self._worker(arguments))
                 return ""
             return self._serve(serving[1], arguments)
         if command.startswith("pip install ."):
@@ -203,6 +202,17 @@ class Reader:
             f"{block.place}: {command}\n{done.stdout}"
         )
         return done.stdout
+
+    @contextlib.contextmanager
+    def _worker(self, arguments: Sequence[str]) -> Iterator[None]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "clockwright.cli", "worker", *arguments], env=self._environment
+        )
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
     def _install(self) -> None:
         """Make the folder's package known, without a change of the environment that the tests run in."""
@@ -230,7 +240,6 @@ class Reader:
 
     def _ask(self, server: LocalServer) -> None:
         """Take a page's addresses for those of a server."""
-        self._address = server.address
         rest, metrics = (
             line.rpartition("//")[2].split("/")[0]
             for begin in ("REST on", "metrics on")
@@ -251,9 +260,12 @@ class Reader:
             exec(compile("\n" * block.line + text, block.page, "exec"), self._names)
         return said.getvalue()
 
-    def _translated(self, text: str) -> str:
+    def _translated(self, block: Block) -> str:
+        text = block.text
         for theirs, ours in self._ports.items():
             text = text.replace(theirs, ours)
+        if block.title == "case.toml":
+            return text
         return _OBJECTIVE.sub(
             lambda found: found[1] + (_PATIENT_MS if int(found[2]) >= 20 else found[2]), text
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from markdown.extensions.toc import slugify
 
+from docs.generated import whole
 from experiments.local_server import LocalServer
 from tests.kit.pages import SERVED, Reader, blocks_of, serve
 
@@ -59,10 +63,39 @@ def test_every_fence_is_a_block_and_no_block_stands_indented() -> None:
     for page, text in PAGES.items():
         fences = [line for line in text.splitlines() if line.lstrip().startswith("```")]
         assert len(fences) == 2 * len(BLOCKS[page]), page
-        rest = text
+        # Options of mkdocstrings stand indented.
+        rest = re.sub(r"^:::.*\n(    .*\n)*", "", text, flags=re.MULTILINE)
         for block in BLOCKS[page]:
             rest = rest.replace(block.text, "")
         assert [line for line in rest.splitlines() if line.startswith("    ")] == [], page
+
+
+def test_every_link_leads_to_a_page_that_is_there_and_to_a_heading_of_it() -> None:
+    wrong = []
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", outside_blocks(page)):
+            if "://" in target:
+                continue
+            path, _, anchor = target.partition("#")
+            there = (ROOT / page).parent / path if path else ROOT / page
+            named = os.path.relpath(there, ROOT)
+            if not there.exists() or (anchor and anchor not in anchors_of(named)):
+                wrong.append(f"{page}: {target}")
+    assert wrong == []
+
+
+def outside_blocks(page: str) -> str:
+    text = whole(PAGES[page])
+    for block in blocks_of(page, text):
+        text = text.replace(block.text, "")
+    return text
+
+
+@functools.cache
+def anchors_of(page: str) -> frozenset[str]:
+    """Names of a page's headings, as the site makes them."""
+    headings = re.findall(r"^#+ (.+)$", outside_blocks(page), re.MULTILINE)
+    return frozenset(slugify(heading.replace("`", ""), "-") for heading in headings)
 
 
 def test_who_leaves_a_block_out_says_why() -> None:
