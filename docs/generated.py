@@ -70,10 +70,11 @@ def _flags() -> Iterator[str]:
         yield f"## clockwright {name}\n"
         yield f"{inspect.getdoc(command)}\n"
         rows = list(_parameters(command))
-        own = [row for row in rows if row not in _SERVER]
+        asks = set(_SERVER) <= set(rows)
+        own = [row for row in rows if not asks or row not in _SERVER]
         if own:
             yield from _table(("", "default", "meaning"), own)
-        if len(own) < len(rows):
+        if asks:
             yield "It asks a server: [which one](#which-server).\n"
 
 
