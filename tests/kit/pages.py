@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S
 
 _BLOCK = re.compile(

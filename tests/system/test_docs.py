@@ -28,7 +28,7 @@ from controller.model_folder import read_model_folder
 from controller.quota_book import read_quota_file
 from controller.telemetry_files import ACTION_COLUMNS, REQUEST_COLUMNS
 from docs.generated import ELSEWHERE, PARTS, whole
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.pages import SERVED, Reader, blocks_of, serve
 
 ROOT = Path(__file__).resolve().parents[2]
