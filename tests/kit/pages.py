@@ -12,7 +12,7 @@ What a block is stands in its first line:
 
 Where a reader has ports of his own machine, each run has free ones: the page's are translated. So are latency
 objectives of 20 ms and more, to some that no busy machine misses. A block is only left out where a comment above it
-says why: `<!-- not run: REASON -->`. Where a page says `<!-- served: the tutorial's model -->`, somebody has started
+says why: `<!-- not run: REASON -->`. Below `<!-- figures differ -->`, numbers are another machine's. Where a page says `<!-- served: the tutorial's model -->`, somebody has started
 that server already.
 """
 
@@ -37,10 +37,12 @@ from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S
 
 _BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<why_not>[^>]+) -->\n)?(?:^<!-- served: .* -->\n)?"
+    r"(?:^<!-- not run: (?P<why_not>[^>]+) -->\n|(?P<figures>^<!-- figures differ -->\n))?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+# As it stands in a pattern, where dots, signs and spaces are escaped.
+_FIGURE = re.compile(r"(?<![\w\\])(?:\\[+-])?\d(?:[\d,e]|\\[.-](?=\d))*(?:\\ (?:us|ms|s)\b)?(?![\w:])")
 #: A page that says so is read beside a server that has the tutorial's model.
 SERVED = "<!-- served: the tutorial's model -->"
 _OBJECTIVE = re.compile(r"(slo[_-]ms[\"'*]*\W{1,4})(\d+)\b")
@@ -61,6 +63,8 @@ class Block:
     text: str
     #: The reason not to run it; empty: it is run.
     why_not: str
+    #: The figures that it shows are another machine's.
+    figures_differ: bool
 
     @property
     def place(self) -> str:
@@ -78,21 +82,29 @@ def blocks_of(page: str, text: str) -> list[Block]:
             title=found["title"] or "",
             text=found["text"],
             why_not=found["why_not"] or "",
+            figures_differ=found["figures"] is not None,
         )
         for found in _BLOCK.finditer(text)
     ]
 
 
-def mismatch(expected: str, found: str) -> str:
+def mismatch(expected: str, found: str, *, figures_differ: bool = False) -> str:
     """Say how an output differs from what a page says of it; empty: it does not.
 
-    How wide the columns of a table are, what it is drawn with and empty lines are nobody's business.
+    How wide the columns of a table are is nobody's business, nor are empty lines.
+
+    Args:
+        expected: what the page says.
+        found: what was printed.
+        figures_differ: any number will do for a number, and any unit of time for such a one.
     """
     lines = [" ".join(line.split()) for line in expected.strip().splitlines() if line.strip()]
     pattern = "".join(
         r"(?:.*\n)*?" if line == "…" else re.escape(line).replace("…", ".*?") + " ?\n"
         for line in lines
     )
+    if figures_differ:
+        pattern = _FIGURE.sub(r"[\\d.,e+-]+(?:\\ (?:us|ms|s))?", pattern)
     told = "".join(f"{' '.join(line.split())}\n" for line in found.splitlines() if line.strip())
     if re.fullmatch(pattern, told):
         return ""
@@ -177,7 +189,8 @@ class Reader:
         for theirs, ours in self._ports.items():
             found = found.replace(ours, theirs)
             expected = expected.replace(ours, theirs)
-        assert not (words := mismatch(expected, found)), f"{block.place}: {words}"
+        words = mismatch(expected, found, figures_differ=block.figures_differ)
+        assert not words, f"{block.place}: {words}"
 
     def _command(self, command: str, block: Block) -> str:
         if serving := _SERVES.match(command):
