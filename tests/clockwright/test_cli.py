@@ -224,6 +224,7 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
             ("app", "add", "a", "--model", "m", "--option", "x=" + "[" * 100_000),
             "no server answers at",
         ),
+        (("status", "--server", "127.0.0.1"), "'127.0.0.1', expected HOST:PORT"),
         (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
         (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),
     ],

@@ -42,7 +42,9 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # As it stands in a pattern, where dots, signs and spaces are escaped.
-_FIGURE = re.compile(r"(?<![\w\\])(?:\\[+-])?\d(?:[\d,e]|\\[.-](?=\d))*(?:\\ (?:us|ms|s)\b)?(?![\w:])")
+_FIGURE = re.compile(
+    r"(?<![\w\\])(?:\\[+-])?\d(?:[\d,e]|\\[.-](?=\d))*(?:\\ (?:us|ms|s)\b)?(?![\w:])"
+)
 #: A page that says so is read beside a server that has the tutorial's model.
 SERVED = "<!-- served: the tutorial's model -->"
 _OBJECTIVE = re.compile(r"(slo[_-]ms[\"'*]*\W{1,4})(\d+)\b")
