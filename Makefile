@@ -142,6 +142,11 @@ bench-unseen: $(STAMP)
 experiments: $(FIGURES) poisoned
 	@$(BIN)/python -m experiments results_page
 
+# The site of docs/, into build/site; a page or a link that is missing is an error.
+.PHONY: docs
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # The page of all results, from their records; a test compares.
 .PHONY: results-page
 results-page: $(STAMP)

@@ -354,6 +354,10 @@ def _encode_request(
         parameters["tenant"] = pb.InferParameter(string_param=tenant)
     tensors: list[pb.ModelInferRequest.InferInputTensor] = []
     buffers: list[Buffer] = []
+    if not isinstance(inputs, Mapping):
+        raise BadRequestError(
+            f"inputs: found {type(inputs).__name__}, expected an array, or arrays by input name"
+        )
     for name, array in inputs.items():
         array = np.asarray(array)
         datatype = _DATATYPES.get(array.dtype.name)

@@ -36,7 +36,9 @@ CANCELLED = "CANCELLED"
 class RequestRow:
     """One request, complete once it was answered, refused or cancelled."""
 
+    #: The controller's number of the request, which `clockwright explain` takes.
     request_id: RequestId
+    #: The model that was asked.
     model_id: ModelId
     #: Rows of the request, that is its share of a batch.
     rows: int
@@ -57,9 +59,11 @@ class RequestRow:
     margin_ns: int = 0
     #: No resident copy at arrival. Known for answered requests only, like all that follows.
     cold: bool = False
+    #: The worker that answered it.
     worker_id: WorkerId | None = None
     #: The Infer that answered it.
     action_id: ActionId | None = None
+    #: Compiled size of its batch.
     batch_size: int = 0
     #: Departure as predicted when the Infer was sent.
     expected_departure_ns: int = 0
@@ -69,10 +73,13 @@ class RequestRow:
 class ActionRow:
     """One action, complete once its result arrived or its worker was lost."""
 
+    #: The controller's number of the action.
     action_id: ActionId
     #: "LoadWeights", "Infer" or "EvictWeights".
     type: str
+    #: Who was to do it.
     worker_id: WorkerId
+    #: The model that it is about.
     model_id: ModelId
     #: Infer only: compiled batch size, rows in it, and requests they came from.
     batch_size: int = 0

@@ -85,6 +85,11 @@ class ServerFlags:
         Path | None, typer.Option(envvar="CLOCKWRIGHT_TLS_KEY", help="PEM file: its key.")
     ] = None
 
+    def __post_init__(self) -> None:
+        # gRPC would take 443 for the port.
+        if ":" not in self.server:
+            raise ConfigError(f"--server is {self.server!r}, expected HOST:PORT, such as {SERVER}")
+
     def access(self) -> Access:
         """What is shown, and TLS.
 

@@ -23,6 +23,9 @@ _Found = TypeVar("_Found", bound="Message | Sequence[Message]")
 # A table of workers names this many resident models of each.
 _NAMES_SHOWN = 6
 
+# An explanation has sentences that are twice as long as what strangers may say elsewhere.
+_SENTENCE_CHARS_MAX = 1000
+
 
 def plain(message: Message) -> dict[str, object]:
     """Turn a message into what JSON has: every field by its name, integers as numbers."""
@@ -63,7 +66,7 @@ def print_explanation(told: pb.ExplainResponse) -> None:
     number = str(told.request_id or "without a number")
     print(f"request {number}{called} for model {told.model_id}, {format_ns(told.age_ns)} ago")
     for sentence in told.words:
-        print(f"  {printable(sentence)}")
+        print(f"  {printable(sentence, _SENTENCE_CHARS_MAX)}")
 
 
 def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) -> None:

@@ -74,7 +74,8 @@ _UNPACKED_BYTES: Final = 256 << 10
 _INFERENCE, _CONTROL = "/inference.GRPCInferenceService/", "/clockwright.v1.ControlService/"
 _INFER = _INFERENCE + "ModelInfer"
 
-_HTTP: Final = {
+#: Statuses of HTTP by those of gRPC; 500 for all others.
+HTTP_STATUSES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -525,7 +526,7 @@ def answer_of(status: Status) -> Response:
     """Make the response of a call that is not answered."""
     told: dict[str, Any] = {"error": status.text}
     headers: _Headers = []
-    http = _HTTP.get(status.code, 500)
+    http = HTTP_STATUSES.get(status.code, 500)
     found = status_pb2.Status()
     for name, detail in status.details:
         if name == DETAILS and isinstance(detail, bytes):

@@ -224,6 +224,7 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
             ("app", "add", "a", "--model", "m", "--option", "x=" + "[" * 100_000),
             "no server answers at",
         ),
+        (("status", "--server", "127.0.0.1"), "'127.0.0.1', expected HOST:PORT"),
         (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
         (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),
     ],
@@ -341,6 +342,9 @@ def test_a_request_is_explained_by_its_number_for_people_and_for_programs(
     assert code == 0, err
     assert out.startswith(f"request {number} for model dense, ")
     assert "It was answered in time" in out
+    # Whole sentences, however long.
+    assert all(line.endswith(".") for line in out.splitlines()[1:])
+    assert "..." not in out
     told = json.loads(run("explain", number, "--json", *at)[1])
     assert (told["outcome"], told["slo_ns"]) == ("OK", 30_000_000_000)
     assert told["run"]["error"] == "NONE"

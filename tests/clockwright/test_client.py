@@ -137,6 +137,8 @@ def test_bad_requests_and_unknown_models_are_told_apart(client: Client) -> None:
         client.infer("double", {"x": np.ones((1, 3))})
     with pytest.raises(BadRequestError, match="found dtype <U1"):
         client.infer("double", {"x": np.array([["a"]])})
+    with pytest.raises(BadRequestError, match="inputs: found list, expected an array"):
+        client.infer("double", [1, 2, 3])  # type: ignore[arg-type]
     with pytest.raises(BadRequestError, match="parameter slo_ms: found -3"):
         client.infer("double", {"x": np.ones((1, 3), np.float32)}, slo_ms=-3)
     for slo_ms in (float("nan"), float("inf")):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +25,6 @@ from clockwright import (
 from clockwright.cli.main import main
 from clockwright.errors import StoreError
 from clockwright.operator import Operator
-from clockwright.tensors import TensorSpec
 from clockwright.v1 import control_pb2 as pb
 from controller.cli import ControllerFlags, SchedulerFlags
 from controller.selection import plugins
@@ -38,7 +34,6 @@ from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.messages import read_application, write_application
 from controller.selection.policies import make_policy
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
-from tests.kit.scripted_worker import LABELLED, SCRIPTS, Script
 
 Run = Callable[..., tuple[int, str, str]]
 ONE = np.array([[1, 0, 0]], np.float32)
@@ -248,35 +243,6 @@ def test_a_refusal_of_an_application_reaches_the_client(
         pytest.raises(RefusedError, match="LOW_CONFIDENCE: application app: confidence"),
     ):
         client.infer("app", ONE, slo_ms=30_000)
-
-
-# --- the README's example ---------------------------------------------------------------------------
-
-
-def test_the_readmes_example_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    section = readme.split("## Applications")[1].split("\n## ")[0]
-    shell, program = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)
-    image = (TensorSpec("X", "FP32", (64,)),)
-    answers = [np.array([3], np.int64).tobytes(), np.full(4, 0.25, np.float32).tobytes()]
-    for name in ("digits-logistic", "digits-forest", "digits-perceptron"):
-        monkeypatch.setitem(SCRIPTS, name, Script(image, LABELLED, lambda inputs: list(answers)))
-    with serving_in_thread(tmp_path) as server:
-        server.until(lambda f: f.catalogue.ready)
-        # A pause of 50 ms is common on a machine that runs tests.
-        arguments = shlex.split(shell.replace("\\\n", " ").replace("--slo-ms 50", "--slo-ms 30000"))
-        monkeypatch.setattr(sys, "argv", [*arguments, "--server", server.address])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert caught.value.code in (0, None)
-        capsys.readouterr()
-        exec(program.replace("127.0.0.1:8001", server.address), {})
-    out = capsys.readouterr().out
-    assert "[3]" in out
-    assert "'confidence': 1.0" in out
-    assert "status='APPLIED'" in out
 
 
 # --- policies that users bring --------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -136,41 +134,6 @@ def test_our_client_is_told_where_the_time_went(served: Served) -> None:
     # Each part is rounded down to a microsecond.
     assert sum(int(result.explanation[part]) for part in parts) <= measured
     assert result.explanation["worker"] == "local-0"
-
-
-def test_the_readmes_model_is_made_served_and_asked_as_it_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## A model of your own")[1]
-    block = re.findall(r"```\n(.*?)```", section, re.DOTALL)[0]
-    making, _, serving = block.rpartition("\nclockwright up")
-    # An SLO that no slow machine misses.
-    making = making.replace("slo_ms = 50", f"slo_ms = {SLO_MS}")
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-ec", making], cwd=tmp_path, env=environment, check=True)
-    options = shlex.split(serving, comments=True)
-    assert options == ["--models", "models"]
-    [command] = re.findall(r"`clockwright (infer .*?)`", section)
-    programs = re.findall(r"```python\n(.*?)```", section.split("## Ask it")[1], re.DOTALL)
-    # The one about applications: tests/selection/test_applications_clients.py runs it.
-    programs = [program for program in programs if "Feedback" not in program]
-    assert len(programs) == 2
-    folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(tmp_path / "cache")]
-    with LocalServer(folders) as server:
-        asking = [*shlex.split(command), "--server", server.address]
-        subprocess.run([sys.executable, "-m", "clockwright.cli", *asking], check=True)
-        for program in programs:
-            assert "127.0.0.1:8001" in program
-            program = program.replace("127.0.0.1:8001", server.address)
-            program = re.sub(r"(slo_ms\W+)25\b", rf"\g<1>{SLO_MS}", program)
-            exec(compile(program, "README.md", "exec"), {})
-            out = capsys.readouterr().out
-            assert "COLD" not in out
-            # The digit that both ask about is a zero.
-            assert "[0]" in out
-    [said] = re.findall(r'says "(ready: .*?) on', serving)
-    assert any(line.startswith(said) for line in server.output)
 
 
 class Asker:

@@ -41,7 +41,7 @@ def files_of(*folders: str) -> list[Path]:
 
 
 PRODUCT = files_of(*PACKAGES)
-EVERYTHING = [*PRODUCT, *files_of("tests", "proto")]
+EVERYTHING = [*PRODUCT, *files_of("tests", "proto", "docs")]
 
 
 def comments_in(source: str) -> Iterator[tuple[int, str]]:

@@ -397,22 +397,6 @@ def test_a_folder_without_a_container_is_no_device(tmp_path: Path) -> None:
             ContainerDevice(folder, limits=LIMITS, io_pool_bytes=1 << 20, start_limit_s=1.0)
 
 
-def test_readmes_example_is_served(tmp_path: Path) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    blocks = re.findall(r"```\w+\n# models/mean/(\S+)\n(.*?)```", readme, re.DOTALL)
-    assert [name for name, _ in blocks] == ["config.toml", "1/model.py"]
-    folder = tmp_path / "mean"
-    for name, text in blocks:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        # A slow machine is not a hang.
-        (folder / name).write_text(text.replace("load =", "time_limit_s = 60\nload ="))
-    with bench(folder) as made:
-        made.prepare()
-        mean, largest = made.infer(np.arange(64, dtype=np.float32)[None])
-    assert np.frombuffer(mean, np.float32).tolist() == [31.5]
-    assert np.frombuffer(largest, np.int64).tolist() == [63]
-
-
 # --- the worker and the server ----------------------------------------------------------------
 
 
