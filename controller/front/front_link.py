@@ -49,8 +49,9 @@ from clockwright.v1 import front_pb2 as pb
 from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
+from controller.core.quotas import Exceeded
 from controller.front import link_frames as frames
-from controller.front.backend import LocalAnswerer, LocalBackend, ToldAnswer
+from controller.front.backend import LocalAnswerer, LocalBackend, OverQuotaError, ToldAnswer
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
@@ -201,6 +202,8 @@ class FrontLink:
         caller: Caller,
         instance: str,
         lent: dict[int, list[Buffer]],
+        *,
+        heeds_quotas: bool,
     ) -> None:
         """Begin to hear a front that has shown its token, is this caller, and looks at these outputs still."""
         self.name = name
@@ -252,6 +255,9 @@ class FrontLink:
         self._refused: list[tuple[object, ...]] = []
         self._failed: list[tuple[object, ...]] = []
         self._stale: list[int] = []
+        #: Whose rates are used up, until when, and what they are.
+        self._spent: dict[str, tuple[int, float]] = {}
+        self._heeds_quotas = heeds_quotas
         self._is_due = False
         self._is_over = False
 
@@ -449,6 +455,10 @@ class FrontLink:
             self._flush()
 
     def _flush(self) -> None:
+        if self._spent:
+            spent = frames.Spent(tuple([(tenant, *rate) for tenant, rate in self._spent.items()]))
+            self._spent = {}
+            self._data.send(frames.encode(spent))
         freed = [self._freed.popleft() for _ in range(len(self._freed))]
         told = frames.encode_told(
             self._answered, self._refused, self._failed, self._stale, freed, self._payload
@@ -537,6 +547,8 @@ class FrontLink:
             self.links.refused_at_doors(refusal, number)
         for denial, number in beat.denied.items():
             self.links.denied_at_fronts(denial, number)
+        for tenant, number in beat.refused_early.items():
+            self.links.refused_early(tenant, number)
         if not was_known:
             self.beat()
 
@@ -584,7 +596,16 @@ class FrontLink:
             try:
                 asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
             except RefusedError as error:
+                if isinstance(error, OverQuotaError) and self._heeds_quotas:
+                    self._tell_spent(ask.tenant, error.exceeded)
                 self.failed(asked, error)
+
+    def _tell_spent(self, tenant: str, exceeded: Exceeded) -> None:
+        """Have the front refuse by itself what is refused here whatever comes."""
+        if exceeded.until_ns is not None:
+            # What the front has on its way by then arrives later, and the two clocks may differ by so much.
+            until_ns = exceeded.until_ns + (self.offset_ns or 0) - self._clock.round_trip_ns
+            self._spent[tenant] = until_ns, exceeded.expected
 
     def _too_late(self, ask: frames.Ask, waited_ns: int) -> None:
         """Refuse a request that waited for longer than its SLO before this loop looked at it."""
@@ -748,8 +769,11 @@ class FrontLinks:
 
     def refused_at_doors(self, refusal: Refusal, number: int) -> None:
         """Count what a front has refused."""
-        for _ in range(min(number, 1 << 20)):
-            self._backend.refused_at_door(refusal)
+        self._backend.refused_at_door(refusal, number)
+
+    def refused_early(self, tenant: str, number: int) -> None:
+        """Count what a front has refused because a tenant's rate was used up."""
+        self._backend.refused_early(tenant, number)
 
     def denied_at_fronts(self, denial: Denial, number: int) -> None:
         """Count what a front has denied."""
@@ -894,7 +918,9 @@ class FrontLinks:
         self.is_ready = self.catalogue.ready
         self._tokens.pop(request.instance, None)
         lent = self._still_lent(request.instance, Counter(request.still_looks_at))
-        link = FrontLink(self, sock, name, caller, request.instance, lent)
+        link = FrontLink(
+            self, sock, name, caller, request.instance, lent, heeds_quotas=request.heeds_quotas
+        )
         self._links[link] = None
         for worker in self._workers.links:
             if worker.joined:

@@ -48,7 +48,7 @@ Parameters = dict[str, bool | int | str]
 
 _ASKS, _WITHDRAWAL, _DESCRIBE, _FRONT_BEAT, _TOLD, _DESCRIBED, _BEAT = range(7)
 _MEMORY, _MAPPED, _FORGET, _RETURNED = range(7, 11)
-_WORKER, _WORKER_GONE, _FEED, _HAND_ON = range(11, 15)
+_WORKER, _WORKER_GONE, _FEED, _HAND_ON, _SPENT = range(11, 16)
 
 # Where a tensor lies, as in `clockwright.frames`.
 _Place = Annotated[int, Meta(ge=APART, lt=1 << 62)]
@@ -109,6 +109,8 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     refused: dict[Refusal, _Count]
     #: Calls that it has denied since then.
     denied: dict[Denial, _Count] = {}
+    #: Requests that it has refused since then because their tenant's rate was used up, by tenant.
+    refused_early: dict[_Name, _Count] = {}
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -266,6 +268,13 @@ class Feed(msgspec.Struct, array_like=True, tag=_FEED, forbid_unknown_fields=Tru
     feeds: tuple[tuple[_Id, _Id, _Id, _Count], ...]
 
 
+class Spent(msgspec.Struct, array_like=True, tag=_SPENT, forbid_unknown_fields=True):
+    """Tenants have used up their rates. It comes only to fronts that have said to heed it."""
+
+    #: The tenant, until when it is refused whatever comes, and its rate in requests per second.
+    rates: tuple[tuple[_Name, _Time, Annotated[float, Meta(gt=0)]], ...]
+
+
 class HandOn(msgspec.Struct, array_like=True, tag=_HAND_ON, forbid_unknown_fields=True):
     """Hand inputs on to a worker that the front cannot reach; they are the payload."""
 
@@ -279,7 +288,7 @@ class HandOn(msgspec.Struct, array_like=True, tag=_HAND_ON, forbid_unknown_field
 _encode = msgspec.msgpack.Encoder().encode
 FromFront = Asks | Withdrawn | Describe | FrontBeat | LentMemory | Mapped | Returned | HandOn
 FromController = (
-    Told | Described | Beat | LentMemory | Mapped | Forget | WorkerThere | WorkerGone | Feed
+    Told | Described | Beat | LentMemory | Mapped | Forget | WorkerThere | WorkerGone | Feed | Spent
 )
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)

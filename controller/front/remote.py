@@ -38,10 +38,11 @@ from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import front_pb2 as pb
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
-from controller.front.backend import Asker, Question, ToldAnswer
+from controller.front.backend import Asker, OverQuotaError, Question, ToldAnswer
 from controller.front.fed_requests import FedRequests, Feeding
 from controller.front.oip import Servable
 from controller.front.open_requests import OpenRequests
+from controller.front.spent_rates import SpentRates
 from controller.front.statuses import Status, ToldStatusError
 from controller.front.worker_sockets import WorkerSockets
 from controller.runtime import NoAnswerError
@@ -151,6 +152,7 @@ class RemoteBackend:
         self._slos_ns: dict[str, int | None] = {}
         self._refused: Counter[Refusal] = Counter()
         self._denied: Counter[Denial] = Counter()
+        self._spent = SpentRates()
         # What this turn of the event loop has to say.
         self._asks: list[tuple[object, ...]] = []
         self._payload: list[Buffer] = []
@@ -239,13 +241,22 @@ class RemoteBackend:
         inputs: Sequence[Buffer],
         arrival_ns: int,
     ) -> Callable[[], object]:
-        """Ask the controller."""
+        """Ask the controller.
+
+        Raises:
+            OverQuotaError: it would refuse the request.
+        """
         due_ns = arrival_ns + question.slo_ns
         if not self._joined:
             self._book.hold(asker, due_ns)
             self._is_held.set()
             return _nothing
+        spent, tenant = self._spent, question.tenant
+        if spent and (exceeded := spent.judge(tenant, self.clock())) is not None:
+            raise OverQuotaError(tenant, exceeded)
         ask_id = self._book.send(asker, due_ns, answerer.servable.name)
+        if spent:
+            spent.passed(tenant, ask_id)
         lengths = [len(tensor) for tensor in inputs]
         places: Sequence[int] = ()
         arena = self._slabs.inputs
@@ -292,8 +303,10 @@ class RemoteBackend:
             self._withdrawn.append(ask_id)
             self._flush_soon()
 
-    def _take(self, ask_id: int) -> tuple[Asker, str] | None:
+    def _take(self, ask_id: int, *, answered: bool = True) -> tuple[Asker, str] | None:
         """A request is over, here at least."""
+        if self._spent:
+            self._spent.over(ask_id, answered=answered)
         self._let_go(ask_id)
         return self._book.take(ask_id)
 
@@ -355,6 +368,9 @@ class RemoteBackend:
                 self._take_memory(message, self._data)
             elif isinstance(message, frames.Mapped):
                 self._is_mapped = True
+            elif isinstance(message, frames.Spent):
+                for tenant, until_ns, rate_rps in message.rates:
+                    self._spent.told(tenant, until_ns, rate_rps)
             elif isinstance(message, frames.Feed):
                 for ask_id, *feeding in message.feeds:
                     self._feed(ask_id, (feeding[0], feeding[1], feeding[2]))
@@ -502,13 +518,13 @@ class RemoteBackend:
                 self._let_go(refused.ask_id)
                 book.put_back(refused.ask_id)
                 self._is_held.set()
-            elif (sent := self._take(refused.ask_id)) is not None:
+            elif (sent := self._take(refused.ask_id, answered=False)) is not None:
                 asker, name = sent
                 asker.set_exception(
                     NoAnswerError(refusal, ModelId(name), refused.figures, detail=refused.detail)
                 )
         for failure in told.failed:
-            if (sent := self._take(failure.ask_id)) is not None:
+            if (sent := self._take(failure.ask_id, answered=False)) is not None:
                 sent[0].set_exception(_error(failure))
         for ask_id in told.freed:
             if ask_id in self._lent:
@@ -516,7 +532,7 @@ class RemoteBackend:
                 if num_lent > 1:
                     self._lent[ask_id] = inputs, num_lent - 1
         for ask_id in told.stale:
-            if (sent := self._take(ask_id)) is not None:
+            if (sent := self._take(ask_id, answered=False)) is not None:
                 self._forget()
                 sent[0].begin()
 
@@ -572,6 +588,7 @@ class RemoteBackend:
         """Whatever was described may be described otherwise now."""
         self.generation += 1
         self._known.clear()
+        self._spent.forget()
         # What is on its way may be of before.
         self._describing.clear()
 
@@ -640,6 +657,7 @@ class RemoteBackend:
             knows_callers=self._knows_callers,
             still_looks_at=self._looks.elements(),
             instance=self._instance,
+            heeds_quotas=True,
         )
         attach = channel.unary_unary(
             _ATTACH,
@@ -751,7 +769,13 @@ class RemoteBackend:
             self._flush_soon()
         refused, self._refused = dict(self._refused), Counter()
         denied, self._denied = dict(self._denied), Counter()
-        beat = frames.FrontBeat(self.clock(), self._clock_sync.min_delta_ns, refused, denied)
+        beat = frames.FrontBeat(
+            self.clock(),
+            self._clock_sync.min_delta_ns,
+            refused,
+            denied,
+            self._spent.take_refused(),
+        )
         self._data.send_now(frames.encode(beat))
 
     async def _sweep(self) -> None:
