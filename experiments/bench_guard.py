@@ -3,6 +3,10 @@
 One `clockwright up` for each variant, all beside each other, asked in turns, in random order
 (`experiments.request_cost`). The variant without keys runs twice: how far its two servers lie apart says what a
 ratio here is worth. Writes part `cost` of `guard.json`.
+
+A refusal over quota, too: one tenant is over its rate, which a front refuses by itself, and another asks with an SLO
+that it may not have, which the controller refuses. Both ask one server with one front, in turns. Writes part
+`refusals`.
 """
 
 from __future__ import annotations
@@ -19,11 +23,18 @@ import trustme
 from clockwright.channel import Access
 from controller.access.key_file import add_key
 from controller.access.roles import Role
-from experiments.request_cost import ServerBeside, cost_us, prepare, start_beside
+from experiments.request_cost import ServerBeside, cost_us, costs_us, prepare, start_beside
 from experiments.results_file import RESULTS, add_results, write_results
 
 #: Models by the bytes of a request, and what they are made of.
 _MODELS = {"small": "mlp-784-8-4", "large": "mlp-150528-4-4"}
+_REFUSED = """
+[early]
+rate_rps = 1e-6
+
+[late]
+slo_ms_max = 1
+"""
 _VARIANTS = ("off", "off_again", "keys", "keys_tls", "keys_tls_quotas")
 
 
@@ -53,6 +64,29 @@ def measure(rounds: int, num_requests: int) -> dict[str, float]:
             ratios = [cost / off for cost, off in zip(costs_us, used_us[size, "off"], strict=True)]
             figures[f"{size}_{variant}_ratio"] = statistics.median(ratios)
     return figures
+
+
+def measure_refusals(rounds: int, num_requests: int) -> dict[str, float]:
+    """Have one server refuse two tenants in turns.
+
+    Returns:
+        Processor time of controller and front per refusal in us, in the middle of all rounds.
+    """
+    used_us: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        flags = prepare(scratch, {"small": _MODELS["small"]})
+        quotas = scratch / "quotas.toml"
+        quotas.write_text(_REFUSED)
+        arguments = [*flags, "--fronts", "1", "--quotas", str(quotas)]
+        server = start_beside(arguments, Access(), stack)
+        for number in range(-1, rounds):
+            for tenant in ("early", "late"):
+                used = costs_us(server, "small", 784, num_requests, over_quota=tenant)
+                if number >= 0:
+                    for who, cost in zip(("controller", "front"), used, strict=True):
+                        used_us.setdefault(f"refusal_{tenant}_{who}_us", []).append(cost)
+    return {name: statistics.median(costs) for name, costs in sorted(used_us.items())}
 
 
 def _start(scratch: Path, stack: ExitStack) -> dict[str, ServerBeside]:
@@ -92,7 +126,9 @@ def produce(rounds: int, num_requests: int, directory: Path = RESULTS) -> dict[s
         write_results("guard", {}, command=command, directory=directory)
     cost = {f"cost_{key}": figure for key, figure in figures.items()}
     add_results("guard", cost, part="cost", command=command, directory=directory)
-    return figures
+    refusals = measure_refusals(rounds, num_requests)
+    add_results("guard", refusals, part="refusals", command=command, directory=directory)
+    return figures | refusals
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import grpc
 import uvloop
 
 from clockwright.channel import Access
@@ -36,8 +37,9 @@ class ServerBeside:
 
     address: str
     access: Access
-    #: Processes of the controller.
+    #: Processes of the controller, and of its fronts.
     controller: Sequence[int]
+    fronts: Sequence[int]
     #: URL of its metrics; empty: it has none.
     metrics: str
 
@@ -62,25 +64,48 @@ def prepare(scratch: Path, models: Mapping[str, str]) -> list[str]:
 def start_beside(arguments: Sequence[str], access: Access, stack: ExitStack) -> ServerBeside:
     """Start a server, which runs until the stack ends."""
     server = stack.enter_context(LocalServer(arguments))
-    controller = roles(server.process.pid)["controller"]
-    return ServerBeside(server.address, access, controller, server.metrics)
+    found = roles(server.process.pid)
+    controller, fronts = found["controller"], found.get("front", ())
+    return ServerBeside(server.address, access, controller, fronts, server.metrics)
 
 
 def cost_us(server: ServerBeside, model: str, columns: int, num_requests: int) -> float:
     """Processor time of the controller per request of so many float32, in us."""
+    controller_us, _ = costs_us(server, model, columns, num_requests)
+    return controller_us
+
+
+def costs_us(
+    server: ServerBeside, model: str, columns: int, num_requests: int, *, over_quota: str = ""
+) -> tuple[float, float]:
+    """As `cost_us`, and of its fronts.
+
+    Args:
+        server: is asked.
+        model: of which this is asked.
+        columns: of a request.
+        num_requests: so many are asked.
+        over_quota: the tenant that asks, whom all is refused for its quota; empty: nobody is refused.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     client = context.Process(
-        target=_ask, args=(theirs, server.address, server.access, model, columns, num_requests)
+        target=_ask,
+        args=(theirs, server.address, server.access, model, columns, num_requests, over_quota),
     )
     client.start()
     theirs.close()
     try:
         ours.recv()  # It is connected, and its first requests are answered.
-        before_ns = cpu_ns(server.controller)
+        before_ns = cpu_ns(server.controller), cpu_ns(server.fronts)
         ours.send(None)
         ours.recv()
-        return (cpu_ns(server.controller) - before_ns) / num_requests / NS_PER_US
+        after_ns = cpu_ns(server.controller), cpu_ns(server.fronts)
+        controller_us, fronts_us = (
+            (after - before) / num_requests / NS_PER_US
+            for before, after in zip(before_ns, after_ns, strict=True)
+        )
+        return controller_us, fronts_us
     finally:
         client.join()
 
@@ -92,9 +117,10 @@ def _ask(
     model: str,
     columns: int,
     num_requests: int,
+    over_quota: str,
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_ask_all(pipe, address, access, model, columns, num_requests))
+        runner.run(_ask_all(pipe, address, access, model, columns, num_requests, over_quota))
 
 
 async def _ask_all(
@@ -104,10 +130,13 @@ async def _ask_all(
     model: str,
     columns: int,
     num_requests: int,
+    over_quota: str,
 ) -> None:
     request = oip.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4 * columns)])
     request.parameters["slo_ms"].int64_param = _SLO_MS
     request.inputs.add(name="input", datatype="FP32", shape=(1, columns))
+    if over_quota:
+        request.parameters["tenant"].string_param = over_quota
     data = request.SerializeToString()
     async with access.async_channel(address) as channel:
         call = channel.unary_unary(_INFER)
@@ -117,7 +146,11 @@ async def _ask_all(
             nonlocal left
             while left > 0:
                 left -= 1
-                await call(data, metadata=access.metadata)
+                try:
+                    await call(data, metadata=access.metadata)
+                except grpc.aio.AioRpcError as error:
+                    if not over_quota or "QUOTA" not in str(error.details()):
+                        raise
 
         for count in (_CONCURRENCY, num_requests):
             left = count
