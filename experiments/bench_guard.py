@@ -58,10 +58,10 @@ def measure(rounds: int, num_requests: int) -> dict[str, float]:
                     if number >= 0:  # What is new to a server is looked at longer.
                         used_us.setdefault((size, variant), []).append(used)
     figures: dict[str, float] = {}
-    for (size, variant), costs_us in sorted(used_us.items()):
-        figures[f"{size}_{variant}_us"] = statistics.median(costs_us)
+    for (size, variant), found_us in sorted(used_us.items()):
+        figures[f"{size}_{variant}_us"] = statistics.median(found_us)
         if variant != "off":
-            ratios = [cost / off for cost, off in zip(costs_us, used_us[size, "off"], strict=True)]
+            ratios = [cost / off for cost, off in zip(found_us, used_us[size, "off"], strict=True)]
             figures[f"{size}_{variant}_ratio"] = statistics.median(ratios)
     return figures
 

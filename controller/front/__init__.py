@@ -8,6 +8,7 @@
     pressure      what is refused when memory gets short; no I/O
     interceptor   asks of each call of grpc.aio whether its caller may make it
     throttle      how many requests a busy event loop takes
+    waiting_line  those that have time until it does; no I/O
     server        the Open Inference Protocol: inference
     repository    the rest of it: health, metadata, the model repository
     regions       clients' own shared memory: what is registered, and copies in and out

@@ -57,6 +57,7 @@ from controller.front.explanation import explain
 from controller.front.methods import unary
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle
+from controller.front.waiting_line import PATIENT_NS
 from controller.held_tensors import HeldInput, SentOutput
 from controller.runtime import Answer, NoAnswerError
 from controller.selection.queries import Answered
@@ -565,19 +566,18 @@ class FrontLink:
                 self._flush_soon()
                 continue
             size = description.check(ask)
-            keeps = APART in ask.places
-            if keeps and description.keeps_inputs:
+            if description.keeps_inputs and APART in ask.places:
                 # Its front was told otherwise, before its answers were kept.
                 self._stale.append(ask.ask_id)
                 self._flush_soon()
                 continue
             if ask.ask_id in open_:
                 raise ProtocolError(f"request {ask.ask_id} twice")
-            if not throttle.admit():
-                self._failed.append((ask.ask_id, *links.busy()))
-                self._flush_soon()
-                continue
             arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
+            waits = not throttle.admit()
+            if waits and ask.slo_ns < PATIENT_NS:
+                self._is_busy(ask.ask_id)
+                continue
             if now_ns > arrival_ns + ask.slo_ns > arrival_ns + _JUDGED_NS:
                 self._too_late(ask, now_ns - arrival_ns)
                 continue
@@ -588,17 +588,64 @@ class FrontLink:
                 continue
             asked = _Asked(self, ask, size.num_bytes, arrival_ns)
             open_[ask.ask_id] = asked
-            if ask.places and description.keeps_inputs:
-                # For longer than the request is open, perhaps, and the front's word is not enough for that.
-                inputs = [bytes(tensor) for tensor in inputs]
-            elif keeps or (size.is_large and self._workers and not description.keeps_inputs):
-                inputs = self._held(ask, inputs)
-            try:
-                asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
-            except RefusedError as error:
-                if isinstance(error, OverQuotaError) and self._heeds_quotas:
-                    self._tell_spent(ask.tenant, error.exceeded)
-                self.failed(asked, error)
+            if not waits:
+                self._begin(asked, ask, inputs, size, arrival_ns, description)
+                continue
+            asked.withdraw = _nothing
+            begin = functools.partial(self._begin_waiting, asked, ask, inputs, size, arrival_ns)
+            refuse = functools.partial(self._refuse_waiting, asked)
+            if not throttle.wait(asked, begin, refuse, arrival_ns + ask.slo_ns // 2):
+                refuse()
+
+    def _begin(
+        self,
+        asked: _Asked,
+        ask: frames.Ask,
+        inputs: Sequence[Buffer],
+        size: _Size,
+        arrival_ns: int,
+        description: _Description,
+    ) -> None:
+        """Have a request answered that is let in."""
+        keeps = APART in ask.places
+        if ask.places and description.keeps_inputs:
+            # For longer than the request is open, perhaps, and the front's word is not enough for that.
+            inputs = [bytes(tensor) for tensor in inputs]
+        elif keeps or (size.is_large and self._workers and not description.keeps_inputs):
+            inputs = self._held(ask, inputs)
+        try:
+            asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+        except RefusedError as error:
+            if isinstance(error, OverQuotaError) and self._heeds_quotas:
+                self._tell_spent(ask.tenant, error.exceeded)
+            self.failed(asked, error)
+
+    def _begin_waiting(
+        self,
+        asked: _Asked,
+        ask: frames.Ask,
+        inputs: Sequence[Buffer],
+        size: _Size,
+        arrival_ns: int,
+    ) -> None:
+        """A request that waited is let in, if what it was checked against holds still."""
+        description = self.links.find(ask.number)
+        if description is None or (description.keeps_inputs and APART in ask.places):
+            self._close(asked)
+            self._stale.append(ask.ask_id)
+            self._flush_soon()
+        else:
+            self._begin(asked, ask, inputs, size, arrival_ns, description)
+
+    def _refuse_waiting(self, asked: _Asked) -> None:
+        if not asked.over:
+            self._close(asked)
+            self._is_busy(asked.ask_id)
+
+    def _is_busy(self, ask_id: int) -> None:
+        """Refuse a request that the throttle keeps out."""
+        self._failed.append((ask_id, *self.links.busy()))
+        self._flush_soon()
 
     def _tell_spent(self, tenant: str, exceeded: Exceeded) -> None:
         """Have the front refuse by itself what is refused here whatever comes."""
@@ -958,6 +1005,10 @@ def _failure(ask_id: int, error: Exception) -> tuple[Any, ...]:
     code, text, details = status_of(error, method="ModelInfer")
     told = {name: each.encode() if isinstance(each, str) else each for name, each in details}
     return ask_id, code.value[0], text, told
+
+
+def _nothing() -> None:
+    pass
 
 
 def _say(address: tuple[Any, ...]) -> str:
