@@ -457,7 +457,9 @@ class FrontLink:
 
     def _flush(self) -> None:
         if self._spent:
-            spent = frames.Spent(tuple([(tenant, *rate) for tenant, rate in self._spent.items()]))
+            spent = frames.SpentTenants(
+                tuple([(tenant, *rate) for tenant, rate in self._spent.items()])
+            )
             self._spent = {}
             self._data.send(frames.encode(spent))
         freed = [self._freed.popleft() for _ in range(len(self._freed))]

@@ -268,7 +268,7 @@ class Feed(msgspec.Struct, array_like=True, tag=_FEED, forbid_unknown_fields=Tru
     feeds: tuple[tuple[_Id, _Id, _Id, _Count], ...]
 
 
-class Spent(msgspec.Struct, array_like=True, tag=_SPENT, forbid_unknown_fields=True):
+class SpentTenants(msgspec.Struct, array_like=True, tag=_SPENT, forbid_unknown_fields=True):
     """Tenants have used up their rates. It comes only to fronts that have said to heed it."""
 
     #: The tenant, until when it is refused whatever comes, and its rate in requests per second.
@@ -288,7 +288,16 @@ class HandOn(msgspec.Struct, array_like=True, tag=_HAND_ON, forbid_unknown_field
 _encode = msgspec.msgpack.Encoder().encode
 FromFront = Asks | Withdrawn | Describe | FrontBeat | LentMemory | Mapped | Returned | HandOn
 FromController = (
-    Told | Described | Beat | LentMemory | Mapped | Forget | WorkerThere | WorkerGone | Feed | Spent
+    Told
+    | Described
+    | Beat
+    | LentMemory
+    | Mapped
+    | Forget
+    | WorkerThere
+    | WorkerGone
+    | Feed
+    | SpentTenants
 )
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)

@@ -368,7 +368,7 @@ class RemoteBackend:
                 self._take_memory(message, self._data)
             elif isinstance(message, frames.Mapped):
                 self._is_mapped = True
-            elif isinstance(message, frames.Spent):
+            elif isinstance(message, frames.SpentTenants):
                 for tenant, until_ns, rate_rps in message.rates:
                     self._spent.told(tenant, until_ns, rate_rps)
             elif isinstance(message, frames.Feed):

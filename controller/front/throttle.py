@@ -31,7 +31,7 @@ from pathlib import Path
 
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_US
-from controller.front.waiting_line import WaitingLine, Waits
+from controller.front.waiting_line import InLine, WaitingLine
 
 #: A window must hold some turns of a loop that is late, and be short beside what clients notice.
 WINDOW_NS = 25_000_000
@@ -111,7 +111,7 @@ class Throttle:
         #: Requests per second that are let in; None: all.
         self.rate_rps: float | None = None
         self._tokens = 0.0
-        # Of those who wait.
+        # The tokens of those who wait.
         self._line_tokens = 0.0
         self._filled_ns = self._window_ns
         self._line = WaitingLine()
@@ -158,7 +158,7 @@ class Throttle:
 
     def wait(
         self,
-        request: Waits,
+        request: InLine,
         begin: Callable[[], None],
         refuse: Callable[[], None],
         latest_ns: int,

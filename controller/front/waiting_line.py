@@ -13,7 +13,7 @@ from clockwright.units import NS_PER_S
 PATIENT_NS: Final = NS_PER_S
 
 
-class Waits(Protocol):
+class InLine(Protocol):
     """A request, to whoever has it wait."""
 
     @property
@@ -25,7 +25,7 @@ class Waits(Protocol):
 class _Place:
     """One request's."""
 
-    request: Waits
+    request: InLine
     begin: Callable[[], None]
     refuse: Callable[[], None]
     latest_ns: int
@@ -44,7 +44,7 @@ class WaitingLine:
 
     def enter(
         self,
-        request: Waits,
+        request: InLine,
         begin: Callable[[], None],
         refuse: Callable[[], None],
         *,
