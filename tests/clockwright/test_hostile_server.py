@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from clockwright import Client
 from clockwright.cli.main import main
-from clockwright.errors import ClockwrightError, RefusedError
+from clockwright.errors import ClockwrightError, ProtocolError, RefusedError
 from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as oip
 
@@ -173,5 +173,48 @@ def test_details_that_are_garbage_are_no_reason_to_raise_anything_else() -> None
         hostile_server(refusing(b"\xff\xff\xff")) as address,
         Client(address) as client,
         pytest.raises(ClockwrightError),
+    ):
+        client.infer("m", {"x": np.zeros((1, 1), np.float32)}, slo_ms=1000)
+
+
+def describing(shape: tuple[int, ...], datatype: str) -> Callable[[type[Message], Any], Message]:
+    """A server that describes one input."""
+
+    def answer(kind: type[Message], _: object) -> Message:
+        response = kind()
+        if isinstance(response, oip.ModelMetadataResponse):
+            response.inputs.add(name="\x1b[2Jx", datatype=datatype, shape=shape)
+        return response
+
+    return answer
+
+
+@pytest.mark.parametrize("command", [("infer", "m", "--random"), ("load", "m", "--rate", "5")])
+@pytest.mark.parametrize(
+    ("shape", "datatype"),
+    [
+        ((-1, 1 << 40), "FP32"),
+        ((1 << 62, 1 << 40), "FP32"),
+        ((1 << 31, 1 << 31), "INT8"),
+        ((-1, -7), "FP32"),
+        ((1,) * 5000, "FP32"),
+        ((-1, 3), "\x1b[2J"),
+    ],
+)
+def test_inputs_that_no_client_can_make_are_refused_by_their_name(
+    shape: tuple[int, ...], datatype: str, command: tuple[str, ...], run: Run
+) -> None:
+    with hostile_server(describing(shape, datatype)) as address:
+        told = run(*command, "--server", address)
+    assert "x1b[2Jx': found" in told
+    assert is_fit_for_a_terminal(told), repr(told)
+
+
+@pytest.mark.parametrize("number", [0.0, float("nan")])
+def test_an_answer_that_is_none_is_the_servers_fault_by_name(number: float) -> None:
+    with (
+        hostile_server(lambda kind, _: fill(kind(), number)) as address,
+        Client(address) as client,
+        pytest.raises(ProtocolError, match="none of the protocol"),
     ):
         client.infer("m", {"x": np.zeros((1, 1), np.float32)}, slo_ms=1000)
