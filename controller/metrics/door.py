@@ -15,6 +15,8 @@ from typing import Final, Protocol
 
 from clockwright.errors import ConfigError, Denial, DeniedError
 from controller.access.authoriser import Authoriser, Credentials, credentials_of
+from controller.access.config import is_loopback
+from controller.front.rest import HttpError, check_site
 from controller.front.tls import client_certificate
 from controller.metrics.text import OPENMETRICS, PROMETHEUS
 
@@ -80,6 +82,7 @@ class MetricsDoor:
         self._pages = pages
         self._authoriser = authoriser
         self._server: asyncio.Server | None = None
+        self._only_here = False
         #: All connections, the one that was used least recently first.
         self._open: dict[asyncio.StreamWriter, None] = {}
 
@@ -94,6 +97,7 @@ class MetricsDoor:
         Raises:
             ConfigError: the port is taken, or is nobody's to take.
         """
+        self._only_here = is_loopback(host)
         try:
             self._server = await asyncio.start_server(
                 self._serve,
@@ -178,6 +182,10 @@ class MetricsDoor:
         found = dict(headers)
         if "transfer-encoding" in found or found.get("content-length", "0") != "0":
             return _Reply(400, [b"expected a request without a body\n"], last=True), True
+        try:
+            check_site(found, only_here=self._only_here)
+        except HttpError as error:
+            return _Reply(error.status, [f"{error}\n".encode()], last=True), True
         connection = writer.get_extra_info("ssl_object")
         shown = credentials_of(
             headers, None if connection is None else client_certificate(connection)
