@@ -1,0 +1,160 @@
+"""Processor time of a live server's controller per request, in turns with other servers beside it.
+
+Each server has a modelled device of 1 us; a client process of its own asks one of them, by gRPC's own asyncio
+client in closed loops. What is counted is the processor time of the controller's process by the kernel's books, and
+whoever compares takes ratios inside a round, so that a noisy neighbour hits all variants alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+import uvloop
+
+from clockwright.channel import Access
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
+from clockwright.v1 import inference_pb2 as oip
+from experiments.live.local_server import LocalServer
+from experiments.live.processor_time import cpu_ns, roles
+from modelzoo.build import write_model
+from modelzoo.profile import Profile, ProfileRow, save_profile
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_SLO_MS = 60_000
+_CONCURRENCY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBeside:
+    """One variant while it runs."""
+
+    address: str
+    access: Access
+    #: Processes of the controller, and of its fronts.
+    controller: Sequence[int]
+    fronts: Sequence[int]
+    #: URL of its metrics; empty: it has none.
+    metrics: str
+
+
+def prepare(scratch: Path, models: Mapping[str, str]) -> list[str]:
+    """Write models, by name and architecture, and a device; gives the flags of a server with both."""
+    row = ProfileRow(
+        name="*",
+        weights_bytes=1,
+        load_ns=NS_PER_US,
+        exec_ns=dict.fromkeys(DEFAULT_BATCH_SIZES, NS_PER_US),
+    )
+    save_profile(Profile(name="instant", rows={"*": row}), scratch / "instant.json")
+    for name, architecture in models.items():
+        write_model(architecture, scratch / "models" / name / "1" / "model.onnx")
+    return [
+        *("--models", f"{scratch}/models", "--device", f"modelled:{scratch}/instant.json"),
+        *("--cache-dir", f"{scratch}/cache"),
+    ]
+
+
+def start_beside(arguments: Sequence[str], access: Access, stack: ExitStack) -> ServerBeside:
+    """Start a server, which runs until the stack ends."""
+    server = stack.enter_context(LocalServer(arguments))
+    found = roles(server.process.pid)
+    controller, fronts = found["controller"], found.get("front", ())
+    return ServerBeside(server.address, access, controller, fronts, server.metrics)
+
+
+def cost_us(server: ServerBeside, model: str, columns: int, num_requests: int) -> float:
+    """Processor time of the controller per request of so many float32, in us."""
+    controller_us, _ = costs_us(server, model, columns, num_requests)
+    return controller_us
+
+
+def costs_us(
+    server: ServerBeside, model: str, columns: int, num_requests: int, *, over_quota: str = ""
+) -> tuple[float, float]:
+    """As `cost_us`, and of its fronts.
+
+    Args:
+        server: is asked.
+        model: of which this is asked.
+        columns: of a request.
+        num_requests: so many are asked.
+        over_quota: the tenant that asks, whom all is refused for its quota; empty: nobody is refused.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    client = context.Process(
+        target=_ask,
+        args=(theirs, server.address, server.access, model, columns, num_requests, over_quota),
+    )
+    client.start()
+    theirs.close()
+    try:
+        ours.recv()  # It is connected, and its first requests are answered.
+        before_ns = cpu_ns(server.controller), cpu_ns(server.fronts)
+        ours.send(None)
+        ours.recv()
+        after_ns = cpu_ns(server.controller), cpu_ns(server.fronts)
+        controller_us, fronts_us = (
+            (after - before) / num_requests / NS_PER_US
+            for before, after in zip(before_ns, after_ns, strict=True)
+        )
+        return controller_us, fronts_us
+    finally:
+        client.join()
+
+
+def _ask(
+    pipe: Connection,
+    address: str,
+    access: Access,
+    model: str,
+    columns: int,
+    num_requests: int,
+    over_quota: str,
+) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_ask_all(pipe, address, access, model, columns, num_requests, over_quota))
+
+
+async def _ask_all(
+    pipe: Connection,
+    address: str,
+    access: Access,
+    model: str,
+    columns: int,
+    num_requests: int,
+    over_quota: str,
+) -> None:
+    request = oip.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4 * columns)])
+    request.parameters["slo_ms"].int64_param = _SLO_MS
+    request.inputs.add(name="input", datatype="FP32", shape=(1, columns))
+    if over_quota:
+        request.parameters["tenant"].string_param = over_quota
+    data = request.SerializeToString()
+    async with access.async_channel(address) as channel:
+        call = channel.unary_unary(_INFER)
+        left = _CONCURRENCY
+
+        async def loop() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                try:
+                    await call(data, metadata=access.metadata)
+                except grpc.aio.AioRpcError as error:
+                    if not over_quota or "QUOTA" not in str(error.details()):
+                        raise
+
+        for count in (_CONCURRENCY, num_requests):
+            left = count
+            await asyncio.gather(*(loop() for _ in range(_CONCURRENCY)))
+            pipe.send(None)
+            if count != num_requests:
+                await asyncio.to_thread(pipe.recv)
