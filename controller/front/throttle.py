@@ -172,7 +172,7 @@ class Throttle:
             latest_ns: its turn must have come by then.
 
         Returns:
-            Whether it waits; if not, its turn would come too late.
+            Whether it waits; if not, too many do, or its turn would come too late.
         """
         if self.rate_rps is None or not self._line.enter(
             request,

@@ -12,6 +12,9 @@ from clockwright.units import NS_PER_S
 #: A request whose SLO is at least this long may wait; to others a refusal at once is worth more.
 PATIENT_NS: Final = NS_PER_S
 
+#: So many wait: they count as open, and others need room too.
+WAITING_MAX: Final = 1024
+
 
 class InLine(Protocol):
     """A request, to whoever has it wait."""
@@ -52,7 +55,7 @@ class WaitingLine:
         now_ns: int,
         rate_rps: float,
     ) -> bool:
-        """Let a request wait, unless its turn would come too late at that rate.
+        """Let a request wait, unless too many do, or its turn would come too late at that rate.
 
         Args:
             request: says when nobody waits for it any more.
@@ -62,6 +65,8 @@ class WaitingLine:
             now_ns: the present.
             rate_rps: so many have their turn per second.
         """
+        if len(self._places) >= WAITING_MAX:
+            return False
         if now_ns + (len(self._places) + 1) / rate_rps * NS_PER_S > latest_ns:
             return False
         self._places.append(_Place(request, begin, refuse, latest_ns))

@@ -11,6 +11,7 @@ import pytest
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.front.throttle import Throttle, thread_times
+from controller.front.waiting_line import WAITING_MAX
 
 
 class Loop:
@@ -335,6 +336,18 @@ def test_whose_turn_would_come_too_late_is_refused_at_once() -> None:
         for _ in range(1000):
             line.come(loop.now_ns + NS_PER_S // 2)
         assert line.num_refused == pytest.approx(1000 - rate_rps / 2, abs=2)
+
+    in_a_loop(work)
+
+
+def test_so_many_wait_and_no_more_however_much_time_they_have() -> None:
+    def work() -> None:
+        loop = held_back()
+        line = Line(loop)
+        for _ in range(WAITING_MAX + 100):
+            line.come(loop.now_ns + 3600 * NS_PER_S)
+        assert loop.throttle.num_waiting == WAITING_MAX
+        assert line.num_refused == 100 - line.num_begun
 
     in_a_loop(work)
 
