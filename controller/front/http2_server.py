@@ -53,7 +53,7 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
-from controller.front.statuses import status_of
+from controller.front.statuses import Status, ToldStatusError, status_of
 from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
 from controller.front.turns import Turns
@@ -205,7 +205,7 @@ class _Call:
     def fail(self, error: Exception) -> None:
         """End the call with the status of an error."""
         if not self.over:
-            block = _block_of(error, self.method.path)
+            block = self._peer.server.block_of(error, self.method.path)
             self._peer.connection.send_end(self.stream_id, block)
             self.finish()
             self._peer.flush_soon()
@@ -1277,6 +1277,8 @@ class Http2Server:
         self.throttle = Throttle(clock, thread_times())
         # What those hear whom the throttle keeps out, and the rate at which it was made.
         self._busy: tuple[float | None, bytes] = (None, b"")
+        # A status that somebody else has decided, and the end of calls with it.
+        self._told: tuple[Status | None, bytes] = (None, b"")
         #: By path, of those that were called or are answered directly.
         self.methods: dict[str, Method] = {}
         self._bounded: set[str] = set()
@@ -1345,6 +1347,14 @@ class Http2Server:
     def _make_room(self) -> bool:
         """End calls that bring nothing, of whom has most of them; returns whether there were any."""
         return max(self._peers, key=lambda peer: len(peer.quiet)).give_up_quiet()
+
+    def block_of(self, error: Exception, path: str) -> bytes:
+        """Make the end of a call that fails; the same bytes while the same is told to everybody."""
+        if not isinstance(error, ToldStatusError):
+            return _block_of(error, path)
+        if error.status is not self._told[0]:
+            self._told = error.status, _block_of(error, path)
+        return self._told[1]
 
     def busy_block(self, path: str) -> bytes:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""

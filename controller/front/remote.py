@@ -37,13 +37,14 @@ from clockwright.leadership import Fence, Term, host_of, parse_addresses
 from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import front_pb2 as pb
 from controller.clock_sync import ClockSync
+from controller.core.quotas import Exceeded
 from controller.front import link_frames as frames
 from controller.front.backend import Asker, OverQuotaError, Question, ToldAnswer
 from controller.front.fed_requests import FedRequests, Feeding
 from controller.front.oip import Servable
 from controller.front.open_requests import OpenRequests
-from controller.front.spent_rates import SpentRates
-from controller.front.statuses import Status, ToldStatusError
+from controller.front.spent_rates import TENANTS_MAX, SpentRates
+from controller.front.statuses import Status, ToldStatusError, status_of
 from controller.front.worker_sockets import WorkerSockets
 from controller.runtime import NoAnswerError
 from controller.slabs import SLAB_BYTES_MIN, MappedMemory, Slabs
@@ -66,6 +67,8 @@ _BACKOFF_S, _BACKOFF_S_MAX = 0.02, 0.5
 # much longer to say so.
 _SWEEP_S, _IDLE_SWEEP_S = 0.02, 0.2
 _GRACE_NS = 200 * NS_PER_MS
+# Whoever is over his quota is told a time that is too long by so much at most.
+_SAID_NS = NS_PER_MS
 # Names of which the SLO is remembered when their descriptions are forgotten.
 _SLOS_MAX = 100_000
 
@@ -153,6 +156,8 @@ class RemoteBackend:
         self._refused: Counter[Refusal] = Counter()
         self._denied: Counter[Denial] = Counter()
         self._spent = SpentRates()
+        # What tenants over their quota hear, and since when.
+        self._said: dict[str, tuple[int, Status]] = {}
         # What this turn of the event loop has to say.
         self._asks: list[tuple[object, ...]] = []
         self._payload: list[Buffer] = []
@@ -244,7 +249,7 @@ class RemoteBackend:
         """Ask the controller.
 
         Raises:
-            OverQuotaError: it would refuse the request.
+            ToldStatusError: it would refuse the request.
         """
         due_ns = arrival_ns + question.slo_ns
         if not self._joined:
@@ -252,8 +257,10 @@ class RemoteBackend:
             self._is_held.set()
             return _nothing
         spent, tenant = self._spent, question.tenant
-        if spent and (exceeded := spent.judge(tenant, self.clock())) is not None:
-            raise OverQuotaError(tenant, exceeded)
+        if spent:
+            now_ns = self.clock()
+            if (exceeded := spent.judge(tenant, now_ns)) is not None:
+                raise ToldStatusError(self._over_quota(tenant, exceeded, now_ns))
         ask_id = self._book.send(asker, due_ns, answerer.servable.name)
         if spent:
             spent.passed(tenant, ask_id)
@@ -297,6 +304,16 @@ class RemoteBackend:
         else:
             self._flush_soon()
         return functools.partial(self._withdraw, ask_id)
+
+    def _over_quota(self, tenant: str, exceeded: Exceeded, now_ns: int) -> Status:
+        """Say what the controller would say; the same for some time, since it is most of what a refusal takes."""
+        said_ns, status = self._said.get(tenant, (0, None))
+        if status is None or now_ns - said_ns > _SAID_NS:
+            status = status_of(OverQuotaError(tenant, exceeded), method="ModelInfer")
+            if len(self._said) >= TENANTS_MAX:
+                self._said.clear()
+            self._said[tenant] = now_ns, status
+        return status
 
     def _withdraw(self, ask_id: int) -> None:
         if self._take(ask_id) is not None:
@@ -589,6 +606,7 @@ class RemoteBackend:
         self.generation += 1
         self._known.clear()
         self._spent.forget()
+        self._said.clear()
         # What is on its way may be of before.
         self._describing.clear()
 
