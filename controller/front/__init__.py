@@ -35,7 +35,7 @@ is at the other end of a link:
 
     remote         a controller elsewhere, which may go and come back
     open_requests  what is open meanwhile; no I/O
-    spent_rates    whose rates are used up: refused early; no I/O
+    early_quotas   what quotas forbid, as far as told: refused early; no I/O
     worker_sockets workers with which it shares no memory: tensors go straight there
     fed_requests   what was sent to which of them, and what came back; no I/O
     link_frames    what the two tell each other

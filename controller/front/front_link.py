@@ -258,6 +258,8 @@ class FrontLink:
         self._stale: list[int] = []
         #: Whose rates are used up, until when, and what they are.
         self._spent: dict[str, tuple[int, float]] = {}
+        #: Who may not have an SLO below, or above, which.
+        self._slos: dict[tuple[str, bool], int] = {}
         self._heeds_quotas = heeds_quotas
         self._is_due = False
         self._is_over = False
@@ -456,11 +458,17 @@ class FrontLink:
             self._flush()
 
     def _flush(self) -> None:
-        if self._spent:
+        if self._spent or self._slos:
             spent = frames.SpentTenants(
-                tuple([(tenant, *rate) for tenant, rate in self._spent.items()])
+                tuple([(tenant, *rate) for tenant, rate in self._spent.items()]),
+                tuple(
+                    [
+                        (tenant, slo_ns, is_least)
+                        for (tenant, is_least), slo_ns in self._slos.items()
+                    ]
+                ),
             )
-            self._spent = {}
+            self._spent, self._slos = {}, {}
             self._data.send(frames.encode(spent))
         freed = [self._freed.popleft() for _ in range(len(self._freed))]
         told = frames.encode_told(
@@ -651,7 +659,9 @@ class FrontLink:
 
     def _tell_spent(self, tenant: str, exceeded: Exceeded) -> None:
         """Have the front refuse by itself what is refused here whatever comes."""
-        if exceeded.until_ns is not None:
+        if exceeded.bound in ("slo_ns_min", "slo_ns_max"):
+            self._slos[tenant, exceeded.bound == "slo_ns_min"] = round(exceeded.expected)
+        elif exceeded.until_ns is not None:
             # What the front has on its way by then arrives later, and the two clocks may differ by so much.
             until_ns = exceeded.until_ns + (self.offset_ns or 0) - self._clock.round_trip_ns
             self._spent[tenant] = until_ns, exceeded.expected

@@ -269,10 +269,12 @@ class Feed(msgspec.Struct, array_like=True, tag=_FEED, forbid_unknown_fields=Tru
 
 
 class SpentTenants(msgspec.Struct, array_like=True, tag=_SPENT, forbid_unknown_fields=True):
-    """Tenants have used up their rates. It comes only to fronts that have said to heed it."""
+    """Tenants ask for what they may not have. It comes only to fronts that have said to heed it."""
 
     #: The tenant, until when it is refused whatever comes, and its rate in requests per second.
     rates: tuple[tuple[_Name, _Time, Annotated[float, Meta(gt=0)]], ...]
+    #: The tenant, an SLO in ns, and whether it is the least that it may have, or the largest.
+    slos: tuple[tuple[_Name, _Slo, bool], ...]
 
 
 class HandOn(msgspec.Struct, array_like=True, tag=_HAND_ON, forbid_unknown_fields=True):

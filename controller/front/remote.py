@@ -40,10 +40,10 @@ from controller.clock_sync import ClockSync
 from controller.core.quotas import Exceeded
 from controller.front import link_frames as frames
 from controller.front.backend import Asker, OverQuotaError, Question, ToldAnswer
+from controller.front.early_quotas import TENANTS_MAX, EarlyQuotas
 from controller.front.fed_requests import FedRequests, Feeding
 from controller.front.oip import Servable
 from controller.front.open_requests import OpenRequests
-from controller.front.spent_rates import TENANTS_MAX, SpentRates
 from controller.front.statuses import Status, ToldStatusError, status_of
 from controller.front.worker_sockets import WorkerSockets
 from controller.runtime import NoAnswerError
@@ -155,7 +155,7 @@ class RemoteBackend:
         self._slos_ns: dict[str, int | None] = {}
         self._refused: Counter[Refusal] = Counter()
         self._denied: Counter[Denial] = Counter()
-        self._spent = SpentRates()
+        self._spent = EarlyQuotas()
         # What tenants over their quota hear, and since when.
         self._said: dict[str, tuple[int, Status]] = {}
         # What this turn of the event loop has to say.
@@ -259,7 +259,7 @@ class RemoteBackend:
         spent, tenant = self._spent, question.tenant
         if spent:
             now_ns = self.clock()
-            if (exceeded := spent.judge(tenant, now_ns)) is not None:
+            if (exceeded := spent.judge(tenant, now_ns, question.slo_ns)) is not None:
                 raise ToldStatusError(self._over_quota(tenant, exceeded, now_ns))
         ask_id = self._book.send(asker, due_ns, answerer.servable.name)
         if spent:
@@ -307,6 +307,8 @@ class RemoteBackend:
 
     def _over_quota(self, tenant: str, exceeded: Exceeded, now_ns: int) -> Status:
         """Say what the controller would say; the same for some time, since it is most of what a refusal takes."""
+        if exceeded.found is not None:
+            return status_of(OverQuotaError(tenant, exceeded), method="ModelInfer")
         said_ns, status = self._said.get(tenant, (0, None))
         if status is None or now_ns - said_ns > _SAID_NS:
             status = status_of(OverQuotaError(tenant, exceeded), method="ModelInfer")
@@ -388,6 +390,8 @@ class RemoteBackend:
             elif isinstance(message, frames.SpentTenants):
                 for tenant, until_ns, rate_rps in message.rates:
                     self._spent.told(tenant, until_ns, rate_rps)
+                for tenant, slo_ns, is_least in message.slos:
+                    self._spent.told_slo(tenant, slo_ns, is_least=is_least)
             elif isinstance(message, frames.Feed):
                 for ask_id, *feeding in message.feeds:
                     self._feed(ask_id, (feeding[0], feeding[1], feeding[2]))

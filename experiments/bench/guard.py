@@ -4,8 +4,8 @@ One `clockwright up` for each variant, all beside each other, asked in turns, in
 (`experiments.bench.request_cost`). The variant without keys runs twice: how far its two servers lie apart says what a
 ratio here is worth. Writes part `cost` of `guard.json`.
 
-A refusal over quota, too: one tenant is over its rate, which a front refuses by itself, and another asks with an SLO
-that it may not have, which the controller refuses. Both ask one server with one front, in turns. Writes part
+A refusal over quota, too: one tenant is over its rate, which a front refuses by itself, and another has too many bytes
+open, which the controller refuses. Both ask one server with one front, in turns. Writes part
 `refusals`.
 """
 
@@ -39,7 +39,7 @@ _REFUSED = """
 rate_rps = 1e-6
 
 [late]
-slo_ms_max = 1
+open_bytes = 1
 """
 _VARIANTS = ("off", "off_again", "keys", "keys_tls", "keys_tls_quotas")
 

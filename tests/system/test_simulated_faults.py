@@ -37,11 +37,11 @@ from controller.catalogue import Catalogue
 from controller.core.quotas import Exceeded, Quota, TenantUse
 from controller.front.backend import Asker
 from controller.front.calls import Call, Late
+from controller.front.early_quotas import EarlyQuotas
 from controller.front.http2 import Http2Connection
 from controller.front.oip import wrap_for_stream
 from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
-from controller.front.spent_rates import SpentRates
 from controller.lease import lease as lease_rules
 from controller.selection.context_states import ContextStates
 from controller.selection.core.journal import FeedbackItem, Joined, Journal
@@ -386,12 +386,12 @@ def test_a_tenant_that_gets_more_than_its_quota_is_noticed(monkeypatch: pytest.M
 def test_a_front_that_refuses_a_tenant_for_longer_than_its_quota_does_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = SpentRates.told
+    told = EarlyQuotas.told
 
-    def tell_too_much(self: SpentRates, tenant: str, until_ns: int, rate_rps: float) -> None:
+    def tell_too_much(self: EarlyQuotas, tenant: str, until_ns: int, rate_rps: float) -> None:
         told(self, tenant, until_ns + 3600 * NS_PER_S, rate_rps)
 
-    monkeypatch.setattr(SpentRates, "told", tell_too_much)
+    monkeypatch.setattr(EarlyQuotas, "told", tell_too_much)
     first_violation("is not served by front. again", limited=True, keyed=True, kinds=())
 
 

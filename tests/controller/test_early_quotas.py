@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.quotas import OTHERS, OTHERS_MAX, Exceeded, Quota, Quotas, TenantUse
-from controller.front.spent_rates import TENANTS_MAX, SpentRates
+from controller.front.early_quotas import TENANTS_MAX, EarlyQuotas
 
 SLO_NS = 100 * NS_PER_MS
 
@@ -22,7 +22,7 @@ class Front:
     """A front that is so far from its controller, and what became of the requests of one tenant there."""
 
     way_ns: int
-    spent: SpentRates = field(default_factory=SpentRates)
+    spent: EarlyQuotas = field(default_factory=EarlyQuotas)
     #: When each was passed on without being answered, and when the front heard so.
     unanswered: list[tuple[int, int]] = field(default_factory=list)
     num_passed: int = 0
@@ -56,7 +56,7 @@ class World:
 
     def _come(self, front: Front, has_time: bool) -> None:
         came_ns = self._now_ns
-        if front.spent.judge("gold", came_ns) is None:
+        if front.spent.judge("gold", came_ns, SLO_NS) is None:
             self._last += 1
             ask_id = self._last
             front.spent.passed("gold", ask_id)
@@ -162,30 +162,46 @@ def test_fronts_share_a_flood_and_none_of_what_the_rate_gives_is_lost() -> None:
 
 
 def test_what_the_controller_did_not_get_to_takes_no_token() -> None:
-    spent = SpentRates()
+    spent = EarlyQuotas()
     spent.told("gold", 0, 1)
     for ask_id in range(5):
-        assert spent.judge("gold", 0) is None
+        assert spent.judge("gold", 0, SLO_NS) is None
         spent.passed("gold", ask_id)
-        assert spent.judge("gold", 0) == Exceeded("rate_rps", None, 1, retry_ns=NS_PER_S)
+        assert spent.judge("gold", 0, SLO_NS) == Exceeded("rate_rps", None, 1, retry_ns=NS_PER_S)
         spent.over(ask_id, answered=False)
     spent.passed("gold", 5)
     spent.over(5, answered=True)
-    assert spent.judge("gold", 0) is not None
+    assert spent.judge("gold", 0, SLO_NS) is not None
     assert spent.take_refused() == {"gold": 6}
     assert spent.take_refused() == {}
 
 
 def test_nobody_is_refused_of_whom_nothing_was_told_or_all_was_forgotten() -> None:
-    spent = SpentRates()
+    spent = EarlyQuotas()
     spent.told("gold", NS_PER_S, 1)
-    assert spent.judge("silver", 0) is None
+    assert spent.judge("silver", 0, SLO_NS) is None
     spent.forget()
-    assert spent.judge("gold", 0) is None
+    assert spent.judge("gold", 0, SLO_NS) is None
     for number in range(TENANTS_MAX + 1):
         spent.told(f"tenant {number}", NS_PER_S, 1)
-    assert spent.judge("tenant 0", 0) is None
-    assert spent.judge("tenant 1", 0) is not None
+    assert spent.judge("tenant 0", 0, SLO_NS) is None
+    assert spent.judge("tenant 1", 0, SLO_NS) is not None
+
+
+def test_an_slo_that_a_tenant_may_not_have_is_refused_as_the_controller_does() -> None:
+    use, early = TenantUse(Quota(slo_ns_min=10, slo_ns_max=20)), EarlyQuotas()
+    for slo_ns in (5, 25):
+        exceeded = use.enter(0, 0, slo_ns)
+        assert exceeded is not None
+        assert early.judge("gold", 0, slo_ns) is None
+        early.told_slo("gold", round(exceeded.expected), is_least=exceeded.bound.endswith("min"))
+    for slo_ns in (1, 9, 10, 15, 20, 21, 100):
+        exceeded = use.enter(0, 0, slo_ns)
+        assert early.judge("gold", 0, slo_ns) == exceeded
+        assert early.judge("silver", 0, slo_ns) is None
+    assert early.take_refused() == {"gold": 4}
+    early.forget()
+    assert early.judge("gold", 0, 1) is None
 
 
 def test_of_a_bucket_that_several_share_nobody_says_until_when_it_is_empty() -> None:
