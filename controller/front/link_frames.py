@@ -30,6 +30,7 @@ from clockwright.frame_headers import APART, TOKEN_BYTES
 from clockwright.frames import Frame, make_frame
 from clockwright.tensors import TensorSpec
 from clockwright.units import NAME_CHARS_MAX, SLO_NS_MAX, TIME_NS_MAX
+from controller.front.early_quotas import TENANTS_MAX
 from controller.front.oip import Servable
 
 #: A message is closed when it holds so many requests, or so many bytes of tensors: a large tensor shall not keep
@@ -110,7 +111,7 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     #: Calls that it has denied since then.
     denied: dict[Denial, _Count] = {}
     #: Requests that it has refused since then because their tenant's rate was used up, by tenant.
-    refused_early: dict[_Name, _Count] = {}
+    refused_early: Annotated[dict[_Name, _Count], Meta(max_length=TENANTS_MAX)] = {}
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

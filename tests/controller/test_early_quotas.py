@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clockwright.frames import PREFIX
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.quotas import OTHERS, OTHERS_MAX, Exceeded, Quota, Quotas, TenantUse
+from controller.front import link_frames
 from controller.front.early_quotas import TENANTS_MAX, EarlyQuotas
 
 SLO_NS = 100 * NS_PER_MS
@@ -202,6 +204,19 @@ def test_an_slo_that_a_tenant_may_not_have_is_refused_as_the_controller_does() -
     assert early.take_refused() == {"gold": 4}
     early.forget()
     assert early.judge("gold", 0, 1) is None
+
+
+def test_what_was_refused_is_told_of_some_tenants_at_a_time() -> None:
+    early = EarlyQuotas()
+    for number in range(TENANTS_MAX + 10):
+        early.told(f"tenant {number}", NS_PER_S, 1)
+        early.judge(f"tenant {number}", 0, SLO_NS)
+    told = [early.take_refused() for _ in range(3)]
+    assert [len(each) for each in told] == [TENANTS_MAX, 10, 0]
+    for each in told:
+        beat = link_frames.FrontBeat(1, None, {}, {}, each)
+        header = b"".join(link_frames.encode(beat))[PREFIX.size :]
+        assert link_frames.decode_from_front(header) == beat
 
 
 def test_of_a_bucket_that_several_share_nobody_says_until_when_it_is_empty() -> None:
