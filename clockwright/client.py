@@ -14,10 +14,12 @@ from typing import Any, Self
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from clockwright.bulk import Buffer, join_bulk, split_bulk
 from clockwright.channel import Access
-from clockwright.errors import BadRequestError, ConfigError
+from clockwright.errors import BadRequestError, ConfigError, ProtocolError
+from clockwright.foreign import printable
 from clockwright.statuses import error_of
 from clockwright.tensors import TensorSpec
 from clockwright.v1 import control_pb2
@@ -380,6 +382,19 @@ _FRACTIONS = {"confidence", "weight_mass"}
 
 
 def _decode_response(data: bytes) -> InferResult:
+    """Read an answer.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return _read_response(data)
+    except (AttributeError, DecodeError, KeyError, TypeError, ValueError) as error:
+        what = printable(f"{type(error).__name__}: {error}")
+        raise ProtocolError(f"found an answer that is none of the protocol: {what}") from None
+
+
+def _read_response(data: bytes) -> InferResult:
     header, raw = split_bulk(data, 6)
     response = pb.ModelInferResponse.FromString(header)
     outputs: dict[str, Array] = {}

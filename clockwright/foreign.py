@@ -7,19 +7,46 @@ beginning of a line that nobody logged.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping, MutableSequence
+from typing import TYPE_CHECKING
+
 from clockwright.errors import BadRequestError
 from clockwright.units import NAME_CHARS_MAX
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 #: What a line of a table or of a log has room for.
 TEXT_CHARS_MAX = 200
 
 
+def escaped(text: str) -> str:
+    """Escape what is not printable as Python does."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Escape what is not printable as Python does, and keep the beginning."""
-    text = text[: chars_max + 1]
-    if not text.isprintable():
-        text = ascii(text)[1:-1]
+    text = escaped(text[: chars_max + 1])
     return text if len(text) <= chars_max else text[: chars_max - 3] + "..."
+
+
+def escape_texts(message: Message) -> None:
+    """Escape what is not printable in each text of a message."""
+    for field, value in message.ListFields():
+        if isinstance(value, str):
+            if not value.isprintable():
+                setattr(message, field.name, escaped(value))
+        elif isinstance(value, MutableMapping):
+            for key in [key for key in value if isinstance(key, str) and not key.isprintable()]:
+                kept = value[key]
+                del value[key]
+                value[escaped(key)] = kept
+        elif field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                escape_texts(part)
+        elif isinstance(value, MutableSequence):
+            value[:] = [escaped(text) if isinstance(text, str) else text for text in value]
 
 
 def check_name_length(what: str, name: str) -> None:

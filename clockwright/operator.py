@@ -11,6 +11,7 @@ import grpc
 
 from clockwright.channel import Access
 from clockwright.errors import ConfigError, Denial, DeniedError
+from clockwright.foreign import escape_texts
 from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
@@ -183,11 +184,14 @@ class Operator:
 
     def _call(self, method: Any, request: object, *, limit_s: float | None) -> Any:  # noqa: ANN401
         try:
-            return method(request, timeout=limit_s, metadata=self._access.metadata)
+            response = method(request, timeout=limit_s, metadata=self._access.metadata)
         except grpc.RpcError as error:
             if limit_s is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise ConfigError(f"{self._address} did not answer within {limit_s:g} s") from None
             raise error_of(error, self._address) from None
+        # A terminal obeys escape sequences, whoever made the name that has them.
+        escape_texts(response)
+        return response
 
     def __enter__(self) -> Self:
         return self

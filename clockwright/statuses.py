@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.errors import (
@@ -21,6 +23,11 @@ from clockwright.errors import (
     RefusedError,
     UnknownModelError,
 )
+from clockwright.foreign import printable
+
+# Servers of ours send no longer ones.
+_TEXT_CHARS_MAX = 2000
+_FIGURE = re.compile("-?[0-9]{1,19}")
 
 
 def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grpc's two kinds share no typed base
@@ -33,7 +40,7 @@ def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grp
     named = _named(error)
     if named is not None:
         return named
-    code, text = error.code(), error.details() or ""
+    code, text = error.code(), printable(error.details() or "", _TEXT_CHARS_MAX)
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return ConfigError(
@@ -61,19 +68,24 @@ def _named(error: Any) -> RefusedError | DeniedError | None:  # noqa: ANN401
     """Read the refusal or denial in an error's trailing metadata, if there is one."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
-            status = status_pb2.Status.FromString(value)
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
             info = error_details_pb2.ErrorInfo()
             for detail in status.details:
                 if not detail.Unpack(info):
                     continue
-                message = status.message.removeprefix(f"{info.reason}: ")
+                message = printable(
+                    status.message.removeprefix(f"{info.reason}: "), _TEXT_CHARS_MAX
+                )
                 if info.reason in Denial.__members__:
                     return DeniedError(Denial(info.reason), message)
                 if info.reason in Refusal.__members__:
                     figures = {
                         name: int(figure)
                         for name, figure in info.metadata.items()
-                        if figure.lstrip("-").isdigit()
+                        if _FIGURE.fullmatch(figure)
                     }
                     return RefusedError(Refusal(info.reason), message, figures=figures)
     return None

@@ -268,10 +268,10 @@ class Telemetry:
             if len(self._uncounted_requests) >= _COUNTED_TOGETHER:
                 self.count()
 
-    def refused_at_door(self, refusal: Refusal) -> None:
-        """Count a request that the front refused before it knew enough of it for a row."""
-        self.total.unanswered[refusal.value] += 1
-        self.at_door[refusal.value] += 1
+    def refused_at_door(self, refusal: Refusal, number: int = 1) -> None:
+        """Count requests that the front refused before it knew enough of them for a row."""
+        self.total.unanswered[refusal.value] += number
+        self.at_door[refusal.value] += number
 
     def denied(self, denial: Denial) -> None:
         """Count a call that somebody may not make."""

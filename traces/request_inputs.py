@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from clockwright.channel import Access
-from clockwright.cli.inference import random_array
+from clockwright.cli.inference import check_shape, random_array
 from clockwright.client import DTYPES, Array
 from clockwright.errors import ConfigError
 from clockwright.statuses import error_of
@@ -82,6 +82,7 @@ def model_inputs(metadata: pb.ModelMetadataResponse, wanted: RequestInputs) -> M
         shape = _shape(spec, wanted, what)
         if spec.datatype != _BYTES and spec.datatype not in DTYPES:
             raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one that is known")
+        check_shape(what, shape)
         array = wanted.arrays.get(spec.name)
         if array is not None:
             samples = _samples(array, shape, what)

@@ -80,7 +80,7 @@ def print_application(info: pb.ApplicationInfo) -> None:
     for row in info.weights:
         note = f"  does not fit: {row.misfit}" if row.misfit else ""
         missing = f"  {row.missing} missing" if row.missing else ""
-        bar = "#" * round(20 * min(max(row.weight, 0.0), 1.0))
+        bar = "#" * round(20 * min(max(0.0, row.weight), 1.0))
         console.print(
             f"  {row.model:{width}} {row.weight:6.3f} {bar:20}{missing}{note}".rstrip(),
             soft_wrap=True,

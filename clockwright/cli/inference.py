@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_US, format_ns
 
 _VALUES_SHOWN = 8
+# What a server describes is made for it, but no more than any message may have.
+_VALUES_MAX = 1 << 28
+_DIMENSIONS_MAX = 32
 
 
 def read_inputs(arguments: Sequence[str]) -> dict[str, Array]:
@@ -41,8 +45,26 @@ def random_inputs(metadata: ModelMetadata, *, rows: int) -> dict[str, Array]:
     random = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for spec in metadata.inputs:
-        arrays[spec.name] = random_array(random, spec.datatype, (rows, *spec.row_shape))
+        what, shape = f"model {metadata.name}, input {spec.name!r}", (rows, *spec.row_shape)
+        if spec.datatype not in DTYPES:
+            raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one of numbers")
+        check_shape(what, shape)
+        arrays[spec.name] = random_array(random, spec.datatype, shape)
     return arrays
+
+
+def check_shape(what: str, shape: tuple[int, ...]) -> None:
+    """Look whether an input of the shape that a server tells is one that a client can make.
+
+    Raises:
+        ConfigError: it is not; `what` says which it is.
+    """
+    if len(shape) > _DIMENSIONS_MAX:
+        raise ConfigError(
+            f"{what}: found {len(shape)} dimensions, expected {_DIMENSIONS_MAX} at most"
+        )
+    if any(size < 0 for size in shape) or math.prod(shape) > _VALUES_MAX:
+        raise ConfigError(f"{what}: found shape {shape}, expected {_VALUES_MAX} values at most")
 
 
 def random_array(random: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from clockwright import __version__
 from clockwright.cli.completion import VARIABLE, answer_shells
 from clockwright.errors import ClockwrightError, ConfigError, RefusedError
+from clockwright.foreign import escaped
 from clockwright.process import collect_rarely
 
 # Help lists first what a newcomer types first, and others at its end, by name.
@@ -73,11 +74,16 @@ def main() -> None:
         # The scripts of shells name it so, however it was started.
         app(prog_name="clockwright")
     except RefusedError as error:
-        sys.exit(f"refused: {error}")
+        sys.exit(_for_a_terminal(f"refused: {error}"))
     except ClockwrightError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(_for_a_terminal(f"error: {error}"))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _for_a_terminal(words: str) -> str:
+    """Escape what a terminal would obey: parts of the words may be a server's."""
+    return "\n".join(map(escaped, words.split("\n")))
 
 
 def _registered() -> list[EntryPoint]:

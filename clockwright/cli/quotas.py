@@ -102,7 +102,7 @@ def _print_quotas(infos: Sequence[pb.QuotaInfo]) -> None:
             str(info.admitted),
             str(info.refused),
         )
-    Console(soft_wrap=True).print(table)
+    Console(soft_wrap=True, markup=False).print(table)
 
 
 def _name(tenant: str) -> str:

@@ -63,9 +63,10 @@ def top(
     from clockwright.cli.show import plain, print_json
     from clockwright.findings import diagnose
 
-    console = Console(highlight=False)
+    # Brackets in a name are no markup.
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_COLUMNS)
+        console = Console(highlight=False, markup=False, width=_COLUMNS)
     with to.operator() as operator:
         before = _look(operator)
         if once or json:
@@ -239,7 +240,8 @@ def _busy(worker: pb.WorkerInfo) -> float:
 
 
 def _bar(share: float) -> str:
-    filled = round(_BAR_CHARS * min(max(share, 0.0), 1.0))
+    # The order of arguments makes 0 of what is no number.
+    filled = round(_BAR_CHARS * min(max(0.0, share), 1.0))
     return "#" * filled + "." * (_BAR_CHARS - filled)
 
 

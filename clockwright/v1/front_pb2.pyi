@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachFrontRequest(_message.Message):
-    __slots__ = ("protocol_version", "host", "pid", "knows_callers", "still_looks_at", "instance")
+    __slots__ = ("protocol_version", "host", "pid", "knows_callers", "still_looks_at", "instance", "heeds_quotas")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     KNOWS_CALLERS_FIELD_NUMBER: _ClassVar[int]
     STILL_LOOKS_AT_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    HEEDS_QUOTAS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     host: str
     pid: int
     knows_callers: bool
     still_looks_at: _containers.RepeatedScalarFieldContainer[int]
     instance: str
-    def __init__(self, protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., knows_callers: _Optional[bool] = ..., still_looks_at: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ...) -> None: ...
+    heeds_quotas: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., knows_callers: _Optional[bool] = ..., still_looks_at: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ..., heeds_quotas: _Optional[bool] = ...) -> None: ...
 
 class AttachFrontResponse(_message.Message):
     __slots__ = ("heartbeat_interval_ms", "silence_limit_ms", "socket_path", "socket_port", "token", "default_slo_ns", "message_bytes_max", "lineage", "generation", "takes_request_ids")

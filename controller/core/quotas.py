@@ -94,6 +94,13 @@ class Exceeded:
     expected: float
     #: After this time it would be let in if nothing else came; None: never, or nobody knows.
     retry_ns: int | None = None
+    #: Until then the tenant is refused whatever comes, unless its quota changes; None: nobody knows.
+    until_ns: int | None = None
+
+
+def interval_ns(rate_rps: float) -> int:
+    """The time in which a rate gives one token."""
+    return max(round(NS_PER_S / rate_rps), 1)
 
 
 class TenantUse:
@@ -103,6 +110,7 @@ class TenantUse:
         "_burst_ns",
         "_full_ns",
         "_interval_ns",
+        "_is_shared",
         "num_admitted",
         "num_bytes",
         "num_open",
@@ -110,8 +118,10 @@ class TenantUse:
         "quota",
     )
 
-    def __init__(self, quota: Quota) -> None:
+    def __init__(self, quota: Quota, *, is_shared: bool = False) -> None:
         self.num_open = 0
+        # Several have it, each of whom may get one of its own.
+        self._is_shared = is_shared
         self.num_bytes = 0
         self.num_admitted = 0
         self.num_refused = 0
@@ -123,7 +133,7 @@ class TenantUse:
         """Give other bounds; what is open stays open and counts."""
         self.quota = quota
         rate = quota.rate_rps
-        self._interval_ns = 0 if rate is None else max(round(NS_PER_S / rate), 1)
+        self._interval_ns = 0 if rate is None else interval_ns(rate)
         burst = quota.burst if quota.burst is not None else max(int(rate or 0), 1)
         # What the bucket holds, less the token of the request that comes.
         self._burst_ns = (burst - 1) * self._interval_ns
@@ -170,7 +180,8 @@ class TenantUse:
         if quota.open_bytes is not None and self.num_bytes + num_bytes > quota.open_bytes:
             return Exceeded("open_bytes", self.num_bytes + num_bytes, quota.open_bytes)
         if self._interval_ns and (wait_ns := self._full_ns - self._burst_ns - now_ns) > 0:
-            return Exceeded("rate_rps", None, quota.rate_rps or 0.0, retry_ns=wait_ns)
+            until_ns = None if self._is_shared else now_ns + wait_ns
+            return Exceeded("rate_rps", None, quota.rate_rps or 0.0, wait_ns, until_ns)
         return None
 
 
@@ -253,7 +264,7 @@ class Quotas:
             if len(others) >= OTHERS_MAX:
                 oldest = next(iter(others))
                 if not others[oldest].is_fresh(now_ns):
-                    self._shared = self._shared or TenantUse(quota)
+                    self._shared = self._shared or TenantUse(quota, is_shared=True)
                     return self._shared
                 del others[oldest]
             use = TenantUse(quota)

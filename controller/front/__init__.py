@@ -8,6 +8,7 @@
     pressure      what is refused when memory gets short; no I/O
     interceptor   asks of each call of grpc.aio whether its caller may make it
     throttle      how many requests a busy event loop takes
+    waiting_line  those that have time until it does; no I/O
     server        the Open Inference Protocol: inference
     repository    the rest of it: health, metadata, the model repository
     regions       clients' own shared memory: what is registered, and copies in and out
@@ -34,6 +35,7 @@ is at the other end of a link:
 
     remote         a controller elsewhere, which may go and come back
     open_requests  what is open meanwhile; no I/O
+    early_quotas   what quotas forbid, as far as told: refused early; no I/O
     worker_sockets workers with which it shares no memory: tensors go straight there
     fed_requests   what was sent to which of them, and what came back; no I/O
     link_frames    what the two tell each other
@@ -46,7 +48,8 @@ TLS here: a port of grpcio's is all TLS or none, while this process, its workers
 without; and it either demands a certificate of each client or looks at nobody's.
 
 Fronts that are processes judge callers and loads, and leave quotas to the controller: a tenant's requests come by
-all fronts, and only one place can count them.
+all fronts, and only one place can count them. That place tells them whose rate is used up, and they refuse by
+themselves what it would refuse; so a flood over its quota ends at the fronts.
 
 Why the server is our own: grpcio spends more on a small request than everything else here does, most of it on
 threads that wake each other. `pygrpc-native` 0.5.0, which serves in Rust, is no cheaper than `http2_server`:

@@ -293,7 +293,7 @@ class MeteredAnswerer:
         num_bytes = total_bytes(inputs)
         exceeded = use.enter(now_ns, num_bytes, question.slo_ns)
         if exceeded is not None:
-            error = quota_refusal(question.tenant, exceeded)
+            error = OverQuotaError(question.tenant, exceeded)
             self._refused(self.servable.name, question, arrival_ns, error)
             raise error
         metered = _MeteredAsker(asker, use, num_bytes)
@@ -343,20 +343,23 @@ class _MeteredAsker:
             self._use = None
 
 
-def quota_refusal(tenant: str, exceeded: Exceeded) -> RefusedError:
-    """Make the refusal of what a tenant may not have."""
-    whose = f"tenant {quote(tenant)}" if tenant else "whoever names no tenant"
-    bound, expected = exceeded.bound, f"{exceeded.expected:.15g}"
-    found = "all are used up" if exceeded.found is None else f"found {exceeded.found}"
-    limit = "at least" if bound == "slo_ns_min" else "at most"
-    words = f"{whose} may have {bound} {expected} {limit}, {found}"
-    figures = {bound: round(exceeded.expected)}
-    if exceeded.found is not None:
-        figures["found"] = exceeded.found
-    if exceeded.retry_ns is not None:
-        figures["retry_ns"] = exceeded.retry_ns
-        words += f"; again in {format_ns(exceeded.retry_ns)}"
-    return RefusedError(Refusal.QUOTA, words, figures=figures)
+class OverQuotaError(RefusedError):
+    """The refusal of what a tenant may not have."""
+
+    def __init__(self, tenant: str, exceeded: Exceeded) -> None:
+        whose = f"tenant {quote(tenant)}" if tenant else "whoever names no tenant"
+        bound, expected = exceeded.bound, f"{exceeded.expected:.15g}"
+        found = "all are used up" if exceeded.found is None else f"found {exceeded.found}"
+        limit = "at least" if bound == "slo_ns_min" else "at most"
+        words = f"{whose} may have {bound} {expected} {limit}, {found}"
+        figures = {bound: round(exceeded.expected)}
+        if exceeded.found is not None:
+            figures["found"] = exceeded.found
+        if exceeded.retry_ns is not None:
+            figures["retry_ns"] = exceeded.retry_ns
+            words += f"; again in {format_ns(exceeded.retry_ns)}"
+        super().__init__(Refusal.QUOTA, words, figures=figures)
+        self.exceeded = exceeded
 
 
 class LocalBackend:
@@ -464,9 +467,15 @@ class LocalBackend:
             error,
         )
 
-    def refused_at_door(self, refusal: Refusal) -> None:
-        """Count a refusal of which the scheduler does not hear."""
-        self._runtime.telemetry.refused_at_door(refusal)
+    def refused_at_door(self, refusal: Refusal, number: int = 1) -> None:
+        """Count refusals of which the scheduler does not hear."""
+        self._runtime.telemetry.refused_at_door(refusal, number)
+
+    def refused_early(self, tenant: str, number: int) -> None:
+        """Count what fronts have refused because a tenant's rate was used up."""
+        self.refused_at_door(Refusal.QUOTA, number)
+        if (use := self._quotas.find(tenant, self.clock())) is not None:
+            use.num_refused += number
 
     def denied(self, denial: Denial) -> None:
         """Count a call that somebody may not make."""

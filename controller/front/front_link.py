@@ -49,13 +49,15 @@ from clockwright.v1 import front_pb2 as pb
 from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
+from controller.core.quotas import Exceeded
 from controller.front import link_frames as frames
-from controller.front.backend import LocalAnswerer, LocalBackend, ToldAnswer
+from controller.front.backend import LocalAnswerer, LocalBackend, OverQuotaError, ToldAnswer
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle
+from controller.front.waiting_line import PATIENT_NS
 from controller.held_tensors import HeldInput, SentOutput
 from controller.runtime import Answer, NoAnswerError
 from controller.selection.queries import Answered
@@ -201,6 +203,8 @@ class FrontLink:
         caller: Caller,
         instance: str,
         lent: dict[int, list[Buffer]],
+        *,
+        heeds_quotas: bool,
     ) -> None:
         """Begin to hear a front that has shown its token, is this caller, and looks at these outputs still."""
         self.name = name
@@ -252,6 +256,11 @@ class FrontLink:
         self._refused: list[tuple[object, ...]] = []
         self._failed: list[tuple[object, ...]] = []
         self._stale: list[int] = []
+        #: Whose rates are used up, until when, and what they are.
+        self._spent: dict[str, tuple[int, float]] = {}
+        #: Who may not have an SLO below, or above, which.
+        self._slos: dict[tuple[str, bool], int] = {}
+        self._heeds_quotas = heeds_quotas
         self._is_due = False
         self._is_over = False
 
@@ -449,6 +458,18 @@ class FrontLink:
             self._flush()
 
     def _flush(self) -> None:
+        if self._spent or self._slos:
+            spent = frames.SpentTenants(
+                tuple([(tenant, *rate) for tenant, rate in self._spent.items()]),
+                tuple(
+                    [
+                        (tenant, slo_ns, is_least)
+                        for (tenant, is_least), slo_ns in self._slos.items()
+                    ]
+                ),
+            )
+            self._spent, self._slos = {}, {}
+            self._data.send(frames.encode(spent))
         freed = [self._freed.popleft() for _ in range(len(self._freed))]
         told = frames.encode_told(
             self._answered, self._refused, self._failed, self._stale, freed, self._payload
@@ -537,6 +558,8 @@ class FrontLink:
             self.links.refused_at_doors(refusal, number)
         for denial, number in beat.denied.items():
             self.links.denied_at_fronts(denial, number)
+        for tenant, number in beat.refused_early.items():
+            self.links.refused_early(tenant, number)
         if not was_known:
             self.beat()
 
@@ -553,19 +576,18 @@ class FrontLink:
                 self._flush_soon()
                 continue
             size = description.check(ask)
-            keeps = APART in ask.places
-            if keeps and description.keeps_inputs:
+            if description.keeps_inputs and APART in ask.places:
                 # Its front was told otherwise, before its answers were kept.
                 self._stale.append(ask.ask_id)
                 self._flush_soon()
                 continue
             if ask.ask_id in open_:
                 raise ProtocolError(f"request {ask.ask_id} twice")
-            if not throttle.admit():
-                self._failed.append((ask.ask_id, *links.busy()))
-                self._flush_soon()
-                continue
             arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
+            waits = not throttle.admit()
+            if waits and ask.slo_ns < PATIENT_NS:
+                self._is_busy(ask.ask_id)
+                continue
             if now_ns > arrival_ns + ask.slo_ns > arrival_ns + _JUDGED_NS:
                 self._too_late(ask, now_ns - arrival_ns)
                 continue
@@ -576,15 +598,73 @@ class FrontLink:
                 continue
             asked = _Asked(self, ask, size.num_bytes, arrival_ns)
             open_[ask.ask_id] = asked
-            if ask.places and description.keeps_inputs:
-                # For longer than the request is open, perhaps, and the front's word is not enough for that.
-                inputs = [bytes(tensor) for tensor in inputs]
-            elif keeps or (size.is_large and self._workers and not description.keeps_inputs):
-                inputs = self._held(ask, inputs)
-            try:
-                asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
-            except RefusedError as error:
-                self.failed(asked, error)
+            if not waits:
+                self._begin(asked, ask, inputs, size, arrival_ns, description)
+                continue
+            asked.withdraw = _nothing
+            begin = functools.partial(self._begin_waiting, asked, ask, inputs, size, arrival_ns)
+            refuse = functools.partial(self._refuse_waiting, asked)
+            if not throttle.wait(asked, begin, refuse, arrival_ns + ask.slo_ns // 2):
+                refuse()
+
+    def _begin(
+        self,
+        asked: _Asked,
+        ask: frames.Ask,
+        inputs: Sequence[Buffer],
+        size: _Size,
+        arrival_ns: int,
+        description: _Description,
+    ) -> None:
+        """Have a request answered that is let in."""
+        keeps = APART in ask.places
+        if ask.places and description.keeps_inputs:
+            # For longer than the request is open, perhaps, and the front's word is not enough for that.
+            inputs = [bytes(tensor) for tensor in inputs]
+        elif keeps or (size.is_large and self._workers and not description.keeps_inputs):
+            inputs = self._held(ask, inputs)
+        try:
+            asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+        except RefusedError as error:
+            if isinstance(error, OverQuotaError) and self._heeds_quotas:
+                self._tell_spent(ask.tenant, error.exceeded)
+            self.failed(asked, error)
+
+    def _begin_waiting(
+        self,
+        asked: _Asked,
+        ask: frames.Ask,
+        inputs: Sequence[Buffer],
+        size: _Size,
+        arrival_ns: int,
+    ) -> None:
+        """A request that waited is let in, if what it was checked against holds still."""
+        description = self.links.find(ask.number)
+        if description is None or (description.keeps_inputs and APART in ask.places):
+            self._close(asked)
+            self._stale.append(ask.ask_id)
+            self._flush_soon()
+        else:
+            self._begin(asked, ask, inputs, size, arrival_ns, description)
+
+    def _refuse_waiting(self, asked: _Asked) -> None:
+        if not asked.over:
+            self._close(asked)
+            self._is_busy(asked.ask_id)
+
+    def _is_busy(self, ask_id: int) -> None:
+        """Refuse a request that the throttle keeps out."""
+        self._failed.append((ask_id, *self.links.busy()))
+        self._flush_soon()
+
+    def _tell_spent(self, tenant: str, exceeded: Exceeded) -> None:
+        """Have the front refuse by itself what is refused here whatever comes."""
+        if exceeded.bound in ("slo_ns_min", "slo_ns_max"):
+            self._slos[tenant, exceeded.bound == "slo_ns_min"] = round(exceeded.expected)
+        elif exceeded.until_ns is not None:
+            # What the front has on its way by then arrives later, and the two clocks may differ by so much.
+            until_ns = exceeded.until_ns + (self.offset_ns or 0) - self._clock.round_trip_ns
+            self._spent[tenant] = until_ns, exceeded.expected
 
     def _too_late(self, ask: frames.Ask, waited_ns: int) -> None:
         """Refuse a request that waited for longer than its SLO before this loop looked at it."""
@@ -748,8 +828,11 @@ class FrontLinks:
 
     def refused_at_doors(self, refusal: Refusal, number: int) -> None:
         """Count what a front has refused."""
-        for _ in range(min(number, 1 << 20)):
-            self._backend.refused_at_door(refusal)
+        self._backend.refused_at_door(refusal, number)
+
+    def refused_early(self, tenant: str, number: int) -> None:
+        """Count what a front has refused because a tenant's rate was used up."""
+        self._backend.refused_early(tenant, number)
 
     def denied_at_fronts(self, denial: Denial, number: int) -> None:
         """Count what a front has denied."""
@@ -894,7 +977,9 @@ class FrontLinks:
         self.is_ready = self.catalogue.ready
         self._tokens.pop(request.instance, None)
         lent = self._still_lent(request.instance, Counter(request.still_looks_at))
-        link = FrontLink(self, sock, name, caller, request.instance, lent)
+        link = FrontLink(
+            self, sock, name, caller, request.instance, lent, heeds_quotas=request.heeds_quotas
+        )
         self._links[link] = None
         for worker in self._workers.links:
             if worker.joined:
@@ -932,6 +1017,10 @@ def _failure(ask_id: int, error: Exception) -> tuple[Any, ...]:
     code, text, details = status_of(error, method="ModelInfer")
     told = {name: each.encode() if isinstance(each, str) else each for name, each in details}
     return ask_id, code.value[0], text, told
+
+
+def _nothing() -> None:
+    pass
 
 
 def _say(address: tuple[Any, ...]) -> str:

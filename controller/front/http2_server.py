@@ -53,10 +53,11 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
-from controller.front.statuses import status_of
+from controller.front.statuses import Status, ToldStatusError, status_of
 from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
 from controller.front.turns import Turns
+from controller.front.waiting_line import PATIENT_NS
 from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,10 @@ _TCP_INFO_BYTES = 160
 _RECEIVED = struct.Struct("@128xQ16xI")
 
 
+def _states_none(_: Buffer) -> int | None:
+    return None
+
+
 @dataclass(slots=True, frozen=True)
 class StreamForm:
     """How a stream says what a call of its own would: its requests are answered alike, and its messages differ."""
@@ -140,6 +145,8 @@ class Method:
     bounded: bool
     #: What its answers look like where it takes a stream of requests; None: it takes one.
     form: StreamForm | None = None
+    #: The SLO that a request states; None: none.
+    stated_slo_ns: Callable[[Buffer], int | None] = _states_none
 
     @property
     def spared(self) -> bool:
@@ -159,6 +166,8 @@ class _Call:
     half_closed = False
     #: The client has sent a request, and may send others.
     has_asked = False
+    #: The throttle has not let it in, and it may have time to wait.
+    may_wait = False
     #: Nothing can be answered any more.
     over = False
     when_gone: Callable[[], object] | None = None
@@ -196,7 +205,7 @@ class _Call:
     def fail(self, error: Exception) -> None:
         """End the call with the status of an error."""
         if not self.over:
-            block = _block_of(error, self.method.path)
+            block = self._peer.server.block_of(error, self.method.path)
             self._peer.connection.send_end(self.stream_id, block)
             self.finish()
             self._peer.flush_soon()
@@ -241,6 +250,9 @@ class _Call:
     def received(self, message: Buffer) -> None:
         """The one message of the call is here."""
         self.half_closed = True
+        if self.may_wait:
+            self._peer.server.wait(self, self.method, message)
+            return
         assert self.method.directly is not None
         self.method.directly(self, message)
 
@@ -377,7 +389,7 @@ class _StreamedCall(_Call):
             if peer.server.throttle.admit():
                 directly(request, message)
             else:
-                request.fail(peer.server.busy())
+                peer.server.wait(request, self.method, message)
         self._going_on = False
         if self.half_closed and not self._waiting and not self._open and not self.over:
             peer.connection.send_end(self.stream_id, status_block(0))
@@ -885,9 +897,12 @@ class _Peer:
             self.connection.send_end(stream_id, _block_of(fault, method.path))
             return None
         single = method.directly is not None and method.form is None
+        may_wait = False
         if single and not server.throttle.admit():
-            self.connection.send_end(stream_id, server.busy_block(method.path))
-            return None
+            may_wait = (request.timeout_ns or 0) >= PATIENT_NS
+            if not may_wait:
+                self.connection.send_end(stream_id, server.busy_block(method.path))
+                return None
         self.idle_sweeps = 0
         if method.bounded:
             server.turns.asked()
@@ -895,6 +910,8 @@ class _Peer:
             self._read_bytes = _READ_BYTES_COMPRESSED
         kind = _Call if single else HandledCall if method.directly is None else _StreamedCall
         call = self._calls[stream_id] = kind(self, stream_id, request, method, arrival_ns)
+        if may_wait:
+            call.may_wait = True
         server.num_calls += 1
         if not single:
             call.begin()
@@ -1260,6 +1277,8 @@ class Http2Server:
         self.throttle = Throttle(clock, thread_times())
         # What those hear whom the throttle keeps out, and the rate at which it was made.
         self._busy: tuple[float | None, bytes] = (None, b"")
+        # A status that somebody else has decided, and the end of calls with it.
+        self._told: tuple[Status | None, bytes] = (None, b"")
         #: By path, of those that were called or are answered directly.
         self.methods: dict[str, Method] = {}
         self._bounded: set[str] = set()
@@ -1287,6 +1306,8 @@ class Http2Server:
         name: str,
         answer: Callable[[Call, Buffer], None],
         form: StreamForm | None = None,
+        *,
+        stated_slo_ns: Callable[[Buffer], int | None] = _states_none,
     ) -> None:
         """Have a method's requests answered by a function that is called with each message.
 
@@ -1297,10 +1318,11 @@ class Http2Server:
             name: the method's.
             answer: is to see to it that `Call.answer` or `Call.fail` is called. It does not raise.
             form: of a method that takes a stream and answers with one; None: the method is unary.
+            stated_slo_ns: finds the SLO that a request states, without a look at its tensors.
         """
         self._bounded.add(service)
         path = f"/{service}/{name}"
-        self.methods[path] = Method(path, answer, None, bounded=True, form=form)
+        self.methods[path] = Method(path, answer, None, True, form, stated_slo_ns)
 
     def method(self, request: CallHeaders) -> Method | None:
         """Find out what to do with the first call of a method; None: there is no such method."""
@@ -1326,6 +1348,14 @@ class Http2Server:
         """End calls that bring nothing, of whom has most of them; returns whether there were any."""
         return max(self._peers, key=lambda peer: len(peer.quiet)).give_up_quiet()
 
+    def block_of(self, error: Exception, path: str) -> bytes:
+        """Make the end of a call that fails; the same bytes while the same is told to everybody."""
+        if not isinstance(error, ToldStatusError):
+            return _block_of(error, path)
+        if error.status is not self._told[0]:
+            self._told = error.status, _block_of(error, path)
+        return self._told[1]
+
     def busy_block(self, path: str) -> bytes:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
         rate_rps = self.throttle.rate_rps
@@ -1334,8 +1364,36 @@ class Http2Server:
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
 
+    def wait(self, request: _Call | _StreamedRequest, method: Method, message: Buffer) -> None:
+        """Have a request wait that the throttle has not let in, or refuse it."""
+        slo_ns = method.stated_slo_ns(message) or request.timeout_ns or 0
+        try:
+            if slo_ns < PATIENT_NS:
+                raise self.busy()
+            self.door.enter(len(message))
+        except RefusedError as error:
+            request.fail(error)
+            return
+        latest_ns = request.arrival_ns + slo_ns // 2
+        begin = functools.partial(self._begin_waiting, request, method, message)
+        refuse = functools.partial(self._refuse_waiting, request, len(message))
+        if not self.throttle.wait(request, begin, refuse, latest_ns):
+            refuse()
+
+    def _begin_waiting(
+        self, request: _Call | _StreamedRequest, method: Method, message: Buffer
+    ) -> None:
+        self.door.leave(len(message))
+        assert method.directly is not None
+        method.directly(request, message)
+
+    def _refuse_waiting(self, request: _Call | _StreamedRequest, num_bytes: int) -> None:
+        self.door.leave(num_bytes)
+        if not request.over:
+            request.fail(self.busy())
+
     def busy(self) -> RefusedError:
-        """Make the refusal of a request in a stream that the throttle keeps out."""
+        """Make the refusal of a request that the throttle keeps out."""
         self.door.count(Refusal.OVERLOADED)
         return self.throttle.refusal()
 

@@ -30,6 +30,7 @@ from clockwright.frame_headers import APART, TOKEN_BYTES
 from clockwright.frames import Frame, make_frame
 from clockwright.tensors import TensorSpec
 from clockwright.units import NAME_CHARS_MAX, SLO_NS_MAX, TIME_NS_MAX
+from controller.front.early_quotas import TENANTS_MAX
 from controller.front.oip import Servable
 
 #: A message is closed when it holds so many requests, or so many bytes of tensors: a large tensor shall not keep
@@ -48,7 +49,7 @@ Parameters = dict[str, bool | int | str]
 
 _ASKS, _WITHDRAWAL, _DESCRIBE, _FRONT_BEAT, _TOLD, _DESCRIBED, _BEAT = range(7)
 _MEMORY, _MAPPED, _FORGET, _RETURNED = range(7, 11)
-_WORKER, _WORKER_GONE, _FEED, _HAND_ON = range(11, 15)
+_WORKER, _WORKER_GONE, _FEED, _HAND_ON, _SPENT = range(11, 16)
 
 # Where a tensor lies, as in `clockwright.frames`.
 _Place = Annotated[int, Meta(ge=APART, lt=1 << 62)]
@@ -109,6 +110,8 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     refused: dict[Refusal, _Count]
     #: Calls that it has denied since then.
     denied: dict[Denial, _Count] = {}
+    #: Requests that it has refused since then because their tenant's rate was used up, by tenant.
+    refused_early: Annotated[dict[_Name, _Count], Meta(max_length=TENANTS_MAX)] = {}
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -266,6 +269,15 @@ class Feed(msgspec.Struct, array_like=True, tag=_FEED, forbid_unknown_fields=Tru
     feeds: tuple[tuple[_Id, _Id, _Id, _Count], ...]
 
 
+class SpentTenants(msgspec.Struct, array_like=True, tag=_SPENT, forbid_unknown_fields=True):
+    """Tenants ask for what they may not have. It comes only to fronts that have said to heed it."""
+
+    #: The tenant, until when it is refused whatever comes, and its rate in requests per second.
+    rates: tuple[tuple[_Name, _Time, Annotated[float, Meta(gt=0)]], ...]
+    #: The tenant, an SLO in ns, and whether it is the least that it may have, or the largest.
+    slos: tuple[tuple[_Name, _Slo, bool], ...]
+
+
 class HandOn(msgspec.Struct, array_like=True, tag=_HAND_ON, forbid_unknown_fields=True):
     """Hand inputs on to a worker that the front cannot reach; they are the payload."""
 
@@ -279,7 +291,16 @@ class HandOn(msgspec.Struct, array_like=True, tag=_HAND_ON, forbid_unknown_field
 _encode = msgspec.msgpack.Encoder().encode
 FromFront = Asks | Withdrawn | Describe | FrontBeat | LentMemory | Mapped | Returned | HandOn
 FromController = (
-    Told | Described | Beat | LentMemory | Mapped | Forget | WorkerThere | WorkerGone | Feed
+    Told
+    | Described
+    | Beat
+    | LentMemory
+    | Mapped
+    | Forget
+    | WorkerThere
+    | WorkerGone
+    | Feed
+    | SpentTenants
 )
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)

@@ -37,12 +37,14 @@ from clockwright.leadership import Fence, Term, host_of, parse_addresses
 from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import front_pb2 as pb
 from controller.clock_sync import ClockSync
+from controller.core.quotas import Exceeded
 from controller.front import link_frames as frames
-from controller.front.backend import Asker, Question, ToldAnswer
+from controller.front.backend import Asker, OverQuotaError, Question, ToldAnswer
+from controller.front.early_quotas import TENANTS_MAX, EarlyQuotas
 from controller.front.fed_requests import FedRequests, Feeding
 from controller.front.oip import Servable
 from controller.front.open_requests import OpenRequests
-from controller.front.statuses import Status, ToldStatusError
+from controller.front.statuses import Status, ToldStatusError, status_of
 from controller.front.worker_sockets import WorkerSockets
 from controller.runtime import NoAnswerError
 from controller.slabs import SLAB_BYTES_MIN, MappedMemory, Slabs
@@ -65,6 +67,8 @@ _BACKOFF_S, _BACKOFF_S_MAX = 0.02, 0.5
 # much longer to say so.
 _SWEEP_S, _IDLE_SWEEP_S = 0.02, 0.2
 _GRACE_NS = 200 * NS_PER_MS
+# Whoever is over his quota is told a time that is too long by so much at most.
+_SAID_NS = NS_PER_MS
 # Names of which the SLO is remembered when their descriptions are forgotten.
 _SLOS_MAX = 100_000
 
@@ -151,6 +155,9 @@ class RemoteBackend:
         self._slos_ns: dict[str, int | None] = {}
         self._refused: Counter[Refusal] = Counter()
         self._denied: Counter[Denial] = Counter()
+        self._spent = EarlyQuotas()
+        # What tenants over their quota hear, and since when.
+        self._said: dict[str, tuple[int, Status]] = {}
         # What this turn of the event loop has to say.
         self._asks: list[tuple[object, ...]] = []
         self._payload: list[Buffer] = []
@@ -239,13 +246,24 @@ class RemoteBackend:
         inputs: Sequence[Buffer],
         arrival_ns: int,
     ) -> Callable[[], object]:
-        """Ask the controller."""
+        """Ask the controller.
+
+        Raises:
+            ToldStatusError: it would refuse the request.
+        """
         due_ns = arrival_ns + question.slo_ns
         if not self._joined:
             self._book.hold(asker, due_ns)
             self._is_held.set()
             return _nothing
+        spent, tenant = self._spent, question.tenant
+        if spent:
+            now_ns = self.clock()
+            if (exceeded := spent.judge(tenant, now_ns, question.slo_ns)) is not None:
+                raise ToldStatusError(self._over_quota(tenant, exceeded, now_ns))
         ask_id = self._book.send(asker, due_ns, answerer.servable.name)
+        if spent:
+            spent.passed(tenant, ask_id)
         lengths = [len(tensor) for tensor in inputs]
         places: Sequence[int] = ()
         arena = self._slabs.inputs
@@ -287,13 +305,27 @@ class RemoteBackend:
             self._flush_soon()
         return functools.partial(self._withdraw, ask_id)
 
+    def _over_quota(self, tenant: str, exceeded: Exceeded, now_ns: int) -> Status:
+        """Say what the controller would say; the same for some time, since it is most of what a refusal takes."""
+        if exceeded.found is not None:
+            return status_of(OverQuotaError(tenant, exceeded), method="ModelInfer")
+        said_ns, status = self._said.get(tenant, (0, None))
+        if status is None or now_ns - said_ns > _SAID_NS:
+            status = status_of(OverQuotaError(tenant, exceeded), method="ModelInfer")
+            if len(self._said) >= TENANTS_MAX:
+                self._said.clear()
+            self._said[tenant] = now_ns, status
+        return status
+
     def _withdraw(self, ask_id: int) -> None:
         if self._take(ask_id) is not None:
             self._withdrawn.append(ask_id)
             self._flush_soon()
 
-    def _take(self, ask_id: int) -> tuple[Asker, str] | None:
+    def _take(self, ask_id: int, *, answered: bool = True) -> tuple[Asker, str] | None:
         """A request is over, here at least."""
+        if self._spent:
+            self._spent.over(ask_id, answered=answered)
         self._let_go(ask_id)
         return self._book.take(ask_id)
 
@@ -355,6 +387,11 @@ class RemoteBackend:
                 self._take_memory(message, self._data)
             elif isinstance(message, frames.Mapped):
                 self._is_mapped = True
+            elif isinstance(message, frames.SpentTenants):
+                for tenant, until_ns, rate_rps in message.rates:
+                    self._spent.told(tenant, until_ns, rate_rps)
+                for tenant, slo_ns, is_least in message.slos:
+                    self._spent.told_slo(tenant, slo_ns, is_least=is_least)
             elif isinstance(message, frames.Feed):
                 for ask_id, *feeding in message.feeds:
                     self._feed(ask_id, (feeding[0], feeding[1], feeding[2]))
@@ -502,13 +539,13 @@ class RemoteBackend:
                 self._let_go(refused.ask_id)
                 book.put_back(refused.ask_id)
                 self._is_held.set()
-            elif (sent := self._take(refused.ask_id)) is not None:
+            elif (sent := self._take(refused.ask_id, answered=False)) is not None:
                 asker, name = sent
                 asker.set_exception(
                     NoAnswerError(refusal, ModelId(name), refused.figures, detail=refused.detail)
                 )
         for failure in told.failed:
-            if (sent := self._take(failure.ask_id)) is not None:
+            if (sent := self._take(failure.ask_id, answered=False)) is not None:
                 sent[0].set_exception(_error(failure))
         for ask_id in told.freed:
             if ask_id in self._lent:
@@ -516,7 +553,7 @@ class RemoteBackend:
                 if num_lent > 1:
                     self._lent[ask_id] = inputs, num_lent - 1
         for ask_id in told.stale:
-            if (sent := self._take(ask_id)) is not None:
+            if (sent := self._take(ask_id, answered=False)) is not None:
                 self._forget()
                 sent[0].begin()
 
@@ -572,6 +609,8 @@ class RemoteBackend:
         """Whatever was described may be described otherwise now."""
         self.generation += 1
         self._known.clear()
+        self._spent.forget()
+        self._said.clear()
         # What is on its way may be of before.
         self._describing.clear()
 
@@ -640,6 +679,7 @@ class RemoteBackend:
             knows_callers=self._knows_callers,
             still_looks_at=self._looks.elements(),
             instance=self._instance,
+            heeds_quotas=True,
         )
         attach = channel.unary_unary(
             _ATTACH,
@@ -751,7 +791,13 @@ class RemoteBackend:
             self._flush_soon()
         refused, self._refused = dict(self._refused), Counter()
         denied, self._denied = dict(self._denied), Counter()
-        beat = frames.FrontBeat(self.clock(), self._clock_sync.min_delta_ns, refused, denied)
+        beat = frames.FrontBeat(
+            self.clock(),
+            self._clock_sync.min_delta_ns,
+            refused,
+            denied,
+            self._spent.take_refused(),
+        )
         self._data.send_now(frames.encode(beat))
 
     async def _sweep(self) -> None:

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from clockwright.bulk import HEADER_BYTES_MAX, Buffer, total_bytes
 from clockwright.errors import BadRequestError, DeniedError, Refusal, RefusedError
-from clockwright.units import NS_PER_S, SLO_NS_MAX
+from clockwright.units import NS_PER_MS, NS_PER_S, SLO_NS_MAX
 from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as pb
 from controller.access.authoriser import Authoriser, Certificate, credentials_of
@@ -51,6 +51,7 @@ from controller.front.oip_json import (
 )
 from controller.front.statuses import DETAILS, Status, status_of
 from controller.front.throttle import Throttle
+from controller.front.waiting_line import PATIENT_NS
 from controller.slabs import SLAB_BYTES_MIN, Slabs
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,28 @@ class Route:
     tell: Callable[[Any, RestRequest], tuple[Any, int]]
     #: Longest body that is taken, unless it is an inference's.
     bytes_max: int
+
+
+class _Turn:
+    """A request's, at a busy event loop."""
+
+    def __init__(self) -> None:
+        #: Whether it is let in.
+        self.came: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.came.done()
+
+    def begin(self) -> None:
+        """Let it in."""
+        self.came.set_result(True)
+
+    def refuse(self) -> None:
+        """Keep it out, if anybody still wants to know."""
+        if not self.over:
+            self.came.set_result(False)
 
 
 class _RestCall(AwaitedCall):
@@ -299,7 +322,7 @@ class RestApp:
         name = quote(raw_path.decode("latin-1"))
         try:
             headers = _headers(scope["headers"])
-            _check_site(headers, only_here=self._only_here)
+            check_site(headers, only_here=self._only_here)
             find = _find_known if len(raw_path) <= _PATH_BYTES_KEPT else _find
             route, names = find(scope["method"], raw_path)
             name = route.path.rpartition("/")[2]
@@ -307,8 +330,7 @@ class RestApp:
             if origin.connection.crowded is not None:
                 raise origin.connection.crowded
             if route.path == _INFER and not self._throttle.admit():
-                self._door.count(Refusal.OVERLOADED)
-                raise self._throttle.refusal()
+                await self._wait_for_turn(headers, origin.arrival_ns)
             body = await self._read_body(route, headers, receive)
             if route.path == _INFER:
                 return await self._answer_infer(names, headers, body, origin, caller)
@@ -321,6 +343,22 @@ class RestApp:
             return _error(error.status, str(error), error.headers)
         except Exception as error:
             return answer_of(status_of(error, method=name))
+
+    async def _wait_for_turn(self, headers: Mapping[str, str], arrival_ns: int) -> None:
+        """Wait until a busy event loop has time for a request, which has time if its header says so.
+
+        Raises:
+            RefusedError: it has none, or the loop has none in time.
+        """
+        slo_ns = round((_slo_ms(headers) or 0) * NS_PER_MS)
+        turn = _Turn()
+        if slo_ns < PATIENT_NS or not self._throttle.wait(
+            turn, turn.begin, turn.refuse, arrival_ns + slo_ns // 2
+        ):
+            turn.refuse()
+        if not await turn.came:
+            self._door.count(Refusal.OVERLOADED)
+            raise self._throttle.refusal()
 
     def _admit(self, route: Route, headers: Mapping[str, str], connection: Connection) -> Caller:
         credentials = credentials_of(headers.items(), connection.certificate)
@@ -579,7 +617,7 @@ def _headers(found: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 _ONCE = frozenset(("authorization", "host", "origin", _JSON_BYTES, SLO_HEADER, TENANT_HEADER))
 
 
-def _check_site(headers: Mapping[str, str], *, only_here: bool) -> None:
+def check_site(headers: Mapping[str, str], *, only_here: bool) -> None:
     """Refuse what a page of another site makes a browser send: it may reach a server that strangers do not.
 
     Raises:

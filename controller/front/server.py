@@ -288,9 +288,11 @@ class InferenceService:
             ),
         }
         if isinstance(server, Http2Server):
-            server.answer_directly(SERVICE, "ModelInfer", self.infer)
+            server.answer_directly(SERVICE, "ModelInfer", self.infer, stated_slo_ns=_peek_slo_ns)
             form = StreamForm(wrap_for_stream, _error_in_stream)
-            server.answer_directly(SERVICE, "ModelStreamInfer", self.infer, form)
+            server.answer_directly(
+                SERVICE, "ModelStreamInfer", self.infer, form, stated_slo_ns=_peek_slo_ns
+            )
         elif isinstance(server, RestApp):
             server.answer_directly(self.infer)
         else:
@@ -530,6 +532,10 @@ class InferenceService:
             told.name, told.key = region.name, region.key
             told.offset, told.byte_size = region.offset, region.num_bytes
         return status
+
+
+def _peek_slo_ns(data: Buffer) -> int | None:
+    return peek_request(data).slo_ns
 
 
 def _not_his_tenant(found: str, tenant: str) -> DeniedError:

@@ -14,18 +14,24 @@ How long the loop was idle is what the kernel says its thread neither ran nor wa
 machine that others use, a loop that is kept waiting has no more room than one that computes. So the rate
 follows from both. But only what it ran is what requests cost; the rest is told as what others took.
 
+A request that has a second or more is not refused while it can wait for its turn (`waiting_line`): a loop that is
+late by some ten milliseconds endangers only what is due soon. Those that wait have half of the rate, so that
+neither they nor those in haste keep the others out.
+
 Additive steps are too slow here, since a loop may serve 100 requests per second or 10,000: the rate
 falls and grows by factors, as each window of time shows the loop idle or not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_US
+from controller.front.waiting_line import InLine, WaitingLine
 
 #: A window must hold some turns of a loop that is late, and be short beside what clients notice.
 WINDOW_NS = 25_000_000
@@ -67,6 +73,9 @@ _WAITED_PCT_TOLD = 10
 # Requests that come together are let in together: what the rate allows in so many seconds.
 _BURST_S = 0.01
 
+# How often there is a look at those who wait.
+_LOOK_S = 0.005
+
 
 class Throttle:
     """Says of each request whether the loop has time for it."""
@@ -102,7 +111,11 @@ class Throttle:
         #: Requests per second that are let in; None: all.
         self.rate_rps: float | None = None
         self._tokens = 0.0
+        # The tokens of those who wait.
+        self._line_tokens = 0.0
         self._filled_ns = self._window_ns
+        self._line = WaitingLine()
+        self._timer: asyncio.TimerHandle | None = None
 
     def refusal(self) -> RefusedError:
         """Make the refusal of a request for which the event loop has no time; nobody has counted it."""
@@ -130,15 +143,85 @@ class Throttle:
         if now_ns - self._window_ns >= WINDOW_NS:
             self._end_window(now_ns)
         if self.rate_rps is not None:
-            self._tokens += self.rate_rps * (now_ns - self._filled_ns) / 1e9
-            self._tokens = min(self._tokens, max(1.0, self.rate_rps * _BURST_S))
-            self._filled_ns = now_ns
+            self._fill(self.rate_rps, now_ns)
             if self._tokens < 1:
                 self._num_refused += 1
                 return False
             self._tokens -= 1
         self._num_taken += 1
         return True
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._line)
+
+    def wait(
+        self,
+        request: InLine,
+        begin: Callable[[], None],
+        refuse: Callable[[], None],
+        latest_ns: int,
+    ) -> bool:
+        """Have a request wait that was not let in, and look after it in the running loop.
+
+        Args:
+            request: says when nobody waits for it any more.
+            begin: is called when its turn comes; it is let in then.
+            refuse: is called when its turn does not come in time, or nobody waits for it any more.
+            latest_ns: its turn must have come by then.
+
+        Returns:
+            Whether it waits; if not, too many do, or its turn would come too late.
+        """
+        if self.rate_rps is None or not self._line.enter(
+            request,
+            begin,
+            refuse,
+            latest_ns=latest_ns,
+            now_ns=self._clock(),
+            rate_rps=self.rate_rps,
+        ):
+            return False
+        self._num_refused -= 1
+        if self._timer is None:
+            self._look_later()
+        return True
+
+    def advance(self) -> None:
+        """Begin with those whose turn has come."""
+        now_ns = self._clock()
+        if now_ns - self._window_ns >= WINDOW_NS:
+            self._end_window(now_ns)
+        if self.rate_rps is not None:
+            self._fill(self.rate_rps, now_ns)
+        self._line.advance(now_ns, self._admit_waiting)
+
+    def _admit_waiting(self) -> bool:
+        if self.rate_rps is not None:
+            if self._line_tokens < 1:
+                return False
+            self._line_tokens -= 1
+        self._num_taken += 1
+        return True
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_line)
+
+    def _look_at_line(self) -> None:
+        self._timer = None
+        self.advance()
+        if self._line and self._timer is None:
+            self._look_later()
+
+    def _fill(self, rate_rps: float, now_ns: int) -> None:
+        """Give what the rate gives since the last time; those who wait get half, and what the others leave."""
+        gained, most = rate_rps * (now_ns - self._filled_ns) / 1e9, max(1.0, rate_rps * _BURST_S)
+        self._filled_ns = now_ns
+        waiting = bool(self._line)
+        self._tokens += gained / 2 if waiting else gained
+        left, self._tokens = max(self._tokens - most, 0.0), min(self._tokens, most)
+        self._line_tokens = min(self._line_tokens + gained / 2 + left, most) if waiting else 0.0
 
     def ended(self, *, slow: bool) -> None:
         """A request that was let in is over; it was slow if it had used most of its SLO and was refused."""
@@ -174,7 +257,7 @@ class Throttle:
                 self._set(max(self._first_rps(taken_rps), _RATE_LEAST), now_ns)
         elif self._num_full:
             self._set(max(_FALL * min(self.rate_rps, taken_rps), _RATE_LEAST), now_ns)
-        elif quiet or self.offered_rps < self.rate_rps / 2:
+        elif (quiet or self.offered_rps < self.rate_rps / 2) and not self._line:
             self.rate_rps = None  # It keeps nobody out, or would not if they came evenly.
         else:
             self._set(grow * self.rate_rps, now_ns)

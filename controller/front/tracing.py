@@ -1,7 +1,7 @@
 """Traces of single requests, by OpenTelemetry: where their time went, as spans that a collector gets by OTLP.
 
 Off unless somebody names a collector, and then it follows what clients ask for: a request that comes with a sampled
-W3C `traceparent` is traced always, one whose caller has decided against it never, and of the others a share. What the
+W3C `traceparent` is traced, up to 200 a second, one whose caller has decided against it never, and of the others a share. What the
 event loop does for a traced request is to put some values into a queue. Spans are made of them, and sent, by threads.
 
 A request is one span of kind SERVER, named as OpenTelemetry names calls, with up to three below it:
@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from clockwright import __version__
 from clockwright.errors import ConfigError, RefusedError
+from clockwright.units import NS_PER_S
 from controller.front.backend import ToldAnswer
 from controller.front.calls import Call
 from controller.front.oip import CheckedRequest
@@ -42,7 +43,11 @@ _SAMPLED: Final = 1
 
 # Requests that wait to be made into spans; what comes beyond that is dropped, and counted.
 _WAITING_MAX: Final = 4096
-_END_LIMIT_S: Final = 5.0
+_END_LIMIT_S: Final = 2.0
+
+# A client may have its own requests traced, each of which takes 100 us of this process's threads, but not so many
+# that others are late.
+_ASKED_PER_S: Final = 200
 
 
 class Trace:
@@ -149,6 +154,8 @@ class Tracing:
         self._random = generator or random.Random()
         self._waiting: queue.Queue[Any] = queue.Queue(_WAITING_MAX)
         self._num_dropped = 0
+        # What clients have traced in the present second, and when that began.
+        self._num_asked, self._second_ns = 0, clock()
         self._thread = threading.Thread(target=self._make_spans, name="tracing", daemon=True)
         self._thread.start()
 
@@ -161,11 +168,22 @@ class Tracing:
             if trace_id and span_id:
                 if not flags & _SAMPLED:
                     return None
+                if not self._has_time():
+                    self._num_dropped += 1
+                    return None
                 parent = trace_id, span_id
         # Nothing is drawn where nothing could come of it, as it is by default.
         if parent is None and not (self._share and self._random.random() < self._share):
             return None
         return Trace(self, call.arrival_ns, parent)
+
+    def _has_time(self) -> bool:
+        """Whether one more may be traced because its client says so."""
+        now_ns = self.clock()
+        if now_ns - self._second_ns >= NS_PER_S:
+            self._num_asked, self._second_ns = 0, now_ns
+        self._num_asked += 1
+        return self._num_asked <= _ASKED_PER_S
 
     def put(self, record: object) -> None:
         """Have spans made of a request that is over."""
@@ -176,12 +194,17 @@ class Tracing:
 
     def close(self) -> None:
         """Send what there is, for some seconds at most."""
-        self.put(None)
-        self._thread.join(_END_LIMIT_S)
-        self._provider.force_flush(int(_END_LIMIT_S * 1000))
-        self._provider.shutdown()
+        # A collector that does not answer is asked again and again, whatever limit its exporter is given.
+        ender = threading.Thread(target=self._end, name="traces' end", daemon=True)
+        ender.start()
+        ender.join(_END_LIMIT_S)
         if self._num_dropped:
             log.warning("traces lack %d requests, which came too fast", self._num_dropped)
+
+    def _end(self) -> None:
+        self._waiting.put(None)
+        self._thread.join()
+        self._provider.shutdown()
 
     def _make_spans(self) -> None:
         tracer = self._provider.get_tracer("clockwright", __version__)

@@ -16,6 +16,8 @@ from typing import Final, Protocol
 
 from clockwright.errors import ConfigError, Denial, DeniedError
 from controller.access.authoriser import Authoriser, Credentials, credentials_of
+from controller.access.config import is_loopback
+from controller.front.rest import HttpError, check_site
 from controller.front.tls import client_certificate
 from controller.metrics.text import OPENMETRICS, PROMETHEUS
 
@@ -85,6 +87,7 @@ class MetricsDoor:
         self.tls: ssl.SSLContext | None = None
         self._listening: socket.socket | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        self._only_here = False
         #: All connections, the one that was used least recently first.
         self._open: dict[asyncio.StreamWriter, None] = {}
 
@@ -98,6 +101,7 @@ class MetricsDoor:
         Raises:
             ConfigError: the port is taken, or is nobody's to take.
         """
+        self._only_here = is_loopback(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listening = socket.create_server((host, port), family=family)
@@ -222,6 +226,10 @@ class MetricsDoor:
         found = dict(headers)
         if "transfer-encoding" in found or found.get("content-length", "0") != "0":
             return _Reply(400, [b"expected a request without a body\n"], last=True), True
+        try:
+            check_site(found, only_here=self._only_here)
+        except HttpError as error:
+            return _Reply(error.status, [f"{error}\n".encode()], last=True), True
         connection = writer.get_extra_info("ssl_object")
         shown = credentials_of(
             headers, None if connection is None else client_certificate(connection)

@@ -3,6 +3,10 @@
 One `clockwright up` for each variant, all beside each other, asked in turns, in random order
 (`experiments.bench.request_cost`). The variant without keys runs twice: how far its two servers lie apart says what a
 ratio here is worth. Writes part `cost` of `guard.json`.
+
+A refusal over quota, too: one tenant is over its rate, which a front refuses by itself, and another has too many bytes
+open, which the controller refuses. Both ask one server with one front, in turns. Writes part
+`refusals`.
 """
 
 from __future__ import annotations
@@ -19,11 +23,23 @@ import trustme
 from clockwright.channel import Access
 from controller.access.key_file import add_key
 from controller.access.roles import Role
-from experiments.bench.request_cost import ServerBeside, cost_us, prepare, start_beside
+from experiments.bench.request_cost import (
+    ServerBeside,
+    costs_us,
+    prepare,
+    start_beside,
+)
 from experiments.results_file import RESULTS, add_results, write_results
 
 #: Models by the bytes of a request, and what they are made of.
 _MODELS = {"small": "mlp-784-8-4", "large": "mlp-150528-4-4"}
+_REFUSED = """
+[early]
+rate_rps = 1e-6
+
+[late]
+open_bytes = 1
+"""
 _VARIANTS = ("off", "off_again", "keys", "keys_tls", "keys_tls_quotas")
 
 
@@ -43,16 +59,39 @@ def measure(rounds: int, num_requests: int) -> dict[str, float]:
             for size in _MODELS:
                 for variant in rng.sample(_VARIANTS, len(_VARIANTS)):
                     columns = int(_MODELS[size].split("-")[1])
-                    used = cost_us(servers[variant], size, columns, num_requests)
+                    used, _ = costs_us(servers[variant], size, columns, num_requests)
                     if number >= 0:  # What is new to a server is looked at longer.
                         used_us.setdefault((size, variant), []).append(used)
     figures: dict[str, float] = {}
-    for (size, variant), costs_us in sorted(used_us.items()):
-        figures[f"{size}_{variant}_us"] = statistics.median(costs_us)
+    for (size, variant), found_us in sorted(used_us.items()):
+        figures[f"{size}_{variant}_us"] = statistics.median(found_us)
         if variant != "off":
-            ratios = [cost / off for cost, off in zip(costs_us, used_us[size, "off"], strict=True)]
+            ratios = [cost / off for cost, off in zip(found_us, used_us[size, "off"], strict=True)]
             figures[f"{size}_{variant}_ratio"] = statistics.median(ratios)
     return figures
+
+
+def measure_refusals(rounds: int, num_requests: int) -> dict[str, float]:
+    """Have one server refuse two tenants in turns.
+
+    Returns:
+        Processor time of controller and front per refusal in us, in the middle of all rounds.
+    """
+    used_us: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        flags = prepare(scratch, {"small": _MODELS["small"]})
+        quotas = scratch / "quotas.toml"
+        quotas.write_text(_REFUSED)
+        arguments = [*flags, "--fronts", "1", "--quotas", str(quotas)]
+        server = start_beside(arguments, Access(), stack)
+        for number in range(-1, rounds):
+            for tenant in ("early", "late"):
+                used = costs_us(server, "small", 784, num_requests, over_quota=tenant)
+                if number >= 0:
+                    for who, cost in zip(("controller", "front"), used, strict=True):
+                        used_us.setdefault(f"refusal_{tenant}_{who}_us", []).append(cost)
+    return {name: statistics.median(costs) for name, costs in sorted(used_us.items())}
 
 
 def _start(scratch: Path, stack: ExitStack) -> dict[str, ServerBeside]:
@@ -92,7 +131,9 @@ def produce(rounds: int, num_requests: int, directory: Path = RESULTS) -> dict[s
         write_results("guard", {}, command=command, directory=directory)
     cost = {f"cost_{key}": figure for key, figure in figures.items()}
     add_results("guard", cost, part="cost", command=command, directory=directory)
-    return figures
+    refusals = measure_refusals(rounds, num_requests)
+    add_results("guard", refusals, part="refusals", command=command, directory=directory)
+    return figures | refusals
 
 
 def main() -> None:

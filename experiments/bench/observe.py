@@ -222,7 +222,7 @@ def measure_requests(rounds: int, num_requests: int) -> dict[str, float]:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         flags = prepare(scratch, _MODELS)
         collector = stack.enter_context(_collecting())
-        ask: dict[str, Callable[[int], float]] = {}
+        ask: dict[str, Callable[[int], tuple[float, float]]] = {}
         for variant, further in _VARIANTS.items():
             own = [collector if flag == "COLLECTOR" else flag for flag in further]
             server = start_beside([*flags, *own], Access(), stack)
@@ -232,7 +232,7 @@ def measure_requests(rounds: int, num_requests: int) -> dict[str, float]:
             costs_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
             for _ in range(_TURNS):
                 for variant in rng.sample(tuple(_VARIANTS), len(_VARIANTS)):
-                    costs_us[variant].append(ask[variant](max(1, num_requests // _TURNS)))
+                    costs_us[variant].append(ask[variant](max(1, num_requests // _TURNS))[0])
             if number >= 0:  # What is new to a server is looked at longer.
                 for variant, costs in costs_us.items():
                     used_us[variant] += costs

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import grpc
 import uvloop
 
 from clockwright.channel import Access
@@ -36,8 +37,9 @@ class ServerBeside:
 
     address: str
     access: Access
-    #: Processes of the controller.
+    #: Processes of the controller, and of its fronts.
     controller: Sequence[int]
+    fronts: Sequence[int]
     #: URL of its metrics; empty: it has none.
     metrics: str
 
@@ -62,14 +64,15 @@ def prepare(scratch: Path, models: Mapping[str, str]) -> list[str]:
 def start_beside(arguments: Sequence[str], access: Access, stack: ExitStack) -> ServerBeside:
     """Start a server, which runs until the stack ends."""
     server = stack.enter_context(LocalServer(arguments))
-    controller = roles(server.process.pid)["controller"]
-    return ServerBeside(server.address, access, controller, server.metrics)
+    found = roles(server.process.pid)
+    controller, fronts = found["controller"], found.get("front", ())
+    return ServerBeside(server.address, access, controller, fronts, server.metrics)
 
 
 @contextmanager
 def asking(
-    server: ServerBeside, model: str, columns: int, *, named: bool = False
-) -> Iterator[Callable[[int], float]]:
+    server: ServerBeside, model: str, columns: int, *, named: bool = False, over_quota: str = ""
+) -> Iterator[Callable[[int], tuple[float, float]]]:
     """Have a client of its own for a server meanwhile.
 
     Args:
@@ -77,23 +80,29 @@ def asking(
         model: its name.
         columns: that it takes, of float32.
         named: each request has an id of its own, as its client calls it.
+        over_quota: the tenant that asks, whom all is refused for its quota; empty: nobody is refused.
 
     Yields:
-        What asks a number of requests: gives processor time of the controller per request, in us.
+        What asks a number of requests: gives processor time per request of the controller and of its fronts, in us.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     client = context.Process(
-        target=_ask, args=(theirs, server.address, server.access, model, columns, named)
+        target=_ask, args=(theirs, server.address, server.access, model, columns, named, over_quota)
     )
     client.start()
     theirs.close()
 
-    def ask(num_requests: int) -> float:
-        before_ns = cpu_ns(server.controller)
+    def ask(num_requests: int) -> tuple[float, float]:
+        before_ns = cpu_ns(server.controller), cpu_ns(server.fronts)
         ours.send(num_requests)
         ours.recv()
-        return (cpu_ns(server.controller) - before_ns) / num_requests / NS_PER_US
+        after_ns = cpu_ns(server.controller), cpu_ns(server.fronts)
+        controller_us, fronts_us = (
+            (after - before) / num_requests / NS_PER_US
+            for before, after in zip(before_ns, after_ns, strict=True)
+        )
+        return controller_us, fronts_us
 
     try:
         ours.recv()  # It is connected, and its first requests are answered.
@@ -104,25 +113,41 @@ def asking(
         client.join()
 
 
-def cost_us(server: ServerBeside, model: str, columns: int, num_requests: int) -> float:
-    """Processor time of the controller per request of so many float32, in us, with a new client."""
-    with asking(server, model, columns) as ask:
+def costs_us(
+    server: ServerBeside, model: str, columns: int, num_requests: int, *, over_quota: str = ""
+) -> tuple[float, float]:
+    """As `asking`, with a new client: of the controller and of its fronts."""
+    with asking(server, model, columns, over_quota=over_quota) as ask:
         return ask(num_requests)
 
 
 def _ask(
-    pipe: Connection, address: str, access: Access, model: str, columns: int, named: bool
+    pipe: Connection,
+    address: str,
+    access: Access,
+    model: str,
+    columns: int,
+    named: bool,
+    over_quota: str,
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(EOFError):
-        runner.run(_ask_as_told(pipe, address, access, model, columns, named))
+        runner.run(_ask_as_told(pipe, address, access, model, columns, named, over_quota))
 
 
 async def _ask_as_told(
-    pipe: Connection, address: str, access: Access, model: str, columns: int, named: bool
+    pipe: Connection,
+    address: str,
+    access: Access,
+    model: str,
+    columns: int,
+    named: bool,
+    over_quota: str,
 ) -> None:
     head = oip.ModelInferRequest(model_name=model).SerializeToString()
     request = oip.ModelInferRequest(raw_input_contents=[bytes(4 * columns)])
     request.parameters["slo_ms"].int64_param = _SLO_MS
+    if over_quota:
+        request.parameters["tenant"].string_param = over_quota
     request.inputs.add(name="input", datatype="FP32", shape=(1, columns))
     rest = request.SerializeToString()
     async with access.async_channel(address) as channel:
@@ -135,7 +160,11 @@ async def _ask_as_told(
                 left -= 1
                 # As Triton's clients do, in front of the inputs.
                 own = b"\x1a\x08%08d" % left if named else b""
-                await call(head + own + rest, metadata=access.metadata)
+                try:
+                    await call(head + own + rest, metadata=access.metadata)
+                except grpc.aio.AioRpcError as error:
+                    if not over_quota or "QUOTA" not in str(error.details()):
+                        raise
 
         while left:
             await asyncio.gather(*(loop() for _ in range(_CONCURRENCY)))

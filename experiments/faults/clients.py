@@ -135,6 +135,8 @@ class WorldClients:
             asked.is_welcome = caller in HOLDERS and caller not in UNWELCOME
             whose = HOLDERS[caller][1] if asked.is_welcome else ""
             asked.is_welcome = asked.is_welcome and tenant in ("", whose)
+            if caller in self.plant.keys.revoked:
+                asked.is_welcome = None
         request.parameters["slo_ms"].int64_param = slo_ns // NS_PER_MS
         if context:
             request.parameters["context"].string_param = context
@@ -274,7 +276,8 @@ class WorldClients:
         is_denied = outcome.startswith(("UNAUTHENTICATED", "PERMISSION_DENIED"))
         if asked.is_welcome is False and outcome == "answered":
             world.fail(f"request {asked.number} was answered, and who asked may not")
-        if asked.is_welcome and is_denied:
+        keys = self.plant.keys
+        if asked.is_welcome and is_denied and keys is not None and asked.caller not in keys.revoked:
             world.fail(f"request {asked.number} was denied, and who asked may: {details}")
 
     def _judge(

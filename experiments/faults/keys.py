@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 from clockwright.channel import Access
@@ -28,6 +29,22 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         """Write the file."""
         self.path = path
+        #: Who is not in the file at present.
+        self.revoked = set[str]()
+        self._num_written = 0
+        self._write()
+
+    def revoke(self, name: str) -> None:
+        """Take somebody's key away."""
+        self.revoked.add(name)
+        self._write()
+
+    def restore(self) -> None:
+        """Give everybody his key again."""
+        self.revoked.clear()
+        self._write()
+
+    def _write(self) -> None:
         grants = [
             Grant(
                 name,
@@ -37,9 +54,13 @@ class KeyFile:
                 key_sha256=digest(self._key(name)),
             )
             for name, (roles, tenant) in HOLDERS.items()
+            if name not in self.revoked
         ]
-        path.write_text(write_grants(grants))
-        path.chmod(0o600)
+        self.path.write_text(write_grants(grants))
+        self.path.chmod(0o600)
+        # Who looks whether it has changed finds so, however little real time has passed.
+        self._num_written += 1
+        os.utime(self.path, (self._num_written, self._num_written))
 
     def access(self, name: str) -> Access:
         """What somebody shows."""

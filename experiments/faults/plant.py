@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from controller.config import ControllerConfig, FrontConfig
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event, RequestArrived, RequestsArrived
 from controller.core.invariants import check as check_books
+from controller.core.quotas import Quota
 from controller.front_process import serving
 from controller.lease.lease import Lease
 from controller.telemetry import ActionRow, RequestRow
@@ -125,20 +127,37 @@ class CountingWriter(TelemetryWriter):
 
 
 class CheckedScheduler(Scheduler):
-    """A scheduler whose books are looked at after every so many events."""
+    """A scheduler whose books are looked at after every so many events, and that counts whose requests it gets."""
 
     plant: Plant  # that runs
     num_events = 0
+    _began_ns: int | None = None
+    _num_asked: Counter[str] | None = None
 
     @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        if self._num_asked is None or self._began_ns is None:
+            self._began_ns, self._num_asked = now_ns, Counter()
         if isinstance(event, RequestArrived | RequestsArrived):
-            self._look_whose(event.requests if isinstance(event, RequestsArrived) else (event,))
+            requests = event.requests if isinstance(event, RequestsArrived) else (event,)
+            self._look_whose(requests)
+            self._num_asked.update(request.tenant for request in requests)
+            self._look_how_many(self._num_asked, now_ns - self._began_ns)
         commands = super().handle(event, now_ns=now_ns)
         self.num_events += 1
         if self.num_events % 16 == 0:
             check_books(self)
         return commands
+
+    def _look_how_many(self, num_asked: Counter[str], time_ns: int) -> None:
+        """Find that no tenant was let in more often than its quota gives since the beginning."""
+        for tenant, quota in self.plant.quotas.items():
+            assert quota.rate_rps is not None
+            assert quota.burst is not None
+            if num_asked[tenant] > quota.burst + quota.rate_rps * time_ns / 1e9 + 1:
+                self.plant.world.fail(
+                    f"{num_asked[tenant]} requests of {tenant!r} were let in, of {quota}"
+                )
 
     def _look_whose(self, requests: Sequence[RequestArrived]) -> None:
         plant = self.plant
@@ -197,6 +216,9 @@ class Plant:
     writes_telemetry: bool = False
     #: Who may do what; None: everybody who gets there may do everything.
     keys: KeyFile | None = None
+    #: Tenants' quotas, and the file that says so; None: nobody has any.
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    quotas_file: Path | None = None
     #: Whose all requests to a model are, where keys say so.
     tenants: Mapping[str, str] = field(default_factory=dict)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -329,6 +351,7 @@ class Plant:
             state_dir=self.folder / state if self.keeps_state else None,
             lease=None if lease is None else "file:the world's",
             access=self._access,
+            quotas_file=self.quotas_file,
             telemetry_capacity=1000,
             telemetry_dir=self.telemetry_folder(name) if self.writes_telemetry else None,
         )

@@ -17,7 +17,7 @@ import tempfile
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
+from controller.core.quotas import Quota
 from controller.selection.policies.tallies import Tallies
 from controller.telemetry_files import REQUEST_COLUMNS
 from experiments.faults import checks
@@ -53,6 +54,8 @@ _LEASE_WHILE_MS = 5000
 _WHILE_MS = 900
 # Telemetry is written once a second.
 _WRITING_NS = 2500 * NS_PER_MS
+# A file of keys that has changed is read after so long.
+_READ_AGAIN_NS = 1500 * NS_PER_MS
 # What was learned is on the disk after so long.
 _KEPT_NS = 3 * NS_PER_S
 _SLO_MS = (5, 20, 50, 100, 200, 500)
@@ -123,6 +126,8 @@ class Story:
         keyed: bool | None = None,
         learns: bool | None = None,
         writes: bool | None = None,
+        limited: bool | None = None,
+        revokes: bool | None = None,
     ) -> None:
         """Draw a story.
 
@@ -135,6 +140,8 @@ class Story:
             keyed: callers show keys; None: the seed says.
             learns: there is an application that learns from feedback; None: the seed says.
             writes: controllers write telemetry to files; None: the seed says.
+            limited: tenants have quotas, unless there is an application; None: the seed says.
+            revokes: a key is revoked, if there are any; None: the seed says.
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
@@ -187,6 +194,18 @@ class Story:
         for kind in self.kinds:
             for _ in range(draw.choice([1, 2, 4])):
                 self._say(FAULTS[kind](self))
+        # Drawn apart, so that whether there are quotas changes nothing else of a story.
+        apart = random.Random(f"{seed}: quotas and revoked keys")
+        self.quotas: dict[str, Quota] = {}
+        if (apart.random() < 0.25 if limited is None else limited) and not self.learns:
+            for tenant in apart.sample(["gold", "tin", ""], apart.randint(1, 3)):
+                rate_rps, burst = apart.choice([20, 100, 400]), apart.choice([1, 2, 8])
+                self.quotas[tenant] = Quota(rate_rps=rate_rps, burst=burst)
+        self.revoked = ""
+        if self.is_keyed and (apart.random() < 0.3 if revokes is None else revokes):
+            self.revoked = apart.choice(["gold", "tin"])
+            at_ns, words = apart.randrange(self.length_ns), f"the key of {self.revoked} is revoked"
+            self.happenings.append(Happening(at_ns, words, lambda play: play.revoke()))
         self.happenings.sort(key=lambda happening: happening.at_ns)
 
     def _names(self) -> list[str]:
@@ -577,6 +596,10 @@ class Play:
 
         self.world.after(for_ns, mend)
 
+    def revoke(self) -> None:
+        assert self.plant.keys is not None
+        self.plant.keys.revoke(self.story.revoked)
+
     def put_application(self) -> None:
         versions = self.clients.versions
         versions[APPLICATION] = [spec for name in LEARNED for spec in versions[name]]
@@ -601,6 +624,8 @@ class Play:
         self._wait(self._is_quiet, _RECOVERY_LIMIT_NS, "requests stay open")
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
         self._keeps_promises()
+        if self.story.revoked:
+            self._keeps_out()
         self._serves_again()
         if self.story.writes_telemetry:
             self._is_written()
@@ -692,6 +717,20 @@ class Play:
             if controller.applications.find(name) is None:
                 raise Violation(f"application {name} is to be there, and is not")
 
+    def _keeps_out(self) -> None:
+        """Look whether who has no key any more is denied everywhere, and give it again."""
+        keys, model = self.plant.keys, next(iter(self.story.specs))
+        assert keys is not None
+        self.world.run(self.world.now_ns + _READ_AGAIN_NS)
+        for front in self.plant.fronts:
+            self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS, caller=self.story.revoked)
+            self._wait(self._is_quiet, 10 * NS_PER_S, "no answer")
+            outcome = self.clients.asked[-1].outcome
+            if not outcome.startswith("UNAUTHENTICATED"):
+                raise Violation(f"{front} lets in whose key was revoked: {outcome}")
+        keys.restore()
+        self.world.run(self.world.now_ns + _READ_AGAIN_NS)
+
     def _remembers(self) -> None:
         """Look whether each feedback has taught something once, and whether that outlives the controller."""
         clients, plant = self.clients, self.plant
@@ -781,6 +820,13 @@ def play(story: Story, happenings: Sequence[Happening] | None = None) -> StoryOu
             gc.enable()
 
 
+def _quotas_text(quotas: Mapping[str, Quota]) -> str:
+    return "".join(
+        f'["{tenant}"]\nrate_rps = {quota.rate_rps}\nburst = {quota.burst}\n'
+        for tenant, quota in quotas.items()
+    )
+
+
 @contextmanager
 def _logged(world: World) -> Iterator[None]:
     """Have the transcript take in what is logged, whatever somebody has set of any logger."""
@@ -833,6 +879,9 @@ def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
             )
             if story.is_keyed:
                 plant.keys, plant.tenants = KeyFile(folder / "keys"), story.tenants
+            if story.quotas:
+                plant.quotas, plant.quotas_file = story.quotas, folder / "quotas.toml"
+                plant.quotas_file.write_text(_quotas_text(story.quotas))
             plant.writes_telemetry = story.writes_telemetry
             with plant.observed():
                 played = Play(story, world, plant)

@@ -25,7 +25,7 @@ from controller import front_process
 from controller.config import FrontConfig
 from controller.front import link_frames as frames
 from controller.front.throttle import WINDOW_NS, Throttle
-from tests.kit.front_end import FrontEnd, serving
+from tests.kit.front_end import FrontEnd, serving, until
 
 M = TypeVar("M", frames.Beat, frames.Described, frames.Told)
 
@@ -88,11 +88,39 @@ def test_requests_that_end_slowly_while_the_loop_is_full_are_kept_out_until_it_r
                 await refused(infer(request(slo_ms=50)))
             front_end.worker.release()
             # The clock stands still, so the rate lets in nobody.
-            told = await refused(infer(request()))
+            told = await refused(infer(request(slo_ms=900)))
             assert told.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "the controller itself is busy all the time" in (told.details() or "")
             busy.now_ns += 2 * WINDOW_NS
             await infer(request())
+
+    asyncio.run(main())
+
+
+def test_a_request_that_has_time_waits_for_a_loop_that_others_find_full(tmp_path: Path) -> None:
+    async def main() -> None:
+        busy = BusyLoop()
+        throttle = busy.throttle
+        async with behind_a_front(tmp_path, throttle) as (front_end, infer):
+            await infer(request())
+            front_end.worker.slow.add("double")
+            while throttle.rate_rps is None:
+                busy.now_ns += WINDOW_NS
+                await refused(infer(request(slo_ms=50)))
+            front_end.worker.release()
+            patient = [asyncio.ensure_future(infer(request())) for _ in range(3)]
+            await until(lambda: throttle.num_waiting == 3)
+            # What is refused, or withdrawn, beside it does not disturb it.
+            await refused(infer(request(slo_ms=900)))
+            patient.pop().cancel()
+
+            def goes_on() -> bool:
+                busy.now_ns += WINDOW_NS
+                return all(call.done() for call in patient)
+
+            await until(goes_on)
+            await asyncio.gather(*patient)
+            assert throttle.num_waiting == 0
 
     asyncio.run(main())
 

@@ -601,6 +601,25 @@ def test_a_page_of_many_models_is_made_in_slices_and_says_how_many_have_no_name(
     run(test)
 
 
+def test_who_asks_without_a_pause_takes_no_more_than_a_part_of_the_loops_time(
+    tmp_path: Path,
+) -> None:
+    make_models(tmp_path, "m")
+    (tmp_path / "m" / "config.toml").write_text("copies = 1000\n")
+
+    async def test() -> None:
+        async with running(config(tmp_path)) as controller:
+            await fetch(controller)
+            used_s = time.thread_time()
+            await fetch(controller)
+            used_s = time.thread_time() - used_s
+            began_s = time.monotonic()
+            await fetch(controller, headers={"Accept": "application/openmetrics-text"})
+            assert time.monotonic() - began_s > min(5 * used_s, 0.9)
+
+    run(test)
+
+
 # --- who may see it -------------------------------------------------------------------------------
 
 
@@ -731,6 +750,10 @@ def test_nothing_else_is_served_there(tmp_path: Path) -> None:
             long = {"X": "x" * REQUEST_BYTES_MAX}
             assert (await fetch(controller, headers=long))[0] == 431
             assert (await fetch(controller, headers={"Content-Length": "5"}))[0] == 400
+            # What a page of another site makes a browser ask, by a name that it had lead here.
+            assert (await fetch(controller, headers={"Host": "evil.example:80"}))[0] == 403
+            assert (await fetch(controller, headers={"Origin": "http://evil.example"}))[0] == 403
+            assert (await fetch(controller, headers={"Host": "localhost:8002"}))[0] == 200
 
     run(test)
 

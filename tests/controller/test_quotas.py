@@ -79,7 +79,8 @@ def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not(tmp_path: Path, 
                 assert error.figures["retry_ns"] > NS_PER_S
             assert [await ask("silver"), await ask()] == [None, None]
             counts = front_end.runtime.telemetry.total
-            assert counts.refusals["QUOTA"] == 2
+            # What a front refuses by itself it tells at its next beat.
+            await until(lambda: counts.refusals["QUOTA"] == 2)
             assert counts.requests == 7
 
     run(main)
@@ -190,6 +191,36 @@ def test_what_comes_by_several_fronts_counts_together(tmp_path: Path) -> None:
             assert isinstance(await ask("gold"), RefusedError)
             with pytest.raises(RefusedError, match="QUOTA"):
                 await other.infer("double", {"x": X}, slo_ms=30_000, tenant="gold")
+
+    run(main)
+
+
+def test_a_front_refuses_by_itself_what_its_controller_would_refuse_and_says_so(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with asking(tmp_path, "apart") as (front_end, ask):
+            assert front_end.fronts is not None
+            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=1))
+            assert await ask("gold") is None
+            told = await ask("gold")
+            ((tenant, use),) = front_end.quotas.uses()
+            assert (tenant, use.num_admitted, use.num_refused) == ("gold", 1, 1)
+            before = front_end.fronts.num_bytes
+            early = [await ask("gold") for _ in range(100)]
+            # Beside signs of life, which are some 20 bytes, nothing went there; a request takes 60 and its refusal 200.
+            assert front_end.fronts.num_bytes - before < 100 * 100
+            assert [await ask("silver"), await ask()] == [None, None]
+            for error in early:
+                assert isinstance(error, RefusedError)
+                assert isinstance(told, RefusedError)
+                assert error.message.split(";")[0] == told.message.split(";")[0]
+                assert error.figures["retry_ns"] <= told.figures["retry_ns"]
+            await until(lambda: use.num_refused == 101)
+            assert front_end.runtime.telemetry.total.refusals["QUOTA"] == 101
+            # Another quota holds at once.
+            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=5))
+            assert [await ask("gold") is None for _ in range(6)].count(True) == 4
 
     run(main)
 

@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import ssl
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from controller.front.oip_json import JSON_BYTES_MAX
 from controller.front.pressure import MemoryPressure
 from controller.front.rest import ROUTES
 from controller.front.rest_server import HEADERS_BYTES_MAX
-from controller.front.throttle import Throttle
+from controller.front.throttle import WINDOW_NS, Throttle
 from controller.front.tls import server_context
 from tests.kit.addresses import own_address
 from tests.kit.certificates import self_signed
@@ -425,6 +426,28 @@ def test_a_loop_that_has_no_time_refuses_at_once(tmp_path: Path) -> None:
         assert "is busy all the time" in refused.json()["error"]
         assert refused.headers["retry-after"] == "1"
         assert requests.get(f"http://{server.rest}/v2/health/live", timeout=60).status_code == 200
+
+
+def test_a_request_whose_header_says_that_it_has_time_waits_for_a_busy_loop(tmp_path: Path) -> None:
+    now_ns = [0]
+    throttle = Throttle(lambda: now_ns[0], lambda: (now_ns[0], 0))
+    while throttle.rate_rps is None:
+        now_ns[0] += WINDOW_NS
+        throttle.admit()
+        throttle.ended(slow=True)
+    with serving_in_thread(tmp_path, rest=True, throttle=throttle) as server:
+        while throttle.admit():
+            pass
+        assert post(server, x_clockwright_slo_ms="900").status_code == 429
+        answers: list[int] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(post(server, x_clockwright_slo_ms="60000").status_code)
+        )
+        asking.start()
+        server.until(lambda _: throttle.num_waiting == 1)
+        now_ns[0] += WINDOW_NS
+        asking.join()
+        assert answers == [200]
 
 
 def test_a_draining_server_is_not_ready_and_refuses(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.front.throttle import Throttle, thread_times
+from controller.front.waiting_line import WAITING_MAX
 
 
 class Loop:
@@ -240,3 +242,129 @@ def test_a_second_after_a_flood_a_client_is_served_that_asks_for_what_the_loop_c
     before = loop.served
     loop.offer(900, 1)
     assert loop.served - before == 900
+
+
+class Patient:
+    """A request that may wait."""
+
+    over = False
+
+
+class Line:
+    """Requests with time to spare at a loop that refuses, and what became of them."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.num_begun = 0
+        self.num_refused = 0
+
+    def come(self, latest_ns: int, request: Patient | None = None) -> None:
+        """Have one come; a loop that begins with it is busy for its time."""
+        throttle = self.loop.throttle
+        if throttle.admit():
+            self._begin()
+        elif not throttle.wait(request or Patient(), self._begin, self._refuse, latest_ns):
+            self._refuse()
+
+    def _begin(self) -> None:
+        self.num_begun += 1
+        self.loop.throttle.ended(slow=False)
+
+    def _refuse(self) -> None:
+        self.num_refused += 1
+
+
+def held_back() -> Loop:
+    """A loop of 1,000 requests per second that holds back what is more."""
+    loop = Loop(1000)
+    loop.offer(6000, 1)
+    assert loop.throttle.rate_rps is not None
+    return loop
+
+
+def in_a_loop(work: Callable[[], None]) -> None:
+    async def main() -> None:
+        work()
+
+    asyncio.run(main())
+
+
+def test_who_has_time_waits_for_a_loop_that_was_busy_for_a_moment_and_is_not_refused() -> None:
+    def work() -> None:
+        loop = held_back()
+        line = Line(loop)
+        for _ in range(200):
+            line.come(loop.now_ns + 10 * NS_PER_S)
+        assert line.num_begun < 50
+        for _ in range(400):
+            loop.now_ns += 5 * NS_PER_MS
+            loop.throttle.advance()
+        assert (line.num_begun, line.num_refused) == (200, 0)
+        assert loop.throttle.num_waiting == 0
+
+    in_a_loop(work)
+
+
+def test_those_in_haste_and_those_who_wait_share_what_a_loop_can_do() -> None:
+    def work() -> None:
+        loop = held_back()
+        line = Line(loop)
+        rate_rps = loop.throttle.rate_rps
+        assert rate_rps is not None
+        hasty = 0
+        for _ in range(20):  # Within one window, in which the rate is the same.
+            loop.now_ns += NS_PER_MS
+            for _ in range(20):
+                line.come(loop.now_ns + 10 * NS_PER_S)
+                hasty += loop.throttle.admit()
+            loop.throttle.advance()
+        assert hasty + line.num_begun == pytest.approx(rate_rps * 0.02, abs=0.01 * rate_rps + 3)
+        assert line.num_begun >= rate_rps * 0.02 / 2 - 3
+        assert hasty >= rate_rps * 0.02 / 2 - 3
+
+    in_a_loop(work)
+
+
+def test_whose_turn_would_come_too_late_is_refused_at_once() -> None:
+    def work() -> None:
+        loop = held_back()
+        line = Line(loop)
+        while loop.throttle.admit():
+            pass
+        rate_rps = loop.throttle.rate_rps
+        assert rate_rps is not None
+        for _ in range(1000):
+            line.come(loop.now_ns + NS_PER_S // 2)
+        assert line.num_refused == pytest.approx(1000 - rate_rps / 2, abs=2)
+
+    in_a_loop(work)
+
+
+def test_so_many_wait_and_no_more_however_much_time_they_have() -> None:
+    def work() -> None:
+        loop = held_back()
+        line = Line(loop)
+        for _ in range(WAITING_MAX + 100):
+            line.come(loop.now_ns + 3600 * NS_PER_S)
+        assert loop.throttle.num_waiting == WAITING_MAX
+        assert line.num_refused == 100 - line.num_begun
+
+    in_a_loop(work)
+
+
+def test_who_has_left_has_no_turn_and_who_waited_too_long_is_refused() -> None:
+    def work() -> None:
+        loop = held_back()
+        while loop.throttle.admit():
+            pass
+        line = Line(loop)
+        gone = Patient()
+        line.come(loop.now_ns + NS_PER_S, gone)
+        line.come(loop.now_ns + 100 * NS_PER_MS)
+        line.come(loop.now_ns + 10 * NS_PER_S)
+        gone.over = True
+        loop.now_ns += 200 * NS_PER_MS
+        loop.throttle.advance()
+        assert (line.num_begun, line.num_refused) == (1, 2)
+
+    in_a_loop(work)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Coroutine
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,10 +19,12 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
 from clockwright.errors import ConfigError
+from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller import front_process
 from controller.app import Controller, running
 from controller.config import ControllerConfig, FrontConfig
+from controller.front.tracing import Tracing
 from controller.front_process import Front
 from tests.kit.front_end import until
 from tests.kit.scripted_worker import LoopbackWorker
@@ -233,3 +237,45 @@ def test_traces_without_a_collector_are_a_mistake() -> None:
         ControllerConfig(trace_share=0.5)
     with pytest.raises(ConfigError, match="trace_share is 2"):
         ControllerConfig(trace_to="127.0.0.1:4317", trace_share=2)
+
+
+class _Asking:
+    """A call whose client wants it traced."""
+
+    arrival_ns = 0
+
+    def header(self, name: str) -> str:
+        return f"00-{TRACE}-{ABOVE}-01" if name == "traceparent" else ""
+
+
+@pytest.fixture
+def nobody_answers() -> Iterator[str]:
+    """Where a collector would be: connections are taken up, and nothing is said."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_collector_that_does_not_answer_keeps_no_process_from_its_end(
+    nobody_answers: str,
+) -> None:
+    tracing = Tracing(nobody_answers, share=1.0, clock=time.monotonic_ns)
+    call: Any = _Asking()
+    for _ in range(10_000):  # More than any queue takes.
+        if (trace := tracing.begin(call)) is not None:
+            trace.gone(None)
+    before_s = time.monotonic()
+    tracing.close()
+    # Its exporter tries for 40 s and more.
+    assert time.monotonic() - before_s < 20
+
+
+def test_clients_that_want_all_traced_get_so_many_a_second(nobody_answers: str) -> None:
+    now_ns = 0
+    tracing = Tracing(nobody_answers, share=0.0, clock=lambda: now_ns)
+    call: Any = _Asking()
+    counts = []
+    for _ in range(3):
+        counts.append(sum(tracing.begin(call) is not None for _ in range(1000)))
+        now_ns += NS_PER_S
+    tracing.close()
+    assert counts == [200, 200, 200]

@@ -20,7 +20,10 @@ def test_all_variants_are_asked_and_the_record_keeps_what_others_have_found(
     figures = bench_guard.produce(1, 40, tmp_path)
     record = json.loads((tmp_path / "guard.json").read_text())
     assert record["figures"]["seeds"] == 3
-    assert record["cost"]["keys"] == [f"cost_{key}" for key in figures]
+    assert {*record["cost"]["keys"], *record["refusals"]["keys"]} == {
+        name if name.startswith("refusal") else f"cost_{name}" for name in figures
+    }
+    assert figures["refusal_early_controller_us"] < figures["refusal_late_controller_us"]
     for size in ("small", "large"):
         assert all(
             figures[f"{size}_{name}_us"] > 0

@@ -30,7 +30,7 @@ from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.core import Scheduler
 from controller.core.quotas import Quota, Quotas
-from controller.front.backend import quota_refusal
+from controller.front.backend import OverQuotaError
 from controller.front.classification import CLASSES_MAX
 from controller.front.door import Door
 from controller.front.link_frames import decode_from_front, encode_asks
@@ -255,7 +255,7 @@ def quota(bounds: Quota, *, slo_ns: int = NS_PER_S) -> Callable[[Place], str]:
         for _number in range(2):
             exceeded = use.enter(0, 100, slo_ns)
         assert exceeded is not None
-        return str(quota_refusal("gold", exceeded))
+        return str(OverQuotaError("gold", exceeded))
 
     return ask
 

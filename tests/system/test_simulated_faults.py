@@ -31,10 +31,13 @@ from clockwright.errors import DeniedError
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
 from controller.access.authoriser import Authoriser, Credentials
 from controller.access.caller import Caller
+from controller.access.guard import Guard
 from controller.access.roles import EVERY_ROLE
 from controller.catalogue import Catalogue
+from controller.core.quotas import Exceeded, Quota, TenantUse
 from controller.front.backend import Asker
 from controller.front.calls import Call, Late
+from controller.front.early_quotas import EarlyQuotas
 from controller.front.http2 import Http2Connection
 from controller.front.oip import wrap_for_stream
 from controller.front.open_requests import OpenRequests
@@ -67,6 +70,8 @@ def story_of(
     keyed: bool | None = None,
     learns: bool | None = None,
     writes: bool | None = None,
+    limited: bool | None = None,
+    revokes: bool | None = None,
 ) -> Story:
     return Story(
         seed,
@@ -77,6 +82,8 @@ def story_of(
         keyed=keyed,
         learns=learns,
         writes=writes,
+        limited=limited,
+        revokes=revokes,
     )
 
 
@@ -254,10 +261,21 @@ def first_violation(
     keyed: bool | None = None,
     learns: bool | None = None,
     writes: bool | None = None,
+    limited: bool | None = None,
+    revokes: bool | None = None,
 ) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        outcome = play(story_of(seed, kinds, keyed=keyed, learns=learns, writes=writes))
+        story = story_of(
+            seed,
+            kinds,
+            keyed=keyed,
+            learns=learns,
+            writes=writes,
+            limited=limited,
+            revokes=revokes,
+        )
+        outcome = play(story)
         if outcome.violation:
             assert re.search(words, outcome.violation), outcome.violation
             return
@@ -345,6 +363,36 @@ def test_a_tenant_that_is_not_the_keys_is_noticed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Authoriser, "admit", believe)
     first_violation("counts as that of", keyed=True)
+
+
+def test_a_key_that_opens_although_it_was_revoked_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Guard, "look", lambda _: None)
+    first_violation("lets in whose key was revoked", keyed=True, revokes=True)
+
+
+def test_a_tenant_that_gets_more_than_its_quota_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = TenantUse.enter
+
+    def let_in(self: TenantUse, now_ns: int, num_bytes: int, slo_ns: int) -> Exceeded | None:
+        self.bind(Quota())
+        return enter(self, now_ns, num_bytes, slo_ns)
+
+    monkeypatch.setattr(TenantUse, "enter", let_in)
+    first_violation("were let in, of Quota", limited=True)
+
+
+def test_a_front_that_refuses_a_tenant_for_longer_than_its_quota_does_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = EarlyQuotas.told
+
+    def tell_too_much(self: EarlyQuotas, tenant: str, until_ns: int, rate_rps: float) -> None:
+        told(self, tenant, until_ns + 3600 * NS_PER_S, rate_rps)
+
+    monkeypatch.setattr(EarlyQuotas, "told", tell_too_much)
+    first_violation("is not served by front. again", limited=True, keyed=True, kinds=())
 
 
 def test_a_feedback_that_teaches_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
