@@ -116,6 +116,9 @@ def mismatch(expected: str, found: str, *, figures_differ: bool = False) -> str:
 def serve(command: str, arguments: Sequence[str], environment: Mapping[str, str]) -> LocalServer:
     """Start a server on free ports, and wait until it is ready, or a controller until it listens."""
     flags = ["--http-port", "0", "--metrics-port", "0", *arguments]
+    if command == "up" and "--pages" not in arguments:
+        # A gigabyte of them costs a second to take.
+        flags += ["--pages", "8"]
     server = LocalServer(flags, command=command, environment=environment)
     try:
         server.wait_for("ready: " if command == "up" else "metrics on ")
