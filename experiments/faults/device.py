@@ -20,7 +20,7 @@ from clockwright.units import NS_PER_S, NS_PER_US, PAGE_BYTES, ActionId, Archite
 from experiments.faults.world import WorldProcess
 from worker.compiling.compiler import CompilerKilledError
 from worker.core.lanes import Lane, Step
-from worker.devices.device import Device, DeviceLostError
+from worker.devices.device import Device, DeviceLostError, Launched, QueueingDevice
 from worker.models.file_store import FileStore
 from worker.models.model_files import MODEL_FILE, Limits
 from worker.models.served_model import Fetch, Offer, ServedModel, io_bytes_of
@@ -196,11 +196,24 @@ class FoldingDevice(Device[FoldingModel]):
         pass
 
     def _spend(self, duration_ns: int, what: str) -> None:
+        time.sleep(self._draw_ns(duration_ns, what) / NS_PER_S)
+        self._fail(what)
+
+    def _draw_ns(self, duration_ns: int, what: str) -> int:
+        """Draw how long something takes that should take so long."""
         draw = self._process.world.random
         if what and self._has(f"{what} hangs"):
             duration_ns += draw.randrange(_HANG_NS)
         noise = draw.randrange(950, 1050) / 1000
-        time.sleep(duration_ns * self.slowness * noise / NS_PER_S)
+        return round(duration_ns * self.slowness * noise)
+
+    def _fail(self, what: str) -> None:
+        """Fail as somebody told it to.
+
+        Raises:
+            RuntimeError: an action fails.
+            DeviceLostError: all will from now on.
+        """
         if what and self._has(f"{what} fails"):
             raise RuntimeError(f"{what} failed as it was told to")
         if what and self._has(f"{what} loses the device"):
@@ -211,3 +224,54 @@ class FoldingDevice(Device[FoldingModel]):
             self.troubles.remove(trouble)
             return True
         return False
+
+
+@dataclass(slots=True)
+class _LaunchedExec:
+    """An EXEC in the device's queue."""
+
+    end_ns: int
+
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return time.monotonic_ns() >= self.end_ns
+
+
+class QueueingFoldingDevice(FoldingDevice, QueueingDevice):
+    """One on which an EXEC waits for the one before it, as on a GPU."""
+
+    _free_ns = 0
+
+    @override
+    def __init__(
+        self, process: WorldProcess, *, limits: Limits, io_pool_bytes: int, files: FileStore
+    ) -> None:
+        super().__init__(process, limits=limits, io_pool_bytes=io_pool_bytes, files=files)
+        #: When each EXEC ends.
+        self._ends_ns: dict[ActionId, int] = {}
+
+    @override
+    def run_output(
+        self, step: Step[FoldingModel], room: memoryview | None = None
+    ) -> Sequence[Buffer]:
+        action_id = step.action.action_id
+        if time.monotonic_ns() < self._ends_ns.pop(action_id):
+            # Whoever looks before the EXEC has ended finds what was there before.
+            self._read[action_id] = [bytes(len(each)) for each in self._read[action_id]]
+        return super().run_output(step, room)
+
+    @override
+    def launch_exec(self, step: Step[FoldingModel]) -> Launched:
+        assert isinstance(step.action, Infer)
+        duration_ns = self._draw_ns(step.model.exec_ns[step.action.batch_size], "exec")
+        self._free_ns = max(time.monotonic_ns(), self._free_ns) + duration_ns
+        self._ends_ns[step.action.action_id] = self._free_ns
+        return _LaunchedExec(self._free_ns)
+
+    @override
+    def finish_exec(self, step: Step[FoldingModel], launched: Launched) -> None:
+        assert isinstance(launched, _LaunchedExec)
+        while not launched.is_done():
+            # A nanosecond more, because seconds are rounded.
+            time.sleep((launched.end_ns - time.monotonic_ns() + 1) / NS_PER_S)
+        self._fail("exec")

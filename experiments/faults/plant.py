@@ -37,7 +37,7 @@ from controller.front_process import serving
 from controller.lease.lease import Lease
 from controller.telemetry import ActionRow, RequestRow
 from controller.telemetry_writer import TelemetryWriter
-from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
+from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec, QueueingFoldingDevice
 from experiments.faults.keys import KeyFile
 from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
@@ -214,6 +214,8 @@ class Plant:
     silence_ms: int = 500
     keeps_state: bool = True
     writes_telemetry: bool = False
+    #: Devices of workers have an EXEC wait for the one before it.
+    devices_queue: bool = False
     #: Who may do what; None: everybody who gets there may do everything.
     keys: KeyFile | None = None
     #: Tenants' quotas, and the file that says so; None: nobody has any.
@@ -428,7 +430,8 @@ class Plant:
 
         async def main() -> None:
             files = FileStore(config.cache_dir)
-            device = FoldingDevice(process, limits=limits, io_pool_bytes=_IO_BYTES, files=files)
+            kind = QueueingFoldingDevice if self.devices_queue else FoldingDevice
+            device = kind(process, limits=limits, io_pool_bytes=_IO_BYTES, files=files)
             link = ControllerLink(config, device, files)
             assert self._last_core is not None
             self.workers[name] = RunningWorker(process, device, link, self._last_core)

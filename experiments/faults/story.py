@@ -128,6 +128,7 @@ class Story:
         writes: bool | None = None,
         limited: bool | None = None,
         revokes: bool | None = None,
+        queues: bool | None = None,
     ) -> None:
         """Draw a story.
 
@@ -142,6 +143,7 @@ class Story:
             writes: controllers write telemetry to files; None: the seed says.
             limited: tenants have quotas, unless there is an application; None: the seed says.
             revokes: a key is revoked, if there are any; None: the seed says.
+            queues: an EXEC waits on its device for the one before it; None: the seed says.
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
@@ -195,12 +197,13 @@ class Story:
             for _ in range(draw.choice([1, 2, 4])):
                 self._say(FAULTS[kind](self))
         # Drawn apart, so that whether there are quotas changes nothing else of a story.
-        apart = random.Random(f"{seed}: quotas and revoked keys")
+        apart = random.Random(f"{seed}: quotas, revoked keys and queues")
         self.quotas: dict[str, Quota] = {}
         if (apart.random() < 0.25 if limited is None else limited) and not self.learns:
             for tenant in apart.sample(["gold", "tin", ""], apart.randint(1, 3)):
                 rate_rps, burst = apart.choice([20, 100, 400]), apart.choice([1, 2, 8])
                 self.quotas[tenant] = Quota(rate_rps=rate_rps, burst=burst)
+        self.devices_queue = apart.random() < 0.1 if queues is None else queues
         self.revoked = ""
         if self.is_keyed and (apart.random() < 0.3 if revokes is None else revokes):
             self.revoked = apart.choice(["gold", "tin"])
@@ -883,6 +886,7 @@ def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
                 plant.quotas, plant.quotas_file = story.quotas, folder / "quotas.toml"
                 plant.quotas_file.write_text(_quotas_text(story.quotas))
             plant.writes_telemetry = story.writes_telemetry
+            plant.devices_queue = story.devices_queue
             with plant.observed():
                 played = Play(story, world, plant)
                 outcomes = played.clients.outcomes

@@ -47,7 +47,7 @@ from controller.selection.context_states import ContextStates
 from controller.selection.core.journal import FeedbackItem, Joined, Journal
 from controller.slab_book import SlabBook
 from controller.telemetry_files import TableFile
-from experiments.faults.device import FoldingModel, ModelSpec
+from experiments.faults.device import FoldingModel, ModelSpec, QueueingFoldingDevice
 from experiments.faults.story import Happening, Play, Story, play
 from experiments.faults.world import World
 from worker import lane_threads
@@ -72,6 +72,7 @@ def story_of(
     writes: bool | None = None,
     limited: bool | None = None,
     revokes: bool | None = None,
+    queues: bool | None = None,
 ) -> Story:
     return Story(
         seed,
@@ -84,6 +85,7 @@ def story_of(
         writes=writes,
         limited=limited,
         revokes=revokes,
+        queues=queues,
     )
 
 
@@ -263,6 +265,7 @@ def first_violation(
     writes: bool | None = None,
     limited: bool | None = None,
     revokes: bool | None = None,
+    queues: bool | None = None,
 ) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
@@ -274,6 +277,7 @@ def first_violation(
             writes=writes,
             limited=limited,
             revokes=revokes,
+            queues=queues,
         )
         outcome = play(story)
         if outcome.violation:
@@ -393,6 +397,13 @@ def test_a_front_that_refuses_a_tenant_for_longer_than_its_quota_does_is_noticed
 
     monkeypatch.setattr(EarlyQuotas, "told", tell_too_much)
     first_violation("is not served by front. again", limited=True, keyed=True, kinds=())
+
+
+def test_an_exec_in_a_devices_queue_that_nobody_waits_for_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(QueueingFoldingDevice, "finish_exec", lambda *_: None)
+    first_violation("got a wrong answer", queues=True)
 
 
 def test_a_feedback_that_teaches_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
