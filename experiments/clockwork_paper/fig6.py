@@ -34,8 +34,8 @@ from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import BoundProblem, Cost, density_bound, memory_bound, memoryless_bound
 from experiments.results_file import RESULTS
 from experiments.simulator import Case, Cluster, copies_of
+from experiments.study.compared import POLICIES, Compared, from_command_line, run_rows
 from experiments.study.report import Comparison, colour_of, picture, write_csv, write_figure
-from experiments.study.study import POLICIES, Study, from_command_line, run_rows
 from modelzoo.profile import load_profile
 from traces.arrivals import Poisson, Workload
 
@@ -77,7 +77,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Study):
+class Setting(Compared):
     """How much is simulated."""
 
     #: Instances that the Major workload asks.
@@ -95,7 +95,7 @@ class Setting(Study):
     seed: int = 6
 
     def __post_init__(self) -> None:
-        Study.__post_init__(self)
+        Compared.__post_init__(self)
         for name in ("lead_ns", "ramp_end_ns", "end_ns"):
             if getattr(self, name) % self.bucket_ns:
                 raise ConfigError(

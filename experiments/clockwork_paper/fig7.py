@@ -11,13 +11,13 @@ from pathlib import Path
 from experiments.clockwork_paper import fig7_left, fig7_right
 from experiments.clockwork_paper.fig7_left import Setting
 from experiments.results_file import RESULTS
+from experiments.study.compared import from_command_line
 from experiments.study.report import picture, write_csv, write_figure
-from experiments.study.study import from_command_line
 
 
 def produce(
     setting: Setting, directory: Path = RESULTS
-) -> tuple[list[fig7_left.Curve], list[fig7_right.Shared]]:
+) -> tuple[list[fig7_left.Stages], list[fig7_right.Shared]]:
     """Measure everything and write it."""
     left = fig7_left.measure_all(setting)
     right = fig7_right.measure_all(setting)

@@ -23,8 +23,8 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import BoundProblem, Cost, density_bound
 from experiments.simulator import Case, Cluster, copies_of
+from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
 from experiments.study.report import Comparison, colour_of
-from experiments.study.study import POLICIES, PREDICTIVE, Study, run_rows
 from modelzoo.profile import load_profile
 from traces.arrivals import Poisson, Workload
 
@@ -46,7 +46,7 @@ _REASON = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Study):
+class Setting(Compared):
     """How much is simulated, for both halves of the figure."""
 
     policies: tuple[str, ...] = (*PREDICTIVE, "clockwork10ms")
@@ -94,7 +94,7 @@ class Setting(Study):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Stages:
     """One policy under one workload."""
 
     policy: str
@@ -124,7 +124,7 @@ def case_of(setting: Setting, policy: str, num_models: int, rate_rps: int) -> Ca
     )
 
 
-def measure(setting: Setting, policy: str, num_models: int, rate_rps: int) -> Curve:
+def measure(setting: Setting, policy: str, num_models: int, rate_rps: int) -> Stages:
     """Simulate one policy under one workload."""
     case = case_of(setting, policy, num_models, rate_rps)
     arrived: Counter[int] = Counter()
@@ -136,7 +136,7 @@ def measure(setting: Setting, policy: str, num_models: int, rate_rps: int) -> Cu
         answered.update(row.slo_ns for row in requests if row.outcome == OK)
 
     run_rows(case, take)
-    return Curve(
+    return Stages(
         policy=policy,
         num_models=num_models,
         rate_rps=rate_rps,
@@ -178,7 +178,7 @@ def lowest_multiple(satisfaction: Sequence[float]) -> float | None:
     return GROWTH ** (len(satisfaction) - met) if met else None
 
 
-def figures_of(curves: Sequence[Curve]) -> dict[str, float]:
+def figures_of(curves: Sequence[Stages]) -> dict[str, float]:
     """Name every number; a multiple that does not exist has none."""
     figures: dict[str, float] = {}
     for curve in curves:
@@ -190,7 +190,7 @@ def figures_of(curves: Sequence[Curve]) -> dict[str, float]:
     return figures
 
 
-def comparisons(curves: Sequence[Curve]) -> list[Comparison]:
+def comparisons(curves: Sequence[Stages]) -> list[Comparison]:
     """The multiples, beside the paper's."""
     return [
         Comparison(
@@ -202,7 +202,7 @@ def comparisons(curves: Sequence[Curve]) -> list[Comparison]:
     ]
 
 
-def measure_all(setting: Setting) -> list[Curve]:
+def measure_all(setting: Setting) -> list[Stages]:
     """Measure everything, with a line for each."""
     curves = []
     for num_models in setting.nums_models:
@@ -218,7 +218,7 @@ def measure_all(setting: Setting) -> list[Curve]:
 COLUMNS = ("policy", "num_models", "rate_rps", "slo_multiple", "slo_ms", "satisfaction", "bound")
 
 
-def table_of(setting: Setting, curves: Sequence[Curve]) -> list[tuple[object, ...]]:
+def table_of(setting: Setting, curves: Sequence[Stages]) -> list[tuple[object, ...]]:
     """Rows of `COLUMNS`."""
     return [
         (c.policy, c.num_models, c.rate_rps, GROWTH**stage, slo_ns / NS_PER_MS, share, bound)
@@ -229,7 +229,7 @@ def table_of(setting: Setting, curves: Sequence[Curve]) -> list[tuple[object, ..
     ]
 
 
-def draw(panels: Iterable[Any], curves: Sequence[Curve]) -> None:
+def draw(panels: Iterable[Any], curves: Sequence[Stages]) -> None:
     """Satisfaction over the multiple of the SLO, a panel for each rate as in the paper's rows."""
     nums_models = list(dict.fromkeys(curve.num_models for curve in curves))
     policies = list(dict.fromkeys(curve.policy for curve in curves))

@@ -39,8 +39,8 @@ from experiments.clockwork_paper.fig7_left import (
     stages_of,
 )
 from experiments.simulator import Case, Cluster, copies_of
+from experiments.study.compared import POLICIES, run_rows
 from experiments.study.report import Comparison, colour_of
-from experiments.study.study import POLICIES, run_rows
 from modelzoo.profile import load_profile
 from traces.arrivals import ClosedLoop, Workload
 

@@ -49,8 +49,8 @@ from experiments.simulator import Case, Progress, bottleneck, run
 from experiments.simulator.costs import measured
 from experiments.simulator.costs import sources as costs_from
 from experiments.simulator.summary import Bucket, Summary
+from experiments.study.compared import POLICIES, PREDICTIVE
 from experiments.study.report import Comparison, compare, show
-from experiments.study.study import POLICIES, PREDICTIVE
 from traces.arrivals import TraceReplay, Workload
 from traces.minutes import MinuteTrace
 

@@ -38,8 +38,8 @@ from experiments.clockwork_paper import azure_replay
 from experiments.clockwork_paper.stretch import stretch_bound
 from experiments.results_file import RESULTS
 from experiments.simulator import Case, Faults, Network
+from experiments.study.compared import POLICIES, Compared, from_command_line, run_rows
 from experiments.study.report import Comparison, colour_of, picture, write_csv, write_figure
-from experiments.study.study import POLICIES, Study, from_command_line, run_rows
 from modelzoo.profile import Noise
 
 #: Predicted quantities, each of one kind of action.
@@ -85,7 +85,7 @@ NOISE_MODELS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Study):
+class Setting(Compared):
     """How much is simulated. The noise of other figures is of no effect here."""
 
     noise_models: tuple[NoiseModel, ...] = NOISE_MODELS

@@ -37,8 +37,8 @@ from experiments.clockwork_paper.stretch import stretch_bound
 from experiments.results_file import RESULTS
 from experiments.simulator import Case, CpuCosts, bottleneck
 from experiments.simulator.costs import measured, sources
+from experiments.study.compared import POLICIES, Compared, from_command_line, run_rows
 from experiments.study.report import Comparison, colour_of, picture, write_csv, write_figure
-from experiments.study.study import POLICIES, Study, from_command_line, run_rows
 
 #: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
 _PAPER_RPS = 6174
@@ -117,7 +117,7 @@ def _sizes() -> tuple[Size, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Study):
+class Setting(Compared):
     """How much is simulated."""
 
     sizes: tuple[Size, ...] = field(default_factory=_sizes)

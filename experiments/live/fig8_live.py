@@ -53,8 +53,8 @@ from experiments.live.processor_time import cpu_ns, roles
 from experiments.native import TARGET
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, CpuCosts, Network
+from experiments.study.compared import POLICIES, run_rows
 from experiments.study.report import write_csv
-from experiments.study.study import POLICIES, run_rows
 from modelzoo.profile import Profile, save_profile
 from traces.minutes import MinuteTrace
 

@@ -26,8 +26,8 @@ from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measur
 from experiments.policies.scenarios import Scenario, named, scenarios
 from experiments.results_file import RESULTS, add_results, write_results
 from experiments.simulator import Case, production_scheduler
+from experiments.study.compared import POLICIES
 from experiments.study.report import write_csv
-from experiments.study.study import POLICIES
 
 COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
 LOW_UTILISATION = 0.7

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7_left, fig7_right, fig9, scale
-from experiments.policies.loads import NOISE, poisson, pressed, resnets, zoo
+from experiments.clockwork_paper.cases import NOISE, closed, poisson, pressed, resnets, zoo
 from experiments.policies.unseen import averse, copies, mixtures, timers
 from experiments.policies.unseen import unlike as unlike_kinds
 from experiments.simulator import Case, Cluster, WorkerKind, copies_of, slower_kind
@@ -57,23 +57,6 @@ class Scenario:
 
 
 # --- workloads ------------------------------------------------------------------------------------
-
-
-def closed(seed: int, *, slo_ms: int, duration_ns: int) -> Case:
-    """Figure 5: 15 models on one GPU, 16 clients each."""
-    models = resnets(fig5.NUM_MODELS)
-    loops = tuple(
-        ClosedLoop(
-            model=i, concurrency=fig5.CONCURRENCY, slo_ns=slo_ms * NS_PER_MS, end_ns=duration_ns
-        )
-        for i in range(len(models))
-    )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), closed_loops=loops),
-        cluster=Cluster(models=models, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
-    )
 
 
 def ramp(seed: int) -> Case:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.results_file import write_results
-from experiments.study.study import POLICIES, Study
+from experiments.study.compared import POLICIES, Compared
 
 # A gap to the paper beyond this share needs a reason.
 NOTABLE_GAP = 0.10
@@ -44,7 +44,7 @@ def write_figure(
     name: str,
     figures: Mapping[str, float],
     comparisons: Iterable[Comparison],
-    setting: Study,
+    setting: Compared,
     *,
     directory: Path,
     extra: Mapping[str, Any] | None = None,

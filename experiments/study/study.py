@@ -1,103 +1,284 @@
-"""Common to all figures: the compared policies, the noise, and telemetry rows as they come."""
+"""A study is a declaration: what varies, what is counted, what the paper says, what is drawn.
+
+A file of a study ends with `STUDY = Study(...)`, and `python -m experiments NAME` runs it: it asks, prints a line for each
+answer, and leaves `NAME.json` (the numbers, ours and the paper's), `NAME.csv` (a row for each answer) and `NAME.png` in
+`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed.
+
+Its answers, *points*, are dataclasses, and their fields are the columns: each is spelt once, there, with its unit. A number
+of a point is a column of the table, and a figure of the record under the point's key. Where a field is more or less
+than that, its type is `Annotated` with a `Column`.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.core import Scheduler, SchedulerConfig
-from controller.core.policies import POLICIES as CORE_POLICIES
-from controller.telemetry import ActionRow, RequestRow, Telemetry
-from experiments.simulator import Case, Progress, Run, production_scheduler, run
-from modelzoo.profile import Noise
+from experiments.results_file import RESULTS, write_results
+from experiments.study.pictures import Panel, draw
+from experiments.study.report import NOTABLE_GAP, show, write_csv
 
-#: By the name that figures use: every policy of the core, and variants of `clockwork`:
-#: `clockwork1ms` decides as late as a look-ahead of 1 ms allows, not the paper's 5;
-#: `clockwork10ms` has the look-ahead of the source that the paper's authors released, and as there 5 ms
-#: are kept free of any SLO (here 0.9 of it, where that is less).
-POLICIES = {name: SchedulerConfig(policy=name) for name in CORE_POLICIES} | {
-    "clockwork1ms": SchedulerConfig(policy="clockwork", lookahead_ns=NS_PER_MS),
-    "clockwork10ms": SchedulerConfig(
-        policy="clockwork", lookahead_ns=10 * NS_PER_MS, margin_fraction=0.9
-    ),
-}
-
-#: Policies compared where the paper shows Clockwork alone: its policy, and the ones that are to beat it.
-PREDICTIVE = ("clockwork", "clockwork1ms", "edf_mh")
+SettingT = TypeVar("SettingT")
+PointT = TypeVar("PointT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """Fields that every figure's setting has."""
+class Column:
+    """How a field of a point is written, where its name and its number do not say so."""
 
-    policies: tuple[str, ...] = PREDICTIVE
-    #: Ten times what section 2 of the paper measured: on a V100 with one model at a time, the 99.99th
-    #: percentile of ResNet50 was within 0.03 % of the median.
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.policies:
-            if name not in POLICIES:
-                raise ConfigError(f"policy is {name!r}, expected some of {', '.join(POLICIES)}")
-        if not self.policies or len(set(self.policies)) < len(self.policies):
-            raise ConfigError(f"policies are {self.policies}, expected one or more, each once")
+    #: The figure's key, of the point's `key`, the field's `name` and other fields; empty: no figure.
+    figure: str = "{key}_{name}"
+    #: A figure is so many times the table's number.
+    factor: float = 1.0
+    in_table: bool = True
 
 
-_Study = TypeVar("_Study", bound=Study)
+#: A share in the table, percent in the record.
+SHARE = Column(figure="{key}_{name}_pct", factor=100.0)
+ONLY_TABLE = Column(figure="")
+ONLY_RECORD = Column(in_table=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A number that the paper states in its text, and ours."""
+
+    #: Key of the paper's number; `paper_` is set before it.
+    key: str
+    number: float
+    #: Why ours may differ; printed where they are more than a tenth apart.
+    why: str = ""
+    #: Keys of our numbers, where they are not those of all policies: `{policy}_KEY`.
+    ours: tuple[str, ...] = ("{policy}_{key}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study(Generic[SettingT, PointT]):
+    """One question to the system, and all that is kept of the answers."""
+
+    #: Name of the command, and of all files.
+    name: str
+    #: How much is asked where the command line does not say; every plain field is an option of it.
+    setting: SettingT
+    #: Asks, one point after the other.
+    ask: Callable[[SettingT], Iterable[PointT]]
+    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`. Empty: points have no columns,
+    #: and `figures` and `tables` say all.
+    key: str = ""
+    #: Figures that are not a point's own.
+    figures: Callable[[SettingT, Sequence[PointT]], Mapping[str, float]] = lambda *_: {}
+    #: Further tables by what follows the study's name in theirs; rows are dataclasses, whose fields are columns.
+    tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Any]]] = field(
+        default_factory=dict
+    )
+    paper: tuple[Paper, ...] = ()
+    #: What is drawn, row by row.
+    panels: Callable[[SettingT, Sequence[PointT]], Sequence[Sequence[Panel]]] | None = None
+    #: Anything else worth keeping, by key of the record.
+    extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
+
+    def produce(
+        self,
+        setting: SettingT | None = None,
+        directory: Path = RESULTS,
+        *,
+        options: str = "",
+    ) -> list[PointT]:
+        """Ask, print, write and draw.
+
+        Args:
+            setting: how much is asked; None: as declared.
+            directory: where the files go.
+            options: what the command line had, for the record.
+
+        Returns:
+            Every point.
+        """
+        setting = self.setting if setting is None else setting
+        points = []
+        for point in self.ask(setting):
+            points.append(point)
+            print(said(self.key, point), flush=True)
+        if self.key:
+            write_table(directory / f"{self.name}.csv", points)
+        for ending, rows in self.tables.items():
+            write_table(directory / f"{self.name}{ending}.csv", list(rows(setting, points)))
+        figures = self.figures_of(setting, points)
+        compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
+        show(compared)
+        if self.panels is not None:
+            draw(directory / f"{self.name}.png", self.panels(setting, points))
+        seed = getattr(setting, "seed", None)
+        write_results(
+            self.name,
+            figures,
+            command=f"python -m experiments {self.name} {options}".rstrip(),
+            seeds=[] if seed is None else [seed],
+            extra={
+                "comparison": compared,
+                "setting": asdict(setting),  # type: ignore[call-overload]
+                **self.extra(setting, points),
+            },
+            directory=directory,
+        )
+        return points
+
+    def figures_of(self, setting: SettingT, points: Sequence[PointT]) -> dict[str, float]:
+        """Name every number, the paper's too."""
+        figures: dict[str, float] = {}
+        for point in points if self.key else ():
+            figures |= point_figures(self.key, point)
+        figures |= self.figures(setting, points)
+        return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
+
+    def main(self, arguments: Sequence[str]) -> None:
+        """Produce it as a command line asks.
+
+        Raises:
+            ConfigError: the setting cannot be as it is asked to be.
+        """
+        setting, options = from_command_line(self.name, self.setting, arguments)
+        self.produce(setting, options=options)
+
+
+# --- points ---------------------------------------------------------------------------------------
+
+
+def over(measure: Callable[..., PointT], **axes: str) -> Callable[[SettingT], Iterator[PointT]]:
+    """Ask for every combination of some axes, the last of them fastest.
+
+    Args:
+        measure: answers for a setting and a value of each axis.
+        axes: by parameter of `measure`, the field of the setting that has its values.
+    """
+
+    def ask(setting: SettingT) -> Iterator[PointT]:
+        for values in product(*(getattr(setting, name) for name in axes.values())):
+            yield measure(setting, **dict(zip(axes, values, strict=True)))
+
+    return ask
+
+
+def columns_of(point: object) -> dict[str, Column]:
+    """How each field of a point is written; fields that are no number or word are not, unless they say so."""
+    hints = get_type_hints(type(point), include_extras=True)
+    found = {}
+    for entry in fields(point):  # type: ignore[arg-type]
+        hint = hints[entry.name]
+        column = next((c for c in getattr(hint, "__metadata__", ()) if isinstance(c, Column)), None)
+        plain = hint in (int, float, str, bool)
+        if column is not None or plain:
+            found[entry.name] = column or (ONLY_TABLE if hint is str else Column())
+    return found
+
+
+def point_figures(key: str, point: object) -> dict[str, float]:
+    """A point's own figures, under its key."""
+    values = {name: getattr(point, name) for name in columns_of(point)}
+    axes = {name for _, name, _, _ in string.Formatter().parse(key) if name}
+    values["key"] = key.format(**values)
+    return {
+        column.figure.format(**values, name=name): (
+            values[name] * column.factor if column.factor != 1.0 else values[name]
+        )
+        for name, column in columns_of(point).items()
+        if column.figure and name not in axes
+    }
+
+
+def write_table(target: Path, rows: Sequence[Any]) -> None:
+    """Write dataclasses, a column for each field that has one."""
+    names = [name for name, column in columns_of(rows[0]).items() if column.in_table]
+    write_csv(target, names, ([getattr(row, name) for name in names] for row in rows))
+
+
+def said(key: str, point: object) -> str:
+    """One line about a point: its figures, without what all of their names have in common."""
+    if not key:
+        return str(point)
+    start = f"{key.format(**{name: getattr(point, name) for name in columns_of(point)})}_"
+    figures = point_figures(key, point)
+    return f"{start[:-1]}: " + ", ".join(
+        f"{name.removeprefix(start)} {number:.4g}" for name, number in figures.items()
+    )
+
+
+def beside_paper(
+    papers: Iterable[Paper], figures: Mapping[str, float], policies: Iterable[str]
+) -> list[dict[str, float | str]]:
+    """Put our numbers beside the paper's, with the reason where they are more than 10 % apart.
+
+    Args:
+        papers: the paper's numbers.
+        figures: ours, by key; those that are missing are left out.
+        policies: stand for `{policy}` in the keys of ours.
+    """
+    table: list[dict[str, float | str]] = []
+    policies = tuple(policies)
+    for paper in papers:
+        patterns = [form.replace("{key}", paper.key) for form in paper.ours]
+        keys = dict.fromkeys(
+            form.replace("{policy}", policy) for policy in policies for form in patterns
+        )
+        for key in keys:
+            if key not in figures or not paper.number:
+                continue
+            gap = figures[key] / paper.number - 1
+            table.append(
+                {
+                    "figure": key,
+                    "ours": figures[key],
+                    "paper": paper.number,
+                    "gap_pct": 100 * gap,
+                    "reason": paper.why if abs(gap) > NOTABLE_GAP else "",
+                }
+            )
+    return table
+
+
+# --- the command line -----------------------------------------------------------------------------
 
 
 def from_command_line(
-    description: str, setting: _Study, arguments: Sequence[str] | None = None
-) -> _Study:
-    """Change a setting as the command line asks.
+    name: str, setting: SettingT, arguments: Sequence[str]
+) -> tuple[SettingT, str]:
+    """Change a setting as the command line asks: each number, word, and row of either is an option.
 
     Args:
-        description: what the figure shows, for `--help`.
+        name: the study, for `--help`.
         setting: the setting that holds where nothing is asked.
-        arguments: the command line; None: the process's own.
+        arguments: the command line.
+
+    Returns:
+        The setting, and the options that repeat it: the seed, and all that was changed.
     """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seed", type=int, default=setting.seed)
-    parser.add_argument(
-        "--policies", nargs="+", default=setting.policies, metavar="POLICY", choices=list(POLICIES)
+    parser = argparse.ArgumentParser(prog=f"python -m experiments {name}")
+    plain: dict[str, Any] = {}
+    for entry in fields(setting):  # type: ignore[arg-type]
+        value = getattr(setting, entry.name)
+        values = value if isinstance(value, tuple) else (value,)
+        kinds = {type(one) for one in values}
+        if len(kinds) == 1 and kinds <= {int, float, str}:
+            plain[entry.name] = value
+            parser.add_argument(
+                f"--{entry.name.replace('_', '-')}",
+                type=kinds.pop(),
+                nargs="+" if isinstance(value, tuple) else None,
+                default=value,
+            )
+    chosen = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in vars(parser.parse_args(arguments)).items()
+    }
+    changed = {key: value for key, value in chosen.items() if key == "seed" or value != plain[key]}
+    words = " ".join(
+        f"--{key.replace('_', '-')} "
+        + (" ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+        for key, value in changed.items()
     )
-    options = parser.parse_args(arguments)
-    return replace(setting, seed=options.seed, policies=tuple(options.policies))
-
-
-def run_rows(
-    case: Case,
-    take: Callable[[Sequence[RequestRow], Sequence[ActionRow]], None],
-    *,
-    bucket_ns: int = NS_PER_S,
-    make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
-) -> Run:
-    """Run a case and hand out its telemetry rows a second at a time, so that memory stays flat.
-
-    Args:
-        case: what to run.
-        take: gets the rows that were completed since the last call. An action comes with all of its
-            requests.
-        bucket_ns: resolution of the run's summary.
-        make_scheduler: makes the case's scheduler, as for `run`.
-    """
-    # A second of the largest figure has 50,000 requests; under overload a policy may refuse more than that
-    # in one instant.
-    telemetry = Telemetry(capacity=10_000_000)
-
-    def drain(_progress: Progress) -> None:
-        take(telemetry.requests, telemetry.actions)
-        telemetry.clear()
-
-    return run(
-        case,
-        bucket_ns=bucket_ns,
-        telemetry=telemetry,
-        on_progress=drain,
-        make_scheduler=make_scheduler,
-    )
+    return replace(setting, **changed), words  # type: ignore[type-var]

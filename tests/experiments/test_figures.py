@@ -22,8 +22,6 @@ from experiments.clockwork_paper import (
     scale,
 )
 from experiments.simulator import CpuCosts
-from experiments.study.report import Comparison, compare
-from experiments.study.study import POLICIES, Study, from_command_line
 from modelzoo.profile import Noise
 
 # Look-aheads differ by too little to be worth the time.
@@ -102,7 +100,7 @@ QUICK7 = fig7_left.Setting(
 @pytest.fixture(scope="module")
 def quick5(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig5.SloPoint], Path]:
     directory = tmp_path_factory.mktemp("fig5")
-    return fig5.produce(QUICK5, directory), directory
+    return fig5.STUDY.produce(QUICK5, directory), directory
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -140,7 +138,6 @@ def test_figure_5_leaves_numbers_a_table_and_a_picture(
     assert compared >= {"edf_mh_slo500_goodput_rps", "clipper_collapse_slo_ms"}
     assert figures["clockwork_collapse_slo_ms"] == 25
     assert figures["infaas_collapse_slo_ms"] == 500
-    assert record["command"].endswith("--policies clockwork edf_mh clipper infaas")
     assert len(_rows(directory / "fig5.csv")) == len(points) == len(QUICK5.policies) * 2
     latencies = _rows(directory / "fig5_cdf.csv")
     assert len(latencies) == len(points) * len(fig5.PERCENTILES)
@@ -181,37 +178,7 @@ def test_a_point_of_figure_5_is_the_same_again(
     assert fig5.measure(QUICK5, "clockwork", 25) == quick5[0][0]
 
 
-def test_a_gap_above_a_tenth_has_a_reason_beside_it() -> None:
-    figures = {"near": 105.0, "far": 120.0, "paper": 100.0}
-    table = compare(
-        figures,
-        [
-            Comparison(key=key, paper_key="paper", reason="other devices")
-            for key in ("near", "far", "absent")
-        ],
-    )
-    assert [(row["figure"], row["reason"]) for row in table] == [
-        ("near", ""),
-        ("far", "other devices"),
-    ]
-
-
-def test_a_figure_compares_the_policies_it_is_asked_for() -> None:
-    asked = from_command_line("", QUICK5, ["--policies", "clipper", "--seed", "9"])
-    assert asked == replace(QUICK5, policies=("clipper",), seed=9)
-    assert from_command_line("", QUICK5, []) == QUICK5
-    assert {"clockwork", "clockwork1ms"} <= set(POLICIES)
-
-
-@pytest.mark.parametrize("policies", [("clockwerk",), (), ("clipper", "clipper")])
-def test_a_figure_refuses_policies_that_are_unknown_missing_or_named_twice(
-    policies: tuple[str, ...],
-) -> None:
-    with pytest.raises(ConfigError, match="expected"):
-        Study(policies=policies)
-
-
-Halves = tuple[list[fig7_left.Curve], list[fig7_right.Shared]]
+Halves = tuple[list[fig7_left.Stages], list[fig7_right.Shared]]
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +189,7 @@ def quick7(tmp_path_factory: pytest.TempPathFactory) -> tuple[Halves, Path]:
 
 def test_no_policy_of_figure_7_beats_its_bound(quick7: tuple[Halves, Path]) -> None:
     left, right = quick7[0]
-    curves: list[fig7_left.Curve | fig7_right.Shared] = [*left, *right]
+    curves: list[fig7_left.Stages | fig7_right.Shared] = [*left, *right]
     for curve in curves:
         pairs = zip(curve.satisfaction, curve.bound, strict=True)
         assert all(0 <= share <= bound <= 1 for share, bound in pairs), curve
@@ -235,7 +202,7 @@ def test_figure_7_is_met_at_large_slos_and_not_at_the_execution_time_itself(
     quick7: tuple[Halves, Path],
 ) -> None:
     left, right = quick7[0]
-    curves: list[fig7_left.Curve | fig7_right.Shared] = [*left, *right]
+    curves: list[fig7_left.Stages | fig7_right.Shared] = [*left, *right]
     for curve in curves:
         assert curve.satisfaction[0] < fig7_left.SATISFIED <= curve.satisfaction[-1]
 

@@ -22,7 +22,7 @@ from experiments.live.live_ranking import (
     ranking,
 )
 from experiments.live.live_run import LiveModel, Played, play
-from experiments.study.study import POLICIES
+from experiments.study.compared import POLICIES
 from modelzoo.profile import Profile
 from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload

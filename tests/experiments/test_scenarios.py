@@ -11,15 +11,14 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7_left, fig9, scale
+from experiments.clockwork_paper.cases import closed, poisson, pressed, resnets, zoo
 from experiments.policies import ablation, edf_mh
 from experiments.policies.edf_mh import COMPARED, Row
-from experiments.policies.loads import poisson, pressed, resnets, zoo
 from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.policies.scenarios import (
     NOISE_MODELS,
     Scenario,
     azure,
-    closed,
     further_scenarios,
     larger,
     ramp,
@@ -29,7 +28,7 @@ from experiments.policies.scenarios import (
 )
 from experiments.results_file import write_results
 from experiments.simulator import Case, run
-from experiments.study.study import POLICIES
+from experiments.study.compared import POLICIES
 from modelzoo.profile import load_profile
 
 OVERLOAD = Scenario(
