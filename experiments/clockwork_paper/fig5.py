@@ -31,7 +31,7 @@ from experiments.clockwork_paper.cases import ARCHITECTURE, closed
 from experiments.simulator import Case
 from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
 from experiments.study.pictures import COLOURS, Curve, Panel, colour_of, tail, tail_percentiles
-from experiments.study.study import ONLY_RECORD, SHARE, Column, Paper, Study, over
+from experiments.study.study import ONLY_RECORD, SHARE, Column, Paper, Study, over, own_rows
 from modelzoo.profile import load_profile
 
 #: Share of requests, in percent, at which latencies are kept; spread out towards the tail.
@@ -233,7 +233,7 @@ STUDY = Study(
     ask=over(measure, policy="policies", slo_ms="slos_ms"),
     key="{policy}_slo{slo_ms}",
     figures=collapses,
-    tables={"_cdf": cdf},
+    tables={"": own_rows, "_cdf": cdf},
     paper=PAPER,
     panels=panels,
 )

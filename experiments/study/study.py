@@ -57,6 +57,11 @@ class Paper:
     ours: tuple[str, ...] = ("{policy}_{key}",)
 
 
+def own_rows(_setting: object, points: Sequence[PointT]) -> Sequence[PointT]:
+    """The points themselves are a table's rows."""
+    return points
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study(Generic[SettingT, PointT]):
     """One question to the system, and all that is kept of the answers."""
@@ -67,14 +72,13 @@ class Study(Generic[SettingT, PointT]):
     setting: SettingT
     #: Asks, one point after the other.
     ask: Callable[[SettingT], Iterable[PointT]]
-    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`. Empty: points have no columns,
-    #: and `figures` and `tables` say all.
-    key: str = ""
+    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`.
+    key: str
     #: Figures that are not a point's own.
     figures: Callable[[SettingT, Sequence[PointT]], Mapping[str, float]] = lambda *_: {}
-    #: Further tables by what follows the study's name in theirs; rows are dataclasses, whose fields are columns.
+    #: By what follows the study's name in a table's: its rows, which are dataclasses, whose fields are columns.
     tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Any]]] = field(
-        default_factory=dict
+        default_factory=lambda: {"": own_rows}
     )
     paper: tuple[Paper, ...] = ()
     #: What is drawn, row by row.
@@ -104,8 +108,6 @@ class Study(Generic[SettingT, PointT]):
         for point in self.ask(setting):
             points.append(point)
             print(said(self.key, point), flush=True)
-        if self.key:
-            write_table(directory / f"{self.name}.csv", points)
         for ending, rows in self.tables.items():
             write_table(directory / f"{self.name}{ending}.csv", list(rows(setting, points)))
         figures = self.figures_of(setting, points)
@@ -131,7 +133,7 @@ class Study(Generic[SettingT, PointT]):
     def figures_of(self, setting: SettingT, points: Sequence[PointT]) -> dict[str, float]:
         """Name every number, the paper's too."""
         figures: dict[str, float] = {}
-        for point in points if self.key else ():
+        for point in points:
             figures |= point_figures(self.key, point)
         figures |= self.figures(setting, points)
         return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
@@ -187,7 +189,7 @@ def point_figures(key: str, point: object) -> dict[str, float]:
             values[name] * column.factor if column.factor != 1.0 else values[name]
         )
         for name, column in columns_of(point).items()
-        if column.figure and name not in axes
+        if column.figure and name not in axes and values[name] is not None
     }
 
 
@@ -199,8 +201,6 @@ def write_table(target: Path, rows: Sequence[Any]) -> None:
 
 def said(key: str, point: object) -> str:
     """One line about a point: its figures, without what all of their names have in common."""
-    if not key:
-        return str(point)
     start = f"{key.format(**{name: getattr(point, name) for name in columns_of(point)})}_"
     figures = point_figures(key, point)
     return f"{start[:-1]}: " + ", ".join(

@@ -317,7 +317,7 @@ def test_figure_6_refuses_stretches_that_are_not_whole_buckets() -> None:
 @pytest.fixture(scope="module")
 def quick9(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig9.Errors], Path]:
     directory = tmp_path_factory.mktemp("fig9")
-    return fig9.produce(QUICK9, directory), directory
+    return fig9.STUDY.produce(QUICK9, directory), directory
 
 
 def test_the_estimator_of_figure_9_errs_to_the_safe_side_and_by_as_much_as_the_noise(
@@ -330,9 +330,9 @@ def test_the_estimator_of_figure_9_errs_to_the_safe_side_and_by_as_much_as_the_n
         assert result.under_share("infer_completion") < result.under_share("infer")
         assert 0 < result.goodput_rps <= result.bound_rps
         for quantity in fig9.QUANTITIES:
-            num = len(result.over_us(quantity)) + len(result.under_us(quantity))
+            num = sum(len(errors_us) for errors_us in result.by_sign_us(quantity).values())
             assert num <= len(result.errors_ns[quantity])
-    assert noisy.over_us("infer").mean() > 3 * quiet.over_us("infer").mean()
+    assert noisy.by_sign_us("infer")["over"].mean() > 3 * quiet.by_sign_us("infer")["over"].mean()
 
 
 def test_figure_9_without_noise_predicts_every_duration(

@@ -23,6 +23,7 @@ from experiments.study.study import (
     beside_paper,
     from_command_line,
     over,
+    own_rows,
 )
 from modelzoo.profile import Noise
 
@@ -82,7 +83,7 @@ STUDY = Study(
     ask=over(measure, policy="policies", size="sizes"),
     key="{policy}_size{size}",
     figures=lambda setting, points: {"num_points": float(len(points))},
-    tables={"_sides": sides},
+    tables={"": own_rows, "_sides": sides},
     paper=(
         Paper("size2_area", 4.1, "never told"),
         Paper("size1_area", 2.0, "smaller"),
