@@ -39,7 +39,7 @@ from experiments.clockwork_paper.stretch import stretch_bound
 from experiments.simulator import Case, Faults, Network
 from experiments.study.compared import POLICIES, Compared, run_rows
 from experiments.study.pictures import Curve, Panel, colour_of, tail, tail_percentiles
-from experiments.study.study import Column, Paper, Study, over
+from experiments.study.study import Column, Paper, Row, Study, over
 from modelzoo.profile import Noise
 
 #: Predicted quantities, each of one kind of action.
@@ -185,32 +185,20 @@ def _percentiles(errors_us: NDArray[np.float64]) -> list[float]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorRow:
-    """The errors of one sign of one quantity, at one of `PERCENTILES`."""
-
-    policy: str
-    noise_model: str
-    quantity: str
-    sign: str
-    percentile: float
-    error_us: float
-
-
-def rows(_setting: Setting, results: Sequence[Errors]) -> Iterator[ErrorRow]:
+def rows(_setting: Setting, results: Sequence[Errors]) -> Iterator[Row]:
     """Rows of `fig9.csv`."""
     for result in results:
         for quantity in QUANTITIES:
             for sign, errors_us in result.by_sign_us(quantity).items():
                 for percentile, error_us in zip(PERCENTILES, _percentiles(errors_us), strict=True):
-                    yield ErrorRow(
-                        policy=result.policy,
-                        noise_model=result.noise_model,
-                        quantity=quantity,
-                        sign=sign,
-                        percentile=percentile,
-                        error_us=error_us,
-                    )
+                    yield {
+                        "policy": result.policy,
+                        "noise_model": result.noise_model,
+                        "quantity": quantity,
+                        "sign": sign,
+                        "percentile": percentile,
+                        "error_us": error_us,
+                    }
 
 
 def panels(setting: Setting, results: Sequence[Errors]) -> list[list[Panel]]:

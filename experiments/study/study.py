@@ -57,9 +57,15 @@ class Paper:
     ours: tuple[str, ...] = ("{policy}_{key}",)
 
 
-def own_rows(_setting: object, points: Sequence[PointT]) -> Sequence[PointT]:
-    """The points themselves are a table's rows."""
-    return points
+#: A row of a table: its cells, by column.
+Row = Mapping[str, float | int | str]
+
+
+def own_rows(_setting: object, points: Sequence[object]) -> Iterator[Row]:
+    """The points themselves are a table's rows, a column for each field that has one."""
+    for point in points:
+        columns = columns_of(point).items()
+        yield {name: getattr(point, name) for name, column in columns if column.in_table}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +82,8 @@ class Study(Generic[SettingT, PointT]):
     key: str
     #: Figures that are not a point's own.
     figures: Callable[[SettingT, Sequence[PointT]], Mapping[str, float]] = lambda *_: {}
-    #: By what follows the study's name in a table's: its rows, which are dataclasses, whose fields are columns.
-    tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Any]]] = field(
+    #: By what follows the study's name in a table's: its rows, of which all have the same columns.
+    tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Row]]] = field(
         default_factory=lambda: {"": own_rows}
     )
     paper: tuple[Paper, ...] = ()
@@ -109,7 +115,9 @@ class Study(Generic[SettingT, PointT]):
             points.append(point)
             print(said(self.key, point), flush=True)
         for ending, rows in self.tables.items():
-            write_table(directory / f"{self.name}{ending}.csv", list(rows(setting, points)))
+            table = list(rows(setting, points))
+            cells = (list(row.values()) for row in table)
+            write_csv(directory / f"{self.name}{ending}.csv", list(table[0]), cells)
         figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
         show(compared)
@@ -191,12 +199,6 @@ def point_figures(key: str, point: object) -> dict[str, float]:
         for name, column in columns_of(point).items()
         if column.figure and name not in axes and values[name] is not None
     }
-
-
-def write_table(target: Path, rows: Sequence[Any]) -> None:
-    """Write dataclasses, a column for each field that has one."""
-    names = [name for name, column in columns_of(rows[0]).items() if column.in_table]
-    write_csv(target, names, ([getattr(row, name) for name in names] for row in rows))
 
 
 def said(key: str, point: object) -> str:
