@@ -38,7 +38,7 @@ from experiments.simulator import Case, CpuCosts, bottleneck
 from experiments.simulator.costs import measured, sources
 from experiments.study.compared import POLICIES, Compared, run_rows
 from experiments.study.pictures import Curve, Panel, colour_of, tail, tail_percentiles
-from experiments.study.study import ONLY_TABLE, Column, Paper, Study
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Paper, Study
 
 #: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
 _PAPER_RPS = 6174
@@ -121,18 +121,6 @@ class Setting(Compared):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Requests that arrived in a stretch."""
-
-    arrived: int
-    answered: int
-    #: The most that any schedule could answer.
-    bound: int
-    #: By outcome.
-    refused: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleResult:
     """One policy on one cluster at one SLO, over the requests that arrived in the stretch."""
 
@@ -163,12 +151,16 @@ class ScaleResult:
     #: The part that is busiest.
     bottleneck: str
     #: The line as the names of its figures spell it.
-    case: Annotated[str, Column(figure="", in_table=False)]
+    case: Annotated[str, NO_COLUMN]
     bound_rps: Annotated[float, Column(figure="bound_{case}_goodput_rps", in_table=False)]
     bound_pct: Annotated[float, Column(figure="bound_{case}_satisfaction_pct", in_table=False)]
     offered_rps: Annotated[float, Column(figure="offered_{case}_rps", in_table=False)]
-    #: How many requests arrived, how many were answered, how many could be, and how many were refused, by outcome.
-    counts: Counts
+    arrived: Annotated[int, NO_COLUMN]
+    answered: Annotated[int, NO_COLUMN]
+    #: The most that any schedule could answer.
+    bound: Annotated[int, NO_COLUMN]
+    #: Refused requests by outcome.
+    refused: dict[str, int]
     #: Latency of the answered requests at each of `PERCENTILES`.
     latency_ms: tuple[float, ...]
 
@@ -248,9 +240,10 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
         bound_rps=bound / seconds,
         bound_pct=100 * bound / arrived,
         offered_rps=arrived / seconds,
-        counts=Counts(
-            arrived=arrived, answered=answered, bound=bound, refused=dict(sorted(outcomes.items()))
-        ),
+        arrived=arrived,
+        answered=answered,
+        bound=bound,
+        refused=dict(sorted(outcomes.items())),
         latency_ms=tuple(latency_ms),
     )
 

@@ -42,6 +42,7 @@ class Column:
 SHARE = Column(figure="{key}_{name}_pct", factor=100.0)
 ONLY_TABLE = Column(figure="")
 ONLY_RECORD = Column(in_table=False)
+NO_COLUMN = Column(figure="", in_table=False)
 
 
 @dataclass(frozen=True, slots=True)

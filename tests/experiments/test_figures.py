@@ -248,7 +248,7 @@ def test_a_multiple_is_met_only_when_all_above_it_are(
 @pytest.fixture(scope="module")
 def quick6(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig6.Ramp], Path]:
     directory = tmp_path_factory.mktemp("fig6")
-    return fig6.produce(QUICK6, directory), directory
+    return fig6.STUDY.produce(QUICK6, directory), directory
 
 
 def test_no_policy_of_figure_6_beats_its_bounds(quick6: tuple[list[fig6.Ramp], Path]) -> None:
@@ -286,10 +286,10 @@ def test_figure_6_leaves_numbers_a_table_and_a_picture(
         for case in ("end", "all", "window"):
             bound = figures[f"bound_{case}_goodput_rps"]
             assert 0 < figures[f"{policy}_{case}_goodput_rps"] <= bound
-        for key in fig6.PAPER:
+        for paper in fig6.PAPER:
             # The twentieth minute is beyond this ramp.
-            present = f"{policy}_{key.removeprefix('paper_')}" in figures
-            assert present == (key != "paper_min20_minor_mean_ms"), key
+            present = f"{policy}_{paper.key}" in figures
+            assert present == (paper.key != "min20_minor_mean_ms"), paper.key
     assert len(_rows(directory / "fig6.csv")) == sum(len(ramp.buckets) for ramp in ramps)
     assert (directory / "fig6.png").stat().st_size > 10_000
 
@@ -371,9 +371,9 @@ def test_a_line_of_the_scale_table_that_charges_the_core_names_it_as_the_bottlen
             next(r for r in results if (r.policy, r.slo_ms, r.costs) == (policy, 5, costs))
             for costs in ("none", "charged")
         )
-        assert free.counts.arrived == charged.counts.arrived
+        assert free.arrived == charged.arrived
         # 2 ms of one core for each of 600 requests in a second.
-        assert charged.counts.answered < free.counts.answered / 2
+        assert charged.answered < free.answered / 2
         assert charged.bottleneck == "front"
         assert charged.front_busy_pct == pytest.approx(100, abs=1)
         assert charged.refusal_p50_ms > 5
@@ -389,10 +389,9 @@ def test_no_policy_of_the_scale_table_beats_its_bound(
     quick_scale: tuple[list[scale.ScaleResult], Path],
 ) -> None:
     for result in quick_scale[0]:
-        counts = result.counts
-        assert 0 <= counts.answered <= counts.bound <= counts.arrived
-        assert counts.answered or result.costs == "charged"
-        assert counts.answered + sum(counts.refused.values()) == counts.arrived
+        assert 0 <= result.answered <= result.bound <= result.arrived
+        assert result.answered or result.costs == "charged"
+        assert result.answered + sum(result.refused.values()) == result.arrived
         assert result.max_ms <= result.slo_ms
 
 
@@ -402,8 +401,8 @@ def test_an_slo_below_what_a_load_takes_costs_satisfaction(
     for policy in QUICK_SCALE.policies:
         wide, tight, _ = (result for result in quick_scale[0] if result.policy == policy)
         assert (wide.slo_ms, tight.slo_ms) == (100, 5)
-        assert wide.counts.arrived == tight.counts.arrived
-        assert tight.counts.answered < wide.counts.answered
+        assert wide.arrived == tight.arrived
+        assert tight.answered < wide.answered
 
 
 def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
@@ -412,11 +411,11 @@ def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
     results, directory = quick_scale
     record = json.loads((directory / "scale.json").read_text())
     for result in results:
-        key, counts = f"{result.policy}_{result.case}", result.counts
-        assert record["figures"][f"{key}_goodput_rps"] == counts.answered
-        assert record["figures"][f"bound_{result.case}_goodput_rps"] == counts.bound
+        key = f"{result.policy}_{result.case}"
+        assert record["figures"][f"{key}_goodput_rps"] == result.answered
+        assert record["figures"][f"bound_{result.case}_goodput_rps"] == result.bound
         share_pct = record["figures"][f"{key}_bound_share_pct"]
-        assert share_pct == 100 * counts.answered / counts.bound
+        assert share_pct == 100 * result.answered / result.bound
     assert record["setting"]["sizes"][0]["measured_ns"] == NS_PER_S
     assert {f"paper_{paper.key}" for paper in scale.PAPER} <= set(record["figures"])
     assert len(_rows(directory / "scale.csv")) == len(results)
