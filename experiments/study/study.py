@@ -36,6 +36,8 @@ class Column:
     #: A figure is so many times the table's number.
     factor: float = 1.0
     in_table: bool = True
+    #: The column's name in the table; empty: the field's.
+    header: str = ""
 
 
 #: A share in the table, percent in the record.
@@ -113,12 +115,12 @@ class Study(Generic[SettingT, PointT]):
         show(compared)
         if self.panels is not None:
             draw(directory / f"{self.name}.png", self.panels(setting, points))
-        seed = getattr(setting, "seed", None)
+        seeds = getattr(setting, "seeds", None) or [getattr(setting, "seed", None)]
         write_results(
             self.name,
             figures,
             command=f"python -m experiments {self.name} {options}".rstrip(),
-            seeds=[] if seed is None else [seed],
+            seeds=[seed for seed in seeds if seed is not None],
             extra={
                 "comparison": compared,
                 "setting": asdict(setting),  # type: ignore[call-overload]
@@ -193,19 +195,20 @@ def point_figures(key: str, point: object) -> dict[str, float]:
 
 def write_table(target: Path, rows: Sequence[Any]) -> None:
     """Write dataclasses, a column for each field that has one."""
-    names = [name for name, column in columns_of(rows[0]).items() if column.in_table]
-    write_csv(target, names, ([getattr(row, name) for name in names] for row in rows))
+    columns = {n: c for n, c in columns_of(rows[0]).items() if c.in_table}
+    names = [column.header or name for name, column in columns.items()]
+    write_csv(target, names, ([getattr(row, name) for name in columns] for row in rows))
 
 
 def said(key: str, point: object) -> str:
-    """One line about a point: its figures, without what all of their names have in common."""
-    if not key:
-        return str(point)
-    start = f"{key.format(**{name: getattr(point, name) for name in columns_of(point)})}_"
-    figures = point_figures(key, point)
-    return f"{start[:-1]}: " + ", ".join(
-        f"{name.removeprefix(start)} {number:.4g}" for name, number in figures.items()
+    """One line about a point: its key, and its numbers."""
+    values = {name: getattr(point, name) for name in columns_of(point)}
+    numbers = (
+        f"{name} {value:.4g}"
+        for name, value in values.items()
+        if not isinstance(value, str) and f"{{{name}" not in key
     )
+    return f"{key.format(**values)}: {', '.join(numbers)}"
 
 
 def beside_paper(
