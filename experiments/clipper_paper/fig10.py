@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from random import Random
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.stream import ask
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import Column, Study
+from experiments.study.study import Study
 
 #: Fixed choices, then the default policy. For the policy: its candidates beside the groups' models, and
 #: where a user's state begins.
@@ -55,16 +56,6 @@ class SeedErrors:
     seed: int
     #: By method, shape (form, feedbacks had before); NaN where a form has ended.
     wrong: Mapping[str, Array] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """One method while its users give some feedbacks."""
-
-    method: str
-    begin: Annotated[int, Column(header="from")]
-    end: Annotated[int, Column(header="to")]
-    error: float
 
 
 def _classifier() -> Any:  # noqa: ANN401
@@ -199,14 +190,14 @@ def figures_of(_setting: Setting, points: Sequence[SeedErrors]) -> dict[str, flo
     return figures
 
 
-def stretches(_setting: Setting, points: Sequence[SeedErrors]) -> list[Stretch]:
-    """Rows of the table."""
+def stretches(_setting: Setting, points: Sequence[SeedErrors]) -> list[dict[str, Any]]:
+    """Each method while its users give some feedbacks."""
     length = points[0].wrong[METHODS[0]].shape[1]
+    ends = {begin: min(begin + _NEW, length) for begin in range(0, length - 4, _NEW)}
     return [
-        Stretch(method=method, begin=begin, end=end, error=error(points, method, begin, end))
+        {"method": method, "from": begin, "to": end, "error": error(points, method, begin, end)}
         for method in METHODS
-        for begin in range(0, length - 4, _NEW)
-        for end in (min(begin + _NEW, length),)
+        for begin, end in ends.items()
     ]
 
 
@@ -216,7 +207,12 @@ def panels(setting: Setting, points: Sequence[SeedErrors]) -> list[list[Panel]]:
         title="A policy per user learns which models suit him",
         x="feedbacks that the user has given",
         y="share of wrong answers",
-        curves=lines(stretches(setting, points), "begin", "error", by="method"),
+        curves=lines(
+            stretches(setting, points),
+            itemgetter("from"),
+            itemgetter("error"),
+            by=itemgetter("method"),
+        ),
     )
     return [[panel]]
 

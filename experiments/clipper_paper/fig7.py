@@ -23,18 +23,18 @@ from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.models import Classifier, predict, train
 from experiments.digits.stream import ask
 from experiments.study.pictures import COLOURS, Curve, Panel
-from experiments.study.study import Column, Study
+from experiments.study.study import ONLY_TABLE, Row, Study
 
 #: Methods after the best single model: a policy, and its options.
 POLICIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "majority": ("static", {"ensemble": True}),
-    "exp4_full": ("exp4-full", {}),
+    "exp4-full": ("exp4-full", {}),
     # Hedge over the models alone: nothing keeps the weights from settling on one model.
-    "as_the_paper": ("exp4-full", {"share": 0.0, "crowd": False}),
+    "as the paper": ("exp4-full", {"share": 0.0, "crowd": False}),
 }
-METHODS = ("best_single", *POLICIES)
+METHODS = ("best single", *POLICIES)
 #: How many of the five models give the label that is answered.
-BUCKETS = ("5_agree", "4_agree", "fewer")
+BUCKETS = ("5 agree", "4 agree", "fewer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,9 @@ class Setting:
 class SplitErrors:
     """Error rates of one set of models in one split, by method."""
 
-    models: Annotated[str, Column(figure="", header="set")]
-    split: int
-    best_single: Annotated[float, Column(figure="", header="best single")]
-    majority: Annotated[float, Column(figure="")]
-    exp4_full: Annotated[float, Column(figure="", header="exp4-full")]
-    as_the_paper: Annotated[float, Column(figure="", header="as the paper")]
+    models: str
+    split: Annotated[int, ONLY_TABLE]
+    errors: Mapping[str, float]
     #: Queries and wrong answers of exp4-full by bucket.
     counts: tuple[tuple[int, int], ...]
 
@@ -103,7 +100,7 @@ def measure(setting: Setting) -> Iterator[SplitErrors]:
 
 def _errors(name: str, split: int, names: list[str], votes: Array, labels: Array) -> SplitErrors:
     counts = np.zeros((len(BUCKETS), 2), np.int64)
-    errors: dict[str, float] = {}
+    errors = {"best single": float((votes != labels).mean(axis=1).min())}
     for method, (kind, options) in POLICIES.items():
         policy = make_policy(kind, options)
         state = policy.init(names)
@@ -114,23 +111,18 @@ def _errors(name: str, split: int, names: list[str], votes: Array, labels: Array
             combined, observation = ask(policy, state, query, said, truth)
             wrong = combined.label != truth
             num_wrong += wrong
-            if method == "exp4_full":
+            if method == "exp4-full":
                 agreeing = round(combined.agreement * len(names))
                 counts[min(5 - agreeing, 2)] += (1, wrong)
             state = policy.observe(state, observation)
         errors[method] = num_wrong / len(labels)
-    return SplitErrors(
-        models=name,
-        split=split,
-        best_single=float((votes != labels).mean(axis=1).min()),
-        counts=tuple((number, wrong) for number, wrong in counts.tolist()),
-        **errors,
-    )
+    rows = tuple((number, wrong) for number, wrong in counts.tolist())
+    return SplitErrors(models=name, split=split, errors=errors, counts=rows)
 
 
 def gain(points: Sequence[SplitErrors], method: str) -> tuple[float, float, int]:
     """Relative error saved against the best single model: mean, half of its 95 % interval, splits with a gain."""
-    best, ours = (np.array([getattr(p, name) for p in points]) for name in ("best_single", method))
+    best, ours = (np.array([p.errors[name] for p in points]) for name in ("best single", method))
     saved = (best - ours) / best
     # Two-sided Student's t for a few dozen splits is close to 2.1.
     half = 2.1 * float(saved.std(ddof=1)) / math.sqrt(len(saved)) if len(saved) > 1 else 0.0
@@ -143,16 +135,27 @@ def figures_of(setting: Setting, points: Sequence[SplitErrors]) -> dict[str, flo
     for name in setting.sets:
         mine = [point for point in points if point.models == name]
         for method in METHODS:
-            key = f"{name}_{method}"
-            figures[f"{key}_error"] = float(np.mean([getattr(point, method) for point in mine]))
-            if method != "best_single":
+            key = key_of(name, method)
+            figures[f"{key}_error"] = float(np.mean([point.errors[method] for point in mine]))
+            if method in POLICIES:
                 figures[f"{key}_gain"], figures[f"{key}_gain_ci95"], better = gain(mine, method)
                 figures[f"{key}_splits_better"] = better
         counts = np.sum([point.counts for point in mine], axis=0)
         for bucket, (number, wrong) in zip(BUCKETS, counts.tolist(), strict=True):
-            figures[f"{name}_{bucket}_share"] = number / float(counts[:, 0].sum())
-            figures[f"{name}_{bucket}_error"] = wrong / max(number, 1)
+            figures[f"{key_of(name, bucket)}_share"] = number / float(counts[:, 0].sum())
+            figures[f"{key_of(name, bucket)}_error"] = wrong / max(number, 1)
     return figures
+
+
+def key_of(models: str, what: str) -> str:
+    """How the figures of a method, or of a bucket, begin."""
+    return f"{models}_{what.replace(' ', '_').replace('-', '_')}"
+
+
+def table(_setting: Setting, points: Sequence[SplitErrors]) -> Iterator[Row]:
+    """A row for each split of each set, a column for each method."""
+    for point in points:
+        yield {"set": point.models, "split": point.split, **point.errors}
 
 
 def panels(setting: Setting, points: Sequence[SplitErrors]) -> list[list[Panel]]:
@@ -163,7 +166,7 @@ def panels(setting: Setting, points: Sequence[SplitErrors]) -> list[list[Panel]]
         return [
             Curve(
                 x=[place + 0.1 * number for place in range(len(names))],
-                y=[figures[f"{models}_{name}_error"] for name in names],
+                y=[figures[f"{key_of(models, name)}_error"] for name in names],
                 label=f"{models} models",
                 colour=COLOURS[number],
                 line="none",
@@ -179,7 +182,7 @@ def panels(setting: Setting, points: Sequence[SplitErrors]) -> list[list[Panel]]
                 x="",
                 y="share of wrong answers",
                 curves=errors(names),
-                x_ticks={float(at): name.replace("_", " ") for at, name in enumerate(names)},
+                x_ticks={float(at): name for at, name in enumerate(names)},
             )
             for title, names in (
                 ("An ensemble of equals errs less than its best", METHODS),
@@ -195,6 +198,7 @@ STUDY = Study(
     ask=measure,
     key="{models}_{split}",
     figures=figures_of,
+    tables={"": table},
     panels=panels,
     extra=lambda *_: {
         "data": "scikit-learn digits, 8 x 8, split by form; not the paper's ImageNet and CIFAR-10",

@@ -23,7 +23,7 @@ from experiments.digits.images import Array, load
 from experiments.digits.models import FAULTS, five_kinds, predict, train
 from experiments.digits.stream import Delays, Trail, follow
 from experiments.study.pictures import BLACK, COLOURS, Curve, Panel
-from experiments.study.study import ONLY_TABLE, Column, Study
+from experiments.study.study import ONLY_TABLE, Row, Study
 
 _LAST_TRAINING_FORM = 6
 _LAST_FORM = 13
@@ -86,20 +86,6 @@ class Answered:
     returned: float | None
     #: Cumulative error over the stream.
     curve: Array = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One policy, or one fixed choice: the means of all seeds."""
-
-    policy: str
-    cumulative: Annotated[float, Column(header="cumulative error")]
-    before: Annotated[float, Column(header="before error")]
-    failed: Annotated[float, Column(header="failed error")]
-    after: Annotated[float, Column(header="after error")]
-    last_quarter: Annotated[float, Column(header="last quarter error")]
-    spread: Annotated[float, Column(header="cumulative sd")]
-    least_returned: Annotated[float | str, Column(header="returned, least seed")]
 
 
 def measure(setting: Setting) -> Iterator[Answered]:
@@ -166,29 +152,36 @@ def _policy(name: str) -> Policy[Any]:
     return make_policy(kind, options)
 
 
-def table(_setting: Setting, points: Sequence[Answered]) -> list[Row]:
-    """A row for each policy and each fixed choice."""
-    by_name: dict[str, list[Answered]] = {}
+def _by_name(points: Sequence[Answered]) -> dict[str, list[Answered]]:
+    found: dict[str, list[Answered]] = {}
     for point in points:
-        by_name.setdefault(point.name, []).append(point)
-    return [
-        Row(
-            policy=name,
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def table(_setting: Setting, points: Sequence[Answered]) -> Iterator[Row]:
+    """A row for each policy and each fixed choice: the means of all seeds."""
+    for name, mine in _by_name(points).items():
+        yield {
+            "policy": name,
             **{
-                column: float(np.mean([getattr(p, column) for p in mine]))
-                for column in ("cumulative", "before", "failed", "after", "last_quarter")
+                f"{phase.replace('_', ' ')} error": float(
+                    np.mean([getattr(p, phase) for p in mine])
+                )
+                for phase in ("cumulative", "before", "failed", "after", "last_quarter")
             },
-            spread=float(np.std([p.cumulative for p in mine])),
-            least_returned=min((p.returned for p in mine if p.returned is not None), default=""),
-        )
-        for name, mine in by_name.items()
-    ]
+            "cumulative sd": float(np.std([p.cumulative for p in mine])),
+            "returned, least seed": min(
+                (p.returned for p in mine if p.returned is not None), default=""
+            ),
+        }
 
 
 def figures_of(setting: Setting, points: Sequence[Answered]) -> dict[str, float]:
     """The numbers that are quoted."""
-    errors = {row.policy: row.cumulative for row in table(setting, points)}
-    ours, static = ([p for p in points if p.name == name] for name in (DEFAULT, "best static"))
+    by_name = _by_name(points)
+    errors = {n: float(np.mean([p.cumulative for p in mine])) for n, mine in by_name.items()}
+    ours, static = by_name[DEFAULT], by_name["best static"]
     figures = {
         "cumulative_error": errors[DEFAULT],
         "returns_to_best": float(all(p.returned is not None and p.returned > 0.5 for p in ours)),
@@ -239,6 +232,7 @@ def panels(setting: Setting, points: Sequence[Answered]) -> list[list[Panel]]:
                 curves=curves,
                 marks={failure.start: "the best model fails", failure.stop: "and recovers"},
                 y_range=(0, 0.4),
+                legend="upper right",
             )
         ]
     ]

@@ -147,7 +147,9 @@ def test_five_small_forests_err_apart_and_agreement_tells() -> None:
     # Whoever settles on one of them gives that away.
     assert figures["alike_exp4_full_error"] < figures["alike_best_single_error"]
     assert figures["alike_5_agree_error"] < figures["alike_fewer_error"]
-    assert sum(figures[f"alike_{bucket}_share"] for bucket in fig7.BUCKETS) == pytest.approx(1)
+    assert sum(
+        figures[f"{fig7.key_of('alike', bucket)}_share"] for bucket in fig7.BUCKETS
+    ) == pytest.approx(1)
 
 
 def test_ones_own_group_s_model_errs_less_than_another_s_and_feedback_helps() -> None:

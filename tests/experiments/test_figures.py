@@ -16,8 +16,6 @@ from experiments.clockwork_paper import (
     fig5,
     fig6,
     fig7,
-    fig7_left,
-    fig7_right,
     fig9,
     scale,
 )
@@ -85,7 +83,7 @@ QUICK_SCALE = scale.Setting(
     ),
 )
 
-QUICK7 = fig7_left.Setting(
+QUICK7 = fig7.Setting(
     policies=COMPARED,
     nums_models=(12,),
     rates_rps=(600, 2400),
@@ -178,40 +176,32 @@ def test_a_point_of_figure_5_is_the_same_again(
     assert fig5.measure(QUICK5, "clockwork", 25) == quick5[0][0]
 
 
-Halves = tuple[list[fig7_left.Stages], list[fig7_right.Shared]]
-
-
 @pytest.fixture(scope="module")
-def quick7(tmp_path_factory: pytest.TempPathFactory) -> tuple[Halves, Path]:
+def quick7(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig7.Stages], Path]:
     directory = tmp_path_factory.mktemp("fig7")
-    return fig7.produce(QUICK7, directory), directory
+    return fig7.STUDY.produce(QUICK7, directory), directory
 
 
-def test_no_policy_of_figure_7_beats_its_bound(quick7: tuple[Halves, Path]) -> None:
-    left, right = quick7[0]
-    curves: list[fig7_left.Stages | fig7_right.Shared] = [*left, *right]
-    for curve in curves:
-        pairs = zip(curve.satisfaction, curve.bound, strict=True)
-        assert all(0 <= share <= bound <= 1 for share, bound in pairs), curve
-    for shared in right:
-        pairs = zip(shared.bc_rps, shared.bc_bound_rps, strict=True)
-        assert all(0 <= rps <= bound for rps, bound in pairs), shared
+def test_no_policy_of_figure_7_beats_its_bound(quick7: tuple[list[fig7.Stages], Path]) -> None:
+    for point in quick7[0]:
+        pairs = zip(point.satisfaction, point.satisfaction_bound, strict=True)
+        assert all(0 <= share <= bound <= 1 for share, bound in pairs), point
+        pairs = zip(point.bc_rps, point.bc_bound_rps, strict=True)
+        assert all(0 <= rps <= bound for rps, bound in pairs), point
 
 
 def test_figure_7_is_met_at_large_slos_and_not_at_the_execution_time_itself(
-    quick7: tuple[Halves, Path],
+    quick7: tuple[list[fig7.Stages], Path],
 ) -> None:
-    left, right = quick7[0]
-    curves: list[fig7_left.Stages | fig7_right.Shared] = [*left, *right]
-    for curve in curves:
-        assert curve.satisfaction[0] < fig7_left.SATISFIED <= curve.satisfaction[-1]
+    for point in quick7[0]:
+        assert point.satisfaction[0] < fig7.SATISFIED <= point.satisfaction[-1]
 
 
 def test_batch_clients_get_what_is_left_and_more_when_latency_sensitive_ones_are_refused(
-    quick7: tuple[Halves, Path],
+    quick7: tuple[list[fig7.Stages], Path],
 ) -> None:
-    for shared in quick7[0][1]:
-        if shared.num_bc:
+    for shared in quick7[0]:
+        if shared.mix.num_bc:
             assert shared.bc_rps[-1] > 0.5 * shared.bc_bound_rps[-1]
             if shared.policy == "clockwork":  # edf_mh keeps GPUs free whether or not that helps
                 assert shared.bc_rps[0] > shared.bc_rps[-1]
@@ -219,8 +209,11 @@ def test_batch_clients_get_what_is_left_and_more_when_latency_sensitive_ones_are
             assert set(shared.bc_rps) == {0.0}
 
 
-def test_figure_7_leaves_numbers_tables_and_a_picture(quick7: tuple[Halves, Path]) -> None:
-    (left, right), directory = quick7
+def test_figure_7_leaves_numbers_tables_and_a_picture(
+    quick7: tuple[list[fig7.Stages], Path],
+) -> None:
+    points, directory = quick7
+    right = [point for point in points if point.mix in QUICK7.right]
     figures = json.loads((directory / "fig7.json").read_text())["figures"]
     for case in ("n12_r600", "n12_r2400"):
         bound = figures[f"bound_{case}_slo_multiple"]
@@ -228,17 +221,17 @@ def test_figure_7_leaves_numbers_tables_and_a_picture(quick7: tuple[Halves, Path
         assert f"paper_{case}_slo_multiple" in figures
     bound = figures["bound_ls_slo_multiple"]
     assert bound <= figures["clockwork_m0_slo_multiple"] <= figures["clockwork_m12c16_slo_multiple"]
-    assert figures["paper_m12c16_slo_multiple"] == fig7_right.PAPER_MULTIPLE
+    assert figures["paper_m12c16_slo_multiple"] == 11.4
     assert 0 < figures["clockwork_m12c16_slo50_bc_bound_share_pct"] <= 100
-    assert len(_rows(directory / "fig7_left.csv")) == QUICK7.num_stages * len(left)
+    assert len(_rows(directory / "fig7_left.csv")) == QUICK7.num_stages * (len(points) - len(right))
     assert len(_rows(directory / "fig7_right.csv")) == QUICK7.num_stages * len(right)
     assert (directory / "fig7.png").stat().st_size > 10_000
 
 
-def test_a_run_of_figure_7_is_the_same_again(quick7: tuple[Halves, Path]) -> None:
-    left, right = quick7[0]
-    assert fig7_left.measure(QUICK7, "clockwork", 12, 600) == left[0]
-    assert fig7_right.measure(QUICK7, "clockwork", 0, 0) == right[0]
+def test_a_run_of_figure_7_is_the_same_again(quick7: tuple[list[fig7.Stages], Path]) -> None:
+    for point in quick7[0]:
+        if point.policy == "clockwork" and point.case in ("n12_r600", "m0"):
+            assert fig7.measure(QUICK7, "clockwork", point.mix) == point
 
 
 @pytest.mark.parametrize(
@@ -248,7 +241,7 @@ def test_a_run_of_figure_7_is_the_same_again(quick7: tuple[Halves, Path]) -> Non
 def test_a_multiple_is_met_only_when_all_above_it_are(
     satisfaction: list[float], multiple: float | None
 ) -> None:
-    assert fig7_left.lowest_multiple(satisfaction) == multiple
+    assert fig7.lowest_multiple(satisfaction) == multiple
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +310,7 @@ def test_figure_6_refuses_stretches_that_are_not_whole_buckets() -> None:
 @pytest.fixture(scope="module")
 def quick9(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig9.Errors], Path]:
     directory = tmp_path_factory.mktemp("fig9")
-    return fig9.produce(QUICK9, directory), directory
+    return fig9.STUDY.produce(QUICK9, directory), directory
 
 
 def test_the_estimator_of_figure_9_errs_to_the_safe_side_and_by_as_much_as_the_noise(
@@ -330,9 +323,9 @@ def test_the_estimator_of_figure_9_errs_to_the_safe_side_and_by_as_much_as_the_n
         assert result.under_share("infer_completion") < result.under_share("infer")
         assert 0 < result.goodput_rps <= result.bound_rps
         for quantity in fig9.QUANTITIES:
-            num = len(result.over_us(quantity)) + len(result.under_us(quantity))
+            num = sum(len(errors_us) for errors_us in result.by_sign_us(quantity).values())
             assert num <= len(result.errors_ns[quantity])
-    assert noisy.over_us("infer").mean() > 3 * quiet.over_us("infer").mean()
+    assert noisy.by_sign_us("infer")["over"].mean() > 3 * quiet.by_sign_us("infer")["over"].mean()
 
 
 def test_figure_9_without_noise_predicts_every_duration(
