@@ -124,12 +124,12 @@ class Study(Generic[SettingT, PointT]):
         show(compared)
         if self.panels is not None:
             draw(directory / f"{self.name}.png", self.panels(setting, points))
-        seed = getattr(setting, "seed", None)
+        seeds = getattr(setting, "seeds", None) or [getattr(setting, "seed", None)]
         write_results(
             self.name,
             figures,
             command=f"python -m experiments {self.name} {options}".rstrip(),
-            seeds=[] if seed is None else [seed],
+            seeds=[seed for seed in seeds if seed is not None],
             extra={
                 "comparison": compared,
                 "setting": asdict(setting),  # type: ignore[call-overload]
@@ -203,12 +203,14 @@ def point_figures(key: str, point: object) -> dict[str, float]:
 
 
 def said(key: str, point: object) -> str:
-    """One line about a point: its figures, without what all of their names have in common."""
-    start = f"{key.format(**{name: getattr(point, name) for name in columns_of(point)})}_"
-    figures = point_figures(key, point)
-    return f"{start[:-1]}: " + ", ".join(
-        f"{name.removeprefix(start)} {number:.4g}" for name, number in figures.items()
+    """One line about a point: its key, and its numbers."""
+    values = {name: getattr(point, name) for name in columns_of(point)}
+    numbers = (
+        f"{name} {value:.4g}"
+        for name, value in values.items()
+        if isinstance(value, int | float) and f"{{{name}" not in key
     )
+    return f"{key.format(**values)}: {', '.join(numbers)}"
 
 
 def beside_paper(
