@@ -24,7 +24,10 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from clockwright.errors import ConfigError
 from experiments.results_file import RESULTS, add_results, write_results
 from experiments.study.pictures import Panel, draw
-from experiments.study.report import NOTABLE_GAP, show, write_csv
+from experiments.study.report import write_csv
+
+# A gap to the paper beyond this share needs a reason.
+_NOTABLE_GAP = 0.10
 
 SettingT = TypeVar("SettingT")
 PointT = TypeVar("PointT")
@@ -132,7 +135,7 @@ class Study(Generic[SettingT, PointT]):
             write_csv(target, list(table[0]), (list(row.values()) for row in [*kept, *table]))
         figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
-        show(compared)
+        _show(compared)
         command = f"python -m experiments {self.name} {options}{' --add' * add}".rstrip()
         about = {
             "comparison": compared,
@@ -281,10 +284,20 @@ def beside_paper(
                     "ours": figures[key],
                     "paper": paper.number,
                     "gap_pct": 100 * gap,
-                    "reason": paper.why if abs(gap) > NOTABLE_GAP else "",
+                    "reason": paper.why if abs(gap) > _NOTABLE_GAP else "",
                 }
             )
     return table
+
+
+def _show(table: Iterable[Mapping[str, float | str]]) -> None:
+    """Print what is beside the paper; a reason that several numbers share, once."""
+    before = ""
+    for row in table:
+        reason = str(row["reason"])
+        print(f"{row['figure']}: {row['ours']:.4g}, paper {row['paper']:.4g}", end="")
+        print(f" ({row['gap_pct']:+.0f} %) {reason if reason != before else ''}".rstrip())
+        before = reason or before
 
 
 # --- the command line -----------------------------------------------------------------------------
