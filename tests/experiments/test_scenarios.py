@@ -11,10 +11,11 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7_left, fig9, scale
-from experiments.clockwork_paper.cases import closed, poisson, pressed, resnets, zoo
-from experiments.policies import ablation, edf_mh
+from experiments.clockwork_paper.cases import closed
+from experiments.policies import ablation, edf_mh, floors
 from experiments.policies.edf_mh import COMPARED, Row
-from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
+from experiments.policies.floors import FORMS, SCENARIOS
+from experiments.policies.scenario_runs import ScenarioOutcome, measure
 from experiments.policies.scenarios import (
     NOISE_MODELS,
     Scenario,
@@ -31,65 +32,17 @@ from experiments.simulator import Case, run
 from experiments.study.compared import POLICIES
 from modelzoo.profile import load_profile
 
-OVERLOAD = Scenario(
-    "small",
-    "overload",
-    lambda seed: poisson(
-        resnets(12),
-        seed,
-        num_gpus=2,
-        rate_rps=1800,
-        slo_ns=25 * NS_PER_MS,
-        duration_ns=2 * NS_PER_S,
-    ),
-    NS_PER_S,
-)
-PRESSED = Scenario(
-    "small",
-    "zoo",
-    lambda seed: pressed(
-        zoo(60, seed),
-        seed,
-        zipf=0.8,
-        num_gpus=1,
-        num_pages=100,
-        rate_rps=300,
-        slo_ns=100 * NS_PER_MS,
-        duration_ns=2 * NS_PER_S,
-    ),
-    NS_PER_S,
-    bound="memory",
-)
-CLOSED = Scenario(
-    "small",
-    "fig5",
-    lambda seed: closed(seed, slo_ms=50, duration_ns=2 * NS_PER_S),
-    NS_PER_S,
-    bound="rate",
-)
+OVERLOAD, _, CLOSED = SCENARIOS
 
 
-# The shares are two points below what each policy reached when they were set. Nothing in them depends on
-# the machine.
-@pytest.mark.parametrize(
-    ("scenario", "least"),
-    [
-        pytest.param(OVERLOAD, {"clockwork": 0.75, "edf_mh": 0.85}, id=OVERLOAD.key),
-        pytest.param(PRESSED, {"clockwork": 0.68, "edf_mh": 0.87}, id=PRESSED.key),
-        pytest.param(CLOSED, {"clockwork": 0.81, "edf_mh": 0.93}, id=CLOSED.key),
-    ],
-)
-def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(
-    scenario: Scenario, least: dict[str, float]
-) -> None:
-    bound = bound_of(scenario, 1)
-    outcomes = {
-        name: measure(scenario, POLICIES[name], 1, bound=bound) for name in ("clockwork", "edf_mh")
-    }
-    for name, outcome in outcomes.items():
-        assert 0 < outcome.answered <= bound
-        assert outcome.bound_share > least[name], name
-    assert outcomes["edf_mh"].bound_share > outcomes["clockwork"].bound_share + 0.05
+def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(tmp_path: Path) -> None:
+    outcomes: dict[tuple[str, str], ScenarioOutcome] = FORMS["scenarios"](tmp_path)
+    assert floors.faults("scenarios", tmp_path) == []
+    for scenario in SCENARIOS:
+        theirs, ours = (outcomes[scenario.key, policy] for policy in ("clockwork", "edf_mh"))
+        for outcome in (theirs, ours):
+            assert 0 < outcome.answered <= outcome.bound
+        assert ours.bound_share > theirs.bound_share + 0.05
 
 
 def test_a_device_that_takes_a_moment_to_begin_costs_no_more_than_that_moment() -> None:
@@ -294,10 +247,8 @@ def test_what_the_core_costs_is_put_beside_what_was_recorded(
 
 
 def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
-    setting = edf_mh.Setting(
-        seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1, cost=False
-    )
-    rows = edf_mh.produce(setting, tmp_path)
+    rows: list[Row] = FORMS["edf_mh"](tmp_path)
+    assert floors.faults("edf_mh", tmp_path) == []
     assert [row.policy for row in rows] == list(COMPARED)
     figures = json.loads((tmp_path / "edf_mh.json").read_text())["figures"]
     assert figures["worst_vs_clockwork_points"] > -0.2
