@@ -5,7 +5,7 @@ modelled devices, and on the processor with real networks. Beside each run the s
 with what was measured of the server in calibration runs before (`truth` says how far apart the two are).
 
 A pair of policies is *told apart* by the simulator when a figure of theirs differs by more than the
-simulator is held to, 3 % of goodput or 10 % of a median latency (`truth.AIMS`). The number to look at is
+simulator is held to, 3 % of goodput or 10 % of a median latency (`study.aims`). The number to look at is
 how many of these pairs have the same order live.
 """
 

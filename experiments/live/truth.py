@@ -32,12 +32,13 @@ from experiments.live.calibration import Calibration, calibrate, calibration_wor
 from experiments.live.live_run import LiveModel, LiveRun, play
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, HostedModel, run, summarise
+from experiments.study.aims import limit_of
 from experiments.study.report import picture, write_csv
 from modelzoo.profile import Noise, Profile, ProfileRow
 from traces.arrivals import Bursty, ClosedLoop, Poisson, Recorded, Source, Workload
 
-# Largest gaps that the comparison aims at, in per cent.
-AIMS = {"goodput": 3.0, "p50": 10.0, "p99": 10.0}
+#: Largest gaps that the comparison aims at, in per cent.
+AIMS = {metric: limit_of("truth", f"{metric}_gap_pct") for metric in ("goodput", "p50", "p99")}
 
 _BUCKET_NS = NS_PER_S // 2
 
