@@ -268,7 +268,7 @@ _GOODPUT = re.compile(r"edf_mh_.*(bound_share|goodput)_pct")
 class Taken:
     """All that a form has left."""
 
-    #: Of all that its record says, what no machine changes, with ten significant digits.
+    #: Its record's numbers, but for those that tell of the machine; with ten significant digits.
     figures: Mapping[str, float]
     #: SHA-256 of each table.
     tables: Mapping[str, str]
