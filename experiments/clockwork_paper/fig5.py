@@ -31,7 +31,7 @@ from experiments.clockwork_paper.cases import ARCHITECTURE, closed
 from experiments.simulator import Case
 from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
 from experiments.study.pictures import COLOURS, Curve, Panel, colour_of, tail, tail_percentiles
-from experiments.study.study import ONLY_RECORD, SHARE, Column, Paper, Study, over
+from experiments.study.study import ONLY_RECORD, SHARE, Column, Paper, Row, Study, over, own_rows
 from modelzoo.profile import load_profile
 
 #: Share of requests, in percent, at which latencies are kept; spread out towards the tail.
@@ -70,16 +70,6 @@ class SloPoint:
     p99_ms: Annotated[float, ONLY_RECORD]
     #: Latency at each of `PERCENTILES`.
     latency_ms: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdfRow:
-    """Latency of one policy at one SLO, at one of `PERCENTILES`."""
-
-    policy: str
-    slo_ms: int
-    percentile: float
-    latency_ms: float
 
 
 def case_of(setting: Setting, policy: str, slo_ms: int) -> Case:
@@ -146,16 +136,16 @@ def collapses(_setting: Setting, points: Sequence[SloPoint]) -> dict[str, float]
     return found
 
 
-def cdf(_setting: Setting, points: Sequence[SloPoint]) -> Iterator[CdfRow]:
+def cdf(_setting: Setting, points: Sequence[SloPoint]) -> Iterator[Row]:
     """Rows of `fig5_cdf.csv`."""
     for point in points:
         for percentile, latency_ms in zip(PERCENTILES, point.latency_ms, strict=True):
-            yield CdfRow(
-                policy=point.policy,
-                slo_ms=point.slo_ms,
-                percentile=percentile,
-                latency_ms=latency_ms,
-            )
+            yield {
+                "policy": point.policy,
+                "slo_ms": point.slo_ms,
+                "percentile": percentile,
+                "latency_ms": latency_ms,
+            }
 
 
 def panels(setting: Setting, points: Sequence[SloPoint]) -> list[list[Panel]]:
@@ -233,7 +223,7 @@ STUDY = Study(
     ask=over(measure, policy="policies", slo_ms="slos_ms"),
     key="{policy}_slo{slo_ms}",
     figures=collapses,
-    tables={"_cdf": cdf},
+    tables={"": own_rows, "_cdf": cdf},
     paper=PAPER,
     panels=panels,
 )

@@ -21,7 +21,7 @@ from typing import Any
 
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from experiments.bench import core as bench_core
-from experiments.clockwork_paper.fig7_left import SATISFIED, lowest_multiple
+from experiments.clockwork_paper.fig7 import SATISFIED, lowest_multiple
 from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.policies.scenarios import Scenario, named, scenarios
 from experiments.results_file import RESULTS, add_results, write_results

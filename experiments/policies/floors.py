@@ -28,7 +28,6 @@ from experiments.clockwork_paper import (
     fig5,
     fig6,
     fig7,
-    fig7_left,
     fig8,
     fig9,
     scale,
@@ -76,7 +75,7 @@ QUICK6 = fig6.Setting(
     noise=Noise(),
 )
 
-QUICK7 = fig7_left.Setting(
+QUICK7 = fig7.Setting(
     policies=COMPARED,
     nums_models=(12,),
     rates_rps=(600, 2400),
@@ -245,11 +244,11 @@ def play_unseen(directory: Path) -> list[unseen.PolicyRow]:
 #: By name of the record whose short form it is: leaves its files in a folder, and returns what the figure does.
 FORMS: Mapping[str, Callable[[Path], Any]] = {
     "fig5": lambda directory: fig5.STUDY.produce(QUICK5, directory),
-    "fig6": lambda directory: fig6.produce(QUICK6, directory),
-    "fig7": lambda directory: fig7.produce(QUICK7, directory),
+    "fig6": lambda directory: fig6.STUDY.produce(QUICK6, directory),
+    "fig7": lambda directory: fig7.STUDY.produce(QUICK7, directory),
     "fig8": play_replay,
-    "fig9": lambda directory: fig9.produce(QUICK9, directory),
-    "scale": lambda directory: scale.produce(QUICK_SCALE, directory),
+    "fig9": lambda directory: fig9.STUDY.produce(QUICK9, directory),
+    "scale": lambda directory: scale.STUDY.produce(QUICK_SCALE, directory),
     "overload": lambda directory: overload.produce(QUICK_OVERLOAD, directory),
     "lanes": lanes.produce,
     "edf_mh": lambda directory: edf_mh.produce(QUICK_SHARES, directory),

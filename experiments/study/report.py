@@ -113,9 +113,12 @@ def compare(
 
 def show(table: Iterable[Mapping[str, float | str]]) -> None:
     """Print a table that `compare` made."""
+    before = ""
     for row in table:
+        reason = str(row["reason"])
         print(f"{row['figure']}: {row['ours']:.4g}, paper {row['paper']:.4g}", end="")
-        print(f" ({row['gap_pct']:+.0f} %) {row['reason']}".rstrip())
+        print(f" ({row['gap_pct']:+.0f} %) {reason if reason != before else ''}".rstrip())
+        before = reason or before
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class Column:
 SHARE = Column(figure="{key}_{name}_pct", factor=100.0)
 ONLY_TABLE = Column(figure="")
 ONLY_RECORD = Column(in_table=False)
+NO_COLUMN = Column(figure="", in_table=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,17 @@ class Paper:
     ours: tuple[str, ...] = ("{policy}_{key}",)
 
 
+#: A row of a table: its cells, by column.
+Row = Mapping[str, float | int | str]
+
+
+def own_rows(_setting: object, points: Sequence[object]) -> Iterator[Row]:
+    """The points themselves are a table's rows, a column for each field that has one."""
+    for point in points:
+        columns = columns_of(point).items()
+        yield {name: getattr(point, name) for name, column in columns if column.in_table}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study(Generic[SettingT, PointT]):
     """One question to the system, and all that is kept of the answers."""
@@ -67,14 +79,13 @@ class Study(Generic[SettingT, PointT]):
     setting: SettingT
     #: Asks, one point after the other.
     ask: Callable[[SettingT], Iterable[PointT]]
-    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`. Empty: points have no columns,
-    #: and `figures` and `tables` say all.
-    key: str = ""
+    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`.
+    key: str
     #: Figures that are not a point's own.
     figures: Callable[[SettingT, Sequence[PointT]], Mapping[str, float]] = lambda *_: {}
-    #: Further tables by what follows the study's name in theirs; rows are dataclasses, whose fields are columns.
-    tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Any]]] = field(
-        default_factory=dict
+    #: By what follows the study's name in a table's: its rows, of which all have the same columns.
+    tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Row]]] = field(
+        default_factory=lambda: {"": own_rows}
     )
     paper: tuple[Paper, ...] = ()
     #: What is drawn, row by row.
@@ -104,10 +115,10 @@ class Study(Generic[SettingT, PointT]):
         for point in self.ask(setting):
             points.append(point)
             print(said(self.key, point), flush=True)
-        if self.key:
-            write_table(directory / f"{self.name}.csv", points)
         for ending, rows in self.tables.items():
-            write_table(directory / f"{self.name}{ending}.csv", list(rows(setting, points)))
+            table = list(rows(setting, points))
+            cells = (list(row.values()) for row in table)
+            write_csv(directory / f"{self.name}{ending}.csv", list(table[0]), cells)
         figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
         show(compared)
@@ -131,7 +142,7 @@ class Study(Generic[SettingT, PointT]):
     def figures_of(self, setting: SettingT, points: Sequence[PointT]) -> dict[str, float]:
         """Name every number, the paper's too."""
         figures: dict[str, float] = {}
-        for point in points if self.key else ():
+        for point in points:
             figures |= point_figures(self.key, point)
         figures |= self.figures(setting, points)
         return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
@@ -187,20 +198,12 @@ def point_figures(key: str, point: object) -> dict[str, float]:
             values[name] * column.factor if column.factor != 1.0 else values[name]
         )
         for name, column in columns_of(point).items()
-        if column.figure and name not in axes
+        if column.figure and name not in axes and values[name] is not None
     }
-
-
-def write_table(target: Path, rows: Sequence[Any]) -> None:
-    """Write dataclasses, a column for each field that has one."""
-    names = [name for name, column in columns_of(rows[0]).items() if column.in_table]
-    write_csv(target, names, ([getattr(row, name) for name in names] for row in rows))
 
 
 def said(key: str, point: object) -> str:
     """One line about a point: its figures, without what all of their names have in common."""
-    if not key:
-        return str(point)
     start = f"{key.format(**{name: getattr(point, name) for name in columns_of(point)})}_"
     figures = point_figures(key, point)
     return f"{start[:-1]}: " + ", ".join(

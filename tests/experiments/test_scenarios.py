@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7_left, fig9, scale
+from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
 from experiments.clockwork_paper.cases import closed
 from experiments.policies import ablation, edf_mh, floors
 from experiments.policies.edf_mh import COMPARED, Row
@@ -94,7 +94,7 @@ def test_every_scenario_has_a_name_of_its_own() -> None:
 def test_every_case_of_the_paper_is_among_the_scenarios() -> None:
     groups = Counter(scenario.group for scenario in scenarios())
     assert groups["fig5"] == len(fig5.Setting().slos_ms)
-    seven = fig7_left.Setting()
+    seven = fig7.Setting()
     assert groups["fig7_left"] == (len(seven.nums_models) * len(seven.rates_rps) * seven.num_stages)
     assert groups["fig7_right"] == len(seven.scenarios) * seven.num_stages
     assert groups["scale"] == sum(

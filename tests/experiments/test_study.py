@@ -19,10 +19,12 @@ from experiments.study.study import (
     SHARE,
     Column,
     Paper,
+    Row,
     Study,
     beside_paper,
     from_command_line,
     over,
+    own_rows,
 )
 from modelzoo.profile import Noise
 
@@ -50,21 +52,13 @@ class Square:
     parts: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A row of a further table."""
-
-    size: int
-    side: float
-
-
 def measure(setting: Setting, policy: str, size: int) -> Square:
     area = float(size**2)
     return Square(policy=policy, size=size, area=area, busy=0.25, most=9.0, hidden_ms=1 / 3)
 
 
-def sides(_setting: Setting, points: Sequence[Square]) -> Iterator[Side]:
-    return (Side(size=point.size, side=point.area**0.5) for point in points)
+def sides(_setting: Setting, points: Sequence[Square]) -> Iterator[Row]:
+    return ({"size": point.size, "side": point.area**0.5} for point in points)
 
 
 def panels(_setting: Setting, points: Sequence[Square]) -> list[list[Panel]]:
@@ -82,7 +76,7 @@ STUDY = Study(
     ask=over(measure, policy="policies", size="sizes"),
     key="{policy}_size{size}",
     figures=lambda setting, points: {"num_points": float(len(points))},
-    tables={"_sides": sides},
+    tables={"": own_rows, "_sides": sides},
     paper=(
         Paper("size2_area", 4.1, "never told"),
         Paper("size1_area", 2.0, "smaller"),
