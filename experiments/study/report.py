@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.results_file import write_results
-from experiments.study.compared import POLICIES, Compared
+from experiments.study.compared import Compared
 
 # A gap to the paper beyond this share needs a reason.
 NOTABLE_GAP = 0.10
@@ -148,8 +148,3 @@ def picture(
         figure.savefig(target, dpi=120)
     finally:
         pyplot.close(figure)
-
-
-def colour_of(policy: str) -> str:
-    """The colour that a policy has in every picture."""
-    return f"C{list(POLICIES).index(policy)}"
