@@ -7,10 +7,14 @@ A study is named as its file, with its room before it where two rooms have files
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+
+from clockwright.errors import ClockwrightError
 
 #: What a room's studies have before the names of their files.
 PREFIXES = {
@@ -25,6 +29,8 @@ PREFIXES = {
     "study": "",
 }
 _HERE = Path(__file__).parent
+# A declared study, or one with a command line of its own.
+_RUNS = re.compile(r'^(STUDY = |if __name__ == "__main__":)', re.M)
 
 
 def studies() -> dict[str, str]:
@@ -32,7 +38,7 @@ def studies() -> dict[str, str]:
     found = {}
     for room, prefix in PREFIXES.items():
         for path in sorted((_HERE / room).rglob("*.py")):
-            if '\nif __name__ == "__main__":\n' in path.read_text(encoding="utf-8"):
+            if _RUNS.search(path.read_text(encoding="utf-8")):
                 package, stem = path.parent, path.stem
                 # A package that runs is named as its folder.
                 name = prefix + stem if stem != "__main__" else package.name
@@ -57,8 +63,14 @@ def main(arguments: list[str]) -> str | None:
     asked = called(name)
     if asked is None:
         return f"study is {name!r}, expected one of {', '.join(found)}"
-    sys.argv = [f"python -m experiments {asked}", *options]
-    runpy.run_module(found[asked], run_name="__main__", alter_sys=True)
+    if (study := getattr(import_module(found[asked]), "STUDY", None)) is not None:
+        try:
+            study.main(options)
+        except ClockwrightError as error:
+            return str(error)
+    else:
+        sys.argv = [f"python -m experiments {asked}", *options]
+        runpy.run_module(found[asked], run_name="__main__", alter_sys=True)
     return None
 
 

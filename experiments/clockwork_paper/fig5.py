@@ -17,9 +17,9 @@ mean is within 0.02 %. Only answers whose EXEC lies inside the time measured cou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,39 +27,19 @@ from numpy.typing import NDArray
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import Cost, density_rate
-from experiments.results_file import RESULTS
-from experiments.simulator import Case, Cluster, copies_of
-from experiments.study.report import Comparison, colour_of, picture, write_csv, write_figure
-from experiments.study.study import POLICIES, PREDICTIVE, Study, from_command_line, run_rows
+from experiments.clockwork_paper.cases import ARCHITECTURE, closed
+from experiments.simulator import Case
+from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
+from experiments.study.pictures import COLOURS, Curve, Panel, colour_of, tail, tail_percentiles
+from experiments.study.study import ONLY_RECORD, SHARE, Column, Paper, Row, Study, over, own_rows
 from modelzoo.profile import load_profile
-from traces.arrivals import ClosedLoop, Workload
-
-ARCHITECTURE = "resnet50_v1b"
-NUM_MODELS = 15
-CONCURRENCY = 16
-
-#: Section 6.1: "comparable throughput of approximately 800 r/s"; "latency remains at ~300ms".
-PAPER = {
-    "paper_slo500_goodput_rps": 800.0,
-    "paper_slo500_p50_ms": 300.0,
-    # The paper says so of Clipper and INFaaS: "their goodput collapses below a 100ms SLO".
-    "paper_collapse_slo_ms": 100.0,
-}
-_SLOWER_BATCH = (
-    "the paper's text has 20 ms for a batch of 16 where its Table 1, modelled here, has {} ms"
-)
-_LITTLE = (
-    "240 closed-loop clients of a policy that refuses nothing wait 240 / throughput, 249 ms at the best "
-    "density of Table 1, so no such policy meets 100 ms here; the paper ran INFaaS on other hardware and "
-    "does not say what became of the requests that Clipper could not answer"
-)
 
 #: Share of requests, in percent, at which latencies are kept; spread out towards the tail.
-PERCENTILES = tuple(round(float(100 * (1 - 10**-nines)), 4) for nines in np.arange(0, 4.01, 0.1))
+PERCENTILES = tail_percentiles(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Study):
+class Setting(Compared):
     """How much is simulated."""
 
     policies: tuple[str, ...] = (*PREDICTIVE, "clipper", "infaas")
@@ -76,38 +56,27 @@ class SloPoint:
     policy: str
     slo_ms: int
     goodput_rps: float
-    bound_rps: float
+    bound_rps: Annotated[float, Column(figure="bound_slo{slo_ms}_goodput_rps")]
     #: Goodput of the model that got least.
     worst_model_rps: float
     mean_batch_size: float
     #: Share of the time in which the GPU executes.
-    exec_busy: float
-    #: Latency at each of `PERCENTILES`.
-    latency_ms: tuple[float, ...]
+    exec_busy: Annotated[float, SHARE]
     #: From arrival to refusal.
     refusal_p50_ms: float
     refusal_p99_ms: float
-
-    def percentile_ms(self, percentile: float) -> float:
-        """Latency at one of `PERCENTILES`."""
-        return self.latency_ms[PERCENTILES.index(percentile)]
+    bound_share_pct: Annotated[float, ONLY_RECORD]
+    p50_ms: Annotated[float, ONLY_RECORD]
+    p99_ms: Annotated[float, ONLY_RECORD]
+    #: Latency at each of `PERCENTILES`.
+    latency_ms: tuple[float, ...]
 
 
 def case_of(setting: Setting, policy: str, slo_ms: int) -> Case:
     """Describe one run."""
-    models = copies_of(load_profile("table1").row_for(ARCHITECTURE), NUM_MODELS)
     end_ns = setting.warmup_ns + setting.measured_ns
-    loops = tuple(
-        ClosedLoop(model=model, concurrency=CONCURRENCY, slo_ns=slo_ms * NS_PER_MS, end_ns=end_ns)
-        for model in range(NUM_MODELS)
-    )
-    return Case(
-        workload=Workload(models=tuple(model.model_id for model in models), closed_loops=loops),
-        cluster=Cluster(models=models, noise=setting.noise),
-        duration_ns=end_ns,
-        scheduler=POLICIES[policy],
-        seed=setting.seed,
-    )
+    case = closed(setting.seed, slo_ms=slo_ms, duration_ns=end_ns, noise=setting.noise)
+    return replace(case, scheduler=POLICIES[policy])
 
 
 def measure(setting: Setting, policy: str, slo_ms: int) -> SloPoint:
@@ -135,181 +104,126 @@ def measure(setting: Setting, policy: str, slo_ms: int) -> SloPoint:
     (cost,) = {model.row.name: model.row for model in case.cluster.models}.values()
     seconds = setting.measured_ns / NS_PER_S
     heard_ms = np.concatenate(latencies) / NS_PER_MS
+    latency_ms = np.percentile(heard_ms, PERCENTILES, method="inverted_cdf").tolist()
+    goodput_rps = goodput.total() / seconds
+    bound_rps = density_rate([Cost(cost.exec_ns)], slo_ns=slo_ms * NS_PER_MS)
     return SloPoint(
         policy=policy,
         slo_ms=slo_ms,
-        goodput_rps=goodput.total() / seconds,
-        bound_rps=density_rate([Cost(cost.exec_ns)], slo_ns=slo_ms * NS_PER_MS),
+        goodput_rps=goodput_rps,
+        bound_rps=bound_rps,
+        bound_share_pct=100 * goodput_rps / bound_rps,
         worst_model_rps=min(goodput[model.model_id] for model in case.cluster.models) / seconds,
         mean_batch_size=total.mean_batch_size,
         exec_busy=result.summary.utilisation(total.exec_ns, setting.warmup_ns, end_ns),
-        latency_ms=tuple(np.percentile(heard_ms, PERCENTILES, method="inverted_cdf").tolist()),
+        p50_ms=latency_ms[min(range(len(PERCENTILES)), key=lambda i: abs(PERCENTILES[i] - 50))],
+        p99_ms=latency_ms[PERCENTILES.index(99.0)],
+        latency_ms=tuple(latency_ms),
         refusal_p50_ms=total.refusal_ns(50) / NS_PER_MS,
         refusal_p99_ms=total.refusal_ns(99) / NS_PER_MS,
     )
 
 
-def figures_of(points: Sequence[SloPoint]) -> dict[str, float]:
-    """Name every number."""
-    figures: dict[str, float] = {}
+def collapses(_setting: Setting, points: Sequence[SloPoint]) -> dict[str, float]:
+    """By policy, the lowest SLO from which on it keeps at least half of its goodput at the largest SLO."""
+    found: dict[str, float] = {}
+    for policy in dict.fromkeys(point.policy for point in points):
+        ordered = sorted((p for p in points if p.policy == policy), key=lambda p: -p.slo_ms)
+        for point in ordered:
+            if not point.goodput_rps or point.goodput_rps < ordered[0].goodput_rps / 2:
+                break
+            found[f"{policy}_collapse_slo_ms"] = point.slo_ms
+    return found
+
+
+def cdf(_setting: Setting, points: Sequence[SloPoint]) -> Iterator[Row]:
+    """Rows of `fig5_cdf.csv`."""
     for point in points:
-        key = f"{point.policy}_slo{point.slo_ms}"
-        figures[f"{key}_goodput_rps"] = point.goodput_rps
-        figures[f"{key}_bound_share_pct"] = 100 * point.goodput_rps / point.bound_rps
-        figures[f"{key}_worst_model_rps"] = point.worst_model_rps
-        figures[f"{key}_mean_batch_size"] = point.mean_batch_size
-        figures[f"{key}_exec_busy_pct"] = 100 * point.exec_busy
-        figures[f"{key}_p50_ms"] = point.percentile_ms(_nearest(50))
-        figures[f"{key}_p99_ms"] = point.percentile_ms(99.0)
-        figures[f"{key}_refusal_p50_ms"] = point.refusal_p50_ms
-        figures[f"{key}_refusal_p99_ms"] = point.refusal_p99_ms
-        figures[f"bound_slo{point.slo_ms}_goodput_rps"] = point.bound_rps
-    for policy in dict.fromkeys(point.policy for point in points):
-        collapse_ms = collapse_of([point for point in points if point.policy == policy])
-        if collapse_ms is not None:
-            figures[f"{policy}_collapse_slo_ms"] = collapse_ms
-    return figures | PAPER
+        for percentile, latency_ms in zip(PERCENTILES, point.latency_ms, strict=True):
+            yield {
+                "policy": point.policy,
+                "slo_ms": point.slo_ms,
+                "percentile": percentile,
+                "latency_ms": latency_ms,
+            }
 
 
-def collapse_of(points: Sequence[SloPoint]) -> int | None:
-    """The lowest SLO from which on a policy keeps at least half of its goodput at the largest SLO.
-
-    None when its goodput at the largest SLO is 0.
-    """
-    *_, largest = ordered = sorted(points, key=lambda point: point.slo_ms)
-    if not largest.goodput_rps:
-        return None
-    met = largest.slo_ms
-    for point in reversed(ordered):
-        if point.goodput_rps < largest.goodput_rps / 2:
-            break
-        met = point.slo_ms
-    return met
-
-
-def _nearest(percentile: float) -> float:
-    return min(PERCENTILES, key=lambda other: abs(other - percentile))
-
-
-def comparisons(points: Sequence[SloPoint]) -> list[Comparison]:
-    """Our numbers that the paper's text has as well; policies that came after it have none there."""
-    row = load_profile("table1").row_for(ARCHITECTURE)
-    reason = _SLOWER_BATCH.format(row.exec_ns[16] / NS_PER_MS)
-    table = []
-    for policy in dict.fromkeys(point.policy for point in points):
-        if policy in ("clipper", "infaas"):
-            key = f"{policy}_collapse_slo_ms"
-            table.append(Comparison(key=key, paper_key="paper_collapse_slo_ms", reason=_LITTLE))
-        if policy == "clipper":
-            continue  # "substantially lower" is no number
-        for metric in ("goodput_rps", "p50_ms")[: 1 if policy == "infaas" else 2]:
-            key = f"{policy}_slo500_{metric}"
-            paper_key = f"paper_slo500_{metric}"
-            table.append(Comparison(key=key, paper_key=paper_key, reason=reason))
-    return table
-
-
-def produce(setting: Setting, directory: Path = RESULTS) -> list[SloPoint]:
-    """Measure everything and write `fig5.json`, `fig5.csv`, `fig5_cdf.csv` and `fig5.png`."""
-    points = []
-    for policy in setting.policies:
-        for slo_ms in setting.slos_ms:
-            point = measure(setting, policy, slo_ms)
-            points.append(point)
-            print(
-                f"{policy:>12} SLO {slo_ms:>3} ms: {point.goodput_rps:6.1f} r/s of at most "
-                f"{point.bound_rps:6.1f}, p99 {point.percentile_ms(99.0):6.1f} ms",
-                flush=True,
-            )
-    write_csv(
-        directory / "fig5.csv",
-        [
-            "policy",
-            "slo_ms",
-            "goodput_rps",
-            "bound_rps",
-            "worst_model_rps",
-            "mean_batch_size",
-            "exec_busy",
-            "refusal_p50_ms",
-            "refusal_p99_ms",
-        ],
-        [
-            (
-                point.policy,
-                point.slo_ms,
-                point.goodput_rps,
-                point.bound_rps,
-                point.worst_model_rps,
-                point.mean_batch_size,
-                point.exec_busy,
-                point.refusal_p50_ms,
-                point.refusal_p99_ms,
-            )
-            for point in points
-        ],
+def panels(setting: Setting, points: Sequence[SloPoint]) -> list[list[Panel]]:
+    """Goodput over the SLO, then a distribution of latencies for each policy."""
+    of = {policy: [p for p in points if p.policy == policy] for policy in setting.policies}
+    slos_ms = sorted(setting.slos_ms)
+    curves = [
+        Curve(
+            x=setting.slos_ms,
+            y=[point.goodput_rps for point in mine],
+            label=policy,
+            colour=colour_of(policy),
+            marker="o",
+        )
+        for policy, mine in of.items()
+    ]
+    bounds = [point.bound_rps for point in of[setting.policies[0]]]
+    curves.append(Curve(x=setting.slos_ms, y=bounds, label="bound", line=":"))
+    goodput = Panel(
+        title="Queues collapse as the SLO tightens",
+        x="SLO, ms",
+        y="answers in time, r/s",
+        curves=curves,
+        log_x=True,
+        x_ticks={float(slo): str(slo) for slo in slos_ms},
+        marks={100: "the paper's queues collapse"},
     )
-    write_csv(
-        directory / "fig5_cdf.csv",
-        ["policy", "slo_ms", "percentile", "latency_ms"],
-        [
-            (point.policy, point.slo_ms, percentile, latency_ms)
-            for point in points
-            for percentile, latency_ms in zip(PERCENTILES, point.latency_ms, strict=True)
-        ],
-    )
-    draw(points, directory / "fig5.png")
-    write_figure("fig5", figures_of(points), comparisons(points), setting, directory=directory)
-    return points
+    longest_ms = max(point.latency_ms[-1] for point in points)
+    tails = [
+        tail(
+            f"{policy}: when its clients hear",
+            "latency, refusals included, ms",
+            [
+                Curve(
+                    x=point.latency_ms,
+                    y=(),
+                    label=f"SLO {point.slo_ms} ms",
+                    colour=COLOURS[slos_ms.index(point.slo_ms) % len(COLOURS)],
+                )
+                for point in mine
+            ],
+            PERCENTILES,
+            x_range=(0, 1.05 * longest_ms),
+        )
+        for policy, mine in of.items()
+    ]
+    return [[goodput, *tails[:2]], tails[2:]]
 
 
-def draw(points: Sequence[SloPoint], target: Path) -> None:
-    """Goodput over SLO at the left, one CDF per policy at the right, tails stretched."""
-    from matplotlib import colormaps
+_EXEC_MS = load_profile("table1").row_for(ARCHITECTURE).exec_ns[16] / NS_PER_MS
+_SLOWER_BATCH = (
+    "the paper's text has 20 ms for a batch of 16 where its Table 1, modelled here, has "
+    f"{_EXEC_MS} ms"
+)
+_LITTLE = (
+    "240 closed-loop clients of a policy that refuses nothing wait 240 / throughput, 249 ms at the best "
+    "density of Table 1, so no such policy meets 100 ms here; the paper ran INFaaS on other hardware and "
+    "does not say what became of the requests that Clipper could not answer"
+)
+_REFUSING = tuple(f"{policy}_{{key}}" for policy in POLICIES if policy not in ("clipper", "infaas"))
 
-    policies = list(dict.fromkeys(point.policy for point in points))
-    slos_ms = sorted({point.slo_ms for point in points})
-    num = len(policies)
-    with picture(target, 1, 1 + num, size=(4 + 3 * num, 3.4)) as grid:
-        left, *panels = grid[0]
-        bounds = {point.slo_ms: point.bound_rps for point in points}
-        left.plot(slos_ms, [bounds[slo] for slo in slos_ms], color="black", ls=":", label="bound")
-        for policy in policies:
-            mine = sorted((p for p in points if p.policy == policy), key=lambda p: p.slo_ms)
-            left.plot(
-                [point.slo_ms for point in mine],
-                [point.goodput_rps for point in mine],
-                color=colour_of(policy),
-                marker="o",
-                label=policy,
-            )
-        left.set_xscale("log")
-        left.set_xticks(slos_ms, [str(slo) for slo in slos_ms])
-        left.minorticks_off()
-        left.set_ylim(bottom=0)
-        left.set_xlabel("SLO, ms")
-        left.set_ylabel("goodput, r/s")
-        left.legend(fontsize="small")
-        nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]
-        longest_ms = max(max(point.latency_ms) for point in points)
-        colours = colormaps["viridis"].resampled(len(slos_ms) + 1)
-        for panel, policy in zip(panels, policies, strict=True):
-            for point in points:
-                if point.policy == policy:
-                    colour = colours(slos_ms.index(point.slo_ms))
-                    panel.plot(point.latency_ms, nines, color=colour, label=f"{point.slo_ms} ms")
-            panel.set_title(policy, fontsize="medium")
-            panel.set_xlim(0, 1.05 * longest_ms)
-            panel.set_yticks(range(5), ["0", "90", "99", "99.9", "99.99"])
-            panel.set_xlabel("latency, refusals included, ms")
-        panels[0].set_ylabel("percentile")
-        panels[0].legend(title="SLO", fontsize="x-small", title_fontsize="x-small")
+#: Section 6.1. Of Clipper's goodput it says "substantially lower", which is no number.
+PAPER = (
+    # "comparable throughput of approximately 800 r/s".
+    Paper("slo500_goodput_rps", 800.0, _SLOWER_BATCH, (*_REFUSING, "infaas_{key}")),
+    # "latency remains at ~300ms".
+    Paper("slo500_p50_ms", 300.0, _SLOWER_BATCH, _REFUSING),
+    # Clipper and INFaaS: "their goodput collapses below a 100ms SLO".
+    Paper("collapse_slo_ms", 100.0, _LITTLE, ("clipper_{key}", "infaas_{key}")),
+)
 
-
-def main() -> None:
-    """Produce the figure."""
-    produce(from_command_line("Figure 5 of the paper.", Setting()))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="fig5",
+    setting=Setting(),
+    ask=over(measure, policy="policies", slo_ms="slos_ms"),
+    key="{policy}_slo{slo_ms}",
+    figures=collapses,
+    tables={"": own_rows, "_cdf": cdf},
+    paper=PAPER,
+    panels=panels,
+)

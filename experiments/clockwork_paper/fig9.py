@@ -25,9 +25,9 @@ alone.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,17 +36,17 @@ from clockwright.units import NS_PER_S, NS_PER_US
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.clockwork_paper import azure_replay
 from experiments.clockwork_paper.stretch import stretch_bound
-from experiments.results_file import RESULTS
 from experiments.simulator import Case, Faults, Network
-from experiments.study.report import Comparison, colour_of, picture, write_csv, write_figure
-from experiments.study.study import POLICIES, Study, from_command_line, run_rows
+from experiments.study.compared import POLICIES, Compared, run_rows
+from experiments.study.pictures import Curve, Panel, colour_of, tail, tail_percentiles
+from experiments.study.study import Column, Paper, Row, Study, over
 from modelzoo.profile import Noise
 
 #: Predicted quantities, each of one kind of action.
 QUANTITIES = ("infer", "load", "infer_completion", "load_completion")
 
 #: Section 6.5, "Predictable executions", in us; the completion error of INFER is "~1ms" there.
-_PAPER = {
+_PAPER_US = {
     "infer_over_p99_us": 250.0,
     "infer_under_p99_us": 250.0,
     "load_over_p99_us": 338.0,
@@ -60,7 +60,7 @@ _REASON = (
 )
 
 #: Share of the errors of one sign, in percent, at which they are kept; spread out towards the tail.
-PERCENTILES = tuple(round(float(100 * (1 - 10**-nines)), 4) for nines in np.arange(0, 5.01, 0.1))
+PERCENTILES = tail_percentiles(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ NOISE_MODELS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Study):
+class Setting(Compared):
     """How much is simulated. The noise of other figures is of no effect here."""
 
     noise_models: tuple[NoiseModel, ...] = NOISE_MODELS
@@ -106,21 +106,19 @@ class Errors:
     #: Errors by quantity, measured less predicted, ns; shape (action,).
     errors_ns: dict[str, NDArray[np.int64]]
     goodput_rps: float
-    bound_rps: float
+    bound_rps: Annotated[float, Column(figure="bound_{noise_model}_goodput_rps")]
+    bound_share_pct: float
 
-    def over_us(self, quantity: str) -> NDArray[np.float64]:
-        """How much faster than predicted the overpredicted actions were."""
+    def by_sign_us(self, quantity: str) -> dict[str, NDArray[np.float64]]:
+        """Sizes of the errors by sign: `over`, faster than predicted, and `under`; a sign without errors is left out."""
         errors = self.errors_ns[quantity]
-        return -errors[errors < 0] / NS_PER_US
-
-    def under_us(self, quantity: str) -> NDArray[np.float64]:
-        """How much slower than predicted the underpredicted actions were."""
-        errors = self.errors_ns[quantity]
-        return errors[errors > 0] / NS_PER_US
+        signed = {"over": -errors[errors < 0], "under": errors[errors > 0]}
+        return {sign: found / NS_PER_US for sign, found in signed.items() if len(found)}
 
     def under_share(self, quantity: str) -> float:
         """Share of all actions that were slower than predicted."""
-        return len(self.under_us(quantity)) / max(1, len(self.errors_ns[quantity]))
+        errors = self.errors_ns[quantity]
+        return int((errors > 0).sum()) / max(1, len(errors))
 
 
 def case_of(setting: Setting, policy: str, noise_model: NoiseModel) -> Case:
@@ -155,34 +153,29 @@ def measure(setting: Setting, policy: str, noise_model: NoiseModel) -> Errors:
 
     run_rows(case, take)
     seconds = setting.measured_ns / NS_PER_S
+    goodput_rps = answered / seconds
+    bound_rps = stretch_bound(case, measured.start, measured.stop)[0] / seconds
     return Errors(
         policy=policy,
         noise_model=noise_model.name,
         errors_ns={quantity: np.array(values, np.int64) for quantity, values in errors.items()},
-        goodput_rps=answered / seconds,
-        bound_rps=stretch_bound(case, measured.start, measured.stop)[0] / seconds,
+        goodput_rps=goodput_rps,
+        bound_rps=bound_rps,
+        bound_share_pct=100 * goodput_rps / bound_rps,
     )
 
 
-def figures_of(results: Sequence[Errors]) -> dict[str, float]:
-    """Name every number."""
+def figures_of(_setting: Setting, results: Sequence[Errors]) -> dict[str, float]:
+    """How far predictions were off."""
     figures: dict[str, float] = {}
     for result in results:
         key = f"{result.policy}_{result.noise_model}"
         for quantity in QUANTITIES:
             figures[f"{key}_{quantity}_under_pct"] = 100 * result.under_share(quantity)
-            for sign, errors_us in (
-                ("over", result.over_us(quantity)),
-                ("under", result.under_us(quantity)),
-            ):
-                if len(errors_us):
-                    p99_us = _percentiles(errors_us)[PERCENTILES.index(99.0)]
-                    figures[f"{key}_{quantity}_{sign}_p99_us"] = p99_us
-                    figures[f"{key}_{quantity}_{sign}_max_us"] = float(errors_us.max())
-        figures[f"{key}_goodput_rps"] = result.goodput_rps
-        figures[f"{key}_bound_share_pct"] = 100 * result.goodput_rps / result.bound_rps
-        figures[f"bound_{result.noise_model}_goodput_rps"] = result.bound_rps
-        figures |= {f"paper_{result.noise_model}_{name}": us for name, us in _PAPER.items()}
+            for sign, errors_us in result.by_sign_us(quantity).items():
+                p99_us = _percentiles(errors_us)[PERCENTILES.index(99.0)]
+                figures[f"{key}_{quantity}_{sign}_p99_us"] = p99_us
+                figures[f"{key}_{quantity}_{sign}_max_us"] = float(errors_us.max())
     return figures
 
 
@@ -192,98 +185,71 @@ def _percentiles(errors_us: NDArray[np.float64]) -> list[float]:
     return found
 
 
-def comparisons(results: Sequence[Errors]) -> list[Comparison]:
-    """Every number of the paper, beside ours under each noise model."""
+def rows(_setting: Setting, results: Sequence[Errors]) -> Iterator[Row]:
+    """Rows of `fig9.csv`."""
+    for result in results:
+        for quantity in QUANTITIES:
+            for sign, errors_us in result.by_sign_us(quantity).items():
+                for percentile, error_us in zip(PERCENTILES, _percentiles(errors_us), strict=True):
+                    yield {
+                        "policy": result.policy,
+                        "noise_model": result.noise_model,
+                        "quantity": quantity,
+                        "sign": sign,
+                        "percentile": percentile,
+                        "error_us": error_us,
+                    }
+
+
+def panels(setting: Setting, results: Sequence[Errors]) -> list[list[Panel]]:
+    """A row for each quantity, a column for each noise model; over- and underpredictions beside the paper's 99 %."""
     return [
-        Comparison(
-            key=f"{result.policy}_{result.noise_model}_{name}",
-            paper_key=f"paper_{result.noise_model}_{name}",
-            reason=_REASON,
-        )
-        for result in results
-        for name in _PAPER
+        [_panel(quantity, model.name, results) for model in setting.noise_models]
+        for quantity in QUANTITIES
     ]
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Errors]:
-    """Measure everything and write `fig9.json`, `fig9.csv` and `fig9.png`."""
-    results = []
-    for noise_model in setting.noise_models:
-        for policy in setting.policies:
-            result = measure(setting, policy, noise_model)
-            results.append(result)
-            print(
-                f"{policy} {noise_model.name}: {100 * result.under_share('infer'):.1f} % of INFERs and "
-                f"{100 * result.under_share('infer_completion'):.1f} % of their completions later "
-                "than predicted",
-                flush=True,
-            )
-    write_csv(
-        directory / "fig9.csv",
-        ["policy", "noise_model", "quantity", "sign", "percentile", "error_us"],
-        [
-            (result.policy, result.noise_model, quantity, sign, percentile, error_us)
-            for result in results
-            for quantity in QUANTITIES
-            for sign, errors_us in (
-                ("over", result.over_us(quantity)),
-                ("under", result.under_us(quantity)),
-            )
-            if len(errors_us)
-            for percentile, error_us in zip(PERCENTILES, _percentiles(errors_us), strict=True)
-        ],
+def _panel(quantity: str, noise_model: str, results: Sequence[Errors]) -> Panel:
+    curves = [
+        Curve(
+            x=_percentiles(errors_us),
+            y=(),
+            label=f"{result.policy}: {sign}predicted",
+            colour=colour_of(result.policy),
+            line={"over": "--", "under": "-"}[sign],
+        )
+        for result in results
+        if result.noise_model == noise_model
+        for sign, errors_us in result.by_sign_us(quantity).items()
+    ]
+    curves += [
+        Curve(x=[paper_us], y=[99.0], label=f"paper: {sign}predicted", line="", marker=marker)
+        for sign, marker in (("over", "x"), ("under", "+"))
+        if (paper_us := _PAPER_US.get(f"{quantity}_{sign}_p99_us"))
+    ]
+    kind, _, completion = quantity.partition("_")
+    what = "end" if completion else "duration"
+    return tail(
+        f"How far the {what} of a {kind.upper()} is off, {noise_model}",
+        "error, us",
+        curves,
+        PERCENTILES,
+        log_x=True,
+        x_range=(0.1, None),
     )
-    draw(results, directory / "fig9.png")
-    write_figure("fig9", figures_of(results), comparisons(results), setting, directory=directory)
-    return results
 
 
-def draw(results: Sequence[Errors], target: Path) -> None:
-    """Durations above, completions below, as in the paper; a column for each noise model."""
-    models = list(dict.fromkeys(result.noise_model for result in results))
-    nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]
-    with picture(target, 2, len(models), size=(5 * len(models), 6.4)) as grid:
-        for column, name in enumerate(models):
-            for row, suffix in enumerate(("", "_completion")):
-                panel = grid[row, column]
-                for result in results:
-                    if result.noise_model != name:
-                        continue
-                    for kind, style in (("infer", "-"), ("load", "--")):
-                        for sign, width in (("over", 0.9), ("under", 1.9)):
-                            quantity = kind + suffix
-                            errors_us = getattr(result, f"{sign}_us")(quantity)
-                            if not len(errors_us):
-                                continue
-                            panel.plot(
-                                _percentiles(errors_us),
-                                nines,
-                                style,
-                                lw=width,
-                                color=colour_of(result.policy),
-                                label=f"{result.policy}: {kind.upper()} {sign}predicted",
-                            )
-                for kind, marker in (("infer", "kx"), ("load", "k+")):
-                    for sign in ("over", "under"):
-                        paper_us = _PAPER.get(f"{kind}{suffix}_{sign}_p99_us")
-                        if paper_us is not None:
-                            label = f"paper: {kind.upper()}, 99 %" if sign == "over" else None
-                            panel.plot(paper_us, 2, marker, label=label)
-                panel.set_xscale("log")
-                panel.set_xlim(left=0.1)
-                panel.set_yticks(range(6), ["0", "90", "99", "99.9", "99.99", "99.999"])
-                what = "completion time" if suffix else "duration"
-                panel.set_title(f"{what}, noise model {name}", fontsize="medium")
-                panel.set_xlabel("error, us")
-        for row in range(2):
-            grid[row, 0].set_ylabel("percentile of errors of one sign")
-        grid[0, 0].legend(fontsize="x-small")
-
-
-def main() -> None:
-    """Produce the figure."""
-    produce(from_command_line("Figure 9 of the paper.", Setting()))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="fig9",
+    setting=Setting(),
+    ask=over(measure, noise_model="noise_models", policy="policies"),
+    key="{policy}_{noise_model}",
+    figures=figures_of,
+    tables={"": rows},
+    paper=tuple(
+        Paper(f"{model.name}_{name}", us, _REASON)
+        for model in NOISE_MODELS
+        for name, us in _PAPER_US.items()
+    ),
+    panels=panels,
+)

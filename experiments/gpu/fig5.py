@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.fig5 import ARCHITECTURE, CONCURRENCY, NUM_MODELS
+from experiments.clockwork_paper.cases import ARCHITECTURE, CONCURRENCY, NUM_MODELS
 from experiments.gpu.hardware import CARD, Load, arguments
 from experiments.gpu.live import Server, Stretch, produce, whole_ns
 from experiments.live.live_run import LiveModel

@@ -53,13 +53,10 @@ from experiments.live.processor_time import cpu_ns, roles
 from experiments.native import TARGET
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, CpuCosts, Network
+from experiments.study.compared import POLICIES, run_rows
 from experiments.study.report import write_csv
-from experiments.study.study import POLICIES, run_rows
 from modelzoo.profile import Profile, save_profile
 from traces.minutes import MinuteTrace
-
-#: Largest gap of the simulator's goodput to the live one, in per cent.
-AIM_GAP_PCT = 3.0
 
 # A full hour, the trace's busiest minute, begins one minute after the generated trace.
 _BEGIN_NS = azure_replay.NS_PER_MINUTE
@@ -540,7 +537,6 @@ def write(lines: Sequence[LiveLine], setting: Setting, directory: Path, *, own_t
         command=_command(setting, own_trace=own_trace),
         seeds=[setting.seed, setting.seed + 1],
         extra={
-            "aim": {"sim_gap_pct": AIM_GAP_PCT},
             "ends": {line.line.name: line.ends for line in lines},
             "costs": {line.line.name: asdict(line.costs) for line in lines},
             "pinned": {line.line.name: line.pinned for line in lines},

@@ -23,8 +23,8 @@ from experiments.bounds import AlikeCase, Cost, at_once_bound
 from experiments.bounds.at_once import AT_ONCE
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, copies_of
+from experiments.study.compared import run_rows
 from experiments.study.report import write_csv
-from experiments.study.study import run_rows
 from modelzoo.profile import load_profile
 from traces.arrivals import Poisson, Workload
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from typing import Any
 
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from experiments.bench import core as bench_core
-from experiments.clockwork_paper.fig7_left import SATISFIED, lowest_multiple
+from experiments.clockwork_paper.fig7 import SATISFIED, lowest_multiple
 from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.policies.scenarios import Scenario, named, scenarios
 from experiments.results_file import RESULTS, add_results, write_results
 from experiments.simulator import Case, production_scheduler
+from experiments.study.compared import POLICIES
 from experiments.study.report import write_csv
-from experiments.study.study import POLICIES
 
 COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
 LOW_UTILISATION = 0.7
@@ -300,69 +300,6 @@ def time_core(policy: str) -> dict[str, float]:
     }
 
 
-# --- aims -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """A bound that a figure has to keep for `edf_mh` to become the default."""
-
-    key: str
-    least: float | None = None
-    most: float | None = None
-    #: The known reason why the aim is missed, if it is.
-    obstacle: str = ""
-
-    def judged(self, figure: float) -> dict[str, Any]:
-        """The aim beside the measured figure."""
-        met = (self.least is None or figure >= self.least) and (
-            self.most is None or figure <= self.most
-        )
-        return {
-            **{name: limit for name, limit in self._limits.items() if limit is not None},
-            "measured": figure,
-            "met": met,
-            **({} if met or not self.obstacle else {"obstacle": self.obstacle}),
-        }
-
-    @property
-    def _limits(self) -> dict[str, float | None]:
-        return {"least": self.least, "most": self.most}
-
-
-AIMS = (
-    Criterion("worst_vs_clockwork_points", least=-0.2),
-    # One or the other of 137 medians is a little longer by chance; on average none is.
-    Criterion("p50_ratio_max_at_low_utilisation", most=1.1),
-    Criterion("p50_ratio_mean_at_low_utilisation", most=1.0),
-    # The bound takes each request to be in the best batch that its neighbours allow, as if whoever decides knew
-    # them before they come. Nobody reaches it; without fairness the policy comes to 0.95.
-    Criterion("overload_share_min", least=0.92),
-    # A batch of 8 takes 9.78 of the 10 ms, so batches of 4 are the densest that can be back in time: 4 in 5.88 ms
-    # is 680 r/s, and 99 % of it is asked for. The bound (fig5_slo10_bound_rps) has batches of 8.
-    Criterion("fig5_slo10_rps", least=673),
-    Criterion("fig7_left_multiple", most=3.4),
-    Criterion("fig7_right_ls_pct", least=97),
-    Criterion(
-        "fig7_right_bc_rps",
-        least=3000,
-        obstacle="a GPU more for batch clients costs more of the others' requests than are allowed to miss",
-    ),
-    Criterion("zoo_share", least=0.85),
-    # The model that is served least but for a twentieth, beside what all at once could have.
-    Criterion("p5_model_share_of_bound", least=0.85),
-    Criterion("azure_exact_late_per_million", most=0),
-    Criterion("azure_late_per_million", most=10),
-    Criterion("core_us_4026x20", most=25),
-    Criterion("core_us_p999_4026x20", most=1000),
-)
-
-
-def judge(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Judge every aim whose figure was measured."""
-    return {aim.key: aim.judged(figures[aim.key]) for aim in AIMS if aim.key in figures}
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -383,7 +320,6 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
         command=f"{_COMMAND} --no-cost",
         seeds=setting.seeds,
         extra={
-            "aims": judge(figures),
             "worst_scenario": {
                 base: worst_against(table, base)[1] for base in ("clockwork", "clockwork1ms")
             },
@@ -406,7 +342,6 @@ def add_cost(directory: Path = RESULTS) -> None:
         figures,
         part="cost",
         command=f"{_COMMAND} --cost",
-        extra={"aims": judge(figures)},
         directory=directory,
     )
 

@@ -14,7 +14,7 @@ from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import Cost, density_rate, simulated
 from experiments.policies.scenarios import BATCH_SLO_NS, Scenario
 from experiments.simulator import Case, production_scheduler
-from experiments.study.study import run_rows
+from experiments.study.compared import run_rows
 
 _BOUND_WINDOW_NS = 4 * NS_PER_S
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
-from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7_left, fig7_right, fig9, scale
-from experiments.policies.loads import NOISE, poisson, pressed, resnets, zoo
+from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
+from experiments.clockwork_paper.cases import NOISE, closed, poisson, pressed, resnets, zoo
 from experiments.policies.unseen import averse, copies, mixtures, timers
 from experiments.policies.unseen import unlike as unlike_kinds
 from experiments.simulator import Case, Cluster, WorkerKind, copies_of, slower_kind
@@ -59,23 +59,6 @@ class Scenario:
 # --- workloads ------------------------------------------------------------------------------------
 
 
-def closed(seed: int, *, slo_ms: int, duration_ns: int) -> Case:
-    """Figure 5: 15 models on one GPU, 16 clients each."""
-    models = resnets(fig5.NUM_MODELS)
-    loops = tuple(
-        ClosedLoop(
-            model=i, concurrency=fig5.CONCURRENCY, slo_ns=slo_ms * NS_PER_MS, end_ns=duration_ns
-        )
-        for i in range(len(models))
-    )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), closed_loops=loops),
-        cluster=Cluster(models=models, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
-    )
-
-
 def ramp(seed: int) -> Case:
     """Figure 6 in two minutes instead of an hour."""
     setting = fig6.Setting(
@@ -93,23 +76,23 @@ def shared(
     seed: int, *, num_batch: int, concurrency: int, multiple: float, duration_ns: int
 ) -> Case:
     """Figure 7, right: 6 models at 200 r/s each on 6 GPUs, beside some with batch clients."""
-    models = resnets(fig7_right.NUM_LS + num_batch)
+    models = resnets(fig7.NUM_LS + num_batch)
     source = Poisson(
-        models=range(fig7_right.NUM_LS),
-        rate_rps=fig7_right.NUM_LS * fig7_right.LS_RPS,
-        slo_ns=round(fig7_left.BASE_SLO_NS * multiple),
+        models=range(fig7.NUM_LS),
+        rate_rps=fig7.NUM_LS * fig7.LS_RPS,
+        slo_ns=round(fig7.BASE_SLO_NS * multiple),
         end_ns=duration_ns,
         seed=seed,
     )
     loops = tuple(
         ClosedLoop(model=i, concurrency=concurrency, slo_ns=BATCH_SLO_NS, end_ns=duration_ns)
-        for i in range(fig7_right.NUM_LS, len(models))
+        for i in range(fig7.NUM_LS, len(models))
     )
     return Case(
         workload=Workload(
             models=tuple(m.model_id for m in models), sources=(source,), closed_loops=loops
         ),
-        cluster=Cluster(models=models, num_workers=fig7_left.NUM_GPUS, noise=NOISE),
+        cluster=Cluster(models=models, num_workers=fig7.NUM_GPUS, noise=NOISE),
         duration_ns=duration_ns,
         seed=seed,
     )
@@ -191,9 +174,9 @@ def _left(num_models: int, rate_rps: int, multiple: float) -> Scenario:
         lambda seed: poisson(
             resnets(num_models),
             seed,
-            num_gpus=fig7_left.NUM_GPUS,
+            num_gpus=fig7.NUM_GPUS,
             rate_rps=rate_rps,
-            slo_ns=round(fig7_left.BASE_SLO_NS * multiple),
+            slo_ns=round(fig7.BASE_SLO_NS * multiple),
             duration_ns=6 * NS_PER_S,
         ),
         2 * NS_PER_S,
@@ -308,8 +291,8 @@ def _larger(num_gpus: int, slo_ms: int, warmup_s: int, seconds: int) -> Scenario
 
 def scenarios() -> list[Scenario]:
     """All scenarios on which policies are compared."""
-    seven = fig7_left.Setting()
-    multiples = [fig7_left.GROWTH**stage for stage in range(seven.num_stages)]
+    seven = fig7.Setting()
+    multiples = [fig7.GROWTH**stage for stage in range(seven.num_stages)]
     return [
         *(_closed(slo_ms) for slo_ms in fig5.Setting().slos_ms),
         Scenario("ramp", "fig6", ramp, 5 * NS_PER_S, bound=""),

@@ -1,103 +1,356 @@
-"""Common to all figures: the compared policies, the noise, and telemetry rows as they come."""
+"""A study is a declaration: what varies, what is counted, what the paper says, what is drawn.
+
+A file of a study ends with `STUDY = Study(...)`, and `python -m experiments NAME` runs it: it asks, prints a line for each
+answer, and leaves `NAME.json` (the numbers, ours and the paper's), `NAME.csv` (a row for each answer) and `NAME.png` in
+`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed.
+
+Its answers, *points*, are dataclasses, and their fields are the columns: each is spelt once, there, with its unit. A number
+of a point is a column of the table, and a figure of the record under the point's key. Where a field is more or less
+than that, its type is `Annotated` with a `Column`.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+import csv
+import shlex
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.core import Scheduler, SchedulerConfig
-from controller.core.policies import POLICIES as CORE_POLICIES
-from controller.telemetry import ActionRow, RequestRow, Telemetry
-from experiments.simulator import Case, Progress, Run, production_scheduler, run
-from modelzoo.profile import Noise
+from experiments.results_file import RESULTS, add_results, write_results
+from experiments.study.pictures import Panel, draw
+from experiments.study.report import write_csv
 
-#: By the name that figures use: every policy of the core, and variants of `clockwork`:
-#: `clockwork1ms` decides as late as a look-ahead of 1 ms allows, not the paper's 5;
-#: `clockwork10ms` has the look-ahead of the source that the paper's authors released, and as there 5 ms
-#: are kept free of any SLO (here 0.9 of it, where that is less).
-POLICIES = {name: SchedulerConfig(policy=name) for name in CORE_POLICIES} | {
-    "clockwork1ms": SchedulerConfig(policy="clockwork", lookahead_ns=NS_PER_MS),
-    "clockwork10ms": SchedulerConfig(
-        policy="clockwork", lookahead_ns=10 * NS_PER_MS, margin_fraction=0.9
-    ),
-}
+# A gap to the paper beyond this share needs a reason.
+_NOTABLE_GAP = 0.10
 
-#: Policies compared where the paper shows Clockwork alone: its policy, and the ones that are to beat it.
-PREDICTIVE = ("clockwork", "clockwork1ms", "edf_mh")
+SettingT = TypeVar("SettingT")
+PointT = TypeVar("PointT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """Fields that every figure's setting has."""
+class Column:
+    """How a field of a point is written, where its name and its number do not say so."""
 
-    policies: tuple[str, ...] = PREDICTIVE
-    #: Ten times what section 2 of the paper measured: on a V100 with one model at a time, the 99.99th
-    #: percentile of ResNet50 was within 0.03 % of the median.
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.policies:
-            if name not in POLICIES:
-                raise ConfigError(f"policy is {name!r}, expected some of {', '.join(POLICIES)}")
-        if not self.policies or len(set(self.policies)) < len(self.policies):
-            raise ConfigError(f"policies are {self.policies}, expected one or more, each once")
+    #: The figure's key, of the point's `key`, the field's `name` and other fields; empty: no figure.
+    figure: str = "{key}_{name}"
+    #: A figure is so many times the table's number.
+    factor: float = 1.0
+    in_table: bool = True
 
 
-_Study = TypeVar("_Study", bound=Study)
+#: A share in the table, percent in the record.
+SHARE = Column(figure="{key}_{name}_pct", factor=100.0)
+ONLY_TABLE = Column(figure="")
+ONLY_RECORD = Column(in_table=False)
+NO_COLUMN = Column(figure="", in_table=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A number that the paper states in its text, and ours."""
+
+    #: Key of the paper's number; `paper_` is set before it.
+    key: str
+    number: float
+    #: Why ours may differ; printed where they are more than a tenth apart.
+    why: str = ""
+    #: Keys of our numbers, where they are not those of all policies: `{policy}_KEY`.
+    ours: tuple[str, ...] = ("{policy}_{key}",)
+
+
+#: A row of a table: its cells, by column.
+Row = Mapping[str, float | int | str]
+
+
+def own_rows(_setting: object, points: Sequence[object]) -> Iterator[Row]:
+    """The points themselves are a table's rows, a column for each field that has one."""
+    for point in points:
+        columns = columns_of(point).items()
+        yield {name: getattr(point, name) for name, column in columns if column.in_table}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study(Generic[SettingT, PointT]):
+    """One question to the system, and all that is kept of the answers."""
+
+    #: Name of the command, and of all files.
+    name: str
+    #: How much is asked where the command line does not say; every plain field is an option of it.
+    setting: SettingT
+    #: Asks, one point after the other.
+    ask: Callable[[SettingT], Iterable[PointT]]
+    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`.
+    key: str
+    #: Figures that are not a point's own.
+    figures: Callable[[SettingT, Sequence[PointT]], Mapping[str, float]] = lambda *_: {}
+    #: By what follows the study's name in a table's: its rows, of which all have the same columns.
+    tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Row]]] = field(
+        default_factory=lambda: {"": own_rows}
+    )
+    paper: tuple[Paper, ...] = ()
+    #: What is drawn, row by row.
+    panels: Callable[[SettingT, Sequence[PointT]], Sequence[Sequence[Panel]]] | None = None
+    #: Anything else worth keeping, by key of the record.
+    extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
+
+    def produce(
+        self,
+        setting: SettingT | None = None,
+        directory: Path = RESULTS,
+        *,
+        options: str = "",
+        add: bool = False,
+    ) -> list[PointT]:
+        """Ask, print, write and draw.
+
+        Args:
+            setting: how much is asked; None: as declared.
+            directory: where the files go.
+            options: what the command line had, for the record.
+            add: keep what is recorded of other points; the picture stays as it is.
+
+        Returns:
+            Every point.
+
+        Raises:
+            ConfigError: there is no record to add to.
+        """
+        setting = self.setting if setting is None else setting
+        if add and not (record := directory / f"{self.name}.json").exists():
+            raise ConfigError(f"--add: found no {record} to add to, expected one")
+        points = []
+        for point in self.ask(setting):
+            points.append(point)
+            print(said(self.key, point), flush=True)
+        for ending, rows in self.tables.items():
+            table = list(rows(setting, points))
+            target = directory / f"{self.name}{ending}.csv"
+            kept = _others(target, table, axes_of(self.key)) if add else []
+            write_csv(target, list(table[0]), (list(row.values()) for row in [*kept, *table]))
+        figures = self.figures_of(setting, points)
+        compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
+        _show(compared)
+        command = f"python -m experiments {self.name} {options}{' --add' * add}".rstrip()
+        about = {
+            "comparison": compared,
+            "setting": asdict(setting) | _said_otherwise(setting),  # type: ignore[call-overload]
+            **self.extra(setting, points),
+        }
+        if add:
+            part = ", ".join(_key(self.key, point) for point in points)
+            add_results(
+                self.name, figures, part=part, command=command, extra=about, directory=directory
+            )
+            return points
+        if self.panels is not None:
+            draw(directory / f"{self.name}.png", self.panels(setting, points))
+        seeds = getattr(setting, "seeds", None) or [getattr(setting, "seed", None)]
+        write_results(
+            self.name,
+            figures,
+            command=command,
+            seeds=[seed for seed in seeds if seed is not None],
+            extra=about,
+            directory=directory,
+        )
+        return points
+
+    def figures_of(self, setting: SettingT, points: Sequence[PointT]) -> dict[str, float]:
+        """Name every number, the paper's too."""
+        figures: dict[str, float] = {}
+        for point in points:
+            figures |= point_figures(self.key, point)
+        figures |= self.figures(setting, points)
+        return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
+
+    def main(self, arguments: Sequence[str]) -> None:
+        """Produce it as a command line asks.
+
+        Raises:
+            ConfigError: the setting cannot be as it is asked to be.
+        """
+        add = "--add" in arguments
+        others = [argument for argument in arguments if argument != "--add"]
+        setting, options = from_command_line(self.name, self.setting, others)
+        self.produce(setting, options=options, add=add)
+
+
+# --- points ---------------------------------------------------------------------------------------
+
+
+def over(measure: Callable[..., PointT], **axes: str) -> Callable[[SettingT], Iterator[PointT]]:
+    """Ask for every combination of some axes, the last of them fastest.
+
+    Args:
+        measure: answers for a setting and a value of each axis.
+        axes: by parameter of `measure`, the field of the setting that has its values.
+    """
+
+    def ask(setting: SettingT) -> Iterator[PointT]:
+        for values in product(*(getattr(setting, name) for name in axes.values())):
+            yield measure(setting, **dict(zip(axes, values, strict=True)))
+
+    return ask
+
+
+def columns_of(point: object) -> dict[str, Column]:
+    """How each field of a point is written; fields that are no number or word are not, unless they say so."""
+    hints = get_type_hints(type(point), include_extras=True)
+    found = {}
+    for entry in fields(point):  # type: ignore[arg-type]
+        hint = hints[entry.name]
+        column = next((c for c in getattr(hint, "__metadata__", ()) if isinstance(c, Column)), None)
+        plain = hint in (int, float, str, bool)
+        if column is not None or plain:
+            found[entry.name] = column or (ONLY_TABLE if hint is str else Column())
+    return found
+
+
+def axes_of(key: str) -> set[str]:
+    """The fields that tell a study's points apart."""
+    return {name for _, name, _, _ in string.Formatter().parse(key) if name}
+
+
+def _key(key: str, point: object) -> str:
+    return key.format(**{name: getattr(point, name) for name in axes_of(key)})
+
+
+def _others(target: Path, table: Sequence[Row], axes: set[str]) -> list[Row]:
+    """Rows of a table that was written before which no row of this one replaces."""
+
+    def place(row: Row) -> tuple[str, ...]:
+        return tuple(str(cell) for name, cell in row.items() if name in axes)
+
+    again = {place(row) for row in table}
+    with target.open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if place(row) not in again]
+
+
+def point_figures(key: str, point: object) -> dict[str, float]:
+    """A point's own figures, under its key."""
+    values = {name: getattr(point, name) for name in columns_of(point)}
+    axes = axes_of(key)
+    values["key"] = _key(key, point)
+    return {
+        column.figure.format(**values, name=name): (
+            values[name] * column.factor if column.factor != 1.0 else values[name]
+        )
+        for name, column in columns_of(point).items()
+        if column.figure and name not in axes and values[name] is not None
+    }
+
+
+def said(key: str, point: object) -> str:
+    """One line about a point: its key, and its numbers."""
+    values = {name: getattr(point, name) for name in columns_of(point)}
+    numbers = (
+        f"{name} {value:.4g}"
+        for name, value in values.items()
+        if isinstance(value, int | float) and f"{{{name}" not in key
+    )
+    return f"{_key(key, point)}: {', '.join(numbers)}"
+
+
+def beside_paper(
+    papers: Iterable[Paper], figures: Mapping[str, float], policies: Iterable[str]
+) -> list[dict[str, float | str]]:
+    """Put our numbers beside the paper's, with the reason where they are more than 10 % apart.
+
+    Args:
+        papers: the paper's numbers.
+        figures: ours, by key; those that are missing are left out.
+        policies: stand for `{policy}` in the keys of ours.
+    """
+    table: list[dict[str, float | str]] = []
+    policies = tuple(policies)
+    for paper in papers:
+        patterns = [form.replace("{key}", paper.key) for form in paper.ours]
+        keys = dict.fromkeys(
+            form.replace("{policy}", policy) for policy in policies for form in patterns
+        )
+        for key in keys:
+            if key not in figures or not paper.number:
+                continue
+            gap = figures[key] / paper.number - 1
+            table.append(
+                {
+                    "figure": key,
+                    "ours": figures[key],
+                    "paper": paper.number,
+                    "gap_pct": 100 * gap,
+                    "reason": paper.why if abs(gap) > _NOTABLE_GAP else "",
+                }
+            )
+    return table
+
+
+def _show(table: Iterable[Mapping[str, float | str]]) -> None:
+    """Print what is beside the paper; a reason that several numbers share, once."""
+    before = ""
+    for row in table:
+        reason = str(row["reason"])
+        print(f"{row['figure']}: {row['ours']:.4g}, paper {row['paper']:.4g}", end="")
+        print(f" ({row['gap_pct']:+.0f} %) {reason if reason != before else ''}".rstrip())
+        before = reason or before
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def _said_otherwise(setting: object) -> dict[str, Any]:
+    """Fields that differ from machine to machine: a record says another word of them (`metadata`), or nothing."""
+    return {
+        entry.name: entry.metadata["said"]
+        for entry in fields(setting)  # type: ignore[arg-type]
+        if "said" in entry.metadata and getattr(setting, entry.name)
+    }
 
 
 def from_command_line(
-    description: str, setting: _Study, arguments: Sequence[str] | None = None
-) -> _Study:
-    """Change a setting as the command line asks.
+    name: str, setting: SettingT, arguments: Sequence[str]
+) -> tuple[SettingT, str]:
+    """Change a setting as the command line asks: each number, word, and row of either is an option.
 
     Args:
-        description: what the figure shows, for `--help`.
+        name: the study, for `--help`.
         setting: the setting that holds where nothing is asked.
-        arguments: the command line; None: the process's own.
+        arguments: the command line.
+
+    Returns:
+        The setting, and the options that repeat it: the seed, and all that was changed.
     """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seed", type=int, default=setting.seed)
-    parser.add_argument(
-        "--policies", nargs="+", default=setting.policies, metavar="POLICY", choices=list(POLICIES)
-    )
-    options = parser.parse_args(arguments)
-    return replace(setting, seed=options.seed, policies=tuple(options.policies))
-
-
-def run_rows(
-    case: Case,
-    take: Callable[[Sequence[RequestRow], Sequence[ActionRow]], None],
-    *,
-    bucket_ns: int = NS_PER_S,
-    make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
-) -> Run:
-    """Run a case and hand out its telemetry rows a second at a time, so that memory stays flat.
-
-    Args:
-        case: what to run.
-        take: gets the rows that were completed since the last call. An action comes with all of its
-            requests.
-        bucket_ns: resolution of the run's summary.
-        make_scheduler: makes the case's scheduler, as for `run`.
-    """
-    # A second of the largest figure has 50,000 requests; under overload a policy may refuse more than that
-    # in one instant.
-    telemetry = Telemetry(capacity=10_000_000)
-
-    def drain(_progress: Progress) -> None:
-        take(telemetry.requests, telemetry.actions)
-        telemetry.clear()
-
-    return run(
-        case,
-        bucket_ns=bucket_ns,
-        telemetry=telemetry,
-        on_progress=drain,
-        make_scheduler=make_scheduler,
-    )
+    parser = argparse.ArgumentParser(prog=f"python -m experiments {name}")
+    plain: dict[str, Any] = {}
+    for entry in fields(setting):  # type: ignore[arg-type]
+        value = getattr(setting, entry.name)
+        option = f"--{entry.name.replace('_', '-')}"
+        values = value if isinstance(value, tuple) else (value,)
+        kinds = {type(one) for one in values}
+        if value is False:
+            plain[entry.name] = value
+            parser.add_argument(option, action="store_true")
+        elif len(kinds) == 1 and kinds <= {int, float, str}:
+            plain[entry.name] = value
+            parser.add_argument(
+                option,
+                type=kinds.pop(),
+                nargs="+" if isinstance(value, tuple) else None,
+                default=value,
+            )
+    chosen = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in vars(parser.parse_args(arguments)).items()
+    }
+    changed = {key: value for key, value in chosen.items() if key == "seed" or value != plain[key]}
+    words = []
+    for key, value in (changed | _said_otherwise(replace(setting, **changed))).items():  # type: ignore[type-var]
+        words.append(f"--{key.replace('_', '-')}")
+        if value is not True:
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+    return replace(setting, **changed), shlex.join(words)  # type: ignore[type-var]

@@ -10,99 +10,32 @@ from pathlib import Path
 import pytest
 
 from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.units import NS_PER_S
 from experiments.clockwork_paper import (
-    azure_replay,
     fig5,
     fig6,
     fig7,
-    fig7_left,
-    fig7_right,
     fig9,
     scale,
 )
-from experiments.simulator import CpuCosts
-from experiments.study.report import Comparison, compare
-from experiments.study.study import POLICIES, Study, from_command_line
+from experiments.policies import floors
+from experiments.policies.floors import (
+    COMPARED,
+    FORMS,
+    QUICK5,
+    QUICK6,
+    QUICK7,
+    QUICK9,
+    QUICK_SCALE,
+)
+from experiments.study.study import beside_paper
 from modelzoo.profile import Noise
-
-# Look-aheads differ by too little to be worth the time.
-COMPARED = ("clockwork", "edf_mh")
-
-# Without noise the bound holds to the last request.
-QUICK5 = fig5.Setting(
-    policies=(*COMPARED, "clipper", "infaas"),
-    slos_ms=(25, 500),
-    warmup_ns=NS_PER_S,
-    measured_ns=NS_PER_S,
-    noise=Noise(),
-)
-
-# 500 instances where 20 fit: the PCIe bus is the bottleneck from the first seconds on.
-QUICK6 = fig6.Setting(
-    policies=COMPARED,
-    num_models=500,
-    num_pages=140,
-    step_ns=NS_PER_S // 125,
-    lead_ns=NS_PER_S,
-    end_state_ns=2 * NS_PER_S,
-    bucket_ns=NS_PER_S,
-    window_ns=NS_PER_S // 5,
-    noise=Noise(),
-)
-
-# A tenth of the Azure replay on a GPU or two.
-QUICK9 = fig9.Setting(
-    policies=("clockwork",),
-    replay=azure_replay.Setting(
-        num_minutes=1, num_functions=1000, num_copies=2, num_workers=1, rate_rps=400
-    ),
-    warmup_ns=NS_PER_S,
-    measured_ns=2 * NS_PER_S,
-)
-
-QUICK_SCALE = scale.Setting(
-    policies=COMPARED,
-    num_minutes=2,
-    num_functions=1000,
-    num_copies=2,
-    noise=Noise(),
-    sizes=(
-        scale.Size(
-            num_gpus=1,
-            rate_rps=600,
-            slos_ms=(100, 5),
-            warmup_ns=NS_PER_S,
-            measured_ns=NS_PER_S,
-        ),
-        scale.Size(
-            num_gpus=1,
-            rate_rps=600,
-            slos_ms=(5,),
-            warmup_ns=NS_PER_S,
-            measured_ns=NS_PER_S,
-            costs=CpuCosts(front_ns=2 * NS_PER_MS),
-            label="_charged",
-        ),
-    ),
-)
-
-QUICK7 = fig7_left.Setting(
-    policies=COMPARED,
-    nums_models=(12,),
-    rates_rps=(600, 2400),
-    scenarios=((0, 0), (12, 16)),
-    num_stages=8,
-    stage_ns=NS_PER_S // 2,
-    warmup_ns=NS_PER_S,
-    noise=Noise(),
-)
 
 
 @pytest.fixture(scope="module")
 def quick5(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig5.SloPoint], Path]:
     directory = tmp_path_factory.mktemp("fig5")
-    return fig5.produce(QUICK5, directory), directory
+    return FORMS["fig5"](directory), directory
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -140,7 +73,6 @@ def test_figure_5_leaves_numbers_a_table_and_a_picture(
     assert compared >= {"edf_mh_slo500_goodput_rps", "clipper_collapse_slo_ms"}
     assert figures["clockwork_collapse_slo_ms"] == 25
     assert figures["infaas_collapse_slo_ms"] == 500
-    assert record["command"].endswith("--policies clockwork edf_mh clipper infaas")
     assert len(_rows(directory / "fig5.csv")) == len(points) == len(QUICK5.policies) * 2
     latencies = _rows(directory / "fig5_cdf.csv")
     assert len(latencies) == len(points) * len(fig5.PERCENTILES)
@@ -181,70 +113,32 @@ def test_a_point_of_figure_5_is_the_same_again(
     assert fig5.measure(QUICK5, "clockwork", 25) == quick5[0][0]
 
 
-def test_a_gap_above_a_tenth_has_a_reason_beside_it() -> None:
-    figures = {"near": 105.0, "far": 120.0, "paper": 100.0}
-    table = compare(
-        figures,
-        [
-            Comparison(key=key, paper_key="paper", reason="other devices")
-            for key in ("near", "far", "absent")
-        ],
-    )
-    assert [(row["figure"], row["reason"]) for row in table] == [
-        ("near", ""),
-        ("far", "other devices"),
-    ]
-
-
-def test_a_figure_compares_the_policies_it_is_asked_for() -> None:
-    asked = from_command_line("", QUICK5, ["--policies", "clipper", "--seed", "9"])
-    assert asked == replace(QUICK5, policies=("clipper",), seed=9)
-    assert from_command_line("", QUICK5, []) == QUICK5
-    assert {"clockwork", "clockwork1ms"} <= set(POLICIES)
-
-
-@pytest.mark.parametrize("policies", [("clockwerk",), (), ("clipper", "clipper")])
-def test_a_figure_refuses_policies_that_are_unknown_missing_or_named_twice(
-    policies: tuple[str, ...],
-) -> None:
-    with pytest.raises(ConfigError, match="expected"):
-        Study(policies=policies)
-
-
-Halves = tuple[list[fig7_left.Curve], list[fig7_right.Shared]]
-
-
 @pytest.fixture(scope="module")
-def quick7(tmp_path_factory: pytest.TempPathFactory) -> tuple[Halves, Path]:
+def quick7(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig7.Stages], Path]:
     directory = tmp_path_factory.mktemp("fig7")
-    return fig7.produce(QUICK7, directory), directory
+    return FORMS["fig7"](directory), directory
 
 
-def test_no_policy_of_figure_7_beats_its_bound(quick7: tuple[Halves, Path]) -> None:
-    left, right = quick7[0]
-    curves: list[fig7_left.Curve | fig7_right.Shared] = [*left, *right]
-    for curve in curves:
-        pairs = zip(curve.satisfaction, curve.bound, strict=True)
-        assert all(0 <= share <= bound <= 1 for share, bound in pairs), curve
-    for shared in right:
-        pairs = zip(shared.bc_rps, shared.bc_bound_rps, strict=True)
-        assert all(0 <= rps <= bound for rps, bound in pairs), shared
+def test_no_policy_of_figure_7_beats_its_bound(quick7: tuple[list[fig7.Stages], Path]) -> None:
+    for point in quick7[0]:
+        pairs = zip(point.satisfaction, point.satisfaction_bound, strict=True)
+        assert all(0 <= share <= bound <= 1 for share, bound in pairs), point
+        pairs = zip(point.bc_rps, point.bc_bound_rps, strict=True)
+        assert all(0 <= rps <= bound for rps, bound in pairs), point
 
 
 def test_figure_7_is_met_at_large_slos_and_not_at_the_execution_time_itself(
-    quick7: tuple[Halves, Path],
+    quick7: tuple[list[fig7.Stages], Path],
 ) -> None:
-    left, right = quick7[0]
-    curves: list[fig7_left.Curve | fig7_right.Shared] = [*left, *right]
-    for curve in curves:
-        assert curve.satisfaction[0] < fig7_left.SATISFIED <= curve.satisfaction[-1]
+    for point in quick7[0]:
+        assert point.satisfaction[0] < fig7.SATISFIED <= point.satisfaction[-1]
 
 
 def test_batch_clients_get_what_is_left_and_more_when_latency_sensitive_ones_are_refused(
-    quick7: tuple[Halves, Path],
+    quick7: tuple[list[fig7.Stages], Path],
 ) -> None:
-    for shared in quick7[0][1]:
-        if shared.num_bc:
+    for shared in quick7[0]:
+        if shared.mix.num_bc:
             assert shared.bc_rps[-1] > 0.5 * shared.bc_bound_rps[-1]
             if shared.policy == "clockwork":  # edf_mh keeps GPUs free whether or not that helps
                 assert shared.bc_rps[0] > shared.bc_rps[-1]
@@ -252,8 +146,11 @@ def test_batch_clients_get_what_is_left_and_more_when_latency_sensitive_ones_are
             assert set(shared.bc_rps) == {0.0}
 
 
-def test_figure_7_leaves_numbers_tables_and_a_picture(quick7: tuple[Halves, Path]) -> None:
-    (left, right), directory = quick7
+def test_figure_7_leaves_numbers_tables_and_a_picture(
+    quick7: tuple[list[fig7.Stages], Path],
+) -> None:
+    points, directory = quick7
+    right = [point for point in points if point.mix in QUICK7.right]
     figures = json.loads((directory / "fig7.json").read_text())["figures"]
     for case in ("n12_r600", "n12_r2400"):
         bound = figures[f"bound_{case}_slo_multiple"]
@@ -261,17 +158,17 @@ def test_figure_7_leaves_numbers_tables_and_a_picture(quick7: tuple[Halves, Path
         assert f"paper_{case}_slo_multiple" in figures
     bound = figures["bound_ls_slo_multiple"]
     assert bound <= figures["clockwork_m0_slo_multiple"] <= figures["clockwork_m12c16_slo_multiple"]
-    assert figures["paper_m12c16_slo_multiple"] == fig7_right.PAPER_MULTIPLE
+    assert figures["paper_m12c16_slo_multiple"] == 11.4
     assert 0 < figures["clockwork_m12c16_slo50_bc_bound_share_pct"] <= 100
-    assert len(_rows(directory / "fig7_left.csv")) == QUICK7.num_stages * len(left)
+    assert len(_rows(directory / "fig7_left.csv")) == QUICK7.num_stages * (len(points) - len(right))
     assert len(_rows(directory / "fig7_right.csv")) == QUICK7.num_stages * len(right)
     assert (directory / "fig7.png").stat().st_size > 10_000
 
 
-def test_a_run_of_figure_7_is_the_same_again(quick7: tuple[Halves, Path]) -> None:
-    left, right = quick7[0]
-    assert fig7_left.measure(QUICK7, "clockwork", 12, 600) == left[0]
-    assert fig7_right.measure(QUICK7, "clockwork", 0, 0) == right[0]
+def test_a_run_of_figure_7_is_the_same_again(quick7: tuple[list[fig7.Stages], Path]) -> None:
+    for point in quick7[0]:
+        if point.policy == "clockwork" and point.case in ("n12_r600", "m0"):
+            assert fig7.measure(QUICK7, "clockwork", point.mix) == point
 
 
 @pytest.mark.parametrize(
@@ -281,13 +178,13 @@ def test_a_run_of_figure_7_is_the_same_again(quick7: tuple[Halves, Path]) -> Non
 def test_a_multiple_is_met_only_when_all_above_it_are(
     satisfaction: list[float], multiple: float | None
 ) -> None:
-    assert fig7_left.lowest_multiple(satisfaction) == multiple
+    assert fig7.lowest_multiple(satisfaction) == multiple
 
 
 @pytest.fixture(scope="module")
 def quick6(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig6.Ramp], Path]:
     directory = tmp_path_factory.mktemp("fig6")
-    return fig6.produce(QUICK6, directory), directory
+    return FORMS["fig6"](directory), directory
 
 
 def test_no_policy_of_figure_6_beats_its_bounds(quick6: tuple[list[fig6.Ramp], Path]) -> None:
@@ -325,10 +222,10 @@ def test_figure_6_leaves_numbers_a_table_and_a_picture(
         for case in ("end", "all", "window"):
             bound = figures[f"bound_{case}_goodput_rps"]
             assert 0 < figures[f"{policy}_{case}_goodput_rps"] <= bound
-        for key in fig6.PAPER:
+        for paper in fig6.PAPER:
             # The twentieth minute is beyond this ramp.
-            present = f"{policy}_{key.removeprefix('paper_')}" in figures
-            assert present == (key != "paper_min20_minor_mean_ms"), key
+            present = f"{policy}_{paper.key}" in figures
+            assert present == (paper.key != "min20_minor_mean_ms"), paper.key
     assert len(_rows(directory / "fig6.csv")) == sum(len(ramp.buckets) for ramp in ramps)
     assert (directory / "fig6.png").stat().st_size > 10_000
 
@@ -350,7 +247,7 @@ def test_figure_6_refuses_stretches_that_are_not_whole_buckets() -> None:
 @pytest.fixture(scope="module")
 def quick9(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig9.Errors], Path]:
     directory = tmp_path_factory.mktemp("fig9")
-    return fig9.produce(QUICK9, directory), directory
+    return FORMS["fig9"](directory), directory
 
 
 def test_the_estimator_of_figure_9_errs_to_the_safe_side_and_by_as_much_as_the_noise(
@@ -363,9 +260,9 @@ def test_the_estimator_of_figure_9_errs_to_the_safe_side_and_by_as_much_as_the_n
         assert result.under_share("infer_completion") < result.under_share("infer")
         assert 0 < result.goodput_rps <= result.bound_rps
         for quantity in fig9.QUANTITIES:
-            num = len(result.over_us(quantity)) + len(result.under_us(quantity))
+            num = sum(len(errors_us) for errors_us in result.by_sign_us(quantity).values())
             assert num <= len(result.errors_ns[quantity])
-    assert noisy.over_us("infer").mean() > 3 * quiet.over_us("infer").mean()
+    assert noisy.by_sign_us("infer")["over"].mean() > 3 * quiet.by_sign_us("infer")["over"].mean()
 
 
 def test_figure_9_without_noise_predicts_every_duration(
@@ -397,7 +294,7 @@ def test_figure_9_leaves_numbers_a_table_and_a_picture(
 @pytest.fixture(scope="module")
 def quick_scale(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[scale.ScaleResult], Path]:
     directory = tmp_path_factory.mktemp("scale")
-    return scale.produce(QUICK_SCALE, directory), directory
+    return FORMS["scale"](directory), directory
 
 
 def test_a_line_of_the_scale_table_that_charges_the_core_names_it_as_the_bottleneck(
@@ -407,16 +304,16 @@ def test_a_line_of_the_scale_table_that_charges_the_core_names_it_as_the_bottlen
     record = json.loads((directory / "scale.json").read_text())
     for policy in COMPARED:
         free, charged = (
-            next(r for r in results if (r.policy, r.slo_ms, r.label) == (policy, 5, label))
-            for label in ("", "_charged")
+            next(r for r in results if (r.policy, r.slo_ms, r.costs) == (policy, 5, costs))
+            for costs in ("none", "charged")
         )
         assert free.arrived == charged.arrived
         # 2 ms of one core for each of 600 requests in a second.
         assert charged.answered < free.answered / 2
         assert charged.bottleneck == "front"
-        assert charged.busy["front"] == pytest.approx(1, abs=0.01)
+        assert charged.front_busy_pct == pytest.approx(100, abs=1)
         assert charged.refusal_p50_ms > 5
-        assert free.busy["front"] == 0
+        assert free.front_busy_pct == 0
         assert free.bottleneck in ("EXEC", "PCIe")
         assert record["bottleneck"][f"{policy}_gpus1_slo5_charged"] == "front"
     assert {row["bottleneck"] for row in _rows(directory / "scale.csv")} >= {"front"}
@@ -429,9 +326,9 @@ def test_no_policy_of_the_scale_table_beats_its_bound(
 ) -> None:
     for result in quick_scale[0]:
         assert 0 <= result.answered <= result.bound <= result.arrived
-        assert result.answered or result.label == "_charged"
+        assert result.answered or result.costs == "charged"
         assert result.answered + sum(result.refused.values()) == result.arrived
-        assert result.latency_max_ms <= result.slo_ms
+        assert result.max_ms <= result.slo_ms
 
 
 def test_an_slo_below_what_a_load_takes_costs_satisfaction(
@@ -450,13 +347,13 @@ def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
     results, directory = quick_scale
     record = json.loads((directory / "scale.json").read_text())
     for result in results:
-        key = f"{result.policy}_{result.case_key}"
+        key = f"{result.policy}_{result.case}"
         assert record["figures"][f"{key}_goodput_rps"] == result.answered
-        assert record["figures"][f"bound_{result.case_key}_goodput_rps"] == result.bound
+        assert record["figures"][f"bound_{result.case}_goodput_rps"] == result.bound
         share_pct = record["figures"][f"{key}_bound_share_pct"]
         assert share_pct == 100 * result.answered / result.bound
     assert record["setting"]["sizes"][0]["measured_ns"] == NS_PER_S
-    assert set(scale.PAPER) <= set(record["figures"])
+    assert {f"paper_{paper.key}" for paper in scale.PAPER} <= set(record["figures"])
     assert len(_rows(directory / "scale.csv")) == len(results)
     assert (directory / "scale.png").stat().st_size > 10_000
 
@@ -464,9 +361,21 @@ def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
 def test_every_number_of_the_paper_in_the_scale_table_is_compared(
     quick_scale: tuple[list[scale.ScaleResult], Path],
 ) -> None:
-    result = replace(quick_scale[0][0], num_gpus=20, slo_ms=25)
-    keys = {entry.key for entry in scale.comparisons([result])}
-    assert {key for key in keys if "slo25" in key} <= set(scale.figures_of([result]))
-    assert {key.replace("clockwork", "paper", 1) for key in keys} == {
-        key for key, number in scale.PAPER.items() if number
+    results = [replace(quick_scale[0][0], case=f"gpus20_slo{slo_ms}") for slo_ms in (25, 100)]
+    figures = scale.STUDY.figures_of(QUICK_SCALE, results)
+    assert {row["figure"] for row in beside_paper(scale.PAPER, figures, ("clockwork",))} == {
+        f"clockwork_{paper.key}" for paper in scale.PAPER if paper.number
     }
+
+
+def test_the_short_forms_of_figures_5_to_9_and_of_the_scale_table_are_as_recorded(
+    quick5: tuple[list[fig5.SloPoint], Path],
+    quick6: tuple[list[fig6.Ramp], Path],
+    quick7: tuple[list[fig7.Stages], Path],
+    quick9: tuple[list[fig9.Errors], Path],
+    quick_scale: tuple[list[scale.ScaleResult], Path],
+) -> None:
+    for form in (quick5, quick6, quick7, quick9, quick_scale):
+        directory = form[1]
+        name = min(directory.glob("*.json")).stem
+        assert floors.faults(name, directory) == []

@@ -18,7 +18,7 @@ from experiments.live import truth
 from experiments.live.calibration import calibrate, calibration_workloads, measured_row
 from experiments.live.live_run import LiveModel, LiveRun, play
 from experiments.simulator import Case, Cluster, HostedModel, Network, run
-from experiments.study.study import POLICIES
+from experiments.study.compared import POLICIES
 from modelzoo.profile import Noise, Profile, ProfileRow
 from tests.kit.pretended_play import ROW, pretend_live, pretend_play
 from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.loads import poisson
+from experiments.clockwork_paper.cases import poisson
 from experiments.policies.unseen.family import Family
 from experiments.simulator import copies_of
 from modelzoo.profile import Noise, ProfileRow, load_profile

@@ -8,7 +8,7 @@ trickle; `hotthree` has three such models on six GPUs; in `hotmoves` the hot mod
 from __future__ import annotations
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.loads import NOISE, resnets
+from experiments.clockwork_paper.cases import NOISE, resnets
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, Cluster
 from traces.arrivals import Poisson, Source, Workload

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.loads import poisson
+from experiments.clockwork_paper.cases import poisson
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, Network, copies_of
 from modelzoo.profile import load_profile

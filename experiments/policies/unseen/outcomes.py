@@ -16,7 +16,7 @@ from experiments.bounds import simulated
 from experiments.policies.unseen.family import Family
 from experiments.policies.unseen.plain_edf import PLAIN_EDF
 from experiments.simulator import Case, production_scheduler
-from experiments.study.study import POLICIES, run_rows
+from experiments.study.compared import POLICIES, run_rows
 
 #: The default with isolation off: all time goes to what answers most.
 WITHOUT_ISOLATION = "edf_mh_isolation_0"

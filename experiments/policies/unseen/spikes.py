@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.loads import poisson
+from experiments.clockwork_paper.cases import poisson
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, Faults, copies_of
 from modelzoo.profile import Noise, load_profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.policies.loads import poisson
+from experiments.clockwork_paper.cases import poisson
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, HostedModel, Network
 from modelzoo.profile import load_profile

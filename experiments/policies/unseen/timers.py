@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.loads import NOISE, pressed, resnets
+from experiments.clockwork_paper.cases import NOISE, pressed, resnets
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, Cluster
 from traces.arrivals import FixedRate, Poisson, Recorded, Source, Workload

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.policies.loads import NOISE
+from experiments.clockwork_paper.cases import NOISE
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, Cluster, HostedModel, WorkerKind
 from modelzoo.profile import ProfileRow

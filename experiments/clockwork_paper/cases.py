@@ -1,17 +1,22 @@
-"""Models and open-loop requests that scenarios and unseen families are made of."""
+"""Workloads as functions of their axes: what figures, scenarios and unseen families are made of."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from clockwright.units import NS_PER_S, ModelId
-from experiments.clockwork_paper import fig5
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.simulator import Case, Cluster, HostedModel, copies_of
 from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Bursty, Poisson, Source, TraceReplay, Workload
+from traces.arrivals import Bursty, ClosedLoop, Poisson, Source, TraceReplay, Workload
 
 #: The figures' own noise.
 NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
+
+#: The network of the paper's experiments with one kind of model.
+ARCHITECTURE = "resnet50_v1b"
+#: Figure 5's models, and the clients of each.
+NUM_MODELS = 15
+CONCURRENCY = 16
 
 _MINUTE_NS = 60 * NS_PER_S
 # Counts of a replay are whole numbers; scaled by this, the rare models keep their rates.
@@ -27,7 +32,32 @@ def zoo(count: int, seed: int) -> tuple[HostedModel, ...]:
 
 def resnets(count: int) -> tuple[HostedModel, ...]:
     """Copies of the paper's ResNet50."""
-    return copies_of(load_profile("table1").row_for(fig5.ARCHITECTURE), count)
+    return copies_of(load_profile("table1").row_for(ARCHITECTURE), count)
+
+
+def closed(
+    seed: int,
+    *,
+    slo_ms: int,
+    duration_ns: int,
+    num_models: int = NUM_MODELS,
+    concurrency: int = CONCURRENCY,
+    noise: Noise = NOISE,
+) -> Case:
+    """Figure 5: copies of ResNet50 on one GPU, each with clients who ask again when they are answered."""
+    models = resnets(num_models)
+    loops = tuple(
+        ClosedLoop(
+            model=model, concurrency=concurrency, slo_ns=slo_ms * NS_PER_MS, end_ns=duration_ns
+        )
+        for model in range(num_models)
+    )
+    return Case(
+        workload=Workload(models=tuple(m.model_id for m in models), closed_loops=loops),
+        cluster=Cluster(models=models, noise=noise),
+        duration_ns=duration_ns,
+        seed=seed,
+    )
 
 
 def poisson(

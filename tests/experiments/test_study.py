@@ -1,0 +1,154 @@
+"""A declared study: what it writes, and what its command line may ask."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from clockwright.errors import ConfigError
+from experiments.study.compared import Compared
+from experiments.study.pictures import Curve, Panel, tail
+from experiments.study.study import (
+    ONLY_RECORD,
+    SHARE,
+    Column,
+    Paper,
+    Row,
+    Study,
+    beside_paper,
+    from_command_line,
+    over,
+    own_rows,
+)
+from modelzoo.profile import Noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(Compared):
+    """Two policies, asked for squares."""
+
+    policies: tuple[str, ...] = ("clockwork", "edf_mh")
+    sizes: tuple[int, ...] = (1, 2)
+    factor: float = 0.5
+    seed: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Square:
+    """A point."""
+
+    policy: str
+    size: int
+    area: float
+    busy: Annotated[float, SHARE]
+    most: Annotated[float, Column(figure="most_size{size}_area")]
+    hidden_ms: Annotated[float, ONLY_RECORD]
+    parts: tuple[float, ...] = ()
+
+
+def measure(setting: Setting, policy: str, size: int) -> Square:
+    area = float(size**2)
+    return Square(policy=policy, size=size, area=area, busy=0.25, most=9.0, hidden_ms=1 / 3)
+
+
+def sides(_setting: Setting, points: Sequence[Square]) -> Iterator[Row]:
+    return ({"size": point.size, "side": point.area**0.5} for point in points)
+
+
+def panels(_setting: Setting, points: Sequence[Square]) -> list[list[Panel]]:
+    curve = Curve(x=[p.size for p in points], y=[p.area for p in points], label="area")
+    latency = Curve(x=(1.0, 2.0), y=(), label="latency")
+    return [
+        [Panel(title="Squares grow", x="size", y="area, m2", curves=[curve])],
+        [tail("Tails", "latency, ms", [latency], (50.0, 99.0), marks={2.0: "the paper"})],
+    ]
+
+
+STUDY = Study(
+    name="squares",
+    setting=Setting(),
+    ask=over(measure, policy="policies", size="sizes"),
+    key="{policy}_size{size}",
+    figures=lambda setting, points: {"num_points": float(len(points))},
+    tables={"": own_rows, "_sides": sides},
+    paper=(
+        Paper("size2_area", 4.1, "never told"),
+        Paper("size1_area", 2.0, "smaller"),
+        Paper("size1_late", 0.0),
+    ),
+    panels=panels,
+    extra=lambda setting, points: {"sizes": setting.sizes},
+)
+
+
+def test_a_study_leaves_a_record_tables_and_a_picture(tmp_path: Path) -> None:
+    points = STUDY.produce(directory=tmp_path, options="--seed 3")
+    assert [(p.policy, p.size) for p in points] == [
+        (policy, size) for policy in ("clockwork", "edf_mh") for size in (1, 2)
+    ]
+    record = json.loads((tmp_path / "squares.json").read_text())
+    assert record["command"] == "python -m experiments squares --seed 3"
+    assert record["seeds"] == [3]
+    assert record["sizes"] == [1, 2]
+    assert record["setting"]["factor"] == 0.5
+    assert (tmp_path / "squares.png").stat().st_size > 10_000
+    assert (tmp_path / "squares_sides.csv").read_text().splitlines()[:2] == ["size,side", "1,1"]
+
+
+def test_a_field_is_spelt_once_and_is_a_column_and_a_figure(tmp_path: Path) -> None:
+    STUDY.produce(directory=tmp_path)
+    with (tmp_path / "squares.csv").open(newline="", encoding="utf-8") as file:
+        first, *_ = csv.DictReader(file)
+    assert first == {"policy": "clockwork", "size": "1", "area": "1", "busy": "0.25", "most": "9"}
+    figures = json.loads((tmp_path / "squares.json").read_text())["figures"]
+    of_one = {key: number for key, number in figures.items() if key.startswith("edf_mh_size2")}
+    assert of_one == {
+        "edf_mh_size2_area": 4.0,
+        "edf_mh_size2_busy_pct": 25.0,
+        "edf_mh_size2_hidden_ms": 1 / 3,
+    }
+    assert figures["most_size2_area"] == 9.0
+    assert figures["num_points"] == 4.0
+    assert figures["paper_size2_area"] == 4.1
+
+
+def test_a_gap_above_a_tenth_has_a_reason_beside_it() -> None:
+    figures = {"clockwork_near": 105.0, "clockwork_far": 120.0, "far": 100.0, "clockwork_none": 1.0}
+    papers = (
+        Paper("near", 100.0, "other devices"),
+        Paper("far", 100.0, "other devices"),
+        Paper("far", 99.0, "other devices", ("{key}",)),
+        Paper("absent", 100.0, "other devices"),
+        Paper("none", 0.0, "nothing to divide by"),
+    )
+    table = beside_paper(papers, figures, ("clockwork", "edf_mh"))
+    assert [(row["figure"], row["reason"]) for row in table] == [
+        ("clockwork_near", ""),
+        ("clockwork_far", "other devices"),
+        ("far", ""),
+    ]
+
+
+def test_every_plain_field_of_a_setting_is_an_option() -> None:
+    asked, words = from_command_line(
+        "squares", Setting(), ["--policies", "clipper", "--sizes", "4", "5", "--factor", "2"]
+    )
+    assert asked == Setting(policies=("clipper",), sizes=(4, 5), factor=2.0)
+    assert words == "--policies clipper --seed 3 --sizes 4 5 --factor 2.0"
+    assert from_command_line("squares", asked, words.split())[0] == asked
+    quiet = Setting(noise=Noise())
+    assert from_command_line("squares", quiet, []) == (quiet, "--seed 3")
+
+
+@pytest.mark.parametrize("policies", [("clockwerk",), (), ("clipper", "clipper")])
+def test_policies_that_are_unknown_missing_or_named_twice_are_refused(
+    policies: tuple[str, ...],
+) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        Compared(policies=policies)
