@@ -21,10 +21,14 @@ import uvloop
 from clockwright.errors import ConfigError, ModelError, StoreError
 from clockwright.leadership import Term
 from clockwright.process import freeze_garbage, keep_big_blocks
+from controller.access.config import is_loopback
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.core.events import TenantsWeighed
+from controller.dashboard.live import Live
+from controller.dashboard.look import Look
+from controller.dashboard.site import DashboardSite
 from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
@@ -43,7 +47,7 @@ from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
 from controller.memory import MemoryWatch
-from controller.metrics.door import MetricsDoor, Pages
+from controller.metrics.door import MetricsDoor, Pages, Site
 from controller.metrics.page import Page, Parts
 from controller.metrics.standby import StandbyPage
 from controller.quota_book import QuotaBook
@@ -269,6 +273,7 @@ async def running(
         )
         stack.callback(fronts.close)
         page: Page | None = None
+        site: DashboardSite | None = None
         if config.metrics_port is not None:
             parts = Parts(
                 runtime=runtime,
@@ -285,6 +290,9 @@ async def running(
                 policy=config.scheduler.policy,
             )
             page = Page(parts)
+            live = Live()
+            stack.callback(live.close)
+            site = DashboardSite(Look(parts, default_slo_ns=config.default_slo_ns), live)
         repository = RepositoryService(
             runtime,
             catalogue,
@@ -337,7 +345,7 @@ async def running(
         )
         metrics_port: int | None = None
         if page is not None:
-            metrics_port = await stack.enter_async_context(_measuring(page, config, guard))
+            metrics_port = await stack.enter_async_context(_measuring(page, config, guard, site))
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(
@@ -361,9 +369,9 @@ async def running(
 
 @asynccontextmanager
 async def _measuring(
-    pages: Pages, config: ControllerConfig, guard: Guard
+    pages: Pages, config: ControllerConfig, guard: Guard, site: Site | None = None
 ) -> AsyncIterator[int | None]:
-    """Serve metrics meanwhile; gives the port, None: there are none.
+    """Serve metrics meanwhile, and a site beside them; gives the port, None: there are none.
 
     Raises:
         ConfigError: the port is taken, or a file cannot be used.
@@ -371,7 +379,8 @@ async def _measuring(
     if config.metrics_port is None:
         yield None
         return
-    door = MetricsDoor(pages, guard.authoriser)
+    only_here = is_loopback(config.host)
+    door = MetricsDoor(pages, guard.authoriser, site=site, only_here=only_here)
     port: int | None = None
     try:
         port = await door.listen(config.host, config.metrics_port, metrics_tls(config, guard))

@@ -297,7 +297,7 @@ class RestApp:
         name = quote(raw_path.decode("latin-1"))
         try:
             headers = _headers(scope["headers"])
-            _check_site(headers, only_here=self._only_here)
+            check_site(headers, only_here=self._only_here)
             find = _find_known if len(raw_path) <= _PATH_BYTES_KEPT else _find
             route, names = find(scope["method"], raw_path)
             name = route.path.rpartition("/")[2]
@@ -559,7 +559,7 @@ def _headers(found: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 _ONCE = frozenset(("authorization", "host", "origin", _JSON_BYTES, SLO_HEADER, TENANT_HEADER))
 
 
-def _check_site(headers: Mapping[str, str], *, only_here: bool) -> None:
+def check_site(headers: Mapping[str, str], *, only_here: bool) -> None:
     """Refuse what a page of another site makes a browser send: it may reach a server that strangers do not.
 
     Raises:
