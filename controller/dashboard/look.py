@@ -229,9 +229,14 @@ class Look:
         told["request"] = fields_of(found)
         return _encode(told)
 
-    async def history(self) -> bytes:
-        """Goodput and latency of each of the last seconds, as far as telemetry's rows go."""
+    async def history(self, name: str) -> bytes:
+        """Goodput and latency of each of the last seconds, as far as telemetry's rows go.
+
+        Args:
+            name: of the model that it is about; empty: all of them.
+        """
         runtime = self._parts.runtime
+        model = self._parts.catalogue.find(name)
         now_ns, now_s = runtime.clock(), time.time()
         zero_ns = now_ns - int(now_s * NS_PER_S)
         # Whole seconds, but for the one that is not over.
@@ -243,9 +248,11 @@ class Look:
         num_read = 0
         for second, each in by_second:
             found = list(each)
+            num_read += len(found)
+            if name:
+                found = [row for row in found if model is not None and row[1] == model.model_id]
             if second * NS_PER_S + zero_ns < end_ns:
                 seconds.append({"at_s": second, **_summary(found, 1.0)})
-            num_read += len(found)
             if num_read >= _ROWS_BETWEEN_TURNS:
                 num_read = 0
                 await asyncio.sleep(0)
@@ -405,16 +412,12 @@ class Look:
         for row in rows:
             by_model.setdefault(row[1], []).append(row)
         order = sorted(by_model, key=lambda model: (-len(by_model[model]), model))[:num_max]
-        catalogue = self._parts.catalogue
         backlogs = self._parts.runtime.backlogs(order)
         told = []
         for model_id, (num_waiting, num_copies) in zip(order, backlogs, strict=True):
-            entry = catalogue.find_id(model_id)
-            slo_ns = (entry.slo_ns if entry is not None else None) or self._default_slo_ns
             told.append(
                 {
                     "name": name_of(model_id),
-                    "slo_ms": slo_ns / NS_PER_MS,
                     "waiting": num_waiting,
                     "copies": num_copies,
                     **_summary(by_model[model_id], over_s),

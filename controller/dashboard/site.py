@@ -100,8 +100,7 @@ class DashboardSite:
         }
         make = self._maker(path, asked)
         if path.startswith("/look/"):
-            status, data = await _try(make)
-            return Reply(status, [data], _JSON, _OWN_ONLY)
+            return Reply(200, [await _told(make)], _JSON, _OWN_ONLY)
         if not self._live.has_room:
             words = f"found {VIEWERS_MAX} viewers, expected one less; close a dashboard\n"
             return Reply(503, [words.encode()], header="Retry-After: 5\r\n")
@@ -118,7 +117,7 @@ class DashboardSite:
             "/live/applications": functools.partial(
                 look.applications, name, asked.get("context", "")
             ),
-            "/look/history": look.history,
+            "/look/history": functools.partial(look.history, name),
             "/look/request": functools.partial(look.request, asked.get("id", "")),
         }
         return makers[path]
@@ -127,18 +126,13 @@ class DashboardSite:
         self, topic: str, make: Callable[[], Awaitable[bytes]]
     ) -> AsyncGenerator[bytes, None]:
         """Looks as Server-Sent Events."""
-
-        async def told() -> bytes:
-            _, data = await _try(make)
-            return data
-
-        async for data in self._live.watch(topic, told):
+        async for data in self._live.watch(topic, functools.partial(_told, make)):
             yield b"data: %b\n\n" % data
 
 
-async def _try(make: Callable[[], Awaitable[bytes]]) -> tuple[int, bytes]:
-    """Make a look; what is not there is said in its place."""
+async def _told(make: Callable[[], Awaitable[bytes]]) -> bytes:
+    """Make a look; where something is not there, that is said in its place, once or again and again."""
     try:
-        return 200, await make()
+        return await make()
     except ClockwrightError as error:
-        return 404, msgspec.json.encode({"error": str(error)})
+        return msgspec.json.encode({"error": str(error)})

@@ -73,6 +73,18 @@ export class TimeChart {
     this.uplot?.destroy();
   }
 
+  /** Take in points of before what was taken in so far. */
+  addPast(points) {
+    const { times, columns } = this;
+    this.times = [];
+    this.columns = columns.map(() => []);
+    for (const point of points) if (times.length === 0 || point.at_s < times[0]) this.add(point.at_s, point);
+    const gap = times.length && this.times.length && times[0] - this.times.at(-1) > GAP_S;
+    this.times.push(...(gap ? [(times[0] + this.times.at(-1)) / 2] : []), ...times);
+    this.columns.forEach((column, index) => column.push(...(gap ? [null] : []), ...columns[index]));
+    this.show();
+  }
+
   /** Take in a point; those must come in order. */
   add(at_s, point) {
     const last = this.times.at(-1);
@@ -89,9 +101,8 @@ export class TimeChart {
     }
   }
 
-  /** Show what was taken in, and the limit where that is another now. */
-  show(limit = this.limit) {
-    this.limit = limit;
+  /** Show what was taken in. */
+  show() {
     this.note.hidden = this.columns.some((column) => column.some((value) => value !== null));
     this.uplot.setData([this.times, ...this.columns]);
     this.tell(this.times.length - 1);
@@ -135,7 +146,7 @@ export class TimeChart {
       height: HEIGHT,
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false } },
-      padding: [8, 12, 0, 0],
+      padding: [8, 30, 0, 0],
       scales: {
         x: { range: (_, from, to) => [Math.min(from ?? 0, (to ?? 0) - SHOWN_LEAST_S), to ?? SHOWN_LEAST_S] },
         y: { range: (_, _least, most) => [0, 1.08 * Math.max(most ?? 0, this.limit ?? 0, 1e-3)] },

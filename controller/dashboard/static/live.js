@@ -30,7 +30,7 @@ async function open(path, signal) {
 /** Ask once; errors of the server are in the answer's `error`. */
 export async function look(path, signal) {
   const answer = await open(path, signal);
-  if (!answer.ok && answer.status !== 404) throw new Error((await answer.text()).trim());
+  if (!answer.ok) throw new Error((await answer.text()).trim());
   return answer.json();
 }
 

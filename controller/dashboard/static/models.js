@@ -1,8 +1,8 @@
 // Models: the busiest, and one of them.
 
-import { TimeChart } from "./charts.js";
 import { count, el, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
-import { goodputChart } from "./overview.js";
+import { look } from "./live.js";
+import { goodputChart, shareChart } from "./overview.js";
 
 export function modelTable(caption) {
   return new Table(
@@ -11,9 +11,9 @@ export function modelTable(caption) {
       { title: "model", text: (row) => row.name, href: (row) => `#/model/${encodeURIComponent(row.name)}` },
       { title: "asked", kind: "number", text: (row) => `${rate(row.asked_rps)}/s` },
       { title: "in time", kind: "number", text: (row) => percent(row.good), share: (row) => row.good ?? 0, tone: (row) => (row.good !== null && row.good < 0.99 ? "bad" : "") },
-      { title: "SLO", kind: "number", text: (row) => ms(row.slo_ms) },
       { title: "median", kind: "number", text: (row) => ms(row.p50_ms) },
       { title: "99th percentile", kind: "number", text: (row) => ms(row.p99_ms) },
+      { title: "of its SLO", kind: "number", text: (row) => percent(row.p99_share), share: (row) => row.p99_share ?? 0 },
       { title: "waiting", kind: "number", text: (row) => count(row.waiting) },
       { title: "copies", kind: "number", text: (row) => count(row.copies) },
       { title: "refused", text: (row) => reasons(row.refused_rps) || "-" },
@@ -49,19 +49,7 @@ export function model(name) {
   const waiting = new Tile("waiting now");
   const copies = new Tile("copies on workers");
   const throughput = goodputChart();
-  const latencies = new TimeChart(
-    "Latency of what is answered",
-    [
-      { label: "99th percentile", colour: "--good", width: 2.5, value: (point) => point.p99_ms },
-      { label: "median", colour: "--second", dash: [6, 4], value: (point) => point.p50_ms },
-    ],
-    {
-      format: (value) => ms(value),
-      limit: 0,
-      limitLabel: "SLO",
-      say: ([p99, p50]) => (p99 === null ? "" : `99th percentile ${ms(p99)}, median ${ms(p50)}`),
-    },
-  );
+  const latencies = shareChart();
   const facts = el("dl", { class: "facts" });
   const estimates = new Table(
     "What a batch is predicted to take",
@@ -86,21 +74,27 @@ export function model(name) {
       last.root,
     ),
     path: `/live/model?name=${encodeURIComponent(name)}`,
+    started(signal) {
+      look(`/look/history?name=${encodeURIComponent(name)}`, signal)
+        .then((past) => charts.forEach((chart) => chart.addPast(past.seconds)))
+        .catch(() => {}); // The stream says what is wrong.
+    },
     update(data) {
       const told = data.model;
       const recent = told.recent ?? { asked_rps: 0, good_rps: 0, good: null, refused_rps: {}, p50_ms: null, p99_ms: null };
       good.update(percent(recent.good), `${rate(recent.good_rps)} of ${rate(recent.asked_rps)} requests/s`, recent.good !== null && recent.good < 0.99 ? "bad" : "good");
       refused.update(`${rate(sum(recent.refused_rps))}/s`, reasons(recent.refused_rps) || "nothing");
-      latency.update(ms(recent.p99_ms), `SLO ${ms(told.slo_ms)}; median ${ms(recent.p50_ms)}`);
+      latency.update(ms(recent.p99_ms), recent.p99_share ? `${percent(recent.p99_share)} of its SLO; median ${ms(recent.p50_ms)}` : "no answer lately");
       waiting.update(count(told.waiting), "requests");
       copies.update(count(told.resident_on.length), told.pinned ? "pinned: its weights stay" : "");
       throughput.add(data.now_s, recent);
       throughput.show();
       latencies.add(data.now_s, recent);
-      latencies.show(told.slo_ms);
+      latencies.show();
       tell(facts, [
         ["state", told.reason ? `${told.state}: ${told.reason}` : told.state],
         ["version", told.version],
+        ["SLO where a request says none", ms(told.slo_ms)],
         ["weights", `${(told.weights_bytes / 2 ** 20).toFixed(1)} MiB in ${count(told.num_pages)} pages, loaded in ${ms(told.load_ms)}`],
         ["weights are on", told.resident_on.join(", ") || "no worker"],
         ["since the start", `${count(told.requests)} requests, ${count(told.answered)} answered in time, ${count(told.cold_starts)} of them cold`],

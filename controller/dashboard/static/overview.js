@@ -12,6 +12,7 @@ export function overview() {
   const refused = new Tile("refused");
   const latency = new Tile("latency, 99th percentile");
   const waiting = new Tile("waiting now");
+  const pages = new Tile("pages in use");
   const needed = new Tile("workers");
   const throughput = goodputChart();
   const latencies = shareChart();
@@ -21,25 +22,20 @@ export function overview() {
     "div",
     {},
     el("h1", { text: "Overview" }),
-    tiles(good, refused, latency, waiting, needed),
+    tiles(good, refused, latency, waiting, pages, needed),
     el("div", { class: "pair" }, throughput.root, latencies.root),
     workers.root,
     models.root,
   );
   const charts = [throughput, latencies];
-  let hasPast = false;
   return {
     title: "Overview",
     root,
     path: "/live/overview",
     started(signal) {
-      hasPast = false;
       look("/look/history", signal)
-        .then((past) => past.seconds.forEach((point) => charts.forEach((chart) => chart.add(point.at_s, point))))
-        .catch(() => {}) // The stream says what is wrong.
-        .finally(() => {
-          hasPast = true;
-        });
+        .then((past) => charts.forEach((chart) => chart.addPast(past.seconds)))
+        .catch(() => {}); // The stream says what is wrong.
     },
     update(data) {
       const { recent } = data;
@@ -48,14 +44,16 @@ export function overview() {
       refused.update(`${rate(lost)}/s`, reasons(recent.refused_rps) || "nothing", lost > 0.01 * recent.asked_rps ? "bad" : "");
       latency.update(recent.good_rps ? ms(recent.p99_ms) : "-", recent.good_rps ? `${percent(recent.p99_share)} of its SLO; median ${ms(recent.p50_ms)}` : "no answer lately");
       waiting.update(count(data.waiting), "requests");
+      const total = (field) => data.workers.reduce((all, row) => all + row[field], 0);
+      const evictions = data.kinds.reduce((all, kind) => all + kind.evictions_per_s, 0);
+      const homeless = data.kinds.reduce((all, kind) => all + kind.dropped_rps.pages, 0);
+      pages.update(total("pages") ? percent(1 - total("free") / total("pages")) : "-", `${rate(evictions)} evictions/s`, homeless > 0.01 * recent.asked_rps && homeless > 0.1 ? "bad" : "");
       const have = data.kinds.reduce((total, kind) => total + kind.workers, 0);
       const want = data.kinds.reduce((total, kind) => total + kind.required, 0);
       needed.update(count(have), want > have ? `${count(want)} are needed for what is asked` : "enough for what is asked", want > have || have === 0 ? "bad" : "");
-      if (hasPast) {
-        for (const chart of charts) {
-          chart.add(data.now_s, data.second);
-          chart.show();
-        }
+      for (const chart of charts) {
+        chart.add(data.now_s, data.second);
+        chart.show();
       }
       workers.update(data.workers);
       models.update(data.models.slice(0, MODELS_SHOWN));
@@ -79,7 +77,7 @@ export function goodputChart() {
   );
 }
 
-function shareChart() {
+export function shareChart() {
   return new TimeChart(
     "Latency of what is answered, as a part of its SLO",
     [
