@@ -118,9 +118,7 @@ def choosing(folder: Path) -> Iterator[LocalServer]:
                 row = rng.normal(size=(1, 4)).astype(np.float32)
                 with suppress(RefusedError):
                     answer = client.infer("digits", {"x": row})
-                    client.feedback(
-                        Feedback(query_id=answer.query_id, label=int(row.argmax()))
-                    )
+                    client.feedback(Feedback(query_id=answer.query_id, label=int(row.argmax())))
         yield server
 
 
@@ -206,7 +204,9 @@ def take_pictures(browser: Browser, url: str, name: str, views: Sequence[str], w
             page.wait_for_timeout(3500)
             file = where / f"{name}-{(view or 'overview').replace('/', '-')}-{scheme}.png"
             page.screenshot(path=file)
-            Image.open(file).convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE).save(file, optimize=True)
+            Image.open(file).convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE).save(
+                file, optimize=True
+            )
         context.close()
 
 
@@ -223,9 +223,7 @@ def picture_of_top(address: str, name: str, where: Path) -> None:
     with Operator(address, Access()) as operator:
         for _ in range(2):
             status, workers, models = operator.status(), operator.workers(), operator.models()
-            looks.append(
-                Look(at_s=time.monotonic(), status=status, workers=workers, models=models)
-            )
+            looks.append(Look(at_s=time.monotonic(), status=status, workers=workers, models=models))
             time.sleep(2)
     with Path("/dev/null").open("w") as nowhere:
         console = Console(record=True, width=100, file=nowhere, force_terminal=True)

@@ -51,8 +51,8 @@ _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 
 _CONTROL: Final = "/clockwright.v1.ControlService/"
-#: What is looked at, and the method whose role that takes.
-_METHOD_OF: Final[Mapping[str, str]] = {
+#: What is looked at, and the method of ControlService whose role that takes.
+METHOD_OF: Final[Mapping[str, str]] = {
     "/live/overview": "Status",
     "/live/pages": "ListWorkers",
     "/live/timeline": "ListWorkers",
@@ -86,7 +86,7 @@ class DashboardSite:
         """Path of the gRPC method whose role a page takes; empty: everybody may see it; None: there is none."""
         if path in self._files:
             return ""
-        method = _METHOD_OF.get(path)
+        method = METHOD_OF.get(path)
         return None if method is None else _CONTROL + method
 
     async def reply(self, path: str, query: str) -> Reply:
