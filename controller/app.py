@@ -27,7 +27,7 @@ from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.core.events import TenantsWeighed
 from controller.dashboard.live import Live
-from controller.dashboard.look import Look
+from controller.dashboard.views import DashboardViews
 from controller.dashboard.site import DashboardSite
 from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
@@ -292,7 +292,7 @@ async def running(
             page = Page(parts)
             live = Live()
             stack.callback(live.close)
-            site = DashboardSite(Look(parts, default_slo_ns=config.default_slo_ns), live)
+            site = DashboardSite(DashboardViews(parts, default_slo_ns=config.default_slo_ns), live)
         repository = RepositoryService(
             runtime,
             catalogue,

@@ -64,12 +64,12 @@ class Stage:
 
 
 STAGES: Final[Mapping[str, Stage]] = {
-    "well": Stage(rate_rps=60, views=("timeline", "pages", "models", "model/resnet50", "request")),
+    "well": Stage(rate_rps=50, views=("timeline", "pages", "models", "model/resnet50", "request")),
     "overload": Stage(rate_rps=260, views=("timeline", "request")),
     "slow-worker": Stage(
-        rate_rps=70, workers={"gpu-0": 1.0, "gpu-1": 2.5, "gpu-2": 1.0}, views=("timeline",)
+        rate_rps=45, workers={"gpu-0": 1.0, "gpu-1": 2.5, "gpu-2": 1.0}, views=("timeline",)
     ),
-    "too-few-pages": Stage(rate_rps=60, models=_MORE, pages=14, views=("pages", "timeline")),
+    "too-few-pages": Stage(rate_rps=50, models=_MORE, pages=14, views=("pages", "timeline")),
 }
 
 
@@ -240,7 +240,7 @@ def main() -> None:
     options.directory.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name in options.stages or (*STAGES, "applications"):
             with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
                 folder = Path(scratch)

@@ -143,10 +143,10 @@ def model_statistics_of(books: Books, model_id: ModelId) -> ModelStatistics | No
 
 def _suspended(books: Books) -> dict[WorkerState, dict[ModelId, str]]:
     suspended: dict[WorkerState, dict[ModelId, str]] = {}
-    for model in books.models.values():
-        if model.suspended:
-            for worker, suspension in model.suspended.items():
-                suspended.setdefault(worker, {})[model.model_id] = suspension.words
+    # Hardly any of thousands of models is suspended.
+    for model in [each for each in books.models.values() if each.suspended]:
+        for worker, suspension in model.suspended.items():
+            suspended.setdefault(worker, {})[model.model_id] = suspension.words
     return suspended
 
 

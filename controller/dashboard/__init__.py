@@ -1,7 +1,7 @@
 """A picture of a controller for people, in their browsers, beside its metrics.
 
-    look    what each page shows, as JSON, read off the controller's parts when somebody asks
-    live    the same once a second, for some viewers at a time
+    views   what each page shows, as JSON, read off the controller's parts when somebody asks
+    live    the same again once a second, for some viewers at a time
     site    paths: the page's files, which everybody may have, and what they ask for
     static  the page itself: HTML, style, scripts and uPlot, as browsers take them; there is no build step
 

@@ -12,7 +12,7 @@ import msgspec
 
 from clockwright.errors import ClockwrightError
 from controller.dashboard.live import VIEWERS_MAX, Live
-from controller.dashboard.look import Look
+from controller.dashboard.views import DashboardViews
 from controller.metrics.door import Reply
 
 _STATIC: Final = Path(__file__).parent / "static"
@@ -54,6 +54,7 @@ _CONTROL: Final = "/clockwright.v1.ControlService/"
 #: What is looked at, and the method of ControlService whose role that takes.
 METHOD_OF: Final[Mapping[str, str]] = {
     "/live/overview": "Status",
+    "/live/models": "ListModels",
     "/live/pages": "ListWorkers",
     "/live/timeline": "ListWorkers",
     "/live/model": "ListModels",
@@ -66,14 +67,14 @@ METHOD_OF: Final[Mapping[str, str]] = {
 class DashboardSite:
     """Answers for the paths of the dashboard. It lives in the controller's event loop."""
 
-    def __init__(self, look: Look, live: Live) -> None:
+    def __init__(self, views: DashboardViews, live: Live) -> None:
         """Read the page's files.
 
         Args:
-            look: looks at the controller.
-            live: looks again for whoever watches.
+            views: make what the pages show.
+            live: has them made again for whoever watches.
         """
-        self._look = look
+        self._views = views
         self._live = live
         self._files = {
             f"/{path.relative_to(_STATIC)}": (_TYPES[path.suffix], path.read_bytes())
@@ -108,17 +109,18 @@ class DashboardSite:
         return Reply(200, [], _EVENTS, _OWN_ONLY, stream=self._events(topic, make))
 
     def _maker(self, path: str, asked: Mapping[str, str]) -> Callable[[], Awaitable[bytes]]:
-        look, name = self._look, asked.get("name", "")
+        views, name = self._views, asked.get("name", "")
         makers: Mapping[str, Callable[[], Awaitable[bytes]]] = {
-            "/live/overview": look.overview,
-            "/live/pages": look.pages,
-            "/live/timeline": look.timeline,
-            "/live/model": functools.partial(look.model, name),
+            "/live/overview": views.overview,
+            "/live/models": views.models,
+            "/live/pages": views.pages,
+            "/live/timeline": views.timeline,
+            "/live/model": functools.partial(views.model, name),
             "/live/applications": functools.partial(
-                look.applications, name, asked.get("context", "")
+                views.applications, name, asked.get("context", "")
             ),
-            "/look/history": functools.partial(look.history, name),
-            "/look/request": functools.partial(look.request, asked.get("id", "")),
+            "/look/history": functools.partial(views.history, name),
+            "/look/request": functools.partial(views.request, asked.get("id", "")),
         }
         return makers[path]
 

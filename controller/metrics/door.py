@@ -201,7 +201,7 @@ class MetricsDoor:
         if with_body:
             await _send(writer, reply.body)
             if reply.stream is not None:
-                await _send_on(writer, reply.stream, caller)
+                await _send_on(reader, writer, reply.stream, caller)
         return reply
 
     async def _answer(
@@ -288,9 +288,26 @@ async def _send(writer: asyncio.StreamWriter, body: list[bytes]) -> None:
 
 
 async def _send_on(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    stream: AsyncGenerator[bytes, None],
+    caller: Caller | None,
+) -> None:
+    """Send what comes, for as long as it is taken, the caller may have it, and says nothing."""
+    sending = asyncio.create_task(_send_pieces(writer, stream, caller))
+    # Whoever hangs up is not worked for until the next piece.
+    hung_up = asyncio.create_task(reader.read(1))
+    try:
+        await asyncio.wait((sending, hung_up), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sending.cancel()
+        hung_up.cancel()
+        await asyncio.gather(sending, hung_up, return_exceptions=True)
+
+
+async def _send_pieces(
     writer: asyncio.StreamWriter, stream: AsyncGenerator[bytes, None], caller: Caller | None
 ) -> None:
-    """Send what comes, for as long as it is taken and the caller may have it."""
     async with aclosing(stream):
         async for piece in stream:
             if caller is not None and caller.over:

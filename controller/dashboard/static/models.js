@@ -34,7 +34,7 @@ export function models() {
   return {
     title: "Models",
     root: el("div", {}, el("h1", { text: "Models" }), totals, form, table.root),
-    path: "/live/overview",
+    path: "/live/models",
     update(data) {
       totals.textContent = `${count(data.num_ready)} of ${count(data.num_models)} are ready${data.num_unfit ? `, ${count(data.num_unfit)} cannot be served` : ""}.`;
       table.update(data.models);

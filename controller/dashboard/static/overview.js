@@ -5,8 +5,6 @@ import { count, el, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "
 import { look } from "./live.js";
 import { modelTable } from "./models.js";
 
-const MODELS_SHOWN = 12;
-
 export function overview() {
   const good = new Tile("answered in time");
   const refused = new Tile("refused");
@@ -56,7 +54,7 @@ export function overview() {
         chart.show();
       }
       workers.update(data.workers);
-      models.update(data.models.slice(0, MODELS_SHOWN));
+      models.update(data.models);
     },
     destroy: () => charts.forEach((chart) => chart.destroy()),
   };

@@ -36,7 +36,8 @@ from controller.telemetry import CANCELLED, OK, ActionRecord, Counts, RequestRec
 #: How far the rates of models look back, and rows of which they are made at most.
 _WINDOW_NS: Final = 5 * NS_PER_S
 _ROWS_MAX: Final = 2000
-#: Models in a list, the busiest first.
+#: Models in a list, the busiest first: beside all else, and where nothing else is listed.
+_MODELS_SHOWN: Final = 12
 MODELS_MAX: Final = 100
 _WORKERS_MAX: Final = 200
 #: Workers whose pages are listed, and models of each.
@@ -44,7 +45,7 @@ _HOLDERS_MAX: Final = 32
 _HELD_MAX: Final = 24
 #: The timeline: how far back, and rows of each table.
 _TIMELINE_NS: Final = 2 * NS_PER_S
-_TIMELINE_ROWS_MAX: Final = 500
+_TIMELINE_ROWS_MAX: Final = 300
 #: The past of the charts: how far back, and rows that are read at most, so many between two looks at the clock.
 _HISTORY_S: Final = 300
 _HISTORY_ROWS_MAX: Final = 60_000
@@ -58,7 +59,7 @@ _STATES_KEPT_S: Final = 5.0
 _encode = msgspec.json.Encoder().encode
 
 
-class Look:
+class DashboardViews:
     """Looks at one controller. It lives in its event loop."""
 
     def __init__(self, parts: Parts, *, default_slo_ns: int) -> None:
@@ -71,7 +72,7 @@ class Look:
         self._parts = parts
         self._default_slo_ns = default_slo_ns
         self._started_ns = parts.runtime.clock()
-        self._states: Counter[ModelState] = Counter()
+        self._num_by_state = dict.fromkeys(ModelState, 0)
         self._unfit: list[Entry] = []
         self._states_at_s = -_STATES_KEPT_S
         # When somebody looked last, and how many requests had been refused at the door by then.
@@ -87,7 +88,7 @@ class Look:
         await asyncio.sleep(0)
         now_ns = runtime.clock()
         rows = runtime.telemetry.requests_since(self._since(now_ns), _ROWS_MAX)
-        models = self._busiest(rows, now_ns, MODELS_MAX)
+        models = self._busiest(rows, now_ns, _MODELS_SHOWN)
         await asyncio.sleep(0)
         over_s = max(recent.over_ns, 1) / NS_PER_S
         told["recent"] = {
@@ -106,6 +107,14 @@ class Look:
         told["kinds"] = [_kind(kind) for kind in load.kinds]
         told["workers"] = workers[:_WORKERS_MAX]
         told["models"] = models
+        return _encode(told)
+
+    async def models(self) -> bytes:
+        """The busiest models."""
+        told, _, _, _ = await self._head()
+        now_ns = self._parts.runtime.clock()
+        rows = self._parts.runtime.telemetry.requests_since(self._since(now_ns), _ROWS_MAX)
+        told["models"] = self._busiest(rows, now_ns, MODELS_MAX)
         return _encode(told)
 
     async def pages(self) -> bytes:
@@ -257,7 +266,7 @@ class Look:
                 num_read = 0
                 await asyncio.sleep(0)
         if len(rows) == _HISTORY_ROWS_MAX and seconds:
-            # Of the earliest, some rows are missing.
+            # The earliest second is not there as a whole.
             seconds.pop()
         return _encode({"seconds": seconds[::-1], "now_s": now_s})
 
@@ -341,11 +350,10 @@ class Look:
             for entry in self._unfit
         ]
         findings = diagnose(status, infos, unfit)
-        num_unfit = self._states[ModelState.UNAVAILABLE]
         ready = not (
             runtime.draining
             or memory.state is MemoryState.ALL_REFUSED
-            or self._states[ModelState.LOADING]
+            or self._num_by_state[ModelState.LOADING]
         )
         told = {
             "now_s": time.time(),
@@ -354,9 +362,9 @@ class Look:
             "up_s": (now_ns - self._started_ns) / NS_PER_S,
             "ready": ready,
             "findings": [{"name": row.name, "words": row.words} for row in findings],
-            "num_models": self._states.total(),
-            "num_ready": self._states[ModelState.READY],
-            "num_unfit": num_unfit,
+            "num_models": sum(self._num_by_state.values()),
+            "num_ready": self._num_by_state[ModelState.READY],
+            "num_unfit": self._num_by_state[ModelState.UNAVAILABLE],
             "idle": not recent.requests and not runtime.num_waiting,
         }
         return told, load, recent, workers
@@ -364,7 +372,8 @@ class Look:
     async def _count_states(self) -> None:
         """Count the models by state, if that is long ago or models are on their way."""
         now_s = time.monotonic()
-        if now_s - self._states_at_s < _STATES_KEPT_S and not self._states[ModelState.LOADING]:
+        is_loading = self._num_by_state[ModelState.LOADING]
+        if now_s - self._states_at_s < _STATES_KEPT_S and not is_loading:
             return
         catalogue = self._parts.catalogue
         served = catalogue.served
@@ -372,16 +381,13 @@ class Look:
         for begin in range(0, len(served), _STATES_BETWEEN_TURNS):
             states += map(catalogue.state, served[begin : begin + _STATES_BETWEEN_TURNS])
             await asyncio.sleep(0)
-        self._states = Counter(states)
-        # The first is named, the others are counted.
-        self._unfit = sorted(
-            [
-                entry
-                for entry, state in zip(served, states, strict=True)
-                if state is ModelState.UNAVAILABLE
-            ],
-            key=lambda entry: entry.name,
-        )
+        self._num_by_state = {state: states.count(state) for state in ModelState}
+        self._unfit = []
+        if self._num_by_state[ModelState.UNAVAILABLE]:
+            found = zip(served, states, strict=True)
+            self._unfit = [entry for entry, state in found if state is ModelState.UNAVAILABLE]
+            # The first is named, the others are counted.
+            self._unfit.sort(key=lambda entry: entry.name)
         self._states_at_s = now_s
 
     def _since(self, now_ns: int) -> int:
@@ -408,10 +414,12 @@ class Look:
         if not rows:
             return []
         over_s = _covered(rows, 6, self._since(now_ns), now_ns, _ROWS_MAX) / NS_PER_S
-        by_model: dict[ModelId, list[RequestRecord]] = {}
+        numbers = Counter([row[1] for row in rows])
+        order = [model_id for model_id, _ in numbers.most_common(num_max)]
+        by_model: dict[ModelId, list[RequestRecord]] = {model_id: [] for model_id in order}
         for row in rows:
-            by_model.setdefault(row[1], []).append(row)
-        order = sorted(by_model, key=lambda model: (-len(by_model[model]), model))[:num_max]
+            if row[1] in by_model:
+                by_model[row[1]].append(row)
         backlogs = self._parts.runtime.backlogs(order)
         told = []
         for model_id, (num_waiting, num_copies) in zip(order, backlogs, strict=True):
@@ -428,20 +436,21 @@ class Look:
 
 def _summary(rows: Iterable[RequestRecord], over_s: float) -> dict[str, Any]:
     """Sum up requests that are over; those that clients withdrew do not count."""
-    outcomes: Counter[str] = Counter()
+    outcomes: dict[str, int] = {}
     latencies: list[int] = []
     shares: list[float] = []
     num_cold = 0
     for row in rows:
-        outcomes[row[7]] += 1
-        if row[7] == OK:
+        outcome = row[7]
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        if outcome == OK:
             latency_ns = row[6] - row[3]
             latencies.append(latency_ns)
             shares.append(latency_ns / max(row[4], 1))
             num_cold += row[12]
     num_good = outcomes.pop(OK, 0)
     outcomes.pop(CANCELLED, 0)
-    num_asked = num_good + outcomes.total()
+    num_asked = num_good + sum(outcomes.values())
     latencies.sort()
     shares.sort()
     return {
@@ -512,7 +521,7 @@ def _request(row: RequestRecord, now_ns: int) -> dict[str, Any]:
 
 
 def _before(at_ns: int | None, now_ns: int) -> float | None:
-    return None if at_ns is None else round((at_ns - now_ns) / NS_PER_MS, 3)
+    return None if at_ns is None else (at_ns - now_ns) / NS_PER_MS
 
 
 def _kind(row: KindStatistics) -> dict[str, Any]:
