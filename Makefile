@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/python -m experiments.demo
+	@$(BIN)/python -m experiments demo
 
 # Files of tests are shared out to so many processes; within a file the order stays, and so do its fixtures.
 JOBS := 2
@@ -49,31 +49,31 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 bench: $(STAMP)
-	$(BIN)/python -m experiments.bench_serve
-	$(BIN)/python -m experiments.bench_selection
+	$(BIN)/python -m experiments bench-serve
+	$(BIN)/python -m experiments bench-selection
 	@$(MAKE) --no-print-directory bench-live bench-controller
 
 # What a live server promises its clients, in six minutes, and what broken workers cost, in four; on a machine
 # with nothing else to do.
 .PHONY: bench-promises bench-broken
 bench-promises: $(STAMP)
-	@$(BIN)/python -m experiments.live_promises
+	@$(BIN)/python -m experiments live_promises
 
 bench-broken: $(STAMP)
-	@$(BIN)/python -m experiments.broken
+	@$(BIN)/python -m experiments broken
 
 # The processor as a whole device: goodput beside plain onnxruntime, predictions, memory of a second worker, in
 # four minutes; on a machine with nothing else to do.
 .PHONY: bench-cpu
 bench-cpu: $(STAMP)
-	@$(BIN)/python -m experiments.bench_cpu
+	@$(BIN)/python -m experiments bench-cpu
 
 # Millions of broken messages for all that reads what comes from outside, in this process and over sockets: some
 # five minutes, or `make bench-fuzz MESSAGES=100000`.
 MESSAGES = 10000000
 .PHONY: bench-fuzz
 bench-fuzz: $(STAMP)
-	@$(BIN)/python -m experiments.bench_fuzz --messages $(MESSAGES)
+	@$(BIN)/python -m experiments bench-fuzz --messages $(MESSAGES)
 
 # What a request costs a live server, beside bare servers of grpcio, in three minutes; and how many requests one
 # controller process answers in time, in eight. On a machine with nothing else to do, and with what `make native`
@@ -81,16 +81,16 @@ bench-fuzz: $(STAMP)
 NATIVE = $(if $(wildcard build/native),--native)
 .PHONY: bench-live bench-controller bench-crowd
 bench-live: $(STAMP)
-	@$(BIN)/python -m experiments.bench_live $(NATIVE)
+	@$(BIN)/python -m experiments bench-live $(NATIVE)
 
 bench-controller: $(STAMP)
-	@$(BIN)/python -m experiments.bench_controller $(NATIVE)
+	@$(BIN)/python -m experiments bench-controller $(NATIVE)
 
 # Beside the last commit whose front was grpcio's.
 BEFORE ?= 3af5630
 bench-crowd: $(STAMP)
 	@rm -rf build/before && mkdir -p build/before && git archive $(BEFORE) | tar -x -C build/before
-	@$(BIN)/python -m experiments.bench_crowd --beside build/before
+	@$(BIN)/python -m experiments bench-crowd --beside build/before
 
 # The paper's evaluation through a live server, two cores and modelled GPUs, beside the simulator: 25 minutes, or
 # `make bench-paper-live PAPER_LIVE="--seconds 20 --warmup 5 --lines gpus6"`; on a machine with nothing else to do.
@@ -98,69 +98,69 @@ bench-crowd: $(STAMP)
 # simulator charges: half a minute.
 .PHONY: bench-paper-live bench-endurance bench-costs
 bench-paper-live: $(STAMP)
-	@$(BIN)/python -m experiments.figures.fig8_live $(if $(wildcard build/native),--native) $(PAPER_LIVE)
+	@$(BIN)/python -m experiments fig8_live $(if $(wildcard build/native),--native) $(PAPER_LIVE)
 
 bench-endurance: $(STAMP)
-	@$(BIN)/python -m experiments.bench_endurance
+	@$(BIN)/python -m experiments bench-endurance
 
 bench-costs: $(STAMP)
-	@$(BIN)/python -m experiments.controller_costs
+	@$(BIN)/python -m experiments bench-controller-costs
 
 # Each process killed, stopped and replaced 20 times under load: 15 minutes; on a machine with nothing else to do.
 .PHONY: bench-restart
 bench-restart: $(STAMP)
-	@$(BIN)/python -m experiments.bench_restart
+	@$(BIN)/python -m experiments bench-restart
 
 # What keys, TLS and quotas cost a request; on a machine with nothing else to do.
 .PHONY: bench-guard
 bench-guard: $(STAMP)
-	@$(BIN)/python -m experiments.bench_guard
+	@$(BIN)/python -m experiments bench-guard
 
 # What it costs to be observed: a scrape of 4,000 models, and a request with everything off and on; in four minutes,
 # on a machine with nothing else to do.
 .PHONY: bench-observe
 bench-observe: $(STAMP)
-	@$(BIN)/python -m experiments.bench_observe
+	@$(BIN)/python -m experiments bench-observe
 
 # An hour of churn: models, applications, clients and workers come and go, and each process keeps its size.
 .PHONY: bench-soak
 bench-soak: $(STAMP)
-	@$(BIN)/python -m experiments.bench_soak
+	@$(BIN)/python -m experiments bench-soak
 
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing
 bench-mixing: $(STAMP)
-	$(BIN)/python -m experiments.mixing
+	$(BIN)/python -m experiments bench-mixing
 
 # Every policy on workloads and faults that nobody tuned to, over three seeds; compiled (`make native`) it takes
 # a third of the time.
 .PHONY: bench-unseen
 bench-unseen: $(STAMP)
-	@$(BIN)/python -m experiments.unseen
+	@$(BIN)/python -m experiments unseen
 
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
 experiments: $(FIGURES) poisoned
-	@$(BIN)/python -m experiments.results_page
+	@$(BIN)/python -m experiments results_page
 
 # The page of all results, from their records; a test compares.
 .PHONY: results-page
 results-page: $(STAMP)
-	@$(BIN)/python -m experiments.results_page
+	@$(BIN)/python -m experiments results_page
 
 # A live application whose best model is replaced by a bad version and then repaired.
 .PHONY: poisoned
 poisoned: $(STAMP)
-	@$(BIN)/python -m experiments.poisoned
+	@$(BIN)/python -m experiments poisoned
 
 $(FIGURES): $(STAMP)
-	$(BIN)/python -m experiments.figures.$@
+	$(BIN)/python -m experiments $@
 
 # The whole system on virtual time, with faults, in SEEDS random stories: a seed that fails is printed with its
 # story. 10,000 take half an hour of two cores.
 .PHONY: simulate-faults
 SEEDS := 10000
 simulate-faults: $(STAMP)
-	@$(BIN)/python -m experiments.simulate_faults --seeds $(SEEDS)
+	@$(BIN)/python -m experiments simulate_faults --seeds $(SEEDS)
 
 # Optional, for runs of hours: the simulator's inner loop and both cores compiled, in build/native.
 .PHONY: native

@@ -1,7 +1,7 @@
 """The books around the scheduler, and the one loop that hands it events and carries its commands out.
 
 The scheduler decides and does nothing. Whoever lets it run is a *shell*: `controller.runtime` serves
-clients, `experiments.simulator` plays them on virtual time, `experiments.figures.clipper_bench`
+clients, `experiments.simulator` plays them on virtual time, `experiments.clipper_paper.bench`
 saturates devices without a network. They differ in their clock, their timer, their links and in who
 waits for an answer. Everything else is here, once:
 

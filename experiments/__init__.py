@@ -4,28 +4,29 @@ Theory of operation
 -------------------
 A *case* is a value: cluster, models, clients, policy, seed. The simulator plays it on a virtual clock with
 the code that serves (the scheduler, the books of requests and actions, the worker's core); only clocks,
-links, devices and clients are modelled. `live_run` and `local_server` play it against a real server, and a
-benchmark measures one part of the product alone. A *bound* says what no schedule could exceed in the same
-case. Every run leaves one JSON file in `results/` with the command that repeats it, the commit, the machine
-and the seeds (`results_file`), its table and its picture beside it; nothing is written there by hand.
+links, devices and clients are modelled. `live` plays it against a real server, and `bench` measures one part
+of the product alone. A *bound* says what no schedule could exceed in the same case. Every run leaves one JSON
+file in `results/` with the command that repeats it, the commit, the machine and the seeds (`results_file`),
+its table and its picture beside it; nothing is written there by hand.
 
-::
+`python -m experiments NAME` runs a study, and `python -m experiments` lists them. The rooms are the questions::
 
-    gpu   demo   poisoned   bench_serve           a question each: python -m experiments.NAME
-      |     |        |           |
-      |   figures ---+     bench_{core,grpc,overload,selection,worker,frontend}
-      |     |        |           |
-      +-----+- bounds, selection, calibration     what a figure compares with, and models to ask
-            |        |           |
-            |   live_run, local_server            a case played against a real server
-        simulator                                 the same case on a virtual clock
-            |
+    gpu              what only a GPU can show
+    policies         who schedules better, on workloads of many kinds, and how near to the bound
+    bench            what one part of the product costs on this machine
+    demo             what it looks like
+    clipper_paper    the figures of the Clipper paper
+    live             what a real server does, beside what the simulator says
+    clockwork_paper  the figures of the Clockwork paper
+    study            the frame of them all: tables, pictures, records, and the page of results
+    bounds           what no schedule could exceed
+    simulator        a case on a virtual clock
+    telemetry        what a run recorded; beside it digits (models to ask) and faults (the whole system, broken)
+             |
      controller.core, controller.ledger, worker.core: the code that serves
 
-    beside all of them: results_file, telemetry_tables, timeline, chrome_trace
-
-`open_loop` is the client that measures promises (`live_promises`, `broken`, `bench_overload`): nothing of the product
-is part of its process, `open_loop_client`. `broken_worker` is a real worker whose device breaks.
+`live.open_loop` is the client that measures promises: nothing of the product is part of its process,
+`live.open_loop_client`. `live.broken_worker` is a real worker whose device breaks.
 
 Arrows point down only, and nothing in the product imports this room. Simulated figures repeat bit for bit,
 so a change of a CSV in a diff is a change of a decision. Live figures are measured, with their spread.

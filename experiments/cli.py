@@ -63,7 +63,7 @@ def export(
     windows: Annotated[bool, typer.Option(help="Show when actions could begin, too.")] = True,
 ) -> None:
     """Write a run as a Chrome trace, which ui.perfetto.dev shows: lanes, predictions, requests."""
-    from experiments.chrome_trace import export_chrome_trace
+    from experiments.telemetry.chrome_trace import export_chrome_trace
 
     try:
         exported = export_chrome_trace(telemetry, target, windows=windows)

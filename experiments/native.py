@@ -3,7 +3,7 @@
 Never needed: the results are the same to the bit, in about a third of the time. What is compiled is a
 copy of the sources in `build/native`, so that no stale binary ever stands in front of a source::
 
-    PYTHONPATH=build/native .venv/bin/python -P -m experiments.figures.fig8
+    PYTHONPATH=build/native .venv/bin/python -P -m experiments fig8
     PYTHONPATH=build/native .venv/bin/python -P -m clockwright.cli up --models MODELS
 
 Before that, the copy's dataclasses get their `__init__` spelled out. mypyc leaves to Python what the

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from experiments.figures.report import write_csv
 from experiments.gpu.table1 import MAIN
+from experiments.study.report import write_csv
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
 _COLUMNS = ("what", "file", "figure", "measured", "aim", "outcome")

@@ -1,6 +1,6 @@
 """Figure 2 on the card: one EXEC at a time against concurrent EXEC, and what the simulator makes of the former.
 
-As on the processor (`experiments.figures.fig2`), with captured kernels in place of sessions: each EXEC that
+As on the processor (`experiments.clockwork_paper.fig2`), with captured kernels in place of sessions: each EXEC that
 may run beside others has weights, kernels and a stream of its own. One at a time is predictable, so the
 simulator is to foresee its goodput from a single client's EXEC; for concurrent EXEC it has no model.
 """
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from clockwright.units import NS_PER_S, ModelId
 from controller.telemetry import Telemetry
-from experiments.figures import fig2
+from experiments.clockwork_paper import fig2
 from experiments.gpu.hardware import about, arguments, open_accelerator
 from experiments.gpu.live import figures_of
 from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel, compiled_for

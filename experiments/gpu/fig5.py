@@ -1,6 +1,6 @@
 """Figure 5 on the card: 15 x ResNet50, 16 closed-loop clients each, ever tighter SLOs, live and simulated.
 
-The paper's workload (`experiments.figures.fig5`) against a `clockwright up` on the card, one SLO after the
+The paper's workload (`experiments.clockwork_paper.fig5`) against a `clockwright up` on the card, one SLO after the
 other, beside the simulator's prediction from what was measured on the same server before.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.figures.fig5 import ARCHITECTURE, CONCURRENCY, NUM_MODELS
+from experiments.clockwork_paper.fig5 import ARCHITECTURE, CONCURRENCY, NUM_MODELS
 from experiments.gpu.hardware import CARD, Load, arguments
 from experiments.gpu.live import Server, Stretch, produce, whole_ns
-from experiments.live_run import LiveModel
+from experiments.live.live_run import LiveModel
 from traces.arrivals import ClosedLoop, Workload
 
 BATCH_SIZES = (1, 2, 4, 8, 16)

@@ -1,6 +1,6 @@
 """Figure 6 on the card: a thousand instances of ResNet50, live and simulated.
 
-The paper's workload (`experiments.figures.fig6`), faster: one more of the Major instances every few
+The paper's workload (`experiments.clockwork_paper.fig6`), faster: one more of the Major instances every few
 milliseconds instead of every second. All instances have the same weights, of which the host keeps one
 copy; on the card each has pages of its own, as it would with others. The weights cache is the paper's, 201
 instances. Rates are smaller than the paper's, because inputs come over gRPC here: in the paper's
@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clockwright.units import NS_PER_S
-from experiments.figures import fig6
+from experiments.clockwork_paper import fig6
 from experiments.gpu.hardware import CARD, Load, arguments
 from experiments.gpu.live import Server, Stretch, produce, whole_ns
-from experiments.live_run import LiveModel
+from experiments.live.live_run import LiveModel
 from traces.arrivals import Poisson, Workload
 
 # A thousand instances are to answer; a few of the last to join are asked nothing, 13 in a thousand.

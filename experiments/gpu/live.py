@@ -1,6 +1,6 @@
 """Workloads played on the card by a `clockwright up`, beside what the simulator says they should come to.
 
-Separate runs on the same server measure what the simulator is told (`experiments.calibration`): the time
+Separate runs on the same server measure what the simulator is told (`experiments.live.calibration`): the time
 there and back, and the duration of each network's LOAD and EXEC. The simulator does not know that a front
 end has a limited number of cores. Where the cores cannot carry the requests, the live run answers fewer, and
 `exec_busy_pct` says that the card was not the limit.
@@ -15,9 +15,9 @@ from typing import Protocol
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.telemetry import OK, ActionRow, RequestRow, Telemetry
-from experiments.calibration import calibrate, calibration_workloads, measured_row
 from experiments.gpu.hardware import about, open_accelerator
-from experiments.live_run import LiveModel, LiveRun, Played, play
+from experiments.live.calibration import calibrate, calibration_workloads, measured_row
+from experiments.live.live_run import LiveModel, LiveRun, Played, play
 from experiments.results_file import write_results
 from experiments.simulator import Case, Cluster, HostedModel, Network, run, summarise
 from modelzoo.profile import Noise, ProfileRow

@@ -34,7 +34,7 @@ from pathlib import Path
 import torch
 
 from clockwright.units import NS_PER_MS, PAGE_BYTES
-from experiments.figures import fig6
+from experiments.clockwork_paper import fig6
 from experiments.gpu.hardware import (
     about,
     arguments,

@@ -1,7 +1,7 @@
 """The card under a mixed load of hundreds of instances: how late, how predictable, and nothing allocated.
 
 `live`: behind a controller, requests over gRPC. From the telemetry's action rows, as on the processor
-(`experiments.bench_worker`): how late EXEC and LOAD began, how far their durations and their ends were from
+(`experiments.bench.worker`): how late EXEC and LOAD began, how far their durations and their ends were from
 what the controller had predicted.
 
 `lanes`: the worker's lanes alone, in this process, driven as fast as they go: how often device memory was
@@ -23,7 +23,7 @@ from pathlib import Path
 from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from controller.telemetry import OK
-from experiments.bench_worker import action_figures
+from experiments.bench.worker import action_figures
 from experiments.gpu.hardware import (
     CARD,
     BareDevice,
@@ -34,7 +34,7 @@ from experiments.gpu.hardware import (
     open_accelerator,
 )
 from experiments.gpu.live import Server
-from experiments.live_run import LiveModel, LiveRun
+from experiments.live.live_run import LiveModel, LiveRun
 from experiments.results_file import write_results
 from traces.arrivals import Poisson, Workload
 from worker.devices.accelerator import Accelerator

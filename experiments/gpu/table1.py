@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ModelError
-from experiments.figures.report import write_csv
 from experiments.gpu.hardware import (
     BareDevice,
     Room,
@@ -40,6 +39,7 @@ from experiments.gpu.hardware import (
 )
 from experiments.gpu.probe import bare_kernel, copy
 from experiments.results_file import write_results
+from experiments.study.report import write_csv
 from modelzoo.profile import load_profile
 from worker.devices.accelerator import Accelerator
 from worker.engines.choice import Way

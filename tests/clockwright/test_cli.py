@@ -19,7 +19,7 @@ from clockwright.cli.main import main
 from clockwright.cli.show import print_models
 from clockwright.operator import Operator
 from controller.front_flags import FrontFlags
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
 from worker import gpu_workers
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from controller.access.key_file import add_key
 from controller.access.roles import Role
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from modelzoo.build import write_model
 
 CASE = """

@@ -1,6 +1,6 @@
 """What a small request costs the controller around its core, counted in lines: on every machine the same.
 
-Time is measured by `experiments.bench_live`, and the core's own lines by tests/core/test_cost.py. These floors
+Time is measured by `experiments.bench.live`, and the core's own lines by tests/core/test_cost.py. These floors
 fail where a good part more is done for each request, or for each turn of the event loop.
 """
 

@@ -1,6 +1,6 @@
 """What the core does per request, counted in executed lines: the same on every machine, however busy.
 
-Time is measured by `experiments.bench_core`. This floor fails where the core would take a good part more of
+Time is measured by `experiments.bench.core`. This floor fails where the core would take a good part more of
 it: a scan over all models or all that waits, or work done twice.
 """
 
@@ -19,7 +19,7 @@ import controller.core
 from clockwright.units import NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
-from experiments.bench_core import SETTINGS, Setting, table1_models
+from experiments.bench.core import SETTINGS, Setting, table1_models
 from experiments.simulator import Progress, copies_of, run
 from modelzoo.profile import load_profile
 

@@ -9,7 +9,7 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.bounds import AlikeCase, Cost, at_once_bound
-from experiments.figures import at_once
+from experiments.policies import at_once
 from experiments.results_file import RESULTS
 
 MS = NS_PER_MS

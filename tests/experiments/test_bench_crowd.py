@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.bench_crowd import Setting, measure_all
+from experiments.bench.crowd import Setting, measure_all
 
 
 def test_each_case_has_its_figures() -> None:

@@ -12,7 +12,7 @@ from clockwright import frames
 from controller.front import link_frames
 from controller.front.oip import parse_request
 from controller.worker_link import parse as parse_from_worker
-from experiments.bench_fuzz import Found, Mutator, fuzz_readers, fuzz_server, readers
+from experiments.bench.fuzz import Found, Mutator, fuzz_readers, fuzz_server, readers
 from tests.kit.front_end import serving_in_thread
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import bench_guard
+from experiments.bench import guard as bench_guard
 from experiments.results_file import add_results, write_results
 
 

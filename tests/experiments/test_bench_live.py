@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench_controller import (
+from experiments.bench.controller import (
     CALM_RPS,
     FIRST_RPS,
     GROWTH,
@@ -25,10 +25,10 @@ from experiments.bench_controller import (
     fed,
     recovered_after_s,
 )
-from experiments.bench_frontend import INFER
-from experiments.bench_grpc import infer_request
-from experiments.bench_live import PAYLOADS, BareServer
-from experiments.processor_time import cpu_ns, family
+from experiments.bench.frontend import INFER
+from experiments.bench.grpc import infer_request
+from experiments.bench.live import PAYLOADS, BareServer
+from experiments.live.processor_time import cpu_ns, family
 from experiments.results_file import judge
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import bench_observe
+from experiments.bench import observe as bench_observe
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from clockwright.v1 import inference_pb2 as pb
-from experiments.bench_restart import (
+from experiments.bench.restart import (
     AIMS,
     PREVIOUS,
     Inquiry,

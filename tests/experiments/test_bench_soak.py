@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.bench_soak import Occupied, figures_of
+from experiments.bench.soak import Occupied, figures_of
 
 
 def test_slopes_are_per_hour_and_rises_compare_the_halves() -> None:

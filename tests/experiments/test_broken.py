@@ -12,10 +12,10 @@ import pytest
 
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, ModelId
-from experiments import broken
-from experiments.broken import BrokenCase, Setting, figures_of
-from experiments.broken_worker import BrokenDevice
-from experiments.open_loop import Account
+from experiments.live import broken
+from experiments.live.broken import BrokenCase, Setting, figures_of
+from experiments.live.broken_worker import BrokenDevice
+from experiments.live.open_loop import Account
 from modelzoo.profile import Profile, ProfileRow
 from worker.core.lanes import Lane, Step
 from worker.models.file_store import FileStore

@@ -20,8 +20,8 @@ from clockwright.errors import TraceFormatError
 from clockwright.units import NS_PER_MS, NS_PER_US, ActionId, ModelId, RequestId, WorkerId
 from controller.telemetry import ActionRow, RequestRow, Telemetry
 from controller.telemetry_files import TelemetryFiles
-from experiments.chrome_trace import export_chrome_trace
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
+from experiments.telemetry.chrome_trace import export_chrome_trace
 from tests.kit.processes import write_models
 
 MS = NS_PER_MS

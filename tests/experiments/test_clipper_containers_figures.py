@@ -11,9 +11,12 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
-from experiments.figures import clipper_fig3, clipper_fig4, clipper_fig5, clipper_fig6
-from experiments.figures.clipper_bench import Offered, Saturating, answer, bench
-from experiments.figures.clipper_models import (
+from experiments.clipper_paper import fig3 as clipper_fig3
+from experiments.clipper_paper import fig4 as clipper_fig4
+from experiments.clipper_paper import fig5 as clipper_fig5
+from experiments.clipper_paper import fig6 as clipper_fig6
+from experiments.clipper_paper.bench import Offered, Saturating, answer, bench
+from experiments.clipper_paper.models import (
     FORMS,
     Prepared,
     held_out,
@@ -43,7 +46,7 @@ def figures(directory: Path, name: str) -> dict[str, Any]:
     for suffix in ("csv", "png"):
         assert (directory / f"{name}.{suffix}").stat().st_size > 0
     record: dict[str, Any] = json.loads((directory / f"{name}.json").read_text())
-    assert record["command"].startswith(f"python -m experiments.figures.{name}")
+    assert record["command"].startswith(f"python -m experiments {name}")
     found: dict[str, Any] = record["figures"]
     return found
 

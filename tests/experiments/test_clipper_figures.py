@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 from controller.selection.policies import BUILT_IN, make_policy
-from experiments import bench_selection
-from experiments.figures import clipper_fig7, clipper_fig8, clipper_fig9, clipper_fig10
-from experiments.selection.stream import Delays, follow
+from experiments.bench import selection as bench_selection
+from experiments.clipper_paper import fig7 as clipper_fig7
+from experiments.clipper_paper import fig8 as clipper_fig8
+from experiments.clipper_paper import fig9 as clipper_fig9
+from experiments.clipper_paper import fig10 as clipper_fig10
+from experiments.digits.stream import Delays, follow
 
 QUICK8 = clipper_fig8.Setting(
     seeds=(0,),

@@ -10,14 +10,14 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
 from controller.telemetry import OK, Telemetry
-from experiments.controller_costs import Sample, figures_of
+from experiments.bench.controller_costs import Sample, figures_of
 from experiments.results_file import write_results
-from experiments.results_page import records
 from experiments.simulator import Case, Cluster, CpuCosts, Network, bottleneck, copies_of, run
 from experiments.simulator.case_file import read_case
 from experiments.simulator.costs import measured, sources
 from experiments.simulator.cpu_core import CpuCore
 from experiments.simulator.loop import Loop
+from experiments.study.results_page import records
 from modelzoo.profile import ProfileRow
 from traces.arrivals import FixedRate, Workload
 

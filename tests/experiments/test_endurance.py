@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from experiments.bench_endurance import Setting, decay_of, neighbour_figures
-from experiments.open_loop import Account, End
-from experiments.results_page import TEMPLATE
+from experiments.bench.endurance import Setting, decay_of, neighbour_figures
+from experiments.live.open_loop import Account, End
+from experiments.study.results_page import TEMPLATE
 
 OK: End = ("ok", "")
 REFUSED: End = ("refused", "OVERLOADED")

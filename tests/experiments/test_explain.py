@@ -1,4 +1,4 @@
-"""Remedies that are stated for refusals, tried: a quick variant of `python -m experiments.explain`."""
+"""Remedies that are stated for refusals, tried: a quick variant of `python -m experiments bench-explain`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, ModelId, RequestId
 from controller.core.remedies import Remedy
-from experiments import explain
-from experiments.explain import Setting, Stated
+from experiments.bench import explain
+from experiments.bench.explain import Setting, Stated
 from experiments.simulator import run
 
 #: One GPU for three seconds, of which the second is one of overload.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.figures import fig2
+from experiments.clockwork_paper import fig2
 
 QUICK = fig2.Setting(
     architecture="tiny_conv", concurrencies=(1, 3), rounds=2, round_s=0.05, num_threads=1

@@ -18,8 +18,8 @@ from clockwright.errors import ConfigError
 from controller.core import SchedulerConfig, events, state
 from controller.telemetry import OK, Telemetry
 from experiments import native
-from experiments.figures import azure_replay, fig8, simspeed
-from experiments.figures.azure_replay import NS_PER_MINUTE, Setting
+from experiments.clockwork_paper import azure_replay, fig8, simspeed
+from experiments.clockwork_paper.azure_replay import NS_PER_MINUTE, Setting
 from experiments.simulator import run
 from modelzoo.profile import Noise
 

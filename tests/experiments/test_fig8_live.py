@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.calibration import Calibration
-from experiments.figures import azure_replay, fig8_live
-from experiments.figures.fig8_live import (
+from experiments.clockwork_paper import azure_replay
+from experiments.live import fig8_live
+from experiments.live.calibration import Calibration
+from experiments.live.fig8_live import (
     Line,
     LiveLine,
     Setting,
@@ -28,9 +29,9 @@ from experiments.figures.fig8_live import (
     simulate,
     write,
 )
-from experiments.open_loop import Account, End
-from experiments.results_page import TEMPLATE
+from experiments.live.open_loop import Account, End
 from experiments.simulator import Case, CpuCosts, run
+from experiments.study.results_page import TEMPLATE
 from traces.minutes import MinuteTrace
 
 LINE = Line(name="small", num_gpus=2, rate_rps=300.0)

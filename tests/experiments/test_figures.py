@@ -11,7 +11,7 @@ import pytest
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.figures import (
+from experiments.clockwork_paper import (
     azure_replay,
     fig5,
     fig6,
@@ -21,9 +21,9 @@ from experiments.figures import (
     fig9,
     scale,
 )
-from experiments.figures.report import Comparison, compare
-from experiments.figures.study import POLICIES, Study, from_command_line
 from experiments.simulator import CpuCosts
+from experiments.study.report import Comparison, compare
+from experiments.study.study import POLICIES, Study, from_command_line
 from modelzoo.profile import Noise
 
 # Look-aheads differ by too little to be worth the time.

@@ -22,8 +22,8 @@ import torch
 
 import worker.devices.cuda
 from clockwright.errors import ConfigError, ModelError
-from experiments import torch_zoo
-from experiments.figures import fig6
+from experiments.bench import torch_zoo
+from experiments.clockwork_paper import fig6
 from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
 from experiments.gpu.hardware import BareDevice, Room, open_accelerator

@@ -19,14 +19,14 @@ import pytest
 from clockwright.actions import StepTime
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ActionId, ModelId, WorkerId
 from controller.telemetry import ActionRow
-from experiments.bench_worker import action_figures
-from experiments.calibration import calibration_workloads
-from experiments.figures import fig2 as processor_fig2
+from experiments.bench.worker import action_figures
+from experiments.clockwork_paper import fig2 as processor_fig2
 from experiments.gpu import __main__ as everything
 from experiments.gpu import aims, fig2, fig5, fig6, live, serve
 from experiments.gpu.hardware import Room
 from experiments.gpu.live import Server, whole_ns
-from experiments.live_run import LiveModel, Played
+from experiments.live.calibration import calibration_workloads
+from experiments.live.live_run import LiveModel, Played
 from modelzoo.profile import Profile
 from tests.kit.aims import wanted_of
 from tests.kit.pretended_play import pretend_play

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from controller.core import EdfMhConfig, SchedulerConfig
-from experiments.figures.scenarios import scenarios
+from experiments.policies.scenarios import scenarios
+from experiments.policies.unseen import flood, small
+from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, run
-from experiments.unseen import flood, small
-from experiments.unseen.family import Family
 
 FAMILIES = {family.name: family for family in (*flood.FAMILIES, *small.FAMILIES)}
 CHOSEN = ("flood_tenant", "flood_shared", "flood_gpus", "flood_bursts", "flood_cold", "flood_names")

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import live_promises
-from experiments.live_promises import PromiseCase, Setting, figures_of
-from experiments.open_loop import Account, End
+from experiments.live import live_promises
+from experiments.live.live_promises import PromiseCase, Setting, figures_of
+from experiments.live.open_loop import Account, End
 
 OK: End = ("ok", "")
 REFUSED: End = ("refused", "OVERLOADED")

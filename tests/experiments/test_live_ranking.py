@@ -12,8 +12,8 @@ import pytest
 
 from clockwright.units import NS_PER_S
 from controller.core import SchedulerConfig
-from experiments.figures import live_ranking, truth
-from experiments.figures.live_ranking import (
+from experiments.live import live_ranking, truth
+from experiments.live.live_ranking import (
     METRICS,
     RankingLine,
     figures_of,
@@ -21,8 +21,8 @@ from experiments.figures.live_ranking import (
     pairs_of,
     ranking,
 )
-from experiments.figures.study import POLICIES
-from experiments.live_run import LiveModel, Played, play
+from experiments.live.live_run import LiveModel, Played, play
+from experiments.study.study import POLICIES
 from modelzoo.profile import Profile
 from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload

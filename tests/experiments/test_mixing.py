@@ -12,9 +12,9 @@ import pytest
 
 from clockwright.client import Client
 from clockwright.errors import BadRequestError
-from experiments import mixing
-from experiments.local_server import LocalServer
-from experiments.mixing_models import Array, MixingModel, Row, all_models, quantised
+from experiments.bench import mixing
+from experiments.bench.mixing_models import Array, MixingModel, Row, all_models, quantised
+from experiments.live.local_server import LocalServer
 
 MODELS = {each.name: each for each in all_models()}
 #: Row by row, and the four whose rows met unnoticed before the graph was asked.

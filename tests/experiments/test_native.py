@@ -18,7 +18,7 @@ import numpy as np
 from clockwright.client import Client
 from controller.core import scheduler
 from experiments import native
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from modelzoo.build import write_model
 from worker.core import lanes
 from pathlib import Path

@@ -22,8 +22,8 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.v1 import inference_pb2 as oip
-from experiments.open_loop import Account, ClientLoad, OpenLoop, offer, write_schedule
-from experiments.open_loop_client import frame, judge, request_bytes, run
+from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer, write_schedule
+from experiments.live.open_loop_client import frame, judge, request_bytes, run
 from traces.arrivals import Recorded, Workload
 
 SLO_MS = 2_000

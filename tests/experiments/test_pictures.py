@@ -10,8 +10,8 @@ import pytest
 
 from clockwright.units import NS_PER_S
 from controller.telemetry import OK
-from experiments.figures import lanes, overload
-from experiments.results_page import Figure
+from experiments.policies import lanes, overload
+from experiments.study.results_page import Figure
 from modelzoo.profile import Noise
 
 QUICK = overload.Setting(

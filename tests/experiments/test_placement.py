@@ -10,9 +10,9 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import EdfMhConfig, SchedulerConfig
 from experiments.bounds import memory_bound, residency_bound
 from experiments.bounds.simulated import problem_of
+from experiments.policies.unseen import unlike
+from experiments.policies.unseen.timers import timers
 from experiments.simulator import Case, Summary, run
-from experiments.unseen import unlike
-from experiments.unseen.timers import timers
 
 
 def summary_of(case: Case, **pieces: bool) -> Summary:

@@ -11,9 +11,9 @@ import pytest
 
 from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
-from experiments import poisoned
-from experiments.poisoned import PHASES, PoisonedRun, Setting
-from experiments.selection.stream import ask
+from experiments.demo import poisoned
+from experiments.demo.poisoned import PHASES, PoisonedRun, Setting
+from experiments.digits.stream import ask
 
 # Nobody misses this SLO, so numbers of queries alone say what happens.
 QUICK = Setting(

@@ -8,9 +8,9 @@ import pytest
 
 from clockwright.units import NS_PER_MS
 from controller.core import EdfMhConfig, SchedulerConfig
+from experiments.policies.unseen.refusals import FAMILIES
 from experiments.simulator import Case
 from experiments.simulator.run import Run, run
-from experiments.unseen.refusals import FAMILIES
 
 SLO_NS = 100 * NS_PER_MS
 BURSTS = [family.name for family in FAMILIES if family.name.startswith("burst_")]

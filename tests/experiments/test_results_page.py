@@ -1,8 +1,21 @@
-"""Which paragraphs the page of results has while some records are still to be made."""
+"""Which paragraphs the page of results has while some records are still to be made, and what repeats a record."""
 
 from __future__ import annotations
 
-from experiments.results_page import LATER, TEMPLATE, written
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.__main__ import called
+from experiments.results_file import RESULTS
+from experiments.study.results_page import LATER, TEMPLATE, repeated_by, written
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 PAGE = (
     "Of {serve[a]}.\n\nLive {fig8_live[b]:.1f}.\n\nSet {fig8_live.setting[c]}.\n\nLast {costs[d]}."
@@ -22,3 +35,53 @@ def test_the_page_without_them_still_has_all_other_paragraphs() -> None:
     left_out = set(template.split("\n\n")) - set(short.split("\n\n"))
     assert left_out
     assert all(any(f"{{{name}" in block for name in LATER) for block in left_out)
+
+
+def commands_of(record: object) -> Iterator[str]:
+    """Every command of a record, those of its parts too."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            if key == "command":
+                yield value
+            else:
+                yield from commands_of(value)
+
+
+def test_every_record_is_repeated_by_a_command_that_there_is() -> None:
+    targets = set(re.findall(r"^([\w-]+):", MAKEFILE.read_text(), re.M))
+    commands = [
+        repeated_by(command)
+        for path in sorted(RESULTS.rglob("*.json"))
+        for command in commands_of(json.loads(path.read_text()))
+    ]
+    assert len(commands) > 40
+    for command in commands:
+        words = command.split()
+        if words[0] == "make":
+            assert words[1] in targets, command
+        else:
+            assert words[:3] == ["python", "-m", "experiments"], command
+            assert called(words[3]), command
+
+
+@pytest.mark.parametrize(
+    ("recorded", "today"),
+    [
+        ("python -m experiments.figures.fig5 --seed 5", "python -m experiments fig5 --seed 5"),
+        ("python -m experiments.bench_live --native", "python -m experiments bench-live --native"),
+        ("python -m experiments.controller_costs", "python -m experiments bench-controller-costs"),
+        ("python -m experiments.gpu.fig6 --pages 9", "python -m experiments gpu-fig6 --pages 9"),
+        ("python -m experiments fig5 --seed 5", "python -m experiments fig5 --seed 5"),
+        ("make bench", "make bench"),
+    ],
+)
+def test_a_record_whose_module_moved_is_repeated_by_its_name(recorded: str, today: str) -> None:
+    assert repeated_by(recorded) == today
+
+
+def test_a_name_that_no_study_has_is_an_error_that_lists_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "fig55"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "study is 'fig55', expected one of fig2, fig5" in done.stderr

@@ -10,20 +10,12 @@ from pathlib import Path
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.figures import (
-    ablation,
-    azure_replay,
-    edf_mh,
-    fig5,
-    fig6,
-    fig7_left,
-    fig9,
-    scale,
-)
-from experiments.figures.edf_mh import COMPARED, Row
-from experiments.figures.loads import poisson, pressed, resnets, zoo
-from experiments.figures.scenario_runs import ScenarioOutcome, bound_of, measure
-from experiments.figures.scenarios import (
+from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7_left, fig9, scale
+from experiments.policies import ablation, edf_mh
+from experiments.policies.edf_mh import COMPARED, Row
+from experiments.policies.loads import poisson, pressed, resnets, zoo
+from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
+from experiments.policies.scenarios import (
     NOISE_MODELS,
     Scenario,
     azure,
@@ -35,9 +27,9 @@ from experiments.figures.scenarios import (
     shared,
     unlike,
 )
-from experiments.figures.study import POLICIES
 from experiments.results_file import write_results
 from experiments.simulator import Case, run
+from experiments.study.study import POLICIES
 from modelzoo.profile import load_profile
 
 OVERLOAD = Scenario(
@@ -298,7 +290,7 @@ def test_what_the_core_costs_is_put_beside_what_was_recorded(
     record = json.loads((tmp_path / "edf_mh.json").read_text())
     assert record["figures"] == {"zoo_share": 0.9, "clockwork_us": 20.0, "edf_mh_us": 20.0}
     assert record["command"] == "long"
-    assert record["cost"]["command"] == "python -m experiments.figures.edf_mh --cost"
+    assert record["cost"]["command"] == "python -m experiments edf_mh --cost"
     assert record["cost"]["keys"] == ["clockwork_us", "edf_mh_us"]
 
 

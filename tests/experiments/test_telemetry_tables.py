@@ -12,7 +12,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
 from controller.telemetry import Telemetry
 from controller.telemetry_files import TelemetryFiles, table_files
 from experiments.simulator import Case, Cluster, copies_of, run
-from experiments.telemetry_tables import read_actions, read_requests
+from experiments.telemetry.tables import read_actions, read_requests
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Poisson, Workload
 

@@ -1,6 +1,6 @@
 """The comparison of live and simulated runs: its plumbing, and that they do not drift apart.
 
-How near they are on a quiet machine is measured by `experiments.figures.truth`.
+How near they are on a quiet machine is measured by `experiments.live.truth`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
-from experiments.calibration import calibrate, calibration_workloads, measured_row
-from experiments.figures import truth
-from experiments.figures.study import POLICIES
-from experiments.live_run import LiveModel, LiveRun, play
+from experiments.live import truth
+from experiments.live.calibration import calibrate, calibration_workloads, measured_row
+from experiments.live.live_run import LiveModel, LiveRun, play
 from experiments.simulator import Case, Cluster, HostedModel, Network, run
+from experiments.study.study import POLICIES
 from modelzoo.profile import Noise, Profile, ProfileRow
 from tests.kit.pretended_play import ROW, pretend_live, pretend_play
 from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.simulator import Case, Cluster, copies_of
-from experiments.unseen.__main__ import (
+from experiments.policies.unseen.__main__ import (
     FAMILIES,
     MODULES,
     PolicyRow,
@@ -20,8 +19,9 @@ from experiments.unseen.__main__ import (
     figures_of,
     produce,
 )
-from experiments.unseen.family import Family
-from experiments.unseen.outcomes import COMPARED, FamilyOutcome, bound_of, measure
+from experiments.policies.unseen.family import Family
+from experiments.policies.unseen.outcomes import COMPARED, FamilyOutcome, bound_of, measure
+from experiments.simulator import Case, Cluster, copies_of
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 

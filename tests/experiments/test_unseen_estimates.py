@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from controller.core import EdfMhConfig, SchedulerConfig
+from experiments.policies.unseen import averse, profiles, spikes
+from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, run
-from experiments.unseen import averse, profiles, spikes
-from experiments.unseen.family import Family
 
 FAMILIES = {
     family.name: family for family in (*spikes.FAMILIES, *profiles.FAMILIES, *averse.FAMILIES)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
 from controller.telemetry import Telemetry
-from experiments.live_run import LiveModel, LiveRun, Played
+from experiments.live.live_run import LiveModel, LiveRun, Played
 from experiments.simulator import Case, Cluster, HostedModel, Network, run
 from modelzoo.profile import Noise, Profile, ProfileRow
 from traces.arrivals import Workload

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.local_server import off_fixed_ports
+from experiments.live.local_server import off_fixed_ports
 from modelzoo.build import write_model
 
 # Longer than anything here takes on the slowest machine; pytest's own limit is longer.

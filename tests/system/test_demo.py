@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from clockwright.v1 import control_pb2 as pb
-from experiments import demo
-from experiments.demo_clients import ModelLoad, RequestOutcome
-from experiments.demo_models import DemoModel
-from experiments.digits import NUM_FORMS, load
-from experiments.timeline import draw_timeline
+from experiments.demo import demo
+from experiments.demo.clients import ModelLoad, RequestOutcome
+from experiments.demo.models import DemoModel
+from experiments.digits.images import NUM_FORMS, load
+from experiments.telemetry.timeline import draw_timeline
 
 
 def test_digits_come_in_fourteen_forms_of_nearly_130() -> None:

@@ -24,8 +24,8 @@ import tritonclient.grpc.aio as triton_aio
 
 from clockwright import AsyncClient, Client, Refusal, RefusedError, UnknownModelError
 from clockwright.operator import Operator
-from experiments.demo_models import DemoModel, crops, run_alone, write_digit_models
-from experiments.local_server import LocalServer
+from experiments.demo.models import DemoModel, crops, run_alone, write_digit_models
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, controller, lives, until, worker, write_models
 
 # A pause of the machine counts as a long execution, and the next ones are predicted to take as long:

@@ -32,7 +32,7 @@ from clockwright import (
 from clockwright.operator import Operator
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.v1 import worker_pb2
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from modelzoo.build import build_model
 from tests.kit.hostile_models import bomb, endless
 from tests.kit.processes import PATIENCE_S, until, worker, write_models

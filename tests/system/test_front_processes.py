@@ -19,8 +19,8 @@ import tritonclient.grpc as triton
 
 from clockwright import Client
 from clockwright.v1 import inference_pb2 as pb
-from experiments.demo_models import run_alone
-from experiments.local_server import LocalServer
+from experiments.demo.models import run_alone
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, listening, lives, until, worker, write_models
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

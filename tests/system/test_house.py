@@ -27,7 +27,7 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 #: Packages whose folders are rooms too.
-DIVIDED = ("controller", "worker")
+DIVIDED = ("controller", "worker", "experiments")
 
 #: What imports what, by name.
 Arrows = Mapping[str, set[str]]

@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import inference_pb2 as pb
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import write_models
 from tests.kit.raw_http2 import End, RawClient
 

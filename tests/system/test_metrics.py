@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clockwright import Client, Refusal, RefusedError
 from controller.metrics.families import FAMILIES
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import standing_by, until, write_models
 
 ROOT = Path(__file__).parents[2]

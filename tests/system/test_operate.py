@@ -14,7 +14,7 @@ from clockwright.cli.main import main
 from clockwright.operator import Operator
 from clockwright.units import NS_PER_S
 from clockwright.v1 import control_pb2 as pb
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import until, worker, write_models
 from traces.arrivals import FixedRate, Workload
 from traces.client_record import ClientRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.results_page import PAGE, page, records
+from experiments.study.results_page import PAGE, page, records
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from clockwright import Access, Client, ClockwrightError, Denial, DeniedError
 from clockwright.operator import Operator
 from controller.access.key_file import add_key
 from controller.access.roles import Role
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.addresses import own_address
 from tests.kit.processes import until, write_models
 

@@ -27,7 +27,7 @@ from clockwright.tensors import TensorSpec
 from clockwright.units import ModelId
 from clockwright.v1 import worker_pb2 as pb
 from controller.model_folder import ModelFolder, read_model_folder
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, lives, until, write_models
 from tests.kit.running_lanes import RunningLanes
 from tests.kit.scripted_controller import Stream, drain, infer, load, play

@@ -22,7 +22,7 @@ from clockwright.cores import (
 from clockwright.errors import ConfigError
 from clockwright.operator import Operator
 from clockwright.units import NS_PER_S, ActionId, ModelId
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from tests.kit.processes import until, write_models
 from tests.kit.worker_models import (
     IO_POOL_BYTES,

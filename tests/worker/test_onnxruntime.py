@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("module", ["worker.engines.onnxruntime", "experiments.demo_models"])
+@pytest.mark.parametrize("module", ["worker.engines.onnxruntime", "experiments.demo.models"])
 def test_onnxruntime_reports_to_nobody(module: str, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path)}
     # Each of them would keep it silent by itself.

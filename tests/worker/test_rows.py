@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from clockwright.errors import ModelError
 from clockwright.tensors import TensorSpec
-from experiments.mixing_models import MixingModel, all_models
+from experiments.bench.mixing_models import MixingModel, all_models
 from tests.kit.worker_models import cpu_device, offer, prepared
 from worker.compiling.compile import compile_model
 from worker.compiling.for_torch import TorchTarget

@@ -30,7 +30,7 @@ from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
-from experiments.local_server import LocalServer
+from experiments.live.local_server import LocalServer
 from modelzoo.build import build_model
 from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
 from tests.kit.nvml import driver, told_by

@@ -83,7 +83,7 @@ class Exp4FullInformation(_Ensemble):
     There is one more expert than there are models: the crowd, which says what most members say. Hedge
     follows the best single expert. Where members are equally good and err on different queries, the best
     expert is none of them but their majority: without the crowd, weights drift to one of five small
-    forests, although the majority errs a third less (experiments/figures/clipper_fig7.py). The crowd's
+    forests, although the majority errs a third less (experiments/clipper_paper/fig7.py). The crowd's
     weight is spread evenly over the members.
 
     A member that did not answer keeps its share of the whole, neither punished nor rewarded (a sleeping

@@ -1,0 +1,273 @@
+"""The processor as a whole device, in `experiments/results/cpu.json`; four minutes on a machine with nothing else to do.
+
+**Goodput.** A closed loop through `clockwright up`, as it divides this machine by itself, and plain onnxruntime with
+its own settings (all cores) in a loop of its own process, which runs the batch size that suits it best of those
+that the server may make. Both take turns; a ratio is that of the server to the mean of what came before and after
+it, and every figure is the median of the rounds.
+
+**Prediction.** The differences of EXEC from what its action predicted, under the same closed loop, with the worker's
+threads bound to cores and with as many threads that are not.
+
+**Memory.** What 20 models add to the private memory of a second worker of the same host.
+
+    python -m experiments bench-cpu [--quick] [--directory FOLDER]
+
+`--quick` takes a minute and proves nothing but that all of it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from clockwright.cores import granted_cores, spell_cores, usable_cores
+from clockwright.operator import Operator
+from experiments.bench.worker import action_figures
+from experiments.live.local_server import LocalServer
+from experiments.live.open_loop import ClientLoad, OpenLoop
+from experiments.results_file import RESULTS, write_results
+from experiments.telemetry.tables import read_actions
+from modelzoo.build import write_model
+
+CONCURRENCY = 16
+BATCH_SIZES = (1, 2, 4, 8)
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AskedNetwork:
+    """What goodput is measured of."""
+
+    architecture: str
+    shape: tuple[int, ...]
+    slo_ms: int
+    #: `raw` is the cheaper one, and sends what fits into a frame.
+    client: str = "raw"
+
+
+NETWORKS = {
+    "resnet50": AskedNetwork("resnet50_v1", (1, 3, 224, 224), 5_000, "grpcio"),
+    "mlp": AskedNetwork("mlp-784-128-10", (1, 784), 100),
+}
+# Layers of 34 MB, so that files are far larger than what belongs to a model besides.
+MEMORY_NETWORK = "mlp-2048-4096-10"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    seconds: float
+    plain_seconds: float
+    rounds: int
+    num_models: int
+
+
+FULL = Extent(seconds=10.0, plain_seconds=5.0, rounds=3, num_models=20)
+QUICK = Extent(seconds=2.0, plain_seconds=1.0, rounds=1, num_models=3)
+
+
+# --- goodput --------------------------------------------------------------------------------------
+
+
+def plain_rps(path: Path, batch_size: int, seconds: float) -> float:
+    """Rows per second of plain onnxruntime, one batch after the other."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    [tensor] = session.get_inputs()
+    inputs = np.random.default_rng(0).random([batch_size, *tensor.shape[1:]], np.float32)
+    session.run(None, {tensor.name: inputs})
+    begin_s, runs = time.monotonic(), 0
+    while (taken_s := time.monotonic() - begin_s) < seconds:
+        session.run(None, {tensor.name: inputs})
+        runs += 1
+    return runs * batch_size / taken_s
+
+
+def measure_goodput(extent: Extent) -> dict[str, float]:
+    """Answers in time per second through the server, beside plain onnxruntime."""
+    figures: dict[str, float] = {}
+    for key, network in NETWORKS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            path = _write(Path(scratch), network)
+            tried = {
+                each: _plain_alone(path, each, extent.plain_seconds / 2) for each in BATCH_SIZES
+            }
+            best = max(tried, key=tried.__getitem__)
+            with LocalServer(_arguments(Path(scratch))) as server:
+                plain = [_plain_alone(path, best, extent.plain_seconds)]
+                served = []
+                for _ in range(extent.rounds):
+                    served.append(_closed_loop(server.address, network, extent.seconds))
+                    plain.append(_plain_alone(path, best, extent.plain_seconds))
+        beside = [(before + after) / 2 for before, after in pairwise(plain)]
+        ratios = [mine / theirs for mine, theirs in zip(served, beside, strict=True)]
+        figures[f"{key}_rps"] = round(statistics.median(served), 2)
+        figures[f"{key}_plain_rps"] = round(statistics.median(beside), 2)
+        figures[f"{key}_plain_batch"] = best
+        figures[f"{key}_ratio"] = round(statistics.median(ratios), 4)
+    return figures
+
+
+def _plain_alone(path: Path, batch_size: int, seconds: float) -> float:
+    command = [sys.executable, "-m", "experiments.bench.cpu"]
+    command += ["--plain", str(path), str(batch_size), str(seconds)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _closed_loop(address: str, network: AskedNetwork, seconds: float) -> float:
+    load = ClientLoad(
+        address=address, models=("m",), slo_ms=network.slo_ms, seconds=seconds,
+        concurrency=CONCURRENCY, shape=network.shape, client=network.client,
+    )  # fmt: skip
+    with OpenLoop(load) as loop:
+        account = loop.account()
+    if not account.num_ok:
+        raise RuntimeError(f"no answers, but {account.refusals + account.others}")
+    # What was under way at the end of the time was answered after it.
+    taken_s = max(seconds, float(account.done_ns.max()) / 1e9)
+    return (account.num_ok - account.num_late) / taken_s
+
+
+# --- prediction -----------------------------------------------------------------------------------
+
+
+def measure_prediction(extent: Extent) -> dict[str, float]:
+    """How far EXEC is from its prediction, with bound threads and with others."""
+    network = NETWORKS["resnet50"]
+    ways = {
+        "pinned": ["--cores", spell_cores(usable_cores())],
+        "unpinned": ["--threads", str(granted_cores())],
+    }
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        _write(scratch, network)
+        for way, arguments in ways.items():
+            telemetry = scratch / way
+            with _server_and_worker(scratch, telemetry, arguments) as address:
+                _closed_loop(address, network, extent.seconds)
+            found = action_figures(read_actions(telemetry))
+            for quantile in ("p50", "p99"):
+                figures[f"exec_error_us_{quantile}_{way}"] = found[f"exec_error_us_{quantile}"]
+    figures["exec_error_us_p99"] = figures["exec_error_us_p99_pinned"]
+    return figures
+
+
+@contextmanager
+def _server_and_worker(scratch: Path, telemetry: Path, arguments: list[str]) -> Iterator[str]:
+    """A controller, and a worker with these arguments, which has prepared the model."""
+    server = LocalServer(
+        [
+            "--models",
+            f"{scratch}/models",
+            "--telemetry",
+            str(telemetry),
+            "--state",
+            f"{scratch}/state",
+        ],
+        command="controller",
+    )
+    try:
+        server.wait_for("listening on ")
+        worker = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "clockwright.cli", "worker", "--controller"),
+                *(server.address, "--cache-dir", f"{scratch}/cache", *arguments),
+                *("--parent-pid", str(os.getpid())),
+            ]
+        )
+        try:
+            with server:
+                yield server.address
+        finally:
+            worker.terminate()
+            worker.wait()
+    finally:
+        server.stop()
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def measure_memory(extent: Extent) -> dict[str, float]:
+    """What models add to the private memory of a second worker."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        for count in (1, extent.num_models):
+            for seed in range(count):
+                path = scratch / "models" / f"m{seed}" / "1" / "model.onnx"
+                if not path.exists():
+                    write_model(MEMORY_NETWORK, path, seed=seed)
+            arguments = [*_arguments(scratch), "--workers", "2", "--pages", "8"]
+            with LocalServer(arguments) as server, Operator(server.address) as operator:
+                _, second = sorted(operator.workers(), key=lambda row: row.worker_id)
+                found[count] = _private_bytes(second.pid)
+        weights = [path.stat().st_size for path in scratch.glob("cache/compiled/*/weights.bin")]
+    return {
+        "second_worker_mib": round((found[extent.num_models] - found[1]) / _MIB, 1),
+        "second_worker_private_mib": round(found[extent.num_models] / _MIB, 1),
+        "weights_mib": round(sum(weights) / _MIB, 1),
+    }
+
+
+def _write(scratch: Path, network: AskedNetwork) -> Path:
+    path = scratch / "models" / "m" / "1" / "model.onnx"
+    write_model(network.architecture, path)
+    (path.parents[1] / "config.toml").write_text(f"batch_sizes = {list(BATCH_SIZES)}\n")
+    return path
+
+
+def _arguments(scratch: Path) -> list[str]:
+    return ["--models", str(scratch / "models"), "--cache-dir", str(scratch / "cache")]
+
+
+def _private_bytes(pid: int) -> int:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    # Weights that a single process has mapped so far are clean pages of a file, which any other shares.
+    return 1024 * sum(map(int, re.findall(r"^Private_Dirty:\s+(\d+) kB$", text, re.MULTILINE)))
+
+
+def main() -> None:
+    """Measure everything and write the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="see whether it runs")
+    parser.add_argument("--directory", type=Path, default=RESULTS, help="where cpu.json goes")
+    options = parser.parse_args()
+    if options.plain:
+        path, batch_size, seconds = options.plain
+        print(plain_rps(Path(path), int(batch_size), float(seconds)))
+        return
+    extent = QUICK if options.quick else FULL
+    figures = measure_goodput(extent) | measure_prediction(extent) | measure_memory(extent)
+    command = "make bench-cpu" + " (quick)" * options.quick
+    extra = {
+        "concurrency": CONCURRENCY,
+        "num_models": extent.num_models,
+        "cores": spell_cores(usable_cores()),
+    }
+    written = write_results(
+        "cpu", figures, command=command, extra=extra, directory=options.directory
+    )
+    for key, figure in sorted(figures.items()):
+        print(f"{key:40} {figure:12.3f}")
+    print(f"recorded in {written}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Does a server stay as it was: overload for as long as one likes, and a neighbour who floods it.
+
+`make bench-endurance`, in half an hour, on a machine with nothing else to do; the record is `endurance.json`. A real
+`clockwright up` with modelled devices of exactly 10 ms per request, SLO 100 ms, and `open_loop` as the client.
+
+* `overload`: the case of `bench_overload` at one and a half times and three times what the device can do, each for
+  `--seconds`. Goodput, the time to a refusal and the memory of the server, by tenths of the run: `decay_pct` is
+  how much less is answered in the last tenth than in the first.
+* `neighbour`: own requests, a fifth of what a device can do, without and with a neighbour who asks ten times what
+  a device can do, in turns. `apart`: each has a device, so that front and controller are all they share. `shared`:
+  one device for both, each a tenant. There an own request waits for an execution of the neighbour's that runs, and
+  for those that are due before it, so its latency may grow up to the SLO; what is promised is the answer in time.
+
+    python -m experiments bench-endurance --seconds 600
+    python -m experiments bench-endurance --seconds 10 --turns 1 --turn-seconds 5 --directory /tmp/endurance
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from clockwright.units import NS_PER_MS, PAGE_BYTES
+from experiments.live.live_promises import served
+from experiments.live.live_run import LiveModel
+from experiments.live.local_server import LocalServer
+from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
+from experiments.live.processor_time import family
+from experiments.results_file import RESULTS, write_results
+from modelzoo.profile import Profile, ProfileRow, save_profile
+
+_DEVICE_RPS = 100.0
+_SLO_MS = 100
+#: Largest change of an own p99 beside a neighbour, in per cent.
+AIM_P99_PCT = 10.0
+
+_TENTHS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Numbers of the experiment, which tests make smaller."""
+
+    #: Length of each overload.
+    seconds: float = 600.0
+    multiples: tuple[float, ...] = (1.5, 3.0)
+    #: Own requests alone, then beside the neighbour: so many times, each for so long.
+    turns: int = 5
+    turn_seconds: float = 20.0
+    own_share: float = 0.2
+    neighbour_multiple: float = 10.0
+    seed: int = 0
+
+
+# --- overload --------------------------------------------------------------------------------------
+
+
+def overload(setting: Setting) -> dict[str, float]:
+    """Overload one server at one rate after the other."""
+    figures: dict[str, float] = {}
+    for number, multiple in enumerate(setting.multiples):
+        with served("10ms", 1) as (server, models):
+            load = ClientLoad(
+                address=server.address, models=models, slo_ms=_SLO_MS, seconds=setting.seconds,
+                rate=multiple * _DEVICE_RPS, seed=setting.seed + number,
+            )  # fmt: skip
+            account, rss_mib = _watched(load, server)
+        for name, value in decay_of(account, rss_mib).items():
+            figures[f"overload_x{multiple:g}_{name}"] = value
+    return figures
+
+
+def _watched(load: ClientLoad, server: LocalServer) -> tuple[Account, list[float]]:
+    """Offer a load, and look at the server's memory at every tenth of it."""
+    rss_mib = []
+    with OpenLoop(load) as client:
+        for _ in range(_TENTHS):
+            time.sleep(load.seconds / _TENTHS)
+            rss_mib.append(sum(map(_rss_mib, family(server.process.pid))))
+        return client.account(), rss_mib
+
+
+def _rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def decay_of(account: Account, rss_mib: Sequence[float]) -> dict[str, float]:
+    """Name every number of an overload: the whole, and how it changed.
+
+    Args:
+        account: the client's.
+        rss_mib: memory of the server after each tenth.
+    """
+    tenth_s = account.seconds / _TENTHS
+    tenths = [account.part(n * tenth_s, (n + 1) * tenth_s) for n in range(_TENTHS)]
+    goodputs_rps = [tenth.goodput_rps for tenth in tenths]
+    return {
+        "offered_rps": account.num_offered / account.seconds,
+        "goodput_rps": account.goodput_rps,
+        "goodput_rps_worst_tenth": min(goodputs_rps),
+        "decay_pct": 100 * (1 - goodputs_rps[-1] / max(goodputs_rps[0], 1e-9)),
+        "late_successes": account.num_late,
+        "other_ends": sum(account.others.values()),
+        "p99_ms": account.latency_ms(99),
+        "refusal_p50_ms_first_tenth": tenths[0].refusal_ms(50),
+        "refusal_p50_ms_last_tenth": tenths[-1].refusal_ms(50),
+        "refusal_p99_ms": account.refusal_ms(99),
+        # The first tenth warms up.
+        "rss_growth_mib": rss_mib[-1] - rss_mib[1],
+        "rss_mib": rss_mib[-1],
+    }
+
+
+# --- the neighbour ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def neighbours(*, apart: bool) -> Iterator[str]:
+    """A server with the models `own` and `other`, on a device for each or on one; gives its address."""
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        rows = {
+            name: ProfileRow(
+                name=name,
+                weights_bytes=PAGE_BYTES,
+                load_ns=NS_PER_MS,
+                exec_ns={1: 10 * NS_PER_MS},
+            )
+            for name in ("own", "other")
+        }
+        devices = [{name: row} for name, row in rows.items()] if apart else [rows]
+        for number, held in enumerate(devices):
+            save_profile(Profile(name=f"device{number}", rows=held), folder / f"{number}.json")
+        for name in rows:
+            LiveModel(name=name, copies=1, batch_sizes=(1,)).write(folder / "models" / name)
+        cache = ("--cache-dir", f"{scratch}/cache")
+        server = stack.enter_context(
+            LocalServer(
+                ["--models", f"{scratch}/models", "--device", f"modelled:{scratch}/0.json", *cache]
+            )
+        )
+        for number in range(1, len(devices)):
+            command = [sys.executable, "-m", "clockwright.cli", "worker", "--id", f"more-{number}"]
+            device = ("--device", f"modelled:{scratch}/{number}.json")
+            worker = subprocess.Popen([*command, "--controller", server.address, *device, *cache])
+            stack.callback(worker.wait)
+            stack.callback(worker.terminate)
+        for name in rows:
+            _await_model(server.address, name)
+        yield server.address
+
+
+def _await_model(address: str, name: str) -> None:
+    """Ask until the model answers: its weights are loaded then."""
+    load = ClientLoad(address=address, models=(name,), slo_ms=10_000, seconds=0, concurrency=1)
+    for _ in range(60):
+        if offer(load).num_ok:
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"{name} gave no answer within 60 requests")
+
+
+def neighbour(setting: Setting, *, apart: bool) -> dict[str, float]:
+    """Own requests without and with the neighbour, in turns."""
+    alone: list[Account] = []
+    beside: list[Account] = []
+    flooded: list[Account] = []
+    with neighbours(apart=apart) as address:
+        for turn in range(setting.turns):
+            # The same arrivals without and with the neighbour.
+            own = ClientLoad(
+                address=address, models=("own",), slo_ms=_SLO_MS, seconds=setting.turn_seconds,
+                rate=setting.own_share * _DEVICE_RPS, seed=setting.seed + turn, tenant="own",
+            )  # fmt: skip
+            alone.append(offer(own))
+            flood = replace(
+                own,
+                models=("other",),
+                tenant="other",
+                rate=setting.neighbour_multiple * _DEVICE_RPS,
+            )
+            with OpenLoop(flood) as flooding, OpenLoop(own) as asking:
+                beside.append(asking.account())
+                flooded.append(flooding.account())
+    return neighbour_figures(alone, beside, flooded)
+
+
+def neighbour_figures(
+    alone: Sequence[Account], beside: Sequence[Account], flooded: Sequence[Account]
+) -> dict[str, float]:
+    """Name every number; medians over the turns, and the ratio of a turn's two p99."""
+
+    def median(value: Callable[[Account], float], accounts: Sequence[Account]) -> float:
+        return statistics.median(map(value, accounts))
+
+    figures: dict[str, float] = {}
+    for name, accounts in (("alone", alone), ("beside", beside), ("flood", flooded)):
+        figures |= {
+            f"{name}_in_time_pct": median(_in_time_pct, accounts),
+            f"{name}_p50_ms": median(lambda account: account.latency_ms(50), accounts),
+            f"{name}_p99_ms": median(lambda account: account.latency_ms(99), accounts),
+        }
+    ratios = [
+        after.latency_ms(99) / max(before.latency_ms(99), 1e-9)
+        for before, after in zip(alone, beside, strict=True)
+    ]
+    return figures | {
+        "p99_ratio": statistics.median(ratios),
+        "p99_ratio_worst": max(ratios),
+        "flood_refusal_p50_ms": median(lambda account: account.refusal_ms(50), flooded),
+        "flood_goodput_rps": median(lambda account: account.goodput_rps, flooded),
+    }
+
+
+def _in_time_pct(account: Account) -> float:
+    return 100 * (account.num_ok - account.num_late) / max(account.num_offered, 1)
+
+
+# --- all of it -------------------------------------------------------------------------------------
+
+PARTS: Mapping[str, Callable[[Setting], dict[str, float]]] = {
+    "overload": overload,
+    "neighbour_apart": lambda setting: neighbour(setting, apart=True),
+    "neighbour_shared": lambda setting: neighbour(setting, apart=False),
+}
+
+
+def produce(
+    setting: Setting, directory: Path = RESULTS, *, parts: Sequence[str] = tuple(PARTS)
+) -> dict[str, float]:
+    """Measure some parts and write `endurance.json`."""
+    figures: dict[str, float] = {}
+    for part in parts:
+        start = "" if part == "overload" else f"{part}_"
+        figures |= {f"{start}{name}": value for name, value in PARTS[part](setting).items()}
+    write_results(
+        "endurance",
+        figures,
+        command=(
+            f"python -m experiments bench-endurance --seconds {setting.seconds:g} "
+            f"--turns {setting.turns} --turn-seconds {setting.turn_seconds:g} --parts {' '.join(parts)}"
+        ),
+        seeds=[setting.seed],
+        extra={
+            "setting": asdict(setting),
+            "aim": {"neighbour_apart_p99_ratio": 1 + AIM_P99_PCT / 100},
+        },
+        directory=directory,
+    )
+    return figures
+
+
+def main() -> None:
+    """Measure as a command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    usual = Setting()
+    parser.add_argument("--seconds", type=float, default=usual.seconds, help="of each overload")
+    parser.add_argument(
+        "--turns", type=int, default=usual.turns, help="without and with the neighbour"
+    )
+    parser.add_argument("--turn-seconds", type=float, default=usual.turn_seconds)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS))
+    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
+    options = parser.parse_args()
+    if options.seconds < 1 or options.turns < 1 or options.turn_seconds < 1:
+        parser.error("--seconds, --turns and --turn-seconds: expected 1 or more")
+    setting = Setting(
+        seconds=options.seconds, turns=options.turns, turn_seconds=options.turn_seconds
+    )
+    for key, figure in produce(setting, options.directory, parts=options.parts).items():
+        print(f"{key:45} {figure:12.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,666 @@
+"""Millions of broken messages: nothing may crash on one, stand still for long, or keep memory.
+
+Messages of every kind that comes in from outside (requests, frames of HTTP/2, of workers and of fronts, operators'
+messages, credentials) are made from good ones: bytes changed, cut, doubled, put together anew. Most go to what reads
+them, in this process; some go over sockets to a server that runs, while somebody asks it whether it lives.
+
+    make bench-fuzz
+    make bench-fuzz MESSAGES=100000
+
+Four figures go to `guard.json`, part `fuzz`: `fuzzed_messages`; `fuzz_crashes`, which counts whatever is raised that
+no caller expects, internal errors that a server admits to, and servers that ended; `loop_stall_ms_max`, the longest
+that one message took its reader, or that the server let somebody wait while there was a processor for it; `rss_growth_mib`, of this process or of
+the server, whichever grew more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import random
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from clockwright import frame_headers, frames
+from clockwright.actions import Infer, LoadWeights, Result, StepTime
+from clockwright.channel import OPTIONS
+from clockwright.errors import BadRequestError, ClockwrightError, ProtocolError
+from clockwright.tensors import TensorSpec
+from clockwright.units import ActionId, ModelId
+from clockwright.v1 import control_pb2, inference_pb2, worker_pb2
+from controller.access.authoriser import Authoriser, Rules, credentials_of
+from controller.access.grants import Grant, digest
+from controller.access.roles import Role
+from controller.front import link_frames
+from controller.front.http2 import PREFACE, Http2Connection, Http2Error
+from controller.front.oip import Servable, parse_request, peek_request, read_request
+from controller.front.templates import cut_request
+from controller.selection.messages import read_application, read_feedback
+from controller.worker_link import parse as parse_from_worker
+from experiments.live.local_server import LocalServer
+from experiments.results_file import RESULTS, add_results, judge, write_results
+from modelzoo.build import write_model
+
+MESSAGES: Final = 10_000_000
+#: This part of them goes to a server that runs.
+LIVE_PART: Final = 0.01
+SEED: Final = 14
+
+AIMS_LEAST = {"fuzzed_messages": 10_000_000.0}
+AIMS_MOST = {"fuzz_crashes": 0.0, "loop_stall_ms_max": 100.0, "rss_growth_mib": 64.0}
+
+# Numbers at which lengths, signs and widths go over.
+_EDGES: Final = (
+    *(b"\x00", b"\xff", b"\x7f", b"\x80", b"\xff\xff\xff\xff\x0f", b"\xff" * 9 + b"\x01"),
+    *(struct.pack(">I", 1 << 31), struct.pack("<I", (1 << 32) - 1), struct.pack("<q", -1)),
+    *(b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"[" * 50, b"\xed\xa0\x80"),
+)
+_BYTES_MAX: Final = 1 << 14
+# A process that has just begun grows for reasons of its own: the first part of its messages does not count.
+_WARM_UP_PART: Final = 0.1
+_BATCH: Final = 1000
+
+Read = Callable[[bytes], object]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a fuzz has found."""
+
+    num_messages: int = 0
+    #: What was raised, by reader and error, and a message that did it.
+    crashes: dict[str, bytes] = field(default_factory=dict)
+    num_crashes: int = 0
+    stall_ns_max: int = 0
+    rss_growth_bytes: int = 0
+
+    def crash(self, what: str, message: bytes) -> None:
+        """Note what nobody expects."""
+        self.num_crashes += 1
+        self.crashes.setdefault(what, message)
+
+    def figures(self) -> dict[str, float]:
+        """Make the figures that are recorded."""
+        return {
+            "fuzzed_messages": self.num_messages,
+            "fuzz_crashes": self.num_crashes,
+            "loop_stall_ms_max": self.stall_ns_max / 1e6,
+            "rss_growth_mib": self.rss_growth_bytes / (1 << 20),
+        }
+
+
+class Mutator:
+    """Breaks good messages."""
+
+    def __init__(self, rng: random.Random, seeds: Sequence[bytes]) -> None:
+        self._rng = rng
+        self._seeds = seeds
+
+    def draw(self) -> bytes:
+        """Make a message, which is broken as a rule."""
+        rng = self._rng
+        message = bytearray(rng.choice(self._seeds))
+        for _ in range(1 + int(rng.random() * 3)):
+            size = len(message)
+            at = int(rng.random() * (size + 1))
+            kind = int(rng.random() * 8)
+            if kind <= 2 and at < size:
+                message[at] = int(rng.random() * 256)
+            elif kind == 3:
+                message[at:at] = rng.choice(_EDGES)
+            elif kind == 4:
+                del message[at : at + int(rng.random() * 20)]
+            elif kind == 5:
+                message[at:at] = message[at : at + int(rng.random() * 64)] * int(rng.random() * 8)
+            elif kind == 6:
+                other = rng.choice(self._seeds)
+                message[at:] = other[int(rng.random() * len(other)) :]
+            elif at < size:
+                del message[at:]
+        return bytes(message[:_BYTES_MAX])
+
+
+# --- who reads ------------------------------------------------------------------------------------
+
+_SERVABLE = Servable(
+    "double", "1", (TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", (3,)),), 8, None, True
+)
+
+
+def _read_request(data: bytes) -> None:
+    peek_request(data)
+    cut_request(data)
+    with suppress(BadRequestError):
+        read_request(
+            parse_request(data), _SERVABLE, rpc_remaining_s=None, default_slo_ns=100_000_000
+        )
+
+
+class _Http2Reader:
+    """A connection that is opened anew whenever the last one has ended, or has taken enough."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._connection = Http2Connection(max_message_bytes=1 << 20)
+
+    def __call__(self, data: bytes) -> None:
+        """Take in some bytes as if they had come on a socket."""
+        if not self._left:
+            self._left = 200
+            self._connection = Http2Connection(max_message_bytes=1 << 20)
+            self._connection.receive(PREFACE + _frame(4, 0, 0, b""))
+        self._left -= 1
+        connection = self._connection
+        try:
+            room = connection.direct()
+            direct = 0 if room is None else min(len(room), len(data))
+            if room is not None:
+                room[:direct] = data[:direct]
+            connection.receive(memoryview(data)[direct:], num_direct=direct)
+            connection.take_output()
+        except Http2Error as error:
+            connection.close(error.code, str(error))
+            connection.take_output()
+            self._left = 0
+
+
+def _read_worker(data: bytes) -> None:
+    with suppress(ProtocolError):
+        parse_from_worker(data)
+
+
+def _read_front(data: bytes) -> None:
+    for decode in (link_frames.decode_from_front, link_frames.decode_from_controller):
+        with suppress(ProtocolError):
+            decode(data)
+
+
+def _read_data(data: bytes) -> None:
+    frame = data, data[len(data) // 2 :]
+    decoders: tuple[Callable[[frames.Frame], object], ...] = (
+        frames.decode_result,
+        frames.decode_order,
+        frames.decode_inputs,
+        frames.decode_outputs,
+    )
+    for decode in decoders:
+        with suppress(ProtocolError):
+            decode(frame)
+    frames.mapped_number(data)
+    reader = frames.FrameReader(header_bytes_max=1 << 16, payload_bytes_max=1 << 16)
+    with suppress(ProtocolError):
+        for begin in range(0, len(data), 4096):
+            part = data[begin : begin + 4096]
+            while part:
+                room = reader.room()
+                taken = min(len(room), len(part))
+                room[:taken] = part[:taken]
+                reader.received(taken)
+                part = part[taken:]
+
+
+def _read_operator(data: bytes) -> None:
+    try:
+        with suppress(BadRequestError):
+            read_application(control_pb2.PutApplicationRequest.FromString(data).application)
+        for item in control_pb2.FeedbackRequest.FromString(data).items[:100]:
+            with suppress(BadRequestError):
+                read_feedback(item)
+    except DecodeError:
+        pass
+
+
+_KEY = "cw_00112233_" + "a" * 43
+_AUTHORISER = Authoriser(
+    Rules(
+        grants=(
+            Grant(
+                "web",
+                frozenset((Role.INFERENCE,)),
+                key_id="00112233",
+                key_sha256=digest(_KEY),
+            ),
+        ),
+        anonymous=frozenset(),
+    )
+)
+
+
+def _read_credentials(data: bytes) -> None:
+    text = data.decode("latin-1")
+    with suppress(ClockwrightError):
+        _AUTHORISER.admit(
+            "/inference.GRPCInferenceService/ModelInfer",
+            credentials_of([("authorization", text), ("triton-grpc-protocol-x", text)]),
+            now_s=0,
+        )
+
+
+# --- good messages --------------------------------------------------------------------------------
+
+
+def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def _headers(path: str) -> bytes:
+    fields = [
+        *((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "h")),
+        *(("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "1S")),
+    ]
+    return b"".join(
+        b"\x00%c%s%c%s" % (len(name), name.encode(), len(value), value.encode())
+        for name, value in fields
+    )
+
+
+def _requests() -> list[bytes]:
+    tensor = inference_pb2.ModelInferRequest.InferInputTensor
+    raw = inference_pb2.ModelInferRequest(
+        model_name="double",
+        id="r",
+        inputs=[tensor(name="x", datatype="FP32", shape=[1, 3])],
+        raw_input_contents=[bytes(12)],
+    )
+    raw.parameters["slo_ms"].int64_param = 100
+    raw.parameters["context"].string_param = "ann"
+    typed = inference_pb2.ModelInferRequest(model_name="double")
+    contents = typed.inputs.add(name="x", datatype="FP32", shape=[1, 3]).contents
+    contents.fp32_contents.extend((1, 2, 3))
+    typed.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
+    large = inference_pb2.ModelInferRequest(
+        model_name="double",
+        inputs=[tensor(name="x", datatype="FP32", shape=[8, 3])],
+        raw_input_contents=[bytes(96)] * 200,
+    )
+    return [message.SerializeToString() for message in (raw, typed, large)]
+
+
+def _conversations() -> list[bytes]:
+    parts = []
+    for number, request in enumerate(_requests()):
+        stream_id = 2 * number + 1
+        message = b"\x00" + struct.pack(">I", len(request)) + request
+        block = _headers("/inference.GRPCInferenceService/ModelInfer")
+        parts.append(_frame(1, 4, stream_id, block) + _frame(0, 1, stream_id, message))
+        parts.append(_frame(1, 0, stream_id, block[:20]) + _frame(9, 4, stream_id, block[20:]))
+        parts.append(_frame(3, 0, stream_id, bytes(4)))
+    parts += [
+        _frame(4, 0, 0, struct.pack(">HI", 4, 100)),
+        _frame(6, 0, 0, bytes(8)),
+        _frame(8, 0, 0, struct.pack(">I", 1000)),
+        _frame(0, 8, 1, b"\x03" + bytes(20)),
+    ]
+    return parts
+
+
+def _from_workers() -> list[bytes]:
+    spec = worker_pb2.TensorSpec(name="x", datatype="FP32", row_shape=[3])
+    ready = worker_pb2.ModelReady(
+        model_id="m", architecture_id="a", num_pages=1, load_ns=1, inputs=[spec], outputs=[spec]
+    )
+    ready.batches.add(batch_size=1, exec_ns=1)
+    register = worker_pb2.Register(protocol_version=1, worker_id="w", device="cpu", gpu_kind="k")
+    envelopes = (
+        worker_pb2.FromWorker(register=register),
+        worker_pb2.FromWorker(model_ready=ready),
+        worker_pb2.FromWorker(),
+    )
+    return [envelope.SerializeToString() for envelope in envelopes]
+
+
+def _headers_of(framed: Sequence[Any]) -> bytes:
+    """What lies behind the prefix of a frame."""
+    return bytes(b"".join(framed))[frames.PREFIX.size :]
+
+
+def _from_fronts() -> list[bytes]:
+    ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key")
+    failed = (1, 3, "why", {"a-bin": b"x"})
+    there = link_frames.WorkerThere(1, "host", 9000, bytes(frame_headers.TOKEN_BYTES), b"")
+    return [
+        _headers_of(link_frames.encode_asks([ask, ask], [])),
+        _headers_of(link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], [])),
+        _headers_of(link_frames.encode(link_frames.Describe(1, "m", ""))),
+        _headers_of(link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True))),
+        _headers_of(link_frames.encode(link_frames.FrontBeat(1, None, {}, {}))),
+        _headers_of(link_frames.encode_hand_on(1, 2, 0, [])),
+        _headers_of(link_frames.encode(there)),
+        _headers_of(link_frames.encode(link_frames.Feed(((1, 1, 2, 0),)))),
+    ]
+
+
+def _data_frames() -> list[bytes]:
+    step = StepTime(1, 2, 1)
+    times: dict[str, int] = {"earliest_ns": 1, "latest_ns": 2, "expected_duration_ns": 1}
+    model = ModelId("m")
+    load = LoadWeights(action_id=ActionId(1), model_id=model, **times)
+    infer = Infer(action_id=ActionId(2), model_id=model, batch_size=2, rows=(1, 1), **times)
+    result = Result(action_id=ActionId(2), received_ns=1, input=step, exec=step, output=step)
+    framed = (
+        frames.encode_action(load),
+        frames.encode_action(infer, [bytes(12), bytes(12)]),
+        frames.encode_result(result, [bytes(12)]),
+        [frames.encode_memory(1 << 20, 1 << 20)],
+        frames.encode_action(
+            infer, [bytes(12)] * 2, places=[frame_headers.APART] * 2, fronts=(1, 2), generation=3
+        ),
+        frames.encode_inputs(2, 1, [bytes(12)]),
+        frames.encode_outputs(2, 1, [bytes(12)]),
+    )
+    whole = [bytes(b"".join(parts)) for parts in framed]
+    return whole + [message[frames.PREFIX.size :] for message in whole]
+
+
+def _from_operators() -> list[bytes]:
+    application = control_pb2.Application(
+        name="app", models=["a", "b"], options_json='{"learning_rate": [0.5, {"a": 1}]}', slo_ns=1
+    )
+    feedback = control_pb2.FeedbackRequest()
+    feedback.items.add(query_id="q", label=1)
+    feedback.items.add(query_id="q", reward=0.5)
+    put = control_pb2.PutApplicationRequest(application=application)
+    quota = control_pb2.SetQuotaRequest(tenant="t", quota=control_pb2.Quota(rate_rps=1))
+    return [message.SerializeToString() for message in (put, feedback, quota)]
+
+
+def _credentials() -> list[bytes]:
+    return [f"Bearer {_KEY}".encode(), b"Bearer a.b.c", _KEY.encode(), b"Basic x"]
+
+
+def readers() -> dict[str, tuple[Read, list[bytes]]]:
+    """Who reads what comes from outside, with good messages for each."""
+    return {
+        "request": (_read_request, _requests()),
+        "http2": (_Http2Reader(), _conversations()),
+        "worker": (_read_worker, _from_workers()),
+        "front": (_read_front, _from_fronts()),
+        "data": (_read_data, _data_frames()),
+        "operator": (_read_operator, _from_operators()),
+        "credentials": (_read_credentials, _credentials()),
+    }
+
+
+# --- in this process ------------------------------------------------------------------------------
+
+
+def fuzz_readers(num_messages: int, seed: int) -> Found:
+    """Have all readers read so many broken messages, each as many."""
+    found = Found()
+    kinds = [
+        (name, read, Mutator(random.Random(f"{seed} {name}"), good))
+        for name, (read, good) in readers().items()
+    ]
+    warm_up, before = int(num_messages * _WARM_UP_PART), 0
+    while found.num_messages < num_messages:
+        for name, read, mutator in kinds:
+            _read_batch(found, name, read, mutator, min(_BATCH, num_messages - found.num_messages))
+        if not before and found.num_messages >= warm_up:
+            before = _rss_bytes("self")
+    gc.collect()
+    found.rss_growth_bytes = max(_rss_bytes("self") - before, 0)
+    return found
+
+
+def _read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: int) -> None:
+    clock = time.thread_time_ns  # What others take of the machine is no stall.
+    stall_ns = 0
+    for _ in range(count):
+        message = mutator.draw()
+        begin_ns = clock()
+        try:
+            read(message)
+        except Exception as error:
+            found.crash(f"{name}: {type(error).__name__}: {str(error)[:200]}", message)
+        stall_ns = max(stall_ns, clock() - begin_ns)
+    found.num_messages += count
+    found.stall_ns_max = max(found.stall_ns_max, stall_ns)
+
+
+def _rss_bytes(process: int | str) -> int:
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+# --- over sockets ---------------------------------------------------------------------------------
+
+_METHODS: Final = {
+    "/inference.GRPCInferenceService/ModelInfer": "request",
+    "/inference.GRPCInferenceService/ModelReady": "operator",
+    "/inference.GRPCInferenceService/ModelMetadata": "operator",
+    "/inference.GRPCInferenceService/RepositoryIndex": "operator",
+    "/clockwright.v1.ControlService/Status": "operator",
+    "/clockwright.v1.ControlService/ListModels": "operator",
+    "/clockwright.v1.ControlService/PutApplication": "operator",
+    "/clockwright.v1.ControlService/Feedback": "operator",
+    "/clockwright.v1.ControlService/SetQuota": "operator",
+    "/clockwright.v1.ControlService/ListQuotas": "operator",
+    "/clockwright.v1.FrontService/Attach": "worker",
+    "/grpc.health.v1.Health/Check": "operator",
+}
+_LIVE = "/inference.GRPCInferenceService/ServerLive"
+# Calls under way at once, and bytes that a raw connection sends before it hangs up.
+_CALLS_AT_ONCE: Final = 64
+_RAW_MESSAGES: Final = 50
+_ASK_PAUSE_S: Final = 0.01
+_FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+
+class Bystander:
+    """Somebody who asks a server again and again whether it lives; enter it to begin.
+
+    It is a process of its own with one thread and a bare socket, so that all it waits for is the server. What the
+    machine kept the two waiting for a processor is not the server's doing, and does not count.
+    """
+
+    def __init__(self, address: str, process: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_stand_by, args=(address, process, theirs), daemon=True
+        )
+        #: The longest that an answer took.
+        self.waited_ns_max = 0
+        self.num_unanswered = 0
+
+    def __enter__(self) -> Bystander:
+        self._process.start()
+        self._pipe.recv()  # It has begun.
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send(None)
+        self.waited_ns_max, self.num_unanswered = self._pipe.recv()
+        self._process.join()
+
+
+def _stand_by(address: str, server: int, pipe: Connection) -> None:
+    threads = (Path(f"/proc/{server}/task/{server}/schedstat"), Path("/proc/self/schedstat"))
+    waited_ns_max, num_unanswered = 0, 0
+    client = _LiveClient(address)
+    client.ask()
+    pipe.send(None)
+    while not pipe.poll(_ASK_PAUSE_S):
+        begin_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
+        try:
+            client.ask()
+        except OSError:
+            num_unanswered += 1
+            client = _LiveClient(address)
+        end_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
+        waited_ns_max = max(waited_ns_max, end_ns - begin_ns)
+    pipe.send((waited_ns_max, num_unanswered))
+
+
+class _LiveClient:
+    """Asks by one connection, without a library whose threads would wait as well."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        # All windows of its own are so large that it need not look at them.
+        window = _frame(8, 0, 0, struct.pack(">I", (1 << 31) - (1 << 16)))
+        self._socket.sendall(PREFACE + _frame(4, 0, 0, b"") + window)
+        self._reader = self._socket.makefile("rb")
+        self._stream_id = -1
+
+    def ask(self) -> None:
+        """Ask once; returns with the answer.
+
+        Raises:
+            OSError: there is none.
+        """
+        self._stream_id += 2
+        ask = _frame(1, 4, self._stream_id, _headers(_LIVE)) + _frame(
+            0, 1, self._stream_id, bytes(5)
+        )
+        self._socket.sendall(ask)
+        while True:
+            kind, flags, stream_id, _ = self._read()
+            if kind in (3, 7):
+                raise ConnectionResetError(f"the server hangs up with a frame of kind {kind}")
+            if stream_id == self._stream_id and kind in (0, 1) and flags & 1:
+                return
+
+    def _read(self) -> tuple[int, int, int, bytes]:
+        head = self._reader.read(9)
+        if len(head) < 9:
+            raise ConnectionResetError("the server has hung up")
+        size_and_kind, flags, stream_id = struct.unpack(">IBI", head)
+        payload = self._reader.read(size_and_kind >> 8)
+        kind = size_and_kind & 0xFF
+        if kind in (4, 6) and not flags & 1:
+            self._socket.sendall(_frame(kind, 1, 0, payload if kind == 6 else b""))
+        return kind, flags, stream_id, payload
+
+
+def _kept_waiting_ns(*threads: Path) -> int:
+    """How long the machine has kept threads waiting for a processor, together."""
+    return sum(int(thread.read_bytes().split()[1]) for thread in threads)
+
+
+def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Found:
+    """Send a server so many broken messages, half as calls and half as bytes of connections.
+
+    Args:
+        address: HOST:PORT.
+        process: id of the server's process.
+        num_messages: in all.
+        seed: of every draw.
+    """
+    found = Found()
+    good = {name: messages for name, (_, messages) in readers().items()}
+    rng = random.Random(f"{seed} live")
+    mutators = {name: Mutator(rng, messages) for name, messages in good.items()}
+    warm_up, before = int(num_messages * _WARM_UP_PART), 0
+    with (
+        Bystander(address, process) as bystander,
+        grpc.insecure_channel(address, options=OPTIONS) as channel,
+    ):
+        while found.num_messages < num_messages:
+            _call_batch(found, channel, rng, mutators)
+            _send_raw(found, address, mutators["http2"])
+            if not before and found.num_messages >= warm_up:
+                before = _rss_bytes(process)
+    found.num_crashes += bystander.num_unanswered
+    found.stall_ns_max = bystander.waited_ns_max
+    found.rss_growth_bytes = max(_rss_bytes(process) - before, 0)
+    return found
+
+
+def _call_batch(
+    found: Found, channel: grpc.Channel, rng: random.Random, mutators: dict[str, Mutator]
+) -> None:
+    calls = []
+    stub: Any = channel
+    for _ in range(_CALLS_AT_ONCE):
+        method = rng.choice(list(_METHODS))
+        message = mutators[_METHODS[method]].draw()
+        calls.append((method, message, stub.unary_unary(method).future(message, timeout=60)))
+    for method, message, call in calls:
+        error = call.exception()
+        if error is not None and error.code() in _FAULTS:
+            found.crash(f"{method}: {error.code().name}: {error.details()}", message)
+    found.num_messages += _CALLS_AT_ONCE
+
+
+def _send_raw(found: Found, address: str, mutator: Mutator) -> None:
+    host, _, port = address.rpartition(":")
+    # It hangs up on who breaks the protocol.
+    with socket.create_connection((host, int(port)), timeout=60) as sock, suppress(OSError):
+        sock.sendall(PREFACE + _frame(4, 0, 0, b""))
+        for _ in range(_RAW_MESSAGES):
+            sock.sendall(mutator.draw())
+    found.num_messages += _RAW_MESSAGES
+
+
+# --- the benchmark --------------------------------------------------------------------------------
+
+
+def run(num_messages: int, seed: int = SEED) -> tuple[dict[str, float], dict[str, bytes]]:
+    """Read and send so many broken messages in all.
+
+    Returns:
+        The figures, and by what was raised a message that did it.
+    """
+    num_live = int(num_messages * LIVE_PART)
+    found = fuzz_readers(num_messages - num_live, seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        models = Path(scratch) / "models"
+        write_model("mlp-16-4", models / "double" / "1" / "model.onnx")
+        arguments = ("--models", str(models), "--device", "modelled:1ms")
+        with LocalServer([*arguments, "--cache-dir", f"{scratch}/cache"]) as server:
+            live = fuzz_server(server.address, server.process.pid, num_live, seed)
+            if server.process.poll() is not None:
+                live.crash("the server has ended", b"")
+    found.num_messages += live.num_messages
+    found.num_crashes += live.num_crashes
+    found.crashes |= live.crashes
+    found.stall_ns_max = max(found.stall_ns_max, live.stall_ns_max)
+    found.rss_growth_bytes = max(found.rss_growth_bytes, live.rss_growth_bytes)
+    return found.figures(), found.crashes
+
+
+def main() -> int:
+    """Run the benchmark, print its figures and record them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=MESSAGES)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--no-record", action="store_true", help="only print")
+    chosen = parser.parse_args()
+    figures, crashes = run(chosen.messages, chosen.seed)
+    for what, message in crashes.items():
+        print(f"CRASH {what}: {message[:200].hex()}")
+    print(json.dumps(figures, indent=1))
+    if not chosen.no_record:
+        command = f"make bench-fuzz MESSAGES={chosen.messages}"
+        if not (RESULTS / "guard.json").exists():
+            write_results("guard", {}, command=command)
+        aims = judge(figures, least=AIMS_LEAST, most=AIMS_MOST)
+        add_results(
+            "guard",
+            figures,
+            part="fuzz",
+            command=command,
+            extra={"seed": chosen.seed, "aims": aims},
+        )
+    return 1 if crashes else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,216 @@
+"""`make bench-mixing`: models of all kinds, each asked while six other clients send outliers to it.
+
+Every model of `experiments.bench.mixing_models` is served by one local server on this machine's processor. One
+client asks a dozen rows again and again; six others send the same model rows that are scaled by 100, by -1
+and by 10,000, zeros, and integers at the upper end of what it takes. Each answer is compared with plain
+onnxruntime's to that row alone. Answers that are drawn by chance cannot be compared and are only counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from clockwright.client import AsyncClient
+from clockwright.errors import RefusedError
+from clockwright.operator import Operator
+from clockwright.v1 import control_pb2 as pb
+from experiments.bench.mixing_models import Array, MixingModel, Row, all_models
+from experiments.live.local_server import LocalServer
+from experiments.results_file import RESULTS, write_results
+
+SEED = 7
+NUM_STRANGERS = 6
+NUM_ROWS = 12
+QUESTIONS = 120
+_SCALES = (100.0, -1.0, 1e4, 0.0)
+# Nobody is in a hurry here: a model may have to be loaded, and seven clients share it.
+_SLO_MS = 20_000.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one model's client saw."""
+
+    name: str
+    row_by_row: bool
+    #: Whether plain onnxruntime answers the rows.
+    runs: bool = True
+    served: bool = False
+    #: Why the server runs rows one by one; empty if it does not.
+    one_by_one: str = ""
+    #: Why it is not served; empty if it is.
+    refused: str = ""
+    answers: int = 0
+    #: Answers of which the batch had room for others' rows.
+    shared: int = 0
+    #: Answers that were not plain onnxruntime's.
+    mixed: int = 0
+    #: The furthest that an answer was off, as a part of its largest number.
+    worst: float = field(default=0.0)
+
+
+def expected_answers(model: MixingModel, rows: Iterable[Row]) -> list[dict[str, Array]]:
+    """What plain onnxruntime answers to rows alone."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.model.SerializeToString(), options)
+    names = [value.name for value in session.get_outputs()]
+    return [dict(zip(names, session.run(names, row), strict=True)) for row in rows]
+
+
+def distance(found: Array, wanted: Array) -> float:
+    """How far an answer is from another, as a part of the largest number; 1 for another label."""
+    if found.shape != wanted.shape:
+        return 1.0
+    if np.array_equal(found, wanted, equal_nan=wanted.dtype.kind == "f"):
+        return 0.0
+    if wanted.dtype.kind != "f":
+        return 1.0
+    one, other = found.astype(np.float64), wanted.astype(np.float64)
+    scale = max(float(np.max(np.abs(other), initial=0.0)), 1e-9)
+    return float(np.max(np.abs(one - other), initial=0.0)) / scale
+
+
+async def ask(
+    address: str, model: MixingModel, outcome: Outcome, rows: Sequence[Row], questions: int
+) -> None:
+    """Ask a model's rows while strangers send outliers to it."""
+    expected = expected_answers(model, rows)
+    generator = np.random.default_rng(SEED + 1)
+    strange = [model.rows(generator, 2, scale) for scale in _SCALES]
+    strangers = [row for pair in strange for row in pair]
+
+    async def disturb(client: AsyncClient, first: int) -> None:
+        for number in itertools.count(first):
+            with contextlib.suppress(RefusedError):
+                await client.infer(model.name, strangers[number % len(strangers)], slo_ms=_SLO_MS)
+
+    async with AsyncClient(address) as client, AsyncClient(address) as other:
+        others = [asyncio.create_task(disturb(other, n)) for n in range(NUM_STRANGERS)]
+        try:
+            for number in range(questions):
+                place = number % len(rows)
+                result = await client.infer(model.name, rows[place], slo_ms=_SLO_MS, explain=True)
+                outcome.answers += 1
+                outcome.shared += int(result.explanation["batch_size"]) > 1
+                if not model.repeats:
+                    continue
+                off = max(
+                    distance(result.outputs[name], wanted)
+                    for name, wanted in expected[place].items()
+                )
+                outcome.worst = max(outcome.worst, off)
+                # What is not a number is wrong as well.
+                outcome.mixed += not off <= model.tolerance
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+
+def measure(models: Iterable[MixingModel], questions: int = QUESTIONS) -> list[Outcome]:
+    """Serve the models and ask each of them in turn."""
+    with tempfile.TemporaryDirectory() as scratch:
+        kept: dict[str, MixingModel] = {}
+        for model in models:
+            path = Path(scratch) / "models" / model.name / "1" / "model.onnx"
+            path.parent.mkdir(parents=True)
+            onnx.save(model.model, path)
+            kept[model.name] = model
+        arguments = ["--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"]
+        with LocalServer(arguments) as server:
+            operator = Operator(server.address)
+            told = {info.model_id: info for info in operator.models()}
+            return [_asked(server.address, kept[name], told[name], questions) for name in kept]
+
+
+def _asked(address: str, model: MixingModel, info: pb.ModelInfo, questions: int) -> Outcome:
+    outcome = Outcome(model.name, model.row_by_row, one_by_one=info.one_by_one)
+    rows = model.rows(np.random.default_rng(SEED), NUM_ROWS)
+    try:
+        expected_answers(model, rows)
+    except Exception:  # onnxruntime's exceptions have no common base
+        outcome.runs = False
+        return outcome
+    outcome.served = info.state == "READY"
+    if outcome.served:
+        asyncio.run(ask(address, model, outcome, rows, questions))
+    else:
+        outcome.refused = info.reason
+    return outcome
+
+
+def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Count what was seen."""
+    runs = [each for each in outcomes if each.runs]
+    return {
+        "models": len(outcomes),
+        "mixing_models": sum(not each.row_by_row for each in outcomes),
+        "served_share": sum(each.served for each in runs) / len(runs),
+        "served_at_batch_1": sum(bool(each.one_by_one) for each in outcomes),
+        "wrongly_batch_1": sum(each.row_by_row and bool(each.one_by_one) for each in outcomes),
+        "missed_models": sum(
+            each.served and not each.row_by_row and not each.one_by_one for each in outcomes
+        ),
+        "answers": sum(each.answers for each in outcomes),
+        "shared_answers": sum(each.shared for each in outcomes),
+        "mixed_answers": sum(each.mixed for each in outcomes),
+    }
+
+
+def main() -> None:
+    """Run all models and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
+    directory = parser.parse_args().out
+    begin_s = time.monotonic()
+    outcomes = measure(all_models())
+    figures = figures_of(outcomes) | {"wall_s": round(time.monotonic() - begin_s, 1)}
+    path = write_results(
+        "mixing",
+        figures,
+        command="make bench-mixing",
+        seeds=[SEED],
+        extra={
+            "setting": {
+                "strangers": NUM_STRANGERS,
+                "rows": NUM_ROWS,
+                "questions_per_model": QUESTIONS,
+            },
+            "by_model": {
+                each.name: {
+                    "row_by_row": each.row_by_row,
+                    "one_by_one": each.one_by_one,
+                    "refused": each.refused,
+                    "shared_answers": each.shared,
+                    "mixed_answers": each.mixed,
+                    "worst": float(f"{each.worst:.2e}"),
+                }
+                for each in outcomes
+            },
+        },
+        directory=directory,
+    )
+    for each in outcomes:
+        print(
+            f"{each.name:20} {each.one_by_one or each.refused or 'in batches':70} {each.worst:.1e}"
+        )
+    for key, figure in figures.items():
+        print(f"{key:20} {figure:10.3f}")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

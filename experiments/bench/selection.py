@@ -1,0 +1,398 @@
+"""What the selection layer costs, and what its prediction cache gains: `selection.json`.
+
+* `whole_path_...`: an application beside a model that is asked directly, in the same run, one query after the
+  other: latency at the client, and processor time of all processes and of the controller alone. `application_1` asks
+  that same model and nobody else, so what it costs more is selection's whole path (context read,
+  forecasts, choice, submits, journal, explanation); `application_4` asks four, and `application_4_cached` finds their
+  predictions in the cache. Every query comes for another user, whose state is read. All take turns; differences and
+  ratios are those of one turn's neighbours, and the figure is their median.
+* `select_combine_us_4models`: of that path only two calls, one `select` and one `combine` of the costliest
+  built-in policy, four models.
+* `contexts_mib_100k`: what 100,000 users' states of four models take in the controller's memory.
+* `cache_feedback_speedup`: observations per second with the prediction cache over without it. An
+  observation is a feedback for an input, as Clipper's own are (section 4.2): its predictions have to be
+  had again. Four digit classifiers behind a live server, inputs asked a moment ago. Both take turns, a
+  second each, and the figure is the median of the ratios of neighbours: client and server share this machine with
+  whatever else it does, which changes by the second. `cache_feedback_cpu_ratio` is the same in processor time,
+  of client and server together. `feedback_by_id_...` is this server's own way, by query id,
+  which needs no prediction at all.
+* `fig8_...`, `mitigated_late_answers`: from the last runs of Figures 8 and 9; `--collect` copies them anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import uvloop
+
+from clockwright import AsyncClient, Feedback
+from clockwright.operator import Operator
+from clockwright.v1 import control_pb2 as pb
+from controller.selection.core.combination import Rule
+from controller.selection.core.contexts import Contexts
+from controller.selection.core.query import Candidate, Choice, Observation, Prediction, Query
+from controller.selection.policies import BUILT_IN, make_policy
+from experiments.demo.models import write_digit_models
+from experiments.digits.images import Array
+from experiments.live.local_server import LocalServer
+from experiments.results_file import RESULTS, write_results
+
+MODELS = ("a", "b", "c", "d")
+NUM_CONTEXTS = 100_000
+_SEED = 0
+
+_OPTIONS: dict[str, dict[str, Any]] = {"canary": {"stable": "a", "canary": "b"}}
+
+#: File, key in this record, key in that file.
+COLLECTED = (
+    ("clipper_fig8", "fig8_cumulative_error", "cumulative_error"),
+    ("clipper_fig8", "fig8_returns_to_best", "returns_to_best"),
+    ("clipper_fig9", "mitigated_late_answers", "mitigated_late_answers"),
+)
+
+#: Whom a query of `path_round` asks, by the name of its figures.
+MODELS_ASKED = {
+    "model": "digits-logistic",
+    "application_1": "one",
+    "application_4": "uncached",
+    "application_4_cached": "cached",
+}
+
+# Queries asked at once, so that they form batches.
+_CONCURRENCY = 32
+_SLO_MS = 10_000.0
+
+
+def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
+    """Time one select and one combine by averaging, the slower rule.
+
+    Args:
+        name: the name of a built-in policy.
+        calls: calls per repeat.
+        repeats: repeats, of which the fastest counts: caches and other work on the core can only slow it.
+
+    Returns:
+        Microseconds per call of both.
+    """
+    policy = make_policy(name, _OPTIONS.get(name, {}))
+    state = policy.init(MODELS)
+    rng = Random(_SEED)
+    candidates = tuple(Candidate(model) for model in MODELS)
+    chances = tuple([0.1] * 10)
+    predictions = {model: Prediction(n % 3, chances) for n, model in enumerate(MODELS)}
+    best = float("inf")
+    for _ in range(repeats):
+        # This thread's own CPU time, so that other work on the machine does not count.
+        began = time.thread_time()
+        for _ in range(calls):
+            query = Query(candidates, "user", rng)
+            choice = policy.select(state, query)
+            said = {member: predictions[member] for member in choice.members}
+            policy.combine(state, query, choice, said, Rule.AVERAGE)
+        best = min(best, (time.thread_time() - began) / calls)
+    return best * 1e6
+
+
+def contexts_mib(num_contexts: int = NUM_CONTEXTS) -> float:
+    """Memory that states of so many users take, each of which has given feedback once."""
+    policy = make_policy("exp4-full", {})
+    contexts = Contexts(capacity=num_contexts)
+    gc.collect()
+    before = _resident_bytes()
+    rng = Random(_SEED)
+    choice = Choice(MODELS, (1.0,) * len(MODELS))
+    for number in range(num_contexts):
+        losses = {model: float(rng.random() < 0.2) for model in MODELS}
+        observation = Observation(choice, {}, losses, None, None)
+        contexts.set("app", f"user {number}", policy.observe(policy.init(MODELS), observation))
+    contexts.written(contexts.changes(num_contexts))
+    gc.collect()
+    assert len(contexts) == num_contexts
+    return (_resident_bytes() - before) / 2**20
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
+    """Do `work` for 0 to `count` - 1, some at once; returns how many per second."""
+    waiting = iter(range(count))
+
+    async def one_after_another() -> None:
+        for index in waiting:
+            await work(index)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one_after_another() for _ in range(_CONCURRENCY)))
+    return count / (time.perf_counter() - began)
+
+
+async def feedback_round(
+    address: str, pids: Sequence[int], images: Array, labels: Array, order: Sequence[str]
+) -> dict[str, float]:
+    """One turn of each application, and one of feedback by id.
+
+    Args:
+        address: of a server with applications `cached` and `uncached`.
+        pids: of its processes.
+        images: to ask.
+        labels: of the images.
+        order: of the applications.
+
+    Returns:
+        Observations per second, and processor time that all processes spent on one, in microseconds: of
+        `cached`, `uncached` and `by_id`.
+    """
+    row: dict[str, float] = {}
+    count = len(images)
+    ids: list[str] = []
+    async with AsyncClient(address) as client:
+
+        async def ask(application: str, index: int) -> str:
+            inputs = {"X": images[index : index + 1]}
+            return (await client.infer(application, inputs, slo_ms=_SLO_MS)).query_id
+
+        async def teach(query_id: str, index: int) -> None:
+            await client.feedback(Feedback(query_id, label=int(labels[index])))
+
+        async def timed(name: str, work: Callable[[int], Awaitable[None]]) -> None:
+            before_s = cpu_s(pids)
+            row[name] = await _all(work, count)
+            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / count * 1e6
+
+        for application in order:
+
+            async def asked(index: int, application: str = application) -> None:
+                ids.append(await ask(application, index))
+
+            async def observe(index: int, application: str = application) -> None:
+                await teach(await ask(application, index), index)
+
+            # The observed inputs were asked a moment ago.
+            await _all(asked, count)
+            await timed(application, observe)
+        by_id = iter(ids)
+
+        async def teach_only(index: int) -> None:
+            await teach(next(by_id), index)
+
+        await timed("by_id", teach_only)
+    return row
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Processor time that these processes and this one have spent."""
+    return time.process_time() + sum(map(process_cpu_s, pids))
+
+
+def process_cpu_s(pid: int) -> float:
+    """Processor time that a process has spent."""
+    # Behind the command's name, which may hold anything: the 14th and 15th field of all.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all that it has started, directly or not."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # It has ended meanwhile.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(stat.parent.name))
+    found = [pid]
+    for known in found:
+        found += children[known]
+    return found
+
+
+async def path_round(
+    address: str, pids: Sequence[int], images: Array, order: Sequence[str], *, turn: int
+) -> dict[str, float]:
+    """Ask each of some models and applications every image, one after the other.
+
+    Args:
+        address: of a server that has them.
+        pids: of its processes, the controller's first.
+        images: to ask.
+        order: of the asked.
+        turn: number of this round; users of two rounds have nothing in common.
+
+    Returns:
+        By name, with endings `_p50_us` and `_p99_us` (latency at the client), `_cpu_us` (processor time per query
+        of all processes, this one included) and `_controller_cpu_us`.
+    """
+    row: dict[str, float] = {}
+    async with AsyncClient(address) as client:
+        for name in order:
+            context = name != "model"
+            asked = MODELS_ASKED[name]
+            for image in images[
+                :5
+            ]:  # The first queries of all find connections, code and weights cold.
+                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS)
+            times_us: list[float] = []
+            before_s, controller_s = cpu_s(pids), process_cpu_s(pids[0])
+            for number, image in enumerate(images):
+                began = time.perf_counter()
+                user = f"user {turn} {number}" if context else ""
+                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS, context=user)
+                times_us.append((time.perf_counter() - began) * 1e6)
+            times_us.sort()
+            row[f"{name}_p50_us"] = times_us[len(times_us) // 2]
+            row[f"{name}_p99_us"] = times_us[len(times_us) * 99 // 100]
+            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / len(images) * 1e6
+            row[f"{name}_controller_cpu_us"] = (
+                (process_cpu_s(pids[0]) - controller_s) / len(images) * 1e6
+            )
+    return row
+
+
+def path_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians over the rounds; comparisons are made inside a round."""
+    figures = {f"whole_path_{key}": statistics.median(row[key] for row in rows) for key in rows[0]}
+    for name in MODELS_ASKED:
+        if name != "model":
+            for kind in ("p50", "cpu", "controller_cpu"):
+                figures[f"whole_path_{name}_more_{kind}_us"] = statistics.median(
+                    row[f"{name}_{kind}_us"] - row[f"model_{kind}_us"] for row in rows
+                )
+            figures[f"whole_path_{name}_p50_ratio"] = statistics.median(
+                row[f"{name}_p50_us"] / row["model_p50_us"] for row in rows
+            )
+    return figures
+
+
+def measure_live(
+    *, num_inputs: int, rounds: int
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Serve four digit classifiers and measure; one row per round, whose first is not counted.
+
+    Returns:
+        Rows of `path_round` and of `feedback_round`.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        models = write_digit_models(Path(directory) / "models")
+        asked = models[0]
+        assert asked.labels is not None
+        arguments = ["--models", f"{directory}/models", "--cache-dir", f"{directory}/cache"]
+        with LocalServer(arguments) as server, Operator(server.address) as operator:
+            model_names = [model.name for model in models]
+            for name, members, no_cache in (
+                ("one", model_names[:1], True),
+                ("uncached", model_names, True),
+                ("cached", model_names, False),
+            ):
+                application = pb.Application(name=name, models=members, no_cache=no_cache)
+                operator.put_application(application)
+            assert MODELS_ASKED["model"] == model_names[0]
+            pids = process_tree(server.process.pid)
+            images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
+            paths, feedbacks = [], []
+            for turn in range(rounds + 1):
+                # Alternating order: a machine that slows down or speeds up in between favours nobody.
+                step = 1 if turn % 2 else -1
+                order = list(MODELS_ASKED)[::step]
+                paths.append(
+                    uvloop.run(path_round(server.address, pids, images[:100], order, turn=turn))
+                )
+                order = ["cached", "uncached"][::step]
+                feedbacks.append(
+                    uvloop.run(feedback_round(server.address, pids, images, labels, order))
+                )
+    return paths[1:], feedbacks[1:]
+
+
+def feedback_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians over the rounds; a speed-up is that of one round, whose turns follow on each other."""
+    speedups = sorted(row["cached"] / row["uncached"] for row in rows)
+    figures = {
+        "cache_feedback_speedup": statistics.median(speedups),
+        "cache_feedback_speedup_min": speedups[0],
+        "cache_feedback_speedup_max": speedups[-1],
+        "cache_feedback_cpu_ratio": statistics.median(
+            row["uncached_cpu_us"] / row["cached_cpu_us"] for row in rows
+        ),
+    }
+    for name in ("cached", "uncached", "by_id"):
+        figures[f"feedback_{name}_per_s"] = statistics.median(row[name] for row in rows)
+        figures[f"feedback_{name}_cpu_us"] = statistics.median(
+            row[f"{name}_cpu_us"] for row in rows
+        )
+    return figures
+
+
+def produce(
+    *,
+    calls: int = 4_000,
+    repeats: int = 5,
+    num_contexts: int = NUM_CONTEXTS,
+    num_inputs: int = 300,
+    rounds: int = 9,
+    directory: Path = RESULTS,
+) -> dict[str, float]:
+    """Measure, and write `selection.json`."""
+    costs = {
+        name: select_combine_us(name, calls=calls, repeats=repeats) for name in sorted(BUILT_IN)
+    }
+    figures = {"select_combine_us_4models": max(costs.values())}
+    for name, cost in costs.items():
+        figures[f"select_combine_us_{name.replace('-', '_')}"] = cost
+    figures["contexts_mib_100k"] = contexts_mib(num_contexts)
+    paths, feedbacks = measure_live(num_inputs=num_inputs, rounds=rounds)
+    figures |= path_figures(paths)
+    figures |= feedback_figures(feedbacks)
+    write_results(
+        "selection",
+        figures,
+        command="python -m experiments bench-selection",
+        seeds=[_SEED],
+        extra={
+            "contexts": num_contexts,
+            "inputs": num_inputs,
+            "path_runs": paths,
+            "feedback_runs": feedbacks,
+        },
+        directory=directory,
+    )
+    return collect(directory)
+
+
+def collect(directory: Path = RESULTS) -> dict[str, float]:
+    """Put the numbers of Figures 8 and 9, as last recorded, beside the measured ones; returns all."""
+    target = directory / "selection.json"
+    record = json.loads(target.read_text())
+    record["from"] = {}
+    for name, key, source in COLLECTED:
+        path = directory / f"{name}.json"
+        record["figures"].pop(key, None)
+        if path.is_file():
+            other = json.loads(path.read_text())
+            record["figures"][key] = other["figures"][source]
+            record["from"][key] = f"{name}.json, commit {other['commit']}"
+    target.write_text(json.dumps(record, indent=1) + "\n")
+    figures: dict[str, float] = record["figures"]
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--collect", action="store_true", help="measure nothing, only copy from Figures 8 and 9"
+    )
+    for key, figure in (collect() if parser.parse_args().collect else produce()).items():
+        print(f"{key}: {figure:.4g}")

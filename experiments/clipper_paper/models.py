@@ -1,0 +1,201 @@
+"""The models of Clipper's figures, trained on real digits: native in container processes, and as ONNX.
+
+Fitted on writing forms 0 to 8, asked about forms 9 to 13, which other people wrote (`experiments.digits.images`).
+The kinds and the forest's size are the paper's; scikit-learn's digits have 64 values where its MNIST has
+784, so what a row costs is not the paper's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from clockwright.bulk import Buffer
+from clockwright.units import ModelId
+from experiments.digits.images import Array, load
+from experiments.digits.models import OPSETS, export
+from worker.containers.device import ContainerDevice
+from worker.devices.cpu import CpuDevice
+from worker.devices.device import Device
+from worker.models.file_store import FileStore
+from worker.models.model_files import MODEL_FILE, Limits
+from worker.models.served_model import Offer, OfferedFile, ServedModel
+
+KINDS = ("no_op", "linear_svm", "logistic_regression", "kernel_svm", "random_forest")
+FORMS = ("native", "onnx")
+
+_LAST_TRAINING_FORM = 8
+_SEED = 20
+
+_LIMITS = Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=8 << 20)
+_IO_POOL_BYTES = 64 << 20
+_START_LIMIT_S = 120.0
+
+_NO_OP = """
+import numpy as np
+
+def predict(rows):
+    return np.zeros(len(rows), np.int64)
+"""
+_CONFIG = """
+[container]
+load = "{load}"
+inputs = {{ X = "FP32[64]" }}
+outputs = {{ label = "INT64[]" }}
+time_limit_s = 60
+"""
+
+
+def held_out() -> tuple[Array, Array]:
+    """Images, float32 (n, 64), and labels of people whose writing no model has seen."""
+    asked = load().of_forms(_LAST_TRAINING_FORM + 1, 13)
+    return asked.images, asked.labels
+
+
+def write_folders(directory: Path, kinds: Sequence[str] = KINDS) -> None:
+    """Train the models and write `native/KIND` and `onnx/KIND`, in the layout of model folders."""
+    for kind in kinds:
+        native, graph = (directory / form / kind / "1" for form in FORMS)
+        for folder in (native, graph):
+            folder.mkdir(parents=True)
+        if kind == "no_op":
+            (native / "model.py").write_text(_NO_OP)
+            model = _no_op_graph()
+        else:
+            model = _train(kind, native / "model.joblib")
+        load_name = "model.py" if kind == "no_op" else "model.joblib"
+        (native.parent / "config.toml").write_text(_CONFIG.format(load=load_name))
+        (graph / MODEL_FILE).write_bytes(model.SerializeToString())
+
+
+def _train(kind: str, target: Path) -> onnx.ModelProto:
+    """Train a model, pickle it, and export it."""
+    import joblib
+
+    training = load().of_forms(0, _LAST_TRAINING_FORM)
+    estimator = _estimator(kind).fit(training.images, training.labels)
+    joblib.dump(estimator, target)
+    return export(estimator, training.images)
+
+
+def _estimator(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.svm import SVC, LinearSVC
+
+    match kind:
+        case "linear_svm":
+            return LinearSVC(random_state=_SEED, C=0.01)
+        case "logistic_regression":
+            # A tolerance of a hundredth takes a twentieth of the time and errs on the same digits.
+            return LogisticRegression(max_iter=5000, C=0.01, tol=0.01)
+        case "kernel_svm":
+            return SVC()
+        case "random_forest":
+            return RandomForestClassifier(50, max_depth=16, random_state=_SEED)
+        case _:
+            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
+
+
+def _no_op_graph() -> onnx.ModelProto:
+    """Takes the rows and gives one number of each, which is as little as a graph can do."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["X", "first"], ["column"], axis=1),
+            helper.make_node("Cast", ["column"], ["label"], to=TensorProto.INT64),
+        ],
+        "no_op",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["batch", 64])],
+        [helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"])],
+        [helper.make_tensor("first", TensorProto.INT64, [], [0])],
+    )
+    opset = helper.make_opsetid("", OPSETS[""])
+    return helper.make_model(graph, opset_imports=[opset], ir_version=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model on a device, ready for `LoadWeights`."""
+
+    device: Device[Any]
+    model: ServedModel
+
+
+@contextmanager
+def prepared(
+    directory: Path, form: str, kind: str, batch_sizes: Sequence[int], *, count: int = 1
+) -> Iterator[list[Prepared]]:
+    """Devices that have the model, each with processes and memory of its own; closed afterwards.
+
+    Args:
+        directory: where `write_folders` wrote.
+        form: one of `FORMS`.
+        kind: one of `KINDS`.
+        batch_sizes: that can be run.
+        count: of devices.
+    """
+    ready: list[Prepared] = []
+    devices: list[Device[Any]] = []
+    try:
+        for number in range(count):
+            cache = directory / "cache"
+            folder = directory / form / kind
+            device: Device[Any]
+            if form == "native":
+                device = ContainerDevice(
+                    folder,
+                    limits=_LIMITS,
+                    io_pool_bytes=_IO_POOL_BYTES,
+                    start_limit_s=_START_LIMIT_S,
+                )
+            else:
+                device = CpuDevice(
+                    limits=_LIMITS,
+                    io_pool_bytes=_IO_POOL_BYTES,
+                    files=FileStore(cache),
+                    cache_dir=cache,
+                    compile_limit_s=_START_LIMIT_S,
+                )
+            devices.append(device)
+            offer = _offer(folder, FileStore(cache), batch_sizes, number)
+            ready.append(Prepared(device, asyncio.run(device.prepare(offer, _fetch, _ignore))))
+        yield ready
+    finally:
+        for device in devices:
+            asyncio.run(device.close())
+
+
+def _offer(folder: Path, files: FileStore, batch_sizes: Sequence[int], number: int) -> Offer:
+    offered = []
+    for path in sorted((folder / "1").iterdir()):
+        content = path.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        copy = files.new_file()
+        copy.write_bytes(content)
+        files.add(copy, sha256)
+        offered.append(OfferedFile(path.name, len(content), sha256))
+    return Offer(ModelId(folder.name), tuple(offered), tuple(batch_sizes), {}, folder.name)
+
+
+async def _fetch(files: Sequence[OfferedFile]) -> None:
+    assert not files, "every file is in the store"
+
+
+def _ignore(stage: str) -> None:
+    pass
+
+
+def labels_of(outputs: Sequence[Buffer], model: ServedModel) -> Array:
+    """The labels among the outputs of one request."""
+    (index,) = [i for i, spec in enumerate(model.outputs) if spec.name == "label"]
+    labels: Array = np.frombuffer(outputs[index], np.int64)
+    return labels

@@ -1,0 +1,1 @@
+"""What the system does, shown in minutes: the demo, and an application whose best model turns bad."""

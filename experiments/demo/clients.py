@@ -1,0 +1,164 @@
+"""Open-loop clients: a Poisson process says when requests leave, whatever became of earlier ones."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import uvloop
+
+from clockwright import AsyncClient, ClockwrightError, RefusedError
+from experiments.demo.models import DemoModel
+from experiments.digits.images import Array
+
+# float32 sums in another order: what batching and blocked layouts change.
+_RTOL, _ATOL = 1e-3, 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """The load that clients put on one model."""
+
+    model: DemoModel
+    #: Requests per second.
+    rate: float
+    #: SLOs, of which each request draws one.
+    slos_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """One request, as its client saw it."""
+
+    model: str
+    slo_ms: float
+    #: How late the request was sent, because the client was busy.
+    late_ms: float
+    #: Time from sending to the answer or refusal.
+    latency_ms: float
+    #: "OK", the reason of a refusal, or the words of another error.
+    outcome: str
+    #: The answer equals the one known beforehand; False without an answer.
+    right: bool = False
+    #: The answer's label is that of the image; None: there is none.
+    label_right: bool | None = None
+    #: The model, run alone on the same image, gave that image's label; None: there is none.
+    label_right_alone: bool | None = None
+    cold: bool = False
+    #: Latency of the answer by the server's clock.
+    server_ms: float = 0.0
+
+    @property
+    def in_time(self) -> bool:
+        """Whether it was answered inside its SLO, by the client's clock."""
+        return self.outcome == "OK" and self.latency_ms <= self.slo_ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    due_s: float
+    load: ModelLoad
+    slo_ms: float
+    row: int
+
+
+def drive(
+    address: str, loads: Sequence[ModelLoad], *, duration_s: float, seed: int
+) -> list[RequestOutcome]:
+    """Send Poisson arrivals for some time, and wait for every answer.
+
+    Args:
+        address: HOST:PORT of the server.
+        loads: one per model.
+        duration_s: how long requests arrive.
+        seed: seed of arrivals, SLOs and questions.
+
+    Returns:
+        One outcome per request, in order of arrival.
+    """
+    questions = _plan(loads, duration_s=duration_s, seed=seed)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_drive(address, questions))
+
+
+def _plan(loads: Sequence[ModelLoad], *, duration_s: float, seed: int) -> list[_Question]:
+    random = np.random.default_rng(seed)
+    questions = []
+    for load in loads:
+        count = int(random.poisson(load.rate * duration_s))
+        for due_s in random.uniform(0, duration_s, count):
+            questions.append(
+                _Question(
+                    float(due_s),
+                    load,
+                    float(random.choice(load.slos_ms)),
+                    int(random.integers(len(load.model.questions))),
+                )
+            )
+    return sorted(questions, key=lambda question: question.due_s)
+
+
+async def _drive(address: str, questions: Sequence[_Question]) -> list[RequestOutcome]:
+    async with AsyncClient(address) as client:
+        for model in {question.load.model.name for question in questions}:
+            await client.metadata(model)
+        gc.collect()
+        gc.freeze()
+        begin_s = time.monotonic()
+        tasks = []
+        for question in questions:
+            delay_s = begin_s + question.due_s - time.monotonic()
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            tasks.append(asyncio.create_task(_ask(client, question, begin_s)))
+        outcomes = await asyncio.gather(*tasks)
+        gc.unfreeze()
+        return list(outcomes)
+
+
+async def _ask(client: AsyncClient, question: _Question, begin_s: float) -> RequestOutcome:
+    model, row = question.load.model, question.row
+    sent_s = time.monotonic()
+    late_ms = (sent_s - begin_s - question.due_s) * 1e3
+    right, label_right, alone, cold, server_ms = False, None, None, False, 0.0
+    try:
+        result = await client.infer(
+            model.name, model.questions[row : row + 1], slo_ms=question.slo_ms, explain=True
+        )
+    except RefusedError as error:
+        latency_ms, outcome = (time.monotonic() - sent_s) * 1e3, error.refusal.value
+    except ClockwrightError as error:
+        latency_ms, outcome = (time.monotonic() - sent_s) * 1e3, str(error)
+    else:
+        latency_ms, outcome = (time.monotonic() - sent_s) * 1e3, "OK"
+        right = all(
+            _same(result.outputs[name], answer[row : row + 1])
+            for name, answer in model.answers.items()
+        )
+        if model.label_output is not None and model.labels is not None:
+            label_right = bool(result.outputs[model.label_output][0] == model.labels[row])
+            alone = bool(model.answers[model.label_output][row] == model.labels[row])
+        cold = bool(result.explanation["cold"])
+        server_ms = float(result.explanation["measured_us"]) / 1e3
+    return RequestOutcome(
+        model.name,
+        question.slo_ms,
+        late_ms,
+        latency_ms,
+        outcome,
+        right,
+        label_right,
+        alone,
+        cold,
+        server_ms,
+    )
+
+
+def _same(found: Array, expected: Array) -> bool:
+    if expected.dtype.kind == "f":
+        return bool(np.allclose(found, expected, rtol=_RTOL, atol=_ATOL))
+    return bool(np.array_equal(found, expected))

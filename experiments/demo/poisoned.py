@@ -1,0 +1,343 @@
+"""`make poisoned`: the best model of an application goes bad, live, and is repaired.
+
+A real `clockwright up` serves digit classifiers, and an application of them with the default policy. An
+ordinary tritonclient asks it, and every answer gets the true label as feedback. After a while a version
+of the best model that was trained on wrong labels takes its place by `clockwright models add --replace`,
+and later the good version comes back. What `clockwright app show` prints meanwhile is kept as it is, beside
+the weights that the reply to each feedback says.
+
+Queries come one after the other and everything goes by their number: as long as no model misses the SLO,
+the result is the same on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as triton
+
+from clockwright import Client, Feedback
+from experiments.demo.models import run_alone
+from experiments.digits.images import Array, Digits, load
+from experiments.digits.models import Classifier, export, five_kinds
+from experiments.live.local_server import LocalServer
+from experiments.results_file import RESULTS, write_results
+from experiments.study.report import picture, write_csv
+
+APPLICATION = "read-digits"
+PHASES = ("before", "poisoned", "repaired")
+
+_LAST_TRAINING_FORM = 8
+_LAST_FORM = 13
+
+# Queries per row of the table, and per mean in the picture.
+_ROW = 20
+_WINDOW = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Numbers of the experiment, which tests make smaller."""
+
+    #: The ensemble's members, by their names in `five_kinds`.
+    kinds: tuple[str, ...] = ("naive Bayes", "tree", "logistic", "forest", "SVM")
+    #: Number of queries in each phase.
+    num_queries: tuple[int, int, int] = (1000, 1000, 2000)
+    #: Queries between two looks at the command line; the begin and end of a phase are looked at too.
+    look_every: int = 250
+    slo_ms: float = 1000.0
+    #: The selection policy's options, as `app add --option` takes them.
+    options: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """One version of a model, good or poisoned."""
+
+    folder: Path
+    #: The version's label for each digit that is asked about, computed by plain onnxruntime.
+    says: Array
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonedQuery:
+    """One query."""
+
+    phase: str
+    #: True label of the image.
+    label: int
+    answer: int
+    num_missing: int
+    #: Weight of each model after the feedback.
+    weights: tuple[float, ...]
+    #: Label that each model gives when it is asked alone.
+    alone: tuple[int, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether the application gave the true label."""
+        return self.answer == self.label
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonedRun:
+    """A whole run: every query and what the command line showed."""
+
+    models: tuple[str, ...]
+    #: Index of the poisoned model in `models`.
+    poisoned: int
+    steps: list[PoisonedQuery]
+    #: The typed commands and their output.
+    transcript: str
+
+    def of(self, phase: str) -> list[PoisonedQuery]:
+        """The queries of a phase."""
+        return [step for step in self.steps if step.phase == phase]
+
+    def heaviest(self, step: PoisonedQuery) -> bool:
+        """Whether the poisoned model has the most weight."""
+        return step.weights[self.poisoned] == max(step.weights)
+
+
+class _CommandLine:
+    """The `clockwright` command as an operator runs it."""
+
+    def __init__(self, address: str, directory: Path, show: Callable[[str], None]) -> None:
+        self._address = address
+        self._directory = directory
+        self._show = show
+        self.transcript: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Enter a remark, or what was printed."""
+        self.transcript.append(text)
+        self._show(text)
+
+    def run(self, *arguments: str) -> None:
+        """Run one command against the server; the transcript leaves out its address and the files' folders.
+
+        Raises:
+            RuntimeError: the command failed.
+        """
+        done = subprocess.run(
+            [sys.executable, "-m", "clockwright.cli", *arguments, "--server", self._address],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        typed = f"$ clockwright {shlex.join(arguments)}\n{done.stdout}"
+        self.say(typed.replace(f"{self._directory}/", ""))
+        if done.returncode:
+            raise RuntimeError(f"clockwright {shlex.join(arguments)}: {done.stderr}")
+
+
+def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> PoisonedRun:
+    """Serve, ask, poison and repair.
+
+    Raises:
+        RuntimeError: the server did not start, or a command failed.
+    """
+    digits = load()
+    training = digits.of_forms(0, _LAST_TRAINING_FORM)
+    asked = digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        kinds = five_kinds(setting.seed)
+        good = {
+            _model_name(kind): _write(
+                directory / "good" / _model_name(kind), kinds[kind], training, asked
+            )
+            for kind in setting.kinds
+        }
+        best = max(good, key=lambda name: int((good[name].says == asked.labels).sum()))
+        (kind,) = [kind for kind in setting.kinds if _model_name(kind) == best]
+        # Every digit is taught as the next one.
+        wrong = Digits(training.images, (training.labels + 1) % 10, training.forms)
+        bad = _write(directory / "bad" / best, kinds[kind], wrong, asked)
+        arguments = ["--models", f"{directory}/good", "--cache-dir", f"{directory}/cache"]
+        with LocalServer(arguments, start_limit_s=300) as server:
+            commands = _CommandLine(server.address, directory, show)
+            steps = list(_ask(setting, server.address, commands, good, best, bad, asked))
+    models = tuple(good)
+    return PoisonedRun(models, models.index(best), steps, "\n".join(commands.transcript))
+
+
+def _model_name(kind: str) -> str:
+    return kind.lower().replace(" ", "-")
+
+
+def _write(folder: Path, classifier: Classifier, training: Digits, asked: Digits) -> Version:
+    path = folder / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    classifier.fit(training.images, training.labels)
+    path.write_bytes(export(classifier, training.images).SerializeToString())
+    return Version(folder, run_alone(path, asked.images)["label"])
+
+
+def _ask(
+    setting: Setting,
+    address: str,
+    commands: _CommandLine,
+    good: dict[str, Version],
+    best: str,
+    bad: Version,
+    asked: Digits,
+) -> Iterator[PoisonedQuery]:
+    """Ask all queries, and meanwhile exchange versions at the command line."""
+    candidates = [text for name in good for text in ("--model", name)]
+    options = [text for option in setting.options for text in ("--option", option)]
+    slo = ("--slo-ms", f"{setting.slo_ms:g}")
+    commands.run("app", "add", APPLICATION, *candidates, *slo, *options)
+    drawn = iter(np.random.default_rng(setting.seed).integers(0, len(asked.labels), 1 << 20))
+    serving, number = dict(good), 0
+    with triton.InferenceServerClient(address) as client, Client(address) as teacher:
+        for phase, num_queries in zip(PHASES, setting.num_queries, strict=True):
+            if phase != PHASES[0]:
+                serving[best] = bad if phase == "poisoned" else good[best]
+                commands.say(f"# after {number} queries\n")
+                commands.run("models", "add", str(serving[best].folder), "--replace")
+            for _ in range(num_queries):
+                index = int(next(drawn))
+                label = int(asked.labels[index])
+                answer, query_id, num_missing = _infer(client, asked.images[index : index + 1])
+                (outcome,) = teacher.feedback(Feedback(query_id, label=label))
+                if outcome.status != "APPLIED":
+                    raise RuntimeError(f"feedback for {query_id} is {outcome.status}")
+                yield PoisonedQuery(
+                    phase,
+                    label,
+                    answer,
+                    num_missing,
+                    tuple(outcome.weights[name] for name in good),
+                    tuple(int(version.says[index]) for version in serving.values()),
+                )
+                number += 1
+                if number % setting.look_every == 0 and number < sum(setting.num_queries):
+                    _look(commands, number)
+        _look(commands, number)
+
+
+def _look(commands: _CommandLine, number: int) -> None:
+    commands.say(f"# after {number} queries\n")
+    commands.run("app", "show", APPLICATION)
+
+
+def _infer(client: triton.InferenceServerClient, image: Array) -> tuple[int, str, int]:
+    """Label, query id and number of members missing."""
+    tensor = triton.InferInput("X", list(image.shape), "FP32")
+    tensor.set_data_from_numpy(image)
+    result = client.infer(APPLICATION, [tensor])
+    parameters = result.get_response().parameters
+    missing = parameters["missing"].string_param
+    return (
+        int(result.as_numpy("label").item()),
+        parameters["query_id"].string_param,
+        len(missing.split(",")) if missing else 0,
+    )
+
+
+def figures_of(run: PoisonedRun) -> dict[str, float]:
+    """The numbers that are quoted."""
+    figures = {
+        "num_queries": float(len(run.steps)),
+        "members_missing": float(sum(step.num_missing for step in run.steps)),
+    }
+    for phase in PHASES:
+        steps = run.of(phase)
+        alone = np.mean([[said == step.label for said in step.alone] for step in steps], axis=0)
+        figures[f"{phase}_accuracy"] = float(np.mean([step.right for step in steps]))
+        figures[f"{phase}_best_alone_accuracy"] = float(alone.max())
+        figures[f"{phase}_poisoned_model_accuracy"] = float(alone[run.poisoned])
+        figures[f"{phase}_poisoned_model_weight"] = steps[-1].weights[run.poisoned]
+    # The query at which the model is no longer the heaviest, and the one at which it is again.
+    for phase, heaviest in (("poisoned", False), ("repaired", True)):
+        turned = [n for n, step in enumerate(run.of(phase), 1) if run.heaviest(step) is heaviest]
+        if turned:
+            figures[f"{phase}_queries_to_turn"] = float(turned[0])
+    return figures
+
+
+def produce(
+    setting: Setting | None = None,
+    directory: Path = RESULTS,
+    *,
+    show: Callable[[str], None] = lambda _: None,
+) -> PoisonedRun:
+    """Run, and leave `poisoned.json`, a table, a picture, and the transcript as `poisoned.txt`."""
+    setting = setting or Setting()
+    happened = run(setting, show=show)
+    starts = range(0, len(happened.steps), _ROW)
+    rows = [happened.steps[start : start + _ROW] for start in starts]
+    write_csv(
+        directory / "poisoned.csv",
+        ("queries", "phase", "right", *(f"weight of {model}" for model in happened.models)),
+        [
+            (start + len(row), row[-1].phase, sum(step.right for step in row), *row[-1].weights)
+            for start, row in zip(starts, rows, strict=True)
+        ],
+    )
+    _draw(happened, directory / "poisoned.png")
+    (directory / "poisoned.txt").write_text(happened.transcript, encoding="utf-8")
+    write_results(
+        "poisoned",
+        figures_of(happened),
+        command="python -m experiments poisoned",
+        seeds=[setting.seed],
+        extra={
+            "data": "scikit-learn digits, 8 x 8, split by form",
+            "poisoned": happened.models[happened.poisoned],
+            "setting": asdict(setting),
+            "transcript": "poisoned.txt",
+        },
+        directory=directory,
+    )
+    return happened
+
+
+def _draw(run: PoisonedRun, target: Path) -> None:
+    """Weights above; below, the accuracy of late queries of the application and of single models."""
+    first, last = len(run.of("before")), len(run.of("before")) + len(run.of("poisoned"))
+    queries = np.arange(1, len(run.steps) + 1)
+    with picture(target, 2, 1, size=(8, 5.5), share_x=True) as grid:
+        weights, accuracy = grid[:, 0]
+        for index, model in enumerate(run.models):
+            weights.plot(queries, [step.weights[index] for step in run.steps], label=model, lw=1.2)
+            alone = [step.alone[index] == step.label for step in run.steps]
+            accuracy.plot(*_recent(alone), ":", color=f"C{index}", lw=1)
+        right = [step.right for step in run.steps]
+        accuracy.plot(*_recent(right), color="black", lw=1.5, label="the application")
+        for axes in (weights, accuracy):
+            axes.axvspan(first, last, color="grey", alpha=0.15, label="best model poisoned")
+            axes.set_ylim(0, 1.02)
+        weights.set_ylabel("weight")
+        weights.legend(fontsize="x-small", loc="lower right")
+        accuracy.set_ylabel(f"accuracy, last {_WINDOW}")
+        accuracy.set_xlabel("queries")
+        accuracy.legend(fontsize="x-small", loc="lower right")
+
+
+def _recent(right: Sequence[bool]) -> tuple[Array, Array]:
+    """Queries, and the share that was right among the last `_WINDOW` of them."""
+    window = min(_WINDOW, len(right))
+    means = np.convolve(right, np.full(window, 1 / window), mode="valid")
+    return np.arange(window, len(right) + 1), means
+
+
+def main() -> None:
+    """Command line."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    for key, figure in figures_of(produce(show=lambda text: print(text, flush=True))).items():
+        print(f"{key}: {figure:.4g}")
+
+
+if __name__ == "__main__":
+    main()

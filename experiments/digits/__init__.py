@@ -1,0 +1,1 @@
+"""Handwritten digits, classifiers of them, and streams of queries about them."""

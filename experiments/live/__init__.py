@@ -1,0 +1,1 @@
+"""Cases and promises played against real servers, beside what the simulator says of the same cases."""

@@ -1,0 +1,170 @@
+"""Measures the simulator's parameters on a live server: overheads, and the cost of models.
+
+Closed-loop clients measure in runs of their own. One client on an idle server shows the way there and
+back. Six clients of one model show the pause between two EXECs of a busy lane, and how long EXECs of every
+batch size take while client, controller and worker share the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from clockwright.units import NS_PER_S, NS_PER_US
+from controller.telemetry import OK, ActionRow, RequestRow
+from experiments.live.live_run import LiveRun
+from experiments.simulator import Network
+from modelzoo.profile import Noise, ProfileRow
+from traces.arrivals import ClosedLoop, Workload
+
+_CROWD = 6
+_SLO_NS = 10 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The simulator's parameters, in ns."""
+
+    #: Times from a request's arrival until its EXEC has its turn on an idle lane, with all work of controller
+    #: and worker in between; then from the EXEC's end until the request departs. One per request.
+    down_samples_ns: tuple[int, ...]
+    up_samples_ns: tuple[int, ...]
+    #: Times from a response's departure to the arrival of the client's next request.
+    client_samples_ns: tuple[int, ...]
+    #: Pauses between two EXECs of a busy lane.
+    start_delay_ns: int
+
+    def network(self) -> Network:
+        """The simulator's parameters for the way there and back."""
+        return Network(
+            delay_ns=0,
+            client_delay_ns=0,
+            down_samples_ns=self.down_samples_ns,
+            up_samples_ns=self.up_samples_ns,
+            client_samples_ns=self.client_samples_ns,
+        )
+
+    def describe(self) -> dict[str, float]:
+        """Percentiles in us instead of every sample, for people."""
+        said = {"start_delay_us": self.start_delay_ns / NS_PER_US}
+        for name in ("down", "up", "client"):
+            samples_ns = getattr(self, f"{name}_samples_ns")
+            for percent in (5, 50, 90, 99):
+                value = float(np.percentile(samples_ns, percent)) / NS_PER_US
+                said[f"{name}_us_p{percent}"] = round(value, 1)
+        return said
+
+
+def calibration_workloads(model: str, seconds: float) -> list[Workload]:
+    """One client alone, then several."""
+    end_ns = round(seconds * NS_PER_S)
+    return [
+        Workload(
+            models=(model,),
+            closed_loops=(
+                ClosedLoop(model=0, concurrency=concurrency, slo_ns=_SLO_NS, end_ns=end_ns),
+            ),
+        )
+        for concurrency in (1, _CROWD)
+    ]
+
+
+def calibrate(alone: LiveRun, crowd: LiveRun, rehearsal: LiveRun | None = None) -> Calibration:
+    """Take the overheads from the two runs of `calibration_workloads`.
+
+    Args:
+        alone: the run of one client.
+        crowd: the run of several clients.
+        rehearsal: a run whose requests come as rarely as in what is to be simulated: a server that was
+            idle for a while takes longer on the way. Its requests that found the lane idle are taken
+            instead of those of `alone`, where there are enough.
+
+    Raises:
+        ValueError: too few requests were answered to tell.
+    """
+    pairs = list(_answered(alone))
+    gaps_ns = _gaps_ns(crowd.actions)
+    if len(pairs) < 10 or len(gaps_ns) < 10:
+        raise ValueError(
+            f"{len(pairs)} requests of one client and {len(gaps_ns)} EXECs without a pause: expected "
+            "10 or more of each"
+        )
+    start_delay_ns = int(np.median(gaps_ns))
+    down_ns, up_ns = [], []
+    undisturbed = [] if rehearsal is None else _undisturbed(rehearsal)
+    for request, action in undisturbed if len(undisturbed) >= 10 else pairs:
+        assert action.exec is not None
+        down_ns.append(max(0, action.exec.begin_ns - start_delay_ns - request.arrival_ns))
+        up_ns.append(max(0, request.departure_ns - action.exec.end_ns))
+    turns_ns = (
+        after.arrival_ns - before.departure_ns for (before, _), (after, _) in pairwise(pairs)
+    )
+    return Calibration(
+        down_samples_ns=tuple(down_ns),
+        up_samples_ns=tuple(up_ns),
+        client_samples_ns=tuple(max(0, turn_ns) for turn_ns in turns_ns),
+        start_delay_ns=start_delay_ns,
+    )
+
+
+def measured_row(row: ProfileRow, runs: Sequence[LiveRun]) -> tuple[ProfileRow, Noise]:
+    """Replace a row's durations by what was measured of its model, and say how they vary.
+
+    Batch sizes that did not come up keep their share of the one before.
+    """
+    actions = [action for run in runs for action in run.actions if action.error == "NONE"]
+    loads_ns = [action.load.duration_ns for action in actions if action.load is not None]
+    execs_ns: dict[int, list[int]] = {}
+    for action in actions:
+        if action.exec is not None:
+            execs_ns.setdefault(action.batch_size, []).append(action.exec.duration_ns)
+    exec_ns: dict[int, int] = {}
+    factor = 1.0
+    for size, before_ns in sorted(row.exec_ns.items()):
+        if size in execs_ns:
+            factor = float(np.median(execs_ns[size])) / before_ns
+        exec_ns[size] = round(before_ns * factor)
+    load_ns = int(np.median(loads_ns)) if loads_ns else row.load_ns
+    logs = [np.log(np.array(some) / np.median(some)) for some in execs_ns.values()]
+    low, high = np.percentile(np.concatenate(logs), (16, 84))
+    return replace(row, load_ns=load_ns, exec_ns=exec_ns), Noise(
+        exec_sigma=float(high - low) / 2, load_sigma=0.0
+    )
+
+
+def _answered(run: LiveRun) -> Iterator[tuple[RequestRow, ActionRow]]:
+    """Requests with the Infers that answered them, but for those that waited for their weights."""
+    actions = {action.action_id: action for action in run.actions}
+    for request in sorted(run.requests, key=lambda row: row.arrival_ns):
+        action = None if request.action_id is None else actions.get(request.action_id)
+        if request.outcome == OK and not request.cold and action and action.exec:
+            yield request, action
+
+
+def _undisturbed(run: LiveRun) -> list[tuple[RequestRow, ActionRow]]:
+    """Requests that ran alone, on a lane that was idle when they came."""
+    found = []
+    lane_free_ns = 0
+    for request, action in sorted(_answered(run), key=lambda pair: pair[0].arrival_ns):
+        assert action.exec is not None
+        if action.num_requests == 1 and request.arrival_ns >= lane_free_ns:
+            found.append((request, action))
+        lane_free_ns = max(lane_free_ns, action.exec.end_ns)
+    return found
+
+
+def _gaps_ns(actions: Sequence[ActionRow]) -> list[int]:
+    """Pauses of the EXEC lane while the next Infer was there and its input staged."""
+    infers = sorted(
+        (action.exec.begin_ns, action.exec.end_ns, action.input.end_ns)
+        for action in actions
+        if action.exec is not None and action.input is not None
+    )
+    return [
+        begin_ns - before_ns
+        for (_, before_ns, _), (begin_ns, _, staged_ns) in pairwise(infers)
+        if staged_ns <= before_ns
+    ]

@@ -1,0 +1,340 @@
+"""What a live server promises, counted by a client that takes nobody's word: `live_promises.json`.
+
+`make bench-promises`. A real `clockwright up`, a modelled device, and `open_loop` as the client; a row per case
+in `live_promises.csv`. The parts:
+
+* `device`: a device of exactly 2 ms per request limits what can be done. With 1 and 15 models, closed loops find
+  how many answers per second it gives at best, and Poisson arrivals then come at 0.5, 0.9, 1.5 and 3 times
+  that rate, with SLOs of 10, 50 and 100 ms.
+* `front`: the device takes next to no time, so that the controller is the limit; otherwise the same.
+* `flood`: twenty times what a device of 100 requests per second can do, for a minute, SLO 100 ms.
+* `pause`: the controller stands still for 3 s (SIGSTOP) at 150 requests per second, SLO 100 ms.
+
+Beside `front` and `flood` a second client, of grpcio, asks at a low rate; its answers are rows of their own
+(`witness`) and count like all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.live.local_server import LocalServer
+from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
+from experiments.results_file import RESULTS, write_results
+from experiments.study.report import write_csv
+from modelzoo.build import write_model
+
+#: A refusal is to be heard within this share of the SLO.
+REFUSAL_AIM = 0.2
+
+# The rate of the device that is flooded, and of all models there.
+_FLOODED = "10ms"
+_FLOODED_RPS = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Numbers of the experiment, which tests make smaller."""
+
+    multiples: tuple[float, ...] = (0.5, 0.9, 1.5, 3.0)
+    slos_ms: tuple[int, ...] = (10, 50, 100)
+    num_models: tuple[int, ...] = (1, 15)
+    device: str = "2ms"
+    #: Next to nothing: the controller can do less than this device.
+    fast_device: str = "10us"
+    #: Requests under way in the closed loops, of which the best counts.
+    concurrencies: tuple[int, ...] = (4, 16)
+    fast_concurrencies: tuple[int, ...] = (8, 32, 64)
+    seconds: float = 5.0
+    flood_rps: float = 2000.0
+    flood_seconds: float = 60.0
+    pause_seconds: float = 3.0
+    pause_rps: float = 150.0
+    witness_rps: float = 20.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseCase:
+    """One client's account of one case."""
+
+    part: str
+    client: str
+    num_models: int
+    slo_ms: int
+    #: Answers per second that are possible.
+    capacity_rps: float
+    multiple: float
+    account: Account
+
+    @property
+    def goodput_share(self) -> float:
+        """Goodput as a share of what was asked or can be done, whichever is less."""
+        offered_rps = self.account.num_offered / self.account.seconds
+        return self.account.goodput_rps / max(min(offered_rps, self.capacity_rps), 1e-9)
+
+    def row(self) -> dict[str, Any]:
+        """The case's line in the table."""
+        return {
+            "part": self.part,
+            "client": self.client,
+            "models": self.num_models,
+            "slo_ms": self.slo_ms,
+            "capacity_rps": self.capacity_rps,
+            "multiple": self.multiple,
+            "goodput_share": self.goodput_share,
+            **self.account.row(),
+        }
+
+
+@contextmanager
+def served(device: str, num_models: int) -> Iterator[tuple[LocalServer, tuple[str, ...]]]:
+    """A server with so many models of batch size 1, whose weights are loaded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "models" / "net"
+        write_model("mlp-784-128-10", folder / "1" / "model.onnx")
+        (folder / "config.toml").write_text(f"copies = {num_models}\nbatch_sizes = [1]\n")
+        models = tuple(f"net-{index}" for index in range(num_models))
+        if num_models == 1:
+            models = ("net",)
+        arguments = [
+            *("--models", str(folder.parent), "--device", f"modelled:{device}"),
+            *("--cache-dir", f"{scratch}/cache"),
+        ]
+        with LocalServer(arguments) as server:
+            for model in models:
+                warm = ClientLoad(
+                    address=server.address, models=(model,), slo_ms=10_000, seconds=0, concurrency=1
+                )
+                if offer(warm).num_ok != 1:
+                    raise RuntimeError(f"{model} gave no answer to its first request")
+            yield server, models
+
+
+def capacity_rps(
+    address: str, models: tuple[str, ...], concurrencies: Sequence[int], *, seconds: float
+) -> float:
+    """The most answers in time per second that any of some closed loops gets; SLO 100 ms."""
+    return max(
+        offer(
+            ClientLoad(
+                address=address, models=models, slo_ms=100, seconds=seconds, concurrency=concurrency
+            )
+        ).goodput_rps
+        for concurrency in concurrencies
+    )
+
+
+def measure_limited(
+    part: str, setting: Setting, num_models: int, say: Callable[[PromiseCase], None]
+) -> list[PromiseCase]:
+    """Cases of `device` or `front` with so many models."""
+    fast = part == "front"
+    device = setting.fast_device if fast else setting.device
+    concurrencies = setting.fast_concurrencies if fast else setting.concurrencies
+    cases: list[PromiseCase] = []
+    with served(device, num_models) as (server, models):
+        # The witness rests while the capacity is measured: it is the flood that the server is sized by.
+        best_rps = capacity_rps(
+            server.address, models, concurrencies, seconds=min(1.5, setting.seconds)
+        )
+        for slo_ms in setting.slos_ms:
+            for multiple in setting.multiples:
+                load = ClientLoad(
+                    address=server.address, models=models, slo_ms=slo_ms, seconds=setting.seconds,
+                    rate=multiple * best_rps, seed=setting.seed,
+                )  # fmt: skip
+                accounts = _asked(load, setting.witness_rps if fast else 0)
+                for client, account in accounts.items():
+                    cases.append(
+                        PromiseCase(
+                            part=part, client=client, num_models=num_models, slo_ms=slo_ms,
+                            capacity_rps=best_rps, multiple=multiple, account=account,
+                        )
+                    )  # fmt: skip
+                    say(cases[-1])
+    return cases
+
+
+def measure_flood(setting: Setting, say: Callable[[PromiseCase], None]) -> list[PromiseCase]:
+    """Twenty times what the device can do."""
+    with served(_FLOODED, 1) as (server, models):
+        load = ClientLoad(
+            address=server.address, models=models, slo_ms=100, seconds=setting.flood_seconds,
+            rate=setting.flood_rps, seed=setting.seed,
+        )  # fmt: skip
+        cases = [
+            PromiseCase(
+                part="flood", client=client, num_models=1, slo_ms=100, capacity_rps=_FLOODED_RPS,
+                multiple=setting.flood_rps / _FLOODED_RPS, account=account,
+            )
+            for client, account in _asked(load, setting.witness_rps).items()
+        ]  # fmt: skip
+    for case in cases:
+        say(case)
+    return cases
+
+
+def measure_pause(setting: Setting, say: Callable[[PromiseCase], None]) -> list[PromiseCase]:
+    """A controller that stands still."""
+    with served(setting.device, 1) as (server, models):
+        load = ClientLoad(
+            address=server.address, models=models, slo_ms=100, rate=setting.pause_rps,
+            seconds=setting.seconds + setting.pause_seconds, seed=setting.seed,
+        )  # fmt: skip
+        with OpenLoop(load) as client:
+            time.sleep(setting.seconds / 2)
+            os.kill(server.process.pid, signal.SIGSTOP)
+            try:
+                time.sleep(setting.pause_seconds)
+            finally:
+                os.kill(server.process.pid, signal.SIGCONT)
+            account = client.account()
+    case = PromiseCase(
+        part="pause", client="raw", num_models=1, slo_ms=100, multiple=1.0,
+        capacity_rps=setting.pause_rps, account=account,
+    )  # fmt: skip
+    say(case)
+    return [case]
+
+
+def _asked(load: ClientLoad, witness_rps: float) -> dict[str, Account]:
+    if not witness_rps:
+        return {"raw": offer(load)}
+    told = asdict(load) | {"client": "grpcio", "rate": witness_rps, "seed": load.seed + 1}
+    with OpenLoop(load) as flood, OpenLoop(ClientLoad(**told)) as witness:
+        return {"raw": flood.account(), "witness": witness.account()}
+
+
+def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
+    """The numbers that are quoted; of many cases, the median and the worst."""
+    answers = sum(case.account.num_ok for case in cases)
+
+    def per_million(count: int) -> float:
+        return 1e6 * count / max(answers, 1)
+
+    figures: dict[str, float] = {
+        "late_success_per_million": per_million(sum(case.account.num_late for case in cases)),
+        "late_of_due_per_million": per_million(sum(case.account.num_late_of_due for case in cases)),
+        "answers": answers,
+        "requests": sum(case.account.num_offered for case in cases),
+        "other_ends": sum(sum(case.account.others.values()) for case in cases),
+        "client_late_ms_p99_worst": max(case.account.lateness_ms(99) for case in cases),
+    }
+    # What was refused during the pause was heard after it, whatever the server did.
+    refusing = [case for case in cases if case.part != "pause" and case.account.refusals]
+    for percent in (50, 99):
+        times = [(case.account.refusal_ms(percent), case.slo_ms) for case in refusing]
+        if times:
+            figures[f"refusal_ms_p{percent}"] = statistics.median(ms for ms, _ in times)
+            figures[f"refusal_ms_p{percent}_worst"] = max(ms for ms, _ in times)
+            shares = [ms / slo_ms for ms, slo_ms in times]
+            figures[f"refusal_slo_share_p{percent}"] = statistics.median(shares)
+            figures[f"refusal_slo_share_p{percent}_worst"] = max(shares)
+    for part in ("device", "front"):
+        chosen = [case for case in cases if case.part == part and case.client == "raw"]
+        for num_models in sorted({case.num_models for case in chosen}):
+            found = [case for case in chosen if case.num_models == num_models]
+            figures[f"{part}_{num_models}_capacity_rps"] = found[0].capacity_rps
+            for multiple in sorted({case.multiple for case in found}):
+                shares = [case.goodput_share for case in found if case.multiple == multiple]
+                figures[f"{part}_{num_models}_x{multiple:g}_goodput_share_worst"] = min(shares)
+        figures |= _totals(part, [case for case in cases if case.part == part])
+    flood = [case for case in cases if case.part == "flood"]
+    if flood:
+        goodput_rps = sum(case.account.goodput_rps for case in flood)
+        figures["goodput_20x_share"] = goodput_rps / _FLOODED_RPS
+        figures["flood_refusal_ms_p50"] = flood[0].account.refusal_ms(50)
+        figures["flood_refusal_ms_p99"] = flood[0].account.refusal_ms(99)
+        figures |= _totals("flood", flood)
+    figures |= _totals("pause", [case for case in cases if case.part == "pause"])
+    return figures
+
+
+def _totals(part: str, cases: Sequence[PromiseCase]) -> dict[str, float]:
+    if not cases:
+        return {}
+    return {
+        f"{part}_late_successes": sum(case.account.num_late for case in cases),
+        f"{part}_other_ends": sum(sum(case.account.others.values()) for case in cases),
+    }
+
+
+PARTS = ("device", "front", "flood", "pause")
+
+
+def produce(
+    setting: Setting, directory: Path = RESULTS, *, parts: Sequence[str] = PARTS
+) -> list[PromiseCase]:
+    """Measure some parts; leave JSON and CSV in a directory."""
+    cases: list[PromiseCase] = []
+
+    def say(case: PromiseCase) -> None:
+        row = case.row()
+        print(
+            f"{case.part} {case.client} {case.num_models} models, SLO {case.slo_ms} ms, x{case.multiple:g} of "
+            f"{case.capacity_rps:.0f}/s: in time {row['goodput_rps']:.1f}/s ({case.goodput_share:.3f}), "
+            f"late {row['late_successes']}, refusals {row['refused']} after {row['refusal_p50_ms']:.1f} "
+            f"and {row['refusal_p99_ms']:.1f} ms ({row['reasons']}), others {row['other_ends']} "
+            f"{row['others']} client {row['client_cpu_us']:.0f} us, late {row['client_late_p99_ms']:.1f} ms",
+            flush=True,
+        )
+        for remark in case.account.remarks:
+            print(f"  {remark}")
+
+    if "device" in parts:
+        for num_models in setting.num_models:
+            cases += measure_limited("device", setting, num_models, say)
+    if "front" in parts:
+        cases += measure_limited("front", setting, 1, say)
+    if "flood" in parts:
+        cases += measure_flood(setting, say)
+    if "pause" in parts:
+        cases += measure_pause(setting, say)
+    rows = [case.row() for case in cases]
+    write_csv(directory / "live_promises.csv", list(rows[0]), [list(row.values()) for row in rows])
+    write_results(
+        "live_promises",
+        figures_of(cases),
+        command=(
+            f"python -m experiments live_promises --seconds {setting.seconds:g} "
+            f"--flood-seconds {setting.flood_seconds:g} --parts {' '.join(parts)}"
+        ),
+        seeds=[setting.seed],
+        extra={
+            "setting": asdict(setting),
+            "aim": {"refusal_slo_share": REFUSAL_AIM},
+            "remarks": sorted({remark for case in cases for remark in case.account.remarks}),
+            "kernel_stamps": all(c.account.kernel_stamps for c in cases if c.client == "raw"),
+        },
+        directory=directory,
+    )
+    return cases
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=Setting().seconds, help="of each case")
+    parser.add_argument("--flood-seconds", type=float, default=Setting().flood_seconds)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of what is written")
+    arguments = parser.parse_args()
+    setting = Setting(seconds=arguments.seconds, flood_seconds=arguments.flood_seconds)
+    cases = produce(setting, arguments.results, parts=arguments.parts)
+    for key, figure in figures_of(cases).items():
+        print(f"{key:45} {figure:12.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""A client that nothing of the product is part of: open loop, its own HTTP/2, stamps of the kernel.
+
+What a server says about its own promptness is not asked here. Requests leave at the times of a Poisson
+process, or of a schedule, whatever became of those before; every end is counted: answers in time, answers that came late,
+refusals by their reason, and all that is neither (a status without a reason, a stream or connection that was
+broken, silence).
+
+Two clients, each a process of its own, at real-time priority where that is allowed, so that the client is not
+what is slow. `raw` writes and reads HTTP/2 frames on plain sockets. Request bytes are made once and answers are
+judged when the run is over, which leaves some 20 us of processor time per request. `grpcio` is the
+library of that name and serves as a witness at low rates, beside the other's flood.
+
+Two latencies are counted of every request. One begins when the request was due; the other begins when the
+client was about to write it to the socket. What the server then does not read, and what its windows and
+its limit of streams hold back, is the server's time. Both end when the last bytes of the answer reached this machine:
+the raw client takes the kernel's stamp (`SO_TIMESTAMPNS`), which is that of the newest bytes where one read
+brings several packets, never an earlier one. Where the kernel gives no stamp, and for `grpcio`, it is the time at
+which the client had read them; `kernel_stamps` says which.
+
+    python -m experiments open_loop HOST:PORT MODEL --rate 500 --slo-ms 50 --seconds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from traces.arrivals import Workload
+
+#: Kind and name: ("ok", ""), ("refused", the reason), ("other", what it was).
+End = tuple[str, str]
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLoad:
+    """What a client is to ask, and when."""
+
+    #: HOST:PORT.
+    address: str
+    #: Each request asks one of them, drawn at random.
+    models: tuple[str, ...]
+    slo_ms: int
+    seconds: float
+    seed: int = 0
+    #: Requests per second of a Poisson process; 0: a closed loop.
+    rate: float = 0.0
+    #: Requests that a closed loop keeps under way.
+    concurrency: int = 0
+    #: Or the file of a schedule (`write_schedule`), whose models are positions in `models`.
+    schedule: str = ""
+    connections: int = 4
+    #: Whose the requests are; empty: nobody's in particular.
+    tenant: str = ""
+    #: Shape of the one input, FP32, and its name.
+    shape: tuple[int, ...] = (1, 784)
+    input: str = "input"
+    #: `raw` or `grpcio`.
+    client: str = "raw"
+    #: Sends and reads at multiples of this only, which costs less; 0: at once. A request is so much later
+    #: at most, and so may its answer's stamp be.
+    tick_us: int = 0
+    #: An answer that takes as much longer than its SLO is not waited for.
+    patience_s: float = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """Every request of a run, in the order in which they were due; times in ns since the run began."""
+
+    due_ns: Times
+    sent_ns: Times
+    #: When the end was there.
+    done_ns: Times
+    ends: list[End]
+    slo_ms: int
+    #: The time over which requests were due.
+    seconds: float
+    #: Processor time of the client per request.
+    cpu_us: float = 0.0
+    kernel_stamps: bool = False
+    #: What kept the client from being as it should; empty if nothing did.
+    remarks: list[str] = field(default_factory=list)
+
+    def part(self, begin_s: float, end_s: float) -> Account:
+        """Requests that were due between two times of the run."""
+        chosen = (self.due_ns >= begin_s * 1e9) & (self.due_ns < end_s * 1e9)
+        return Account(
+            self.due_ns[chosen], self.sent_ns[chosen], self.done_ns[chosen],
+            [self.ends[index] for index in np.flatnonzero(chosen)],
+            self.slo_ms, end_s - begin_s, self.cpu_us, self.kernel_stamps, self.remarks,
+        )  # fmt: skip
+
+    @property
+    def _ok(self) -> NDArray[np.bool_]:
+        return np.array([kind == "ok" for kind, _ in self.ends], bool)
+
+    def _late(self, since_ns: Times) -> NDArray[np.bool_]:
+        return self._ok & (self.done_ns - since_ns > self.slo_ms * 1_000_000)
+
+    @property
+    def num_offered(self) -> int:
+        """Requests that were due."""
+        return len(self.ends)
+
+    @property
+    def num_ok(self) -> int:
+        """Answers given as a success."""
+        return int(self._ok.sum())
+
+    @property
+    def num_late(self) -> int:
+        """Answers given as a success after the SLO, counted from the sending."""
+        return int(self._late(self.sent_ns).sum())
+
+    @property
+    def num_late_of_due(self) -> int:
+        """The same, counted from when the request was due; includes what the client itself was late."""
+        return int(self._late(self.due_ns).sum())
+
+    @property
+    def goodput_rps(self) -> float:
+        """Answers within the SLO, counted from the sending, per second."""
+        return (self.num_ok - self.num_late) / self.seconds
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Refusals by reason."""
+        return Counter(name for kind, name in self.ends if kind == "refused")
+
+    @property
+    def others(self) -> Counter[str]:
+        """Ends that are neither an answer nor a refusal with its reason."""
+        return Counter(name for kind, name in self.ends if kind == "other")
+
+    def _percentile_ms(self, kind: str, percent: float) -> float:
+        chosen = np.array([end[0] == kind for end in self.ends], bool)
+        if not chosen.any():
+            return 0.0
+        return float(np.percentile((self.done_ns - self.sent_ns)[chosen], percent)) / 1e6
+
+    def refusal_ms(self, percent: float) -> float:
+        """Percentile of the time from sending to refusal; 0 without any."""
+        return self._percentile_ms("refused", percent)
+
+    def latency_ms(self, percent: float) -> float:
+        """Percentile of the time from sending to success; 0 without any."""
+        return self._percentile_ms("ok", percent)
+
+    def lateness_ms(self, percent: float) -> float:
+        """Percentile of how late the client itself was."""
+        if not self.num_offered:
+            return 0.0
+        return float(np.percentile(self.sent_ns - self.due_ns, percent)) / 1e6
+
+    def row(self) -> dict[str, Any]:
+        """The numbers of a line of a table."""
+        return {
+            "offered": self.num_offered,
+            "in_time": self.num_ok - self.num_late,
+            "late_successes": self.num_late,
+            "late_of_due": self.num_late_of_due,
+            "refused": sum(self.refusals.values()),
+            "other_ends": sum(self.others.values()),
+            "goodput_rps": self.goodput_rps,
+            "p50_ms": self.latency_ms(50),
+            "p99_ms": self.latency_ms(99),
+            "refusal_p50_ms": self.refusal_ms(50),
+            "refusal_p99_ms": self.refusal_ms(99),
+            "client_late_p99_ms": self.lateness_ms(99),
+            "client_cpu_us": self.cpu_us,
+            "reasons": " ".join(f"{name}:{count}" for name, count in sorted(self.refusals.items())),
+            "others": ", ".join(f"{name}: {count}" for name, count in sorted(self.others.items())),
+        }
+
+
+def write_schedule(path: Path, workload: Workload) -> int:
+    """Write when the open-loop requests of a workload are due, and which models they ask; returns their number."""
+    columns = [(arrivals.time_ns, arrivals.model) for arrivals in workload.arrivals()]
+    times_ns, models = (
+        np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*columns, strict=True)
+    )
+    with path.open("wb") as file:
+        np.save(file, np.stack((times_ns, models)))
+    return len(times_ns)
+
+
+def read_schedule(path: Path) -> tuple[Times, Times]:
+    """Read due times, in ns since the beginning, and positions of models; of one length, ascending in time."""
+    times_ns, models = np.load(path)
+    return times_ns, models
+
+
+class OpenLoop:
+    """A client in a process of its own; leaving the `with` block ends it, whatever it does."""
+
+    def __init__(self, load: ClientLoad) -> None:
+        self._load = load
+
+    def __enter__(self) -> Self:
+        """Start the process; returns when the first requests are about to leave.
+
+        Raises:
+            RuntimeError: it ended before, as it does where no server listens.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "experiments.live.open_loop_client"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asdict(self._load)).encode())
+        self._process.stdin.close()
+        if self._process.stdout.readline() != b"began\n":
+            code = self._process.wait()
+            self._process.stdout.close()
+            raise RuntimeError(f"the client ended with {code} before it had begun")
+        return self
+
+    def account(self) -> Account:
+        """Wait for the end of the run.
+
+        Raises:
+            RuntimeError: the client ended without an account.
+        """
+        assert self._process.stdout is not None
+        data = self._process.stdout.read()
+        if self._process.wait():
+            raise RuntimeError(f"the client ended with {self._process.returncode}")
+        return Account(**pickle.loads(data))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@contextmanager
+def before_others() -> Iterator[str]:
+    """Have this thread, and threads that it starts, run at real-time priority; a client must not be what is slow.
+
+    Yields:
+        Why that is not allowed; empty where it is.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except (OSError, AttributeError) as error:
+        yield str(error)
+        return
+    try:
+        yield ""
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def offer(load: ClientLoad) -> Account:
+    """Run a client in a process of its own from beginning to end."""
+    with OpenLoop(load) as client:
+        return client.account()
+
+
+def main() -> None:
+    """Send a load and say what became of it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("address", help="HOST:PORT")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="with the input of --shape")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests per second, open loop")
+    parser.add_argument("--concurrency", type=int, default=0, help="or requests of a closed loop")
+    parser.add_argument("--slo-ms", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--client", default="raw", choices=("raw", "grpcio"))
+    parser.add_argument("--input", default="input")
+    parser.add_argument("--shape", type=int, nargs="+", default=(1, 784))
+    arguments = vars(parser.parse_args())
+    load = ClientLoad(**arguments | {key: tuple(arguments[key]) for key in ("models", "shape")})
+    account = offer(load)
+    for name, value in account.row().items():
+        print(f"{name:20} {value:.3f}" if isinstance(value, float) else f"{name:20} {value}")
+    for remark in account.remarks:
+        print(remark)
+
+
+if __name__ == "__main__":
+    main()

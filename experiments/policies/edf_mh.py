@@ -1,0 +1,475 @@
+"""`edf_mh` beside `clockwork`: every scenario, three seeds, the share of the best possible beside each.
+
+`clockwork` has the paper's look-ahead of 5 ms, `clockwork1ms` one of 1 ms, so that what late binding alone
+gains is seen. Differences are in points of the requests asked (open loop) or of the bound (closed loops,
+where a refusal makes the client ask more). Batch clients are counted apart.
+
+Compiled (`make native`) it takes a third of the time. What the core costs per request is measured at the
+end; or alone, on a machine with nothing else to do, with `--cost`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
+from experiments.bench import core as bench_core
+from experiments.clockwork_paper.fig7_left import SATISFIED, lowest_multiple
+from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
+from experiments.policies.scenarios import Scenario, named, scenarios
+from experiments.results_file import RESULTS, add_results, write_results
+from experiments.simulator import Case, production_scheduler
+from experiments.study.report import write_csv
+from experiments.study.study import POLICIES
+
+COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
+LOW_UTILISATION = 0.7
+_COMMAND = "python -m experiments edf_mh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How much is simulated."""
+
+    seeds: tuple[int, ...] = (1, 2, 3)
+    #: Only scenarios whose key begins with one of these words; empty: all.
+    only: tuple[str, ...] = ()
+    #: Runs at a time; None: one per core.
+    processes: int | None = None
+    #: Compute all bounds; those with memory take minutes. False: only bounds that cost nothing.
+    bounds: bool = True
+    #: Time the core, too.
+    cost: bool = True
+
+    @property
+    def scenarios(self) -> list[Scenario]:
+        """Scenarios to be run."""
+        return [scenario for scenario in scenarios() if self.asks_for(scenario)]
+
+    def asks_for(self, scenario: Scenario) -> bool:
+        """Whether a scenario is to be run."""
+        return not self.only or scenario.key.startswith(self.only)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A policy that is compared."""
+
+    name: str
+    config: SchedulerConfig
+    #: Makes the scheduler. A function of a module, so that it can be sent to another process by name.
+    scheduler: Callable[[Case], Scheduler] = production_scheduler
+    #: Run only under scenarios whose key begins with one of these words; empty: all.
+    only: tuple[str, ...] = ()
+
+    def runs(self, scenario: Scenario) -> bool:
+        """Whether the policy is compared under the scenario."""
+        return not self.only or scenario.key.startswith(self.only)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One policy under one scenario, by seed."""
+
+    scenario: Scenario
+    policy: str
+    outcomes: tuple[ScenarioOutcome, ...]
+
+    @property
+    def points(self) -> float:
+        """Goodput in percent of what was asked, or of the bound in closed loops."""
+        return 100 * self.mean("bound_share" if self.scenario.bound == "rate" else "share")
+
+    def mean(self, name: str) -> float:
+        """Mean of one property of the outcomes over the seeds."""
+        return float(mean(getattr(outcome, name) for outcome in self.outcomes))
+
+    def per_million(self, name: str) -> float:
+        """How many of a million requests a count stands for, all seeds together."""
+        return 1e6 * self.mean(name) / self.mean("arrived")
+
+
+def run_all(
+    scenarios: Sequence[Scenario], contenders: Sequence[Contender], setting: Setting
+) -> list[Row]:
+    """Measure every contender under all of its scenarios."""
+    runs = [(scenario, seed) for scenario in scenarios for seed in setting.seeds]
+    pairs = [(s, contender) for s in scenarios for contender in contenders if contender.runs(s)]
+    with ProcessPoolExecutor(setting.processes or os.cpu_count()) as pool:
+        calls = {
+            (scenario.key, contender.name, seed): pool.submit(
+                _measure, scenario.key, asdict(contender.config), contender.scheduler, seed
+            )
+            for scenario, contender in pairs
+            for seed in setting.seeds
+        }
+        bounds = {
+            (scenario.key, seed): pool.submit(_bound, scenario.key, seed)
+            for scenario, seed in runs
+            if setting.bounds or scenario.bound == "rate"
+        }
+        for (key, policy, seed), call in calls.items():
+            outcome = call.result()
+            print(
+                f"{key} {policy} seed {seed}: {100 * outcome.share:.2f} % answered, "
+                f"p50 {outcome.p50_ms:.1f} ms, batch clients {outcome.batch_rps:.0f} r/s",
+                flush=True,
+            )
+        bound = {run: call.result() for run, call in bounds.items()}
+        return [
+            Row(
+                scenario=scenario,
+                policy=contender.name,
+                outcomes=tuple(
+                    replace(
+                        calls[scenario.key, contender.name, seed].result(),
+                        bound=bound.get((scenario.key, seed), -1),
+                    )
+                    for seed in setting.seeds
+                ),
+            )
+            for scenario, contender in pairs
+        ]
+
+
+def _measure(
+    key: str, config: dict[str, Any], scheduler: Callable[[Case], Scheduler], seed: int
+) -> ScenarioOutcome:
+    # A frozen dataclass that was compiled cannot be sent to another process; its fields can.
+    edf_mh = EdfMhConfig(**config["edf_mh"])
+    return measure(
+        named(key),
+        SchedulerConfig(**(config | {"edf_mh": edf_mh})),
+        seed,
+        make_scheduler=scheduler,
+    )
+
+
+def _bound(key: str, seed: int) -> int:
+    # The function that draws a scenario's requests cannot be sent to another process; its name can.
+    return bound_of(named(key), seed)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+Table = dict[str, dict[str, Row]]
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
+    """Name every number."""
+    figures: dict[str, float] = {}
+    for row in rows:
+        key = f"{row.policy}_{row.scenario.key}"
+        figures[f"{key}_goodput_pct"] = row.points
+        if row.scenario.bound:
+            figures[f"{key}_bound_share"] = row.mean("bound_share")
+        figures[f"{key}_p5_model_share"] = row.mean("p5_model_share")
+        for metric in ("p50_ms", "refusal_p50_ms", "refusal_p99_ms"):
+            figures[f"{key}_{metric}"] = row.mean(metric)
+        if row.scenario.group == "fig7_right":
+            figures[f"{key}_bc_rps"] = row.mean("batch_rps")
+        if row.scenario.group in ("azure", "scale"):
+            figures[f"{key}_late_per_million"] = row.per_million("late")
+            figures[f"{key}_cold_per_million"] = row.per_million("cold")
+    table = tabulate(rows)
+    for base in ("clockwork", "clockwork1ms"):
+        figures[f"worst_vs_{base}_points"] = worst_against(table, base)[0]
+    figures |= _latency(table) | _overload(table) | _figure_7(table)
+    for key, metric, name in (
+        ("fig5_slo10", "goodput_rps", "fig5_slo10_rps"),
+        ("fig5_slo10", "bound_rps", "fig5_slo10_bound_rps"),
+        ("zoo_zoo600_slo100", "bound_share", "zoo_share"),
+    ):
+        if key in table:
+            figures[name] = table[key]["edf_mh"].mean(metric)
+    for noise, name in (("noisy", "azure"), ("exact", "azure_exact")):
+        if azure := table.get(f"azure_x1_{noise}"):
+            row = azure["edf_mh"]
+            figures[f"{name}_late_per_million"] = row.per_million("late")
+            figures[f"{name}_requests"] = sum(outcome.arrived for outcome in row.outcomes)
+    return figures
+
+
+def tabulate(rows: Sequence[Row]) -> Table:
+    """By scenario, then by policy."""
+    table: Table = {}
+    for row in rows:
+        table.setdefault(row.scenario.key, {})[row.policy] = row
+    return table
+
+
+def worst_against(table: Table, base: str) -> tuple[float, str]:
+    """The most negative difference of `edf_mh` to another policy, in points, and its scenario."""
+    return min((row["edf_mh"].points - row[base].points, key) for key, row in table.items())
+
+
+def slowest_against(table: Table) -> list[tuple[float, str, bool]]:
+    """Median latency as a multiple of `clockwork`'s where GPUs and PCIe are idle for much of the time.
+
+    Returns:
+        By scenario, largest first: the multiple, the scenario, and whether both policies answer all
+        but one in a hundred. Where they do not, each has its own set of answers.
+    """
+    found = []
+    for key, row in table.items():
+        clockwork, ours = row["clockwork"], row["edf_mh"]
+        if clockwork.mean("utilisation") < LOW_UTILISATION and clockwork.mean("p50_ms"):
+            ratio = ours.mean("p50_ms") / clockwork.mean("p50_ms")
+            alike = min(ours.mean("share"), clockwork.mean("share")) >= SATISFIED
+            found.append((ratio, key, alike))
+    return sorted(found, reverse=True)
+
+
+def _latency(table: Table) -> dict[str, float]:
+    found = slowest_against(table)
+    alike = [ratio for ratio, _, alike in found if alike]
+    figures = {}
+    if found:
+        figures["p50_ratio_max_at_low_utilisation"] = found[0][0]
+        figures["p50_ratio_mean_at_low_utilisation"] = mean(ratio for ratio, _, _ in found)
+    if alike:
+        figures["p50_ratio_max_at_low_utilisation_all_answered"] = alike[0]
+    return figures
+
+
+def _overload(table: Table) -> dict[str, float]:
+    overload = [row for row in table.values() if row["edf_mh"].scenario.group == "overload"]
+    if not overload:
+        return {}
+    # The overload under which `clockwork` gives the 5th-percentile model least.
+    worst = min(overload, key=lambda row: row["clockwork"].mean("p5_model_share"))
+    p5_share = worst["edf_mh"].mean("p5_model_share")
+    p5_bound = worst["edf_mh"].mean("bound") / worst["edf_mh"].mean("arrived")
+    return {
+        "overload_share_min": min(row["edf_mh"].mean("bound_share") for row in overload),
+        "p5_model_share": p5_share,
+        "p5_model_share_bound": p5_bound,
+        "p5_model_share_of_bound": p5_share / p5_bound,
+        "clockwork_p5_model_share": worst["clockwork"].mean("p5_model_share"),
+        "worst_model_of_mean": min(
+            outcome.worst_model_share / outcome.share
+            for row in overload
+            for outcome in row["edf_mh"].outcomes
+        ),
+    }
+
+
+def _figure_7(table: Table) -> dict[str, float]:
+    figures = {}
+    for policy, prefix in (("clockwork", "clockwork_"), ("edf_mh", "")):
+        shares = [
+            row[policy].points / 100
+            for key, row in table.items()
+            if key.startswith("fig7_left_n12_r2400_")
+        ]
+        multiple = lowest_multiple(shares)
+        if multiple is not None:
+            figures[f"{prefix}fig7_left_multiple"] = multiple
+    if row := table.get("fig7_right_m12c16_x3.38"):
+        figures["fig7_right_ls_pct"] = row["edf_mh"].points
+        figures["fig7_right_bc_rps"] = row["edf_mh"].mean("batch_rps")
+    # Batch clients' throughput where both policies keep the other requests in time.
+    ratios = [
+        row["edf_mh"].mean("batch_rps") / row["clockwork"].mean("batch_rps")
+        for key, row in table.items()
+        if key.startswith("fig7_right_")
+        and row["clockwork"].mean("batch_rps")
+        and min(row[policy].points for policy in ("clockwork", "edf_mh")) >= 100 * SATISFIED
+    ]
+    if ratios:
+        figures["fig7_right_bc_ratio_min"] = min(ratios)
+    return figures
+
+
+def time_core(policy: str) -> dict[str, float]:
+    """Cost per request on the largest case, by `bench_core`."""
+    setting = bench_core.SETTINGS["4026x20"]()
+    runs = [bench_core.run_case(setting, seed, policy) for seed in range(bench_core.REPEATS)]
+    prefix = "" if policy == "edf_mh" else f"{policy}_"
+    return {
+        f"{prefix}core_us_4026x20": median(run.us_per_request for run in runs),
+        f"{prefix}core_us_4026x20_min": min(run.us_per_request for run in runs),
+        f"{prefix}core_us_p999_4026x20": median(run.us_p999 for run in runs),
+    }
+
+
+# --- aims -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """A bound that a figure has to keep for `edf_mh` to become the default."""
+
+    key: str
+    least: float | None = None
+    most: float | None = None
+    #: The known reason why the aim is missed, if it is.
+    obstacle: str = ""
+
+    def judged(self, figure: float) -> dict[str, Any]:
+        """The aim beside the measured figure."""
+        met = (self.least is None or figure >= self.least) and (
+            self.most is None or figure <= self.most
+        )
+        return {
+            **{name: limit for name, limit in self._limits.items() if limit is not None},
+            "measured": figure,
+            "met": met,
+            **({} if met or not self.obstacle else {"obstacle": self.obstacle}),
+        }
+
+    @property
+    def _limits(self) -> dict[str, float | None]:
+        return {"least": self.least, "most": self.most}
+
+
+AIMS = (
+    Criterion("worst_vs_clockwork_points", least=-0.2),
+    # One or the other of 137 medians is a little longer by chance; on average none is.
+    Criterion("p50_ratio_max_at_low_utilisation", most=1.1),
+    Criterion("p50_ratio_mean_at_low_utilisation", most=1.0),
+    # The bound takes each request to be in the best batch that its neighbours allow, as if whoever decides knew
+    # them before they come. Nobody reaches it; without fairness the policy comes to 0.95.
+    Criterion("overload_share_min", least=0.92),
+    # A batch of 8 takes 9.78 of the 10 ms, so batches of 4 are the densest that can be back in time: 4 in 5.88 ms
+    # is 680 r/s, and 99 % of it is asked for. The bound (fig5_slo10_bound_rps) has batches of 8.
+    Criterion("fig5_slo10_rps", least=673),
+    Criterion("fig7_left_multiple", most=3.4),
+    Criterion("fig7_right_ls_pct", least=97),
+    Criterion(
+        "fig7_right_bc_rps",
+        least=3000,
+        obstacle="a GPU more for batch clients costs more of the others' requests than are allowed to miss",
+    ),
+    Criterion("zoo_share", least=0.85),
+    # The model that is served least but for a twentieth, beside what all at once could have.
+    Criterion("p5_model_share_of_bound", least=0.85),
+    Criterion("azure_exact_late_per_million", most=0),
+    Criterion("azure_late_per_million", most=10),
+    Criterion("core_us_4026x20", most=25),
+    Criterion("core_us_p999_4026x20", most=1000),
+)
+
+
+def judge(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Judge every aim whose figure was measured."""
+    return {aim.key: aim.judged(figures[aim.key]) for aim in AIMS if aim.key in figures}
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
+    """Measure everything and write `edf_mh.json` and `edf_mh.csv`."""
+    contenders = [Contender(name=name, config=POLICIES[name]) for name in COMPARED]
+    rows = run_all(setting.scenarios, contenders, setting)
+    figures, table = figures_of(rows), tabulate(rows)
+    write_table(rows, directory / "edf_mh.csv")
+    groups = {row.scenario.group for row in rows}
+    of_scenarios = tuple(f"{policy}_{group}_" for policy in COMPARED for group in groups)
+    for key, value in figures.items():
+        if not key.startswith(of_scenarios):
+            print(f"{key}: {value:.4g}")
+    write_results(
+        "edf_mh",
+        figures,
+        command=f"{_COMMAND} --no-cost",
+        seeds=setting.seeds,
+        extra={
+            "aims": judge(figures),
+            "worst_scenario": {
+                base: worst_against(table, base)[1] for base in ("clockwork", "clockwork1ms")
+            },
+            "slowest_scenarios": [key for _, key, _ in slowest_against(table)[:3]],
+        },
+        directory=directory,
+    )
+    if setting.cost:
+        add_cost(directory)
+    return rows
+
+
+def add_cost(directory: Path = RESULTS) -> None:
+    """Time the core and put what it costs into `edf_mh.json`."""
+    figures = time_core("clockwork") | time_core("edf_mh")
+    for key, value in figures.items():
+        print(f"{key}: {value:.4g}")
+    add_results(
+        "edf_mh",
+        figures,
+        part="cost",
+        command=f"{_COMMAND} --cost",
+        extra={"aims": judge(figures)},
+        directory=directory,
+    )
+
+
+def write_table(rows: Sequence[Row], target: Path) -> None:
+    """A line per scenario, policy and seed."""
+    columns = (
+        "arrived",
+        "answered",
+        "bound",
+        "late",
+        "cold",
+        "p5_model_share",
+        "worst_model_share",
+        "p50_ms",
+        "refusal_p50_ms",
+        "refusal_p99_ms",
+        "batch_rps",
+        "exec_busy",
+        "load_busy",
+        "mean_batch_size",
+    )
+    write_csv(
+        target,
+        ["group", "scenario", "policy", "run", *columns],
+        [
+            (
+                row.scenario.group,
+                row.scenario.name,
+                row.policy,
+                number,
+                *(
+                    "" if getattr(outcome, name) == -1 else getattr(outcome, name)
+                    for name in columns
+                ),
+            )
+            for row in rows
+            for number, outcome in enumerate(row.outcomes)
+        ],
+    )
+
+
+def main() -> None:
+    """Produce the table."""
+    parser = argparse.ArgumentParser(description="edf_mh beside clockwork.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(Setting().seeds))
+    parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="scenarios")
+    parser.add_argument("--processes", type=int, help="runs at a time (one per core)")
+    cost = parser.add_mutually_exclusive_group()
+    cost.add_argument("--no-cost", action="store_true", help="do not time the core")
+    cost.add_argument("--cost", action="store_true", help="time the core, and nothing else")
+    options = parser.parse_args()
+    if options.cost:
+        add_cost()
+        return
+    setting = Setting(
+        seeds=tuple(options.seeds),
+        only=tuple(options.only),
+        processes=options.processes,
+        cost=not options.no_cost,
+    )
+    produce(setting)
+
+
+if __name__ == "__main__":
+    main()

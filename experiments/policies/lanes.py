@@ -1,0 +1,246 @@
+"""What Clockwright does, in a tenth of a second: requests above, the lanes of the GPU that answers them below.
+
+A simulated GPU (Table 1 of Clockwork's paper) with pages for two of three models, and requests at
+times chosen so that everything happens once: a model that is not resident is asked for, loaded and run;
+requests that wait for the same model become one batch; what cannot be in time is refused.
+What runs when is the scheduler's decision, as it is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clockwright.units import NS_PER_MS, ModelId
+from controller.telemetry import OK, Telemetry
+from experiments.results_file import RESULTS, write_results
+from experiments.simulator import Case, Cluster, HostedModel, run
+from experiments.study.report import picture
+from modelzoo.profile import load_profile
+from traces.arrivals import Recorded, Workload
+
+#: Names in the picture, and rows of Table 1.
+MODELS = {"A": "resnet50_v1b", "B": "densenet161", "C": "inceptionv3"}
+#: The weights of two models fit.
+NUM_PAGES = 14
+#: Arrival, model and SLO of each request; ms. The two before `BEGIN_MS` make A and B resident.
+REQUESTS = (
+    (0, "A", 100), (10, "B", 100), (105, "B", 25),
+    (106, "A", 25), (106.5, "A", 30), (107, "A", 25), (107.5, "A", 25),
+    (117, "A", 20), (119, "C", 35), (121, "C", 14), (123, "C", 35), (124, "A", 20), (125, "C", 40),
+    (135, "A", 20), (142, "A", 25), (146, "A", 20), (150, "B", 35), (154, "A", 20), (157, "C", 25),
+    (158, "C", 30), (165, "A", 15), (168, "B", 10),
+)  # fmt: skip
+BEGIN_MS, END_MS = 100, 200
+# Okabe and Ito chose these colours so that colour-blind readers tell them apart.
+_COLOURS = {"A": "#0072B2", "B": "#E69F00", "C": "#009E73"}
+_REFUSED = "#D55E00"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request; ms from the begin of the picture."""
+
+    model: str
+    arrival_ms: float
+    deadline_ms: float
+    departure_ms: float
+    outcome: str
+    #: The Infer that answered it; -1: none.
+    action_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One action on its lane; ms from the begin of the picture."""
+
+    model: str
+    lane: str
+    action_id: int
+    batch_size: int
+    num_requests: int
+    begin_ms: float
+    end_ms: float
+
+
+def simulate() -> tuple[list[Asked], list[Ran]]:
+    """Run the case; returns requests in order of arrival, and actions in order of begin."""
+    profile = load_profile("table1")
+    models = tuple(HostedModel(ModelId(n), profile.row_for(row)) for n, row in MODELS.items())
+    names = list(MODELS)
+    sources = tuple(
+        Recorded(
+            times_ns=np.array(
+                [round(at * NS_PER_MS) for at, _, of in REQUESTS if of == slo_ms], np.int64
+            ),
+            models=np.array([names.index(n) for _, n, of in REQUESTS if of == slo_ms], np.int64),
+            slo_ns=slo_ms * NS_PER_MS,
+            end_ns=END_MS * NS_PER_MS,
+        )
+        for slo_ms in sorted({slo_ms for *_, slo_ms in REQUESTS})
+    )
+    telemetry = Telemetry()
+    run(
+        Case(
+            workload=Workload(models=tuple(model.model_id for model in models), sources=sources),
+            cluster=Cluster(models=models, num_pages=NUM_PAGES),
+            duration_ns=END_MS * NS_PER_MS,
+        ),
+        telemetry=telemetry,
+    )
+    asked = [
+        Asked(
+            model=row.model_id,
+            arrival_ms=_ms(row.arrival_ns),
+            deadline_ms=_ms(row.arrival_ns + row.slo_ns),
+            departure_ms=_ms(row.departure_ns),
+            outcome=row.outcome,
+            action_id=-1 if row.action_id is None else int(row.action_id),
+        )
+        for row in telemetry.requests
+    ]
+    ran = [
+        Ran(
+            model=row.model_id,
+            lane=lane,
+            action_id=int(row.action_id),
+            batch_size=row.batch_size,
+            num_requests=row.num_requests,
+            begin_ms=_ms(step.begin_ns),
+            end_ms=_ms(step.end_ns),
+        )
+        for row in telemetry.actions
+        for lane, step in (("LOAD", row.load), ("INFER", row.exec))
+        if step is not None
+    ]
+    return (
+        sorted((a for a in asked if a.arrival_ms >= 0), key=lambda a: a.arrival_ms),
+        sorted((r for r in ran if r.begin_ms >= 0), key=lambda r: r.begin_ms),
+    )
+
+
+def _ms(time_ns: int) -> float:
+    return round(time_ns / NS_PER_MS - BEGIN_MS, 3)
+
+
+def produce(directory: Path = RESULTS) -> None:
+    """Simulate and write `lanes.json` and `lanes.png`."""
+    asked, ran = simulate()
+    draw(asked, ran, directory / "lanes.png")
+    answered = [request for request in asked if request.outcome == OK]
+    write_results(
+        "lanes",
+        {
+            "num_requests": len(asked),
+            "num_answered": len(answered),
+            "num_refused": len(asked) - len(answered),
+            "num_loads": sum(action.lane == "LOAD" for action in ran),
+            "num_infers": sum(action.lane == "INFER" for action in ran),
+            "least_slack_ms": min(r.deadline_ms - r.departure_ms for r in answered),
+        },
+        command="python -m experiments lanes",
+        extra={
+            "models": MODELS,
+            "requests": [asdict(request) for request in asked],
+            "actions": [asdict(action) for action in ran],
+        },
+        directory=directory,
+    )
+
+
+def draw(asked: Sequence[Asked], ran: Sequence[Ran], target: Path) -> None:
+    """Requests from arrival to deadline, a line each; below, the lanes of the GPU."""
+    with picture(target, 2, 1, size=(10, 6.6), share_x=True) as grid:
+        above, below = grid[:, 0]
+        above.get_gridspec().set_height_ratios([2.6, 1])
+        for place, request in enumerate(asked):
+            _draw_request(above, place, request)
+        first = asked[0]
+        for at_ms, text in (
+            (first.arrival_ms, "asked"),
+            (first.departure_ms, "answered"),
+            (first.deadline_ms, "deadline"),
+        ):
+            above.annotate(
+                text,
+                (at_ms, 0),
+                (0, 10),
+                textcoords="offset points",
+                fontsize=12,
+                color="#444444",
+                ha="right" if at_ms == first.arrival_ms else "center",
+            )
+        above.set_ylim(len(asked), -1.8)
+        above.set_yticks([])
+        above.set_ylabel("requests for models A, B, C", fontsize=14)
+        above.set_title(
+            "Every request is answered before its deadline, or refused before it",
+            fontsize=15, loc="left", fontweight="bold",
+        )  # fmt: skip
+        for action in ran:
+            _draw_action(below, action)
+        below.set_ylim(1.55, -0.55)
+        below.set_yticks([0, 1], ["LOAD\nweights", "INFER"], fontsize=13)
+        below.tick_params(axis="x", labelsize=13)
+        below.set_xlim(0, END_MS - BEGIN_MS)
+        below.set_xlabel("ms", fontsize=14)
+        below.set_title(
+            "what the GPU does meanwhile (x4: four requests in one batch)", fontsize=13, loc="left"
+        )
+        for axes in (above, below):
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+            axes.grid(axis="x", color="#e5e5e5")
+            axes.set_axisbelow(True)
+
+
+def _draw_request(axes: Any, place: int, request: Asked) -> None:  # noqa: ANN401
+    colour = _COLOURS[request.model]
+    refused = request.outcome != OK
+    axes.plot(
+        [request.arrival_ms, request.deadline_ms], [place, place], color=colour, lw=1.2, alpha=0.6
+    )
+    axes.plot([request.deadline_ms], [place], marker="|", ms=13, mew=2.5, color="black")
+    axes.plot(
+        [request.arrival_ms, request.departure_ms], [place, place],
+        color="#bbbbbb" if refused else colour, lw=7, solid_capstyle="butt",
+    )  # fmt: skip
+    if refused:
+        axes.plot([request.departure_ms], [place], marker="X", ms=13, color=_REFUSED)
+        # At the right end there is no room for a label behind the deadline.
+        left = request.deadline_ms > 0.6 * (END_MS - BEGIN_MS)
+        axes.annotate(
+            f"refused {request.deadline_ms - request.departure_ms:.0f} ms early: {request.outcome}",
+            (request.arrival_ms if left else request.deadline_ms, place),
+            (-28 if left else 8, -5), textcoords="offset points", ha="right" if left else "left",
+            fontsize=13, color=_REFUSED, fontweight="bold",
+        )  # fmt: skip
+    axes.annotate(
+        request.model, (request.arrival_ms, place), (-7, -5), textcoords="offset points",
+        ha="right", fontsize=13, color=colour, fontweight="bold",
+    )  # fmt: skip
+
+
+def _draw_action(axes: Any, action: Ran) -> None:  # noqa: ANN401
+    lane = 0 if action.lane == "LOAD" else 1
+    width = action.end_ms - action.begin_ms
+    colour = _COLOURS[action.model]
+    axes.barh(lane, width, left=action.begin_ms, height=0.7, color=colour, edgecolor="white")
+    text = f"load {action.model}" if lane == 0 else f"x{action.num_requests}"
+    axes.text(
+        action.begin_ms + width / 2, lane, text, ha="center", va="center", fontsize=12,
+        color="black" if action.model == "B" else "white", fontweight="bold",
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Produce the picture."""
+    produce()
+
+
+if __name__ == "__main__":
+    main()

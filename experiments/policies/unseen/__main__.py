@@ -1,0 +1,384 @@
+"""Every policy on workloads and faults that nobody tuned to: `unseen.csv` and `unseen.json`.
+
+Each part's figure is that of its worst family, the mean of the seeds. A share is goodput beside what is
+possible: beside the same load without the fault where there is a fault, else beside the bound.
+
+Differences between policies are in points of the requests asked. In floods, beside large closed loops and where
+popular models ask for more than all can have, isolation gives time to the small that would have answered more of
+the large. There only the answers of the innocent, or of the small, are compared (`Family.compared`). What this
+costs in all answers is seen beside it: `edf_mh` with isolation off is compared by all answers in every family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from statistics import mean
+
+from experiments.policies import unseen
+from experiments.policies.unseen.family import Family
+from experiments.policies.unseen.outcomes import (
+    COMPARED,
+    WITHOUT_ISOLATION,
+    FamilyOutcome,
+    bound_of,
+    measure,
+)
+from experiments.results_file import RESULTS, write_results
+from experiments.study.report import write_csv
+
+#: Every module beside this one that has families.
+MODULES = tuple(
+    module
+    for name in sorted(found.name for found in iter_modules(unseen.__path__))
+    if name != "__main__"
+    for module in (import_module(f"{unseen.__name__}.{name}"),)
+    if hasattr(module, "FAMILIES")
+)
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for module in MODULES for family in module.FAMILIES
+}
+
+#: The policy that is judged.
+JUDGED = "edf_mh"
+SEEDS = (1, 2, 3)
+_COMMAND = "python -m experiments unseen"
+
+# Parts whose figure is the worst family's share of what is possible.
+_SHARES = {
+    "spikes": "spikes_share",
+    "links": "links_share",
+    "thin_links": "thin_links_share",
+    "profiles": "profiles_share",
+    "flood": "flood_innocent_share",
+    "timers": "timers_share",
+    "averse": "averse_bound_share",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One policy under one family: an outcome per seed."""
+
+    family: Family
+    policy: str
+    outcomes: tuple[FamilyOutcome, ...]
+    #: The same seeds without the fault, of the judged policy; empty where there is none.
+    without: tuple[FamilyOutcome, ...]
+    #: By seed; -1: none is known.
+    bounds: tuple[int, ...]
+    #: Who asks without the fault, too: tenants, or else models.
+    innocent: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> float:
+        """Goodput of those whom the family compares, in percent of what they asked, the mean of the seeds."""
+        if self.family.compared == "all":
+            return self.points_of_all
+        if self.family.compared == "innocent":
+            return 100 * self.mean(lambda outcome: outcome.share_of(self.innocent))
+        return 100 * self.mean(lambda outcome: outcome.share_of(outcome.small))
+
+    @property
+    def points_of_all(self) -> float:
+        """Goodput in percent of what was asked, the mean of the seeds.
+
+        In percent of the bound where clients wait for their answers: there a refusal makes them ask more.
+        """
+        if self.family.bound == "rate" and self.possible_share is not None:
+            return 100 * self.possible_share
+        return 100 * self.mean(lambda outcome: outcome.share)
+
+    @property
+    def possible_share(self) -> float | None:
+        """Goodput beside what is possible; None where that is not known."""
+        if self.without:
+            return mean(
+                _ratio(outcome.share_of(names), sound.share_of(names))
+                for outcome, sound in zip(self.outcomes, self.without, strict=True)
+                for names in (list(sound.asked_by),)
+            )
+        if min(self.bounds) < 0:
+            return None
+        return mean(
+            _ratio(outcome.answered, bound)
+            for outcome, bound in zip(self.outcomes, self.bounds, strict=True)
+        )
+
+    def mean(self, value: Callable[[FamilyOutcome], float]) -> float:
+        """Mean of a value of the outcomes."""
+        return mean(map(value, self.outcomes))
+
+
+def _ratio(found: float, possible: float) -> float:
+    return found / possible if possible else 1.0
+
+
+# --- running ----------------------------------------------------------------------------------------
+
+
+def run_all(
+    families: Sequence[Family],
+    *,
+    policies: Sequence[str] = COMPARED,
+    seeds: Sequence[int] = SEEDS,
+    processes: int | None = None,
+) -> list[PolicyRow]:
+    """Measure every policy under every family, on so many processes; None: one per core."""
+    rows = []
+    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
+        bounds = {
+            (family.name, seed): pool.submit(_bound, family.name, seed)
+            for family in families
+            for seed in seeds
+        }
+        calls = {
+            (family.name, policy, seed, fault): pool.submit(
+                _measure, family.name, policy, seed, fault
+            )
+            for family in families
+            for policy in policies
+            for seed in seeds
+            for fault in (True, False)
+            if fault or _runs_without(family, policy)
+        }
+        for family in families:
+            for policy in policies:
+                row = _row(family, policy, seeds, calls, bounds)
+                rows.append(row)
+                share = row.possible_share
+                print(
+                    f"{family.part} {family.name} {policy}: {row.points:.2f} % answered"
+                    + ("" if share is None else f", {100 * share:.1f} % of what is possible")
+                    + f", {row.mean(lambda outcome: outcome.late):.0f} late"
+                    + f", {row.mean(lambda outcome: outcome.wall_s):.1f} s",
+                    flush=True,
+                )
+    return rows
+
+
+def _row(
+    family: Family,
+    policy: str,
+    seeds: Sequence[int],
+    calls: Mapping[tuple[str, str, int, bool], Future[FamilyOutcome]],
+    bounds: Mapping[tuple[str, int], Future[int]],
+) -> PolicyRow:
+    def outcomes(fault: bool) -> tuple[FamilyOutcome, ...]:
+        return tuple(calls[family.name, policy, seed, fault].result() for seed in seeds)
+
+    return PolicyRow(
+        family,
+        policy,
+        outcomes(True),
+        outcomes(False) if _runs_without(family, policy) else (),
+        tuple(bounds[family.name, seed].result() for seed in seeds),
+        _innocent(family),
+    )
+
+
+def _runs_without(family: Family, policy: str) -> bool:
+    return family.without is not None and policy == JUDGED
+
+
+def _innocent(family: Family) -> tuple[str, ...]:
+    """Tenants, or models where requests carry none, that ask without the fault."""
+    if family.without is None:
+        return ()
+    workload = family.without(SEEDS[0]).workload
+    names = {workload.tenants[r.tenant] or workload.models[r.model] for r in workload}
+    return tuple(sorted(names))
+
+
+def _measure(name: str, policy: str, seed: int, fault: bool) -> FamilyOutcome:
+    return measure(FAMILIES[name], policy, seed, fault=fault)
+
+
+def _bound(name: str, seed: int) -> int:
+    return bound_of(FAMILIES[name], seed)
+
+
+# --- figures ----------------------------------------------------------------------------------------
+
+
+def differences(
+    rows: Iterable[PolicyRow],
+    judged: str = JUDGED,
+    points: Callable[[PolicyRow], float] | None = None,
+) -> dict[str, tuple[float, str]]:
+    """By family: points between the judged policy and the best of the others, and who that is.
+
+    Args:
+        rows: of all policies.
+        judged: `edf_mh`, with isolation or without; neither is one of the others.
+        points: of a row; None: of those whom its family compares.
+    """
+    points = points or (lambda row: row.points)
+    by_family: dict[str, dict[str, PolicyRow]] = {}
+    for row in rows:
+        by_family.setdefault(row.family.name, {})[row.policy] = row
+    found = {}
+    for name, policies in by_family.items():
+        others = [row for name, row in policies.items() if name not in (JUDGED, WITHOUT_ISOLATION)]
+        if judged in policies and others:
+            best = max(others, key=points)
+            found[name] = (points(policies[judged]) - points(best), best.policy)
+    return found
+
+
+def figures_of(rows: Sequence[PolicyRow]) -> dict[str, float]:
+    """What is held against the aims, of the parts that were run."""
+    judged = [row for row in rows if row.policy == JUDGED]
+
+    def of(part: str) -> list[PolicyRow]:
+        return [row for row in judged if row.family.part == part]
+
+    figures: dict[str, float] = {}
+    for part, key in _SHARES.items():
+        shares = [share for row in of(part) if (share := row.possible_share) is not None]
+        if shares:
+            figures[key] = min(shares)
+    if points := differences(rows):
+        figures["worst_vs_best_policy_points"] = min(pair[0] for pair in points.values())
+        figures["mean_vs_best_policy_points"] = mean(pair[0] for pair in points.values())
+    if points := differences(rows, WITHOUT_ISOLATION, lambda row: row.points_of_all):
+        key = "worst_vs_best_policy_points_isolation_0"
+        figures[key] = min(pair[0] for pair in points.values())
+    for row in of("refusals"):
+        if row.family.name.startswith("burst"):
+            for outcome, bound in zip(row.outcomes, row.bounds, strict=True):
+                could = min(outcome.asked, bound) if bound >= 0 else outcome.asked
+                _worst(figures, "burst_wrong_refusals", max(0, could - outcome.answered))
+            continue
+        models = row.outcomes[0].num_models
+        for name in ("p50", "p99"):
+            share = row.mean(lambda outcome: getattr(outcome, f"refusal_{name}_share"))  # noqa: B023
+            _worst(figures, f"refusal_{name}_share_{models}", share)
+    for row in of("unlike"):
+        _worst(figures, "unlike_violated_pct", 100 - row.points)
+    return figures
+
+
+def _worst(figures: dict[str, float], key: str, value: float) -> None:
+    figures[key] = max(figures.get(key, value), value)
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def write_table(rows: Iterable[PolicyRow], seeds: Sequence[int], target: Path) -> None:
+    """A line per family, policy and seed; a second one where a family was run without its fault, too."""
+    numbers = (
+        "asked",
+        "answered",
+        "share",
+        "late",
+        "refusal_p50_share",
+        "refusal_p99_share",
+        "p50_ms",
+        "p99_ms",
+    )
+    lines = []
+    for row in rows:
+        for fault, outcomes in ((True, row.outcomes), (False, row.without)):
+            for seed, bound, outcome in zip(seeds, row.bounds, outcomes, strict=False):
+                refused = " ".join(f"{reason}:{count}" for reason, count in outcome.refused.items())
+                lines.append(
+                    (
+                        row.family.part,
+                        row.family.name,
+                        "yes" if fault else "no",
+                        row.policy,
+                        seed,
+                        *(getattr(outcome, name) for name in numbers),
+                        bound if fault and bound >= 0 else "",
+                        refused,
+                    )
+                )
+    columns = ["part", "family", "fault", "policy", "seed", *numbers, "bound", "refused"]
+    write_csv(target, columns, lines)
+
+
+def produce(
+    families: Sequence[Family],
+    *,
+    policies: Sequence[str] = COMPARED,
+    seeds: Sequence[int] = SEEDS,
+    processes: int | None = None,
+    directory: Path = RESULTS,
+) -> list[PolicyRow]:
+    """Measure, and write `unseen.csv` and `unseen.json`."""
+    rows = run_all(families, policies=policies, seeds=seeds, processes=processes)
+    figures, points = figures_of(rows), differences(rows)
+    by_family = {
+        family.name: sum(
+            outcome.wall_s
+            for row in rows
+            if row.family is family
+            for outcome in (*row.outcomes, *row.without)
+        )
+        for family in families
+    }
+    longest = sorted(by_family.items(), key=lambda item: -item[1])[:10]
+    print(f"\n{sum(by_family.values()):.0f} s of simulation, most of it in:")
+    for name, wall_s in longest:
+        print(f"  {name}: {wall_s:.1f} s")
+    print("\nfamilies in which another policy answers more:")
+    for name, (difference, best) in sorted(points.items(), key=lambda item: item[1]):
+        if difference < 0:
+            print(f"  {name}: {difference:.2f} points beside {best}")
+    for key, value in figures.items():
+        print(f"{key}: {value:.4g}")
+    write_table(rows, seeds, directory / "unseen.csv")
+    write_results(
+        "unseen",
+        figures,
+        command=_COMMAND,
+        seeds=seeds,
+        extra={
+            "families": len(families),
+            "behind": {
+                name: {"points": round(difference, 3), "policy": best}
+                for name, (difference, best) in sorted(points.items(), key=lambda item: item[1])
+                if difference < 0
+            },
+        },
+        directory=directory,
+    )
+    return rows
+
+
+def main() -> None:
+    """Produce the table."""
+    parser = argparse.ArgumentParser(description="Every policy on unseen workloads and faults.")
+    parts = sorted({family.part for family in FAMILIES.values()})
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", choices=parts)
+    parser.add_argument("--families", nargs="+", default=[], metavar="NAME", choices=FAMILIES)
+    parser.add_argument("--policies", nargs="+", default=list(COMPARED), choices=COMPARED)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--processes", type=int, help="runs at a time (one per core)")
+    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the files go")
+    options = parser.parse_args()
+    families = [
+        family
+        for family in FAMILIES.values()
+        if (not options.only or family.part in options.only)
+        and (not options.families or family.name in options.families)
+    ]
+    produce(
+        families,
+        policies=options.policies,
+        seeds=options.seeds,
+        processes=options.processes,
+        directory=options.directory,
+    )
+
+
+if __name__ == "__main__":
+    main()

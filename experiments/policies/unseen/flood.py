@@ -1,0 +1,220 @@
+"""Floods: one client asks for far more than its share, beside others that ask for little.
+
+Who floods is told by the name: its tenant begins with `flood`, or, where requests carry no tenant, its models
+do. All others are innocent, and their answers are held against what they get in `without`, the same load
+without the flood. Rates are of ResNet50 on Table 1's GPU, which answers 380 r/s one by one and 980 r/s in
+batches of 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from experiments.policies.unseen.family import Family
+from experiments.simulator import Case, Cluster, HostedModel
+from modelzoo.profile import Noise, load_profile
+from traces.arrivals import Bursty, Poisson, Source, Workload
+
+_RESNET50 = load_profile("table1").row_for("resnet50_v1b")
+_NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
+_DURATION_NS = 4 * NS_PER_S
+#: Tenants of a client that makes up a new name for each request.
+_NUM_NAMES = 4000
+
+#: Makes the flood: from the positions of its models, of its tenants, and a seed.
+Flood = Callable[[Sequence[int], Sequence[int], int], Source]
+
+
+def _steady(rate_rps: float, slo_ms: float) -> Flood:
+    """Requests at random times."""
+    return lambda models, tenants, seed: Poisson(
+        models=models,
+        tenants=tenants,
+        rate_rps=rate_rps,
+        slo_ns=round(slo_ms * NS_PER_MS),
+        end_ns=_DURATION_NS,
+        seed=seed,
+    )
+
+
+def _in_bursts(rate_rps: float, slo_ms: float, burst_ms: int, pause_ms: int) -> Flood:
+    """Requests in bursts, and none between them."""
+    return lambda models, tenants, seed: Bursty(
+        models=models,
+        tenants=tenants,
+        rate_rps=rate_rps,
+        burst_ns=burst_ms * NS_PER_MS,
+        pause_ns=pause_ms * NS_PER_MS,
+        slo_ns=round(slo_ms * NS_PER_MS),
+        end_ns=_DURATION_NS,
+        seed=seed,
+    )
+
+
+def _family(
+    name: str,
+    flood: Flood,
+    *,
+    num_innocent: int,
+    innocent_rps: float,
+    slo_ms: float = 50,
+    shared_models: int = 0,
+    tenants: bool = True,
+    flood_models: int = 1,
+    flood_names: int = 1,
+    num_workers: int = 1,
+    num_pages: int = 1376,
+) -> Family:
+    """A flood beside innocent tenants.
+
+    Args:
+        name: the family's.
+        flood: its requests.
+        num_innocent: tenants, each with a model of its own where none are shared.
+        innocent_rps: what each of them asks for.
+        slo_ms: SLO of the innocent.
+        shared_models: models that all ask for, the flood too; 0: each has its own.
+        tenants: requests carry tenants; else only models tell them apart.
+        flood_models: models of the flood where none are shared.
+        flood_names: tenants of the flood.
+        num_workers: GPUs.
+        num_pages: pages of each.
+    """
+
+    def case(seed: int, *, flooded: bool) -> Case:
+        if shared_models:
+            names = [f"shared-{number}" for number in range(shared_models)]
+            own = [tuple(range(shared_models))] * num_innocent
+            floods = tuple(range(shared_models))
+        else:
+            names = [f"innocent-{number}" for number in range(num_innocent)]
+            names += [f"flood-{number}" for number in range(flood_models)]
+            own = [(number,) for number in range(num_innocent)]
+            floods = tuple(range(num_innocent, len(names)))
+        people = [f"innocent-{number}" for number in range(num_innocent)]
+        people += [f"flood-{number}" for number in range(flood_names)]
+        sources: list[Source] = [
+            Poisson(
+                models=own[number],
+                tenants=(number + 1,) if tenants else (0,),
+                rate_rps=innocent_rps,
+                slo_ns=round(slo_ms * NS_PER_MS),
+                end_ns=_DURATION_NS,
+                seed=1000 * seed + number,
+            )
+            for number in range(num_innocent)
+        ]
+        if flooded:
+            first = num_innocent + 1
+            who = range(first, first + flood_names) if tenants else (0,)
+            sources.append(flood(floods, who, 1000 * seed + 999))
+        models = tuple(HostedModel(ModelId(model), _RESNET50) for model in names)
+        return Case(
+            workload=Workload(
+                models=tuple(names),
+                tenants=("", *people) if tenants else ("",),
+                sources=tuple(sources),
+            ),
+            cluster=Cluster(
+                models=models, num_workers=num_workers, num_pages=num_pages, noise=_NOISE
+            ),
+            duration_ns=_DURATION_NS,
+            seed=seed,
+        )
+
+    return Family(
+        name=name,
+        part="flood",
+        case=lambda seed: case(seed, flooded=True),
+        without=lambda seed: case(seed, flooded=False),
+        compared="innocent",
+    )
+
+
+FAMILIES: tuple[Family, ...] = (
+    # One model each, told apart by the model, by the tenant; then one model for all.
+    _family("flood_model", _steady(2500, 50), num_innocent=8, innocent_rps=75, tenants=False),
+    _family("flood_tenant", _steady(2500, 50), num_innocent=8, innocent_rps=75),
+    _family("flood_shared", _steady(2500, 50), num_innocent=8, innocent_rps=75, shared_models=1),
+    _family(
+        "flood_shared_3",
+        _steady(1800, 40),
+        num_innocent=5,
+        innocent_rps=60,
+        slo_ms=40,
+        shared_models=3,
+    ),
+    # The flood's SLO is longer, or shorter: deadline order alone serves it last, or first.
+    _family(
+        "flood_shared_patient", _steady(2500, 250), num_innocent=8, innocent_rps=75, shared_models=1
+    ),
+    _family(
+        "flood_shared_urgent", _steady(2500, 15), num_innocent=8, innocent_rps=75, shared_models=1
+    ),
+    _family("flood_urgent", _steady(2500, 15), num_innocent=8, innocent_rps=60),
+    # It comes in bursts, each longer than the SLO, or shorter.
+    _family(
+        "flood_bursts",
+        _in_bursts(6000, 60, 300, 400),
+        num_innocent=6,
+        innocent_rps=90,
+        slo_ms=60,
+        shared_models=1,
+    ),
+    _family(
+        "flood_short_bursts",
+        _in_bursts(9000, 60, 30, 70),
+        num_innocent=6,
+        innocent_rps=70,
+        slo_ms=60,
+        tenants=False,
+    ),
+    # Several GPUs.
+    _family(
+        "flood_gpus",
+        _steady(7000, 50),
+        num_innocent=12,
+        innocent_rps=120,
+        shared_models=4,
+        num_workers=4,
+    ),
+    _family(
+        "flood_models_gpus",
+        _steady(5000, 50),
+        num_innocent=20,
+        innocent_rps=50,
+        flood_models=3,
+        tenants=False,
+        num_workers=3,
+    ),
+    # What is asked cannot be in time: one by one takes 2.6 ms.
+    _family("flood_hopeless", _steady(4000, 2.5), num_innocent=8, innocent_rps=75, shared_models=1),
+    _family("flood_barely", _steady(3000, 5), num_innocent=8, innocent_rps=60, shared_models=1),
+    # Cold models of one tenant: 600 where 160 fit, beside 40 that others ask for now and then.
+    _family(
+        "flood_cold",
+        _steady(800, 100),
+        num_innocent=40,
+        innocent_rps=5,
+        slo_ms=100,
+        flood_models=600,
+        num_pages=1120,
+    ),
+    # A client that makes up a tenant for each request.
+    _family(
+        "flood_names",
+        _steady(2500, 50),
+        num_innocent=8,
+        innocent_rps=75,
+        flood_names=_NUM_NAMES,
+    ),
+    _family(
+        "flood_names_shared",
+        _steady(2500, 50),
+        num_innocent=8,
+        innocent_rps=75,
+        shared_models=1,
+        flood_names=_NUM_NAMES,
+    ),
+)

@@ -1,0 +1,257 @@
+"""Overload with many models, and bursts: what is refused is refused at once, and nothing that could be served.
+
+The families named `refusal_...` ask for more than the GPUs can do, and stay there. Those named `burst_...` bring
+everything in one instant to GPUs that are idle, no more than can be answered: each refusal is a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from experiments.policies.unseen.family import Family
+from experiments.simulator import Case, Cluster, HostedModel
+from experiments.simulator.case import copies_of
+from modelzoo.profile import Noise, load_profile
+from traces.arrivals import Poisson, Recorded, Source, Workload
+
+_NOISE = Noise(exec_sigma=0.003, load_sigma=0.01)
+
+
+def _resnets(count: int) -> tuple[HostedModel, ...]:
+    return copies_of(load_profile("table1").row_for("resnet50_v1b"), count)
+
+
+def _zoo(count: int, seed: int) -> tuple[HostedModel, ...]:
+    rows = list(load_profile("table1").rows.values())
+    picks = np.random.default_rng(seed).integers(len(rows), size=count)
+    return tuple(HostedModel(ModelId(f"m{i}"), rows[pick]) for i, pick in enumerate(picks))
+
+
+def _case(
+    models: tuple[HostedModel, ...],
+    sources: Sequence[Source],
+    seed: int,
+    *,
+    num_gpus: int,
+    duration_s: float,
+    num_pages: int = 1376,
+) -> Case:
+    return Case(
+        workload=Workload(models=tuple(m.model_id for m in models), sources=tuple(sources)),
+        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=_NOISE),
+        duration_ns=int(duration_s * NS_PER_S),
+        seed=seed,
+    )
+
+
+def _steady(
+    seed: int,
+    *,
+    num_models: int,
+    num_gpus: int,
+    rate_rps: float,
+    slos_ms: tuple[int, ...] = (100,),
+    duration_s: float = 3.0,
+    num_pages: int = 1376,
+    zipf: float = 0.0,
+    zoo: bool = False,
+) -> Case:
+    """Poisson arrivals at one rate; SLOs, where there are several, in each model alike."""
+    models = _zoo(num_models, seed) if zoo else _resnets(num_models)
+    popularity = 1.0 / np.arange(1, num_models + 1) ** zipf
+    popularity = np.random.default_rng(seed).permutation(popularity / popularity.sum())
+    end_ns = int(duration_s * NS_PER_S)
+    groups = [((*range(num_models),), 1.0)]
+    if zipf:
+        groups = [((model,), float(share)) for model, share in enumerate(popularity)]
+    sources = [
+        Poisson(
+            models=group,
+            rate_rps=rate_rps * share / len(slos_ms),
+            slo_ns=slo_ms * NS_PER_MS,
+            end_ns=end_ns,
+            seed=1000 * seed + number * len(slos_ms) + index,
+        )
+        for number, (group, share) in enumerate(groups)
+        for index, slo_ms in enumerate(slos_ms)
+    ]
+    return _case(
+        models, sources, seed, num_gpus=num_gpus, duration_s=duration_s, num_pages=num_pages
+    )
+
+
+def _flood(seed: int, *, calm_rps: float, flood_rps: float) -> Case:
+    """Eight models asked calmly, and a ninth that floods."""
+    end_ns = 3 * NS_PER_S
+    sources = [
+        Poisson(
+            models=(*range(8),), rate_rps=calm_rps, slo_ns=100 * NS_PER_MS, end_ns=end_ns, seed=seed
+        ),
+        Poisson(
+            models=(8,),
+            rate_rps=flood_rps,
+            slo_ns=100 * NS_PER_MS,
+            begin_ns=NS_PER_S // 2,
+            end_ns=end_ns,
+            seed=seed + 50,
+        ),
+    ]
+    return _case(_resnets(9), sources, seed, num_gpus=1, duration_s=3)
+
+
+def _step(seed: int, *, before_rps: float, after_rps: float, num_models: int) -> Case:
+    """A calm load that triples within an instant, and falls back."""
+    sources = [
+        Poisson(
+            models=(*range(num_models),),
+            rate_rps=rate_rps,
+            slo_ns=100 * NS_PER_MS,
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+            seed=seed + 50 * index,
+        )
+        for index, (rate_rps, begin_ns, end_ns) in enumerate(
+            (
+                (before_rps, 0, NS_PER_S),
+                (after_rps, NS_PER_S, 2 * NS_PER_S),
+                (before_rps, 2 * NS_PER_S, 3 * NS_PER_S),
+            )
+        )
+    ]
+    return _case(_resnets(num_models), sources, seed, num_gpus=2, duration_s=3)
+
+
+def _bursts(
+    seed: int, *, sizes: tuple[int, ...], num_gpus: int, period_ms: int, slo_ms: int, warm: bool
+) -> Case:
+    """As many requests per model as `sizes` says, in one instant; then a pause, ten times.
+
+    Warm: each model was asked for one at a time before.
+    """
+    begin_ns = NS_PER_S if warm else 0
+    times, models = [], []
+    for number in range(10 if warm else 1):
+        for model, size in enumerate(sizes):
+            times += [begin_ns + number * period_ms * NS_PER_MS] * size
+            models += [model] * size
+    end_ns = begin_ns + 10 * period_ms * NS_PER_MS
+    sources: list[Source] = [
+        Recorded(
+            times_ns=np.array(times, np.int64),
+            models=np.array(models),
+            slo_ns=slo_ms * NS_PER_MS,
+            end_ns=end_ns,
+        )
+    ]
+    if warm:
+        sources.append(
+            Poisson(
+                models=(*range(len(sizes)),),
+                rate_rps=20.0 * len(sizes),
+                slo_ns=100 * NS_PER_MS,
+                end_ns=begin_ns - 100 * NS_PER_MS,
+                seed=seed,
+            )
+        )
+    return _case(
+        _resnets(len(sizes)), sources, seed, num_gpus=num_gpus, duration_s=end_ns / NS_PER_S
+    )
+
+
+# Where some models ask for far more than others and not all can be served, isolation decides whom.
+_SHARED_OUT = ("refusal_flood", "refusal_zipf")
+
+#: ResNet50 answers 361 r/s one by one and 1,117 r/s in batches of 16 on one GPU of Table 1.
+FAMILIES: tuple[Family, ...] = tuple(
+    Family(
+        name=name,
+        part="refusals",
+        case=case,
+        bound=bound,
+        compared="small" if name in _SHARED_OUT else "all",
+    )
+    for name, bound, case in (
+        ("refusal_15", "density", partial(_steady, num_models=15, num_gpus=1, rate_rps=1500)),
+        ("refusal_600", "memory", partial(_steady, num_models=600, num_gpus=4, rate_rps=2200)),
+        ("refusal_600_cold", "memory", partial(_steady, num_models=600, num_gpus=2, rate_rps=1100)),
+        ("refusal_1", "density", partial(_steady, num_models=1, num_gpus=1, rate_rps=1700)),
+        ("refusal_4_deep", "density", partial(_steady, num_models=4, num_gpus=1, rate_rps=9000)),
+        ("refusal_15_light", "density", partial(_steady, num_models=15, num_gpus=1, rate_rps=880)),
+        ("refusal_15_deep", "density", partial(_steady, num_models=15, num_gpus=1, rate_rps=6000)),
+        ("refusal_15_six", "density", partial(_steady, num_models=15, num_gpus=6, rate_rps=10000)),
+        (
+            "refusal_4_twenty",
+            "density",
+            partial(_steady, num_models=4, num_gpus=20, rate_rps=30000, duration_s=1.0),
+        ),
+        ("refusal_100", "density", partial(_steady, num_models=100, num_gpus=2, rate_rps=1500)),
+        (
+            "refusal_slos",
+            "",
+            partial(_steady, num_models=15, num_gpus=1, rate_rps=1500, slos_ms=(25, 100)),
+        ),
+        (
+            "refusal_slos_wide",
+            "",
+            partial(_steady, num_models=15, num_gpus=1, rate_rps=1500, slos_ms=(50, 100, 1000)),
+        ),
+        (
+            "refusal_tight",
+            "density",
+            partial(_steady, num_models=15, num_gpus=2, rate_rps=1500, slos_ms=(25,)),
+        ),
+        (
+            "refusal_long",
+            "density",
+            partial(_steady, num_models=15, num_gpus=1, rate_rps=1800, slos_ms=(500,)),
+        ),
+        (
+            "refusal_zipf",
+            "memory",
+            partial(_steady, num_models=100, num_gpus=2, rate_rps=2600, zipf=1.0),
+        ),
+        (
+            "refusal_zoo",
+            "memory",
+            partial(_steady, num_models=40, num_gpus=2, rate_rps=1200, zoo=True),
+        ),
+        ("refusal_flood", "density", partial(_flood, calm_rps=300, flood_rps=2500)),
+        ("refusal_step", "density", partial(_step, before_rps=800, after_rps=3000, num_models=15)),
+        (
+            "burst_one",
+            "",
+            partial(_bursts, sizes=(90,), num_gpus=2, period_ms=200, slo_ms=100, warm=True),
+        ),
+        (
+            "burst_15",
+            "",
+            partial(_bursts, sizes=(4,) * 15, num_gpus=2, period_ms=200, slo_ms=100, warm=True),
+        ),
+        (
+            "burst_uneven",
+            "",
+            partial(
+                _bursts,
+                sizes=(40, 10, 5, 2, 1, 1),
+                num_gpus=1,
+                period_ms=200,
+                slo_ms=100,
+                warm=True,
+            ),
+        ),
+        (
+            "burst_cold",
+            "",
+            partial(_bursts, sizes=(90,), num_gpus=2, period_ms=200, slo_ms=100, warm=False),
+        ),
+        (
+            "burst_cold_six",
+            "",
+            partial(_bursts, sizes=(12,) * 6, num_gpus=2, period_ms=200, slo_ms=100, warm=False),
+        ),
+    )
+)

@@ -1,0 +1,216 @@
+"""Unlike devices: which kind of worker suits which model is a matter of relative speed.
+
+`unlike_nine` has nine families of models whose durations differ by kind in both directions on three kinds of
+worker, thirty in all; `unlike_nine_half` is the same at half the rate, `unlike_nine_deep` at 1.7 times, more than can be served;
+`unlike_two` has two kinds with opposite preferences, in bursts; `unlike_few` a small minority of fast cards that
+two models need; `unlike_sizes` a kind that is faster for single requests and slower for batches; `unlike_full`
+kinds whose memory holds one model; `unlike_factor` kinds that differ by one factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from experiments.policies.loads import NOISE
+from experiments.policies.unseen.family import Family
+from experiments.simulator import Case, Cluster, HostedModel, WorkerKind
+from modelzoo.profile import ProfileRow
+from traces.arrivals import Bursty, Poisson, Source, Workload
+
+#: Milliseconds of one request by kind, share of them that each further request of a batch adds; None: cannot run.
+Costs = Mapping[str, tuple[float, float] | None]
+
+# One family is ten times faster on processors than on either card, two run well on cards only, one of them
+# nowhere else.
+NINE: Mapping[str, Costs] = {
+    "mobile": {"processor": (2.6, 0.9), "card": (26, 0.4), "large card": (24, 0.4)},
+    "residual": {"processor": (30, 0.9), "card": (9, 0.3), "large card": (5, 0.3)},
+    "dense": {"processor": (60, 0.9), "card": (18, 0.3), "large card": (14, 0.3)},
+    "efficient": {"processor": (12, 0.9), "card": (14, 0.4), "large card": (10, 0.4)},
+    "plain": {"processor": (180, 0.9), "card": (12, 0.4), "large card": (6, 0.3)},
+    "detector": {"processor": (90, 0.9), "card": (15, 0.4), "large card": (11, 0.3)},
+    "reader": {"processor": (55, 0.9), "card": (20, 0.3), "large card": (7, 0.2)},
+    "writer": {"processor": None, "card": (60, 0.3), "large card": (22, 0.2)},
+    "translator": {"processor": (280, 0.9), "card": (25, 0.3), "large card": (16, 0.2)},
+}
+_SIZES = (1, 2, 4, 8)
+_LOAD_MS = 15
+
+
+def row_of(name: str, cost: tuple[float, float], *, sizes: Sequence[int] = _SIZES) -> ProfileRow:
+    """A profile's row: a batch of b takes the time of one, and the share of it for each further request."""
+    first_ms, share = cost
+    return ProfileRow(
+        name=name,
+        weights_bytes=100_000_000,
+        load_ns=_LOAD_MS * NS_PER_MS,
+        exec_ns={size: round(first_ms * (1 + share * (size - 1)) * NS_PER_MS) for size in sizes},
+    )
+
+
+def unlike(
+    seed: int,
+    costs: Mapping[str, Costs],
+    workers: Mapping[str, int],
+    rates_rps: Mapping[str, float],
+    *,
+    slo_ms: float,
+    bursty: bool = False,
+    copies: int = 1,
+    num_pages: int = 1376,
+    duration_ns: int = 5 * NS_PER_S,
+) -> Case:
+    """Models on kinds of worker.
+
+    Args:
+        seed: of the arrivals, and of the noise.
+        costs: by model, by kind.
+        workers: how many there are of each kind.
+        rates_rps: of each model, all copies together.
+        slo_ms: of every request.
+        bursty: each model is asked in bursts, so long as the pauses between; else at random.
+        copies: models of each sort.
+        num_pages: of each worker.
+        duration_ns: arrivals end here.
+    """
+    models: list[HostedModel] = []
+    sources: list[Source] = []
+    for number, (name, rate_rps) in enumerate(rates_rps.items()):
+        by_kind = costs[name]
+        row = row_of(name, next(cost for cost in by_kind.values() if cost is not None))
+        asked = range(len(models), len(models) + copies)
+        models += [HostedModel(ModelId(f"{name}-{copy}"), row) for copy in range(copies)]
+        common: dict[str, Any] = {
+            "models": asked,
+            "slo_ns": round(slo_ms * NS_PER_MS),
+            "end_ns": duration_ns,
+            "seed": seed * 1_000 + number,
+        }
+        if bursty:
+            length_ns = NS_PER_S // 4
+            sources.append(
+                Bursty(rate_rps=2 * rate_rps, burst_ns=length_ns, pause_ns=length_ns, **common)
+            )
+        else:
+            sources.append(Poisson(rate_rps=rate_rps, **common))
+    kinds = []
+    for kind, count in workers.items():
+        rows = {}
+        for name in rates_rps:
+            cost = costs[name][kind]
+            rows[name] = None if cost is None else row_of(name, cost)
+        kinds += [WorkerKind(name=kind, rows=rows)] * count
+    return Case(
+        workload=Workload(models=tuple(model.model_id for model in models), sources=tuple(sources)),
+        cluster=Cluster(
+            models=tuple(models),
+            num_workers=len(kinds),
+            kinds=tuple(kinds),
+            num_pages=num_pages,
+            noise=NOISE,
+        ),
+        duration_ns=duration_ns,
+        seed=seed,
+    )
+
+
+_TEN_EACH = {"processor": 10, "card": 10, "large card": 10}
+_NINE_RPS = {
+    "mobile": 800,
+    "residual": 500,
+    "dense": 250,
+    "efficient": 400,
+    "plain": 400,
+    "detector": 250,
+    "reader": 350,
+    "writer": 220,
+    "translator": 300,
+}
+
+
+def nine(seed: int, factor: float, *, duration_ns: int = 5 * NS_PER_S) -> Case:
+    """The nine families at a multiple of the rate."""
+    rates_rps = {name: factor * rate for name, rate in _NINE_RPS.items()}
+    return unlike(seed, NINE, _TEN_EACH, rates_rps, slo_ms=300, duration_ns=duration_ns)
+
+
+_OPPOSITE: Mapping[str, Costs] = {
+    "small": {"processor": (3, 0.9), "card": (15, 0.5)},
+    "tabular": {"processor": (2, 0.8), "card": (8, 0.5)},
+    "vision": {"processor": (40, 0.9), "card": (4, 0.3)},
+    "language": {"processor": (60, 0.9), "card": (8, 0.2)},
+}
+_SIZED: Mapping[str, Costs] = {
+    "a": {"quick": (3, 1.0), "wide": (8, 0.15)},
+    "b": {"quick": (4, 1.0), "wide": (6, 0.5)},
+    "c": {"quick": (3, 0.8), "wide": (9, 0.1)},
+}
+_FACTOR: Mapping[str, Costs] = {
+    name: {"card": (ms, 0.3), "slower card": (2.5 * ms, 0.3)}
+    for name, ms in (("a", 3), ("b", 5), ("c", 8), ("d", 4))
+}
+
+FAMILIES: tuple[Family, ...] = (
+    Family(name="unlike_nine", part="unlike", case=lambda seed: nine(seed, 1.5)),
+    Family(name="unlike_nine_half", part="unlike", case=lambda seed: nine(seed, 0.75)),
+    Family(
+        name="unlike_nine_deep",
+        part="kinds",
+        case=lambda seed: nine(seed, 2.6, duration_ns=4 * NS_PER_S),
+    ),
+    Family(
+        name="unlike_two",
+        part="kinds",
+        case=lambda seed: unlike(
+            seed,
+            _OPPOSITE,
+            {"processor": 6, "card": 4},
+            {"small": 900, "tabular": 900, "vision": 600, "language": 350},
+            slo_ms=100,
+            bursty=True,
+        ),
+    ),
+    Family(
+        name="unlike_few",
+        part="kinds",
+        case=lambda seed: unlike(
+            seed,
+            _OPPOSITE,
+            {"processor": 10, "card": 2},
+            {"small": 1800, "tabular": 1800, "vision": 350, "language": 220},
+            slo_ms=100,
+        ),
+    ),
+    Family(
+        name="unlike_sizes",
+        part="kinds",
+        case=lambda seed: unlike(
+            seed, _SIZED, {"quick": 4, "wide": 4}, {"a": 900, "b": 700, "c": 900}, slo_ms=60
+        ),
+    ),
+    Family(
+        name="unlike_full",
+        part="kinds",
+        case=lambda seed: unlike(
+            seed,
+            NINE,
+            _TEN_EACH,
+            {name: rate / 4 for name, rate in _NINE_RPS.items()},
+            slo_ms=300,
+            num_pages=7,
+        ),
+    ),
+    Family(
+        name="unlike_factor",
+        part="kinds",
+        case=lambda seed: unlike(
+            seed,
+            _FACTOR,
+            {"card": 3, "slower card": 3},
+            {"a": 500, "b": 400, "c": 200, "d": 500},
+            slo_ms=40,
+        ),
+    ),
+)

@@ -1,0 +1,311 @@
+"""Write `experiments/results/README.md`: all that was measured, beside what the papers say, from the records.
+
+The words are in `results_page.md`, beside this file; every number there is a field that names a record and a
+key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. A paragraph that names
+a record of `LATER` is left out while there is none. Fields without a
+format are whole tables, which this module makes. `make results-page` writes the page anew after a record
+has changed; a test compares what is committed with what would be written.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from experiments.__main__ import called
+from experiments.results_file import RESULTS
+
+#: Records that need hours on a machine with nothing else to do.
+LATER = ("fig8_live", "endurance", "costs")
+
+TEMPLATE = Path(__file__).with_suffix(".md")
+PAGE = RESULTS / "README.md"
+
+
+class Figure(float):
+    """A number of a record, with two formats more.
+
+    `p1` gives a share in percent with one digit. `most2` rounds up to two significant digits, for a sentence
+    that says "at most".
+    """
+
+    @override
+    def __format__(self, spec: str) -> str:
+        if spec.startswith("p"):
+            return f"{100 * self:.{spec[1:]}f}"
+        if spec.startswith("most"):
+            digits = int(spec[4:])
+            unit = 10 ** (math.floor(math.log10(self)) + 1 - digits)
+            return f"{math.ceil(round(self / unit, 9)) * unit:.{digits}g}"
+        return super().__format__(spec)
+
+
+class Record:
+    """One `NAME.json`: `record[key]` is a figure, `record.word` anything else in it, or a table of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        #: Beside the page.
+        self.file = str(path.relative_to(RESULTS))
+
+    def __getitem__(self, key: str) -> Figure:
+        return Figure(self._content["figures"][key])
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        try:
+            return self._content[name]
+        except KeyError as error:
+            raise AttributeError(f"{self.file} has no {name!r}") from error
+
+    @property
+    def beside_paper(self) -> str:
+        """The numbers that the paper's text has too, ours, and why they differ."""
+        reasons: list[str] = []
+        rows = []
+        for entry in self.comparison:
+            note = ""
+            if reason := entry["reason"]:
+                if reason not in reasons:
+                    reasons.append(reason)
+                note = f"({reasons.index(reason) + 1})"
+            rows.append(
+                (
+                    f"`{entry['figure']}`",
+                    _short(entry["paper"]),
+                    _short(entry["ours"]),
+                    f"{entry['gap_pct']:+.1f} {note}".strip(),
+                )
+            )
+        notes = "".join(f"\n{place}. {reason}." for place, reason in enumerate(reasons, start=1))
+        return _table(("", "paper", "ours", "gap, %"), rows) + (f"\n{notes}" if notes else "")
+
+    @property
+    def beside_live(self) -> str:
+        """Figures of a live run beside the simulated ones of the same case."""
+        return _table(
+            ("case", "", "live", "simulated", "gap, %", "aim, %", "reason"),
+            (
+                (
+                    entry["case"],
+                    f"`{entry['metric']}`",
+                    *(_short(entry[key]) for key in ("live", "simulated")),
+                    f"{entry['gap_pct']:+.1f}",
+                    _short(entry["aim_pct"]),
+                    entry["reason"],
+                )
+                for entry in self.comparison
+            ),
+        )
+
+    @property
+    def aims_table(self) -> str:
+        """Aims, measured figures, and the reasons of any misses."""
+        rows = []
+        for key, aim in self.aims.items():
+            least = "least" in aim
+            rows.append(
+                (
+                    f"`{key}`",
+                    ("at least " if least else "at most ")
+                    + _short(aim["least" if least else "most"]),
+                    _short(aim["measured"]),
+                    "met" if aim["met"] else f"not met: {aim.get('obstacle', 'see below')}",
+                )
+            )
+        return _table(("", "aim", "measured", ""), rows)
+
+
+def records() -> dict[str, Record]:
+    """Read all records, by name; one in a folder is named FOLDER_NAME."""
+    return {
+        "_".join(path.relative_to(RESULTS).with_suffix("").parts): Record(path)
+        for path in sorted(RESULTS.rglob("*.json"))
+    }
+
+
+def written(template: str, found: Collection[str]) -> str:
+    """Leave out the paragraphs of a template that name records which were not made yet.
+
+    Args:
+        template: paragraphs with fields.
+        found: names of the records that are there.
+    """
+    missing = tuple(f"{{{name}{mark}" for name in LATER if name not in found for mark in "[.")
+    blocks = template.split("\n\n")
+    return "\n\n".join(block for block in blocks if not any(field in block for field in missing))
+
+
+def page() -> str:
+    """Give the page.
+
+    Raises:
+        KeyError: a record, or a number in one, that the page names is missing.
+    """
+    found = records()
+    text = written(TEMPLATE.read_text(encoding="utf-8"), found).format(
+        **found,
+        origins=_origins(found),
+        other_servers=_csv_table(RESULTS / "other_servers.csv"),
+        live_aims=_aims(found, "live"),
+        controller_aims=_aims(found, "controller"),
+        edf_mh_shares=_shares(found["edf_mh"]),
+        pieces_worth=_pieces(found["ablation"], "worth"),
+        pieces_gain=_pieces(found["ablation"], "gain"),
+        num_edf_mh_loads=_count(found["edf_mh"], "edf_mh_", "_goodput_pct"),
+        num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
+        processor=_processor(found["cpu"]) if "cpu" in found else "",
+        edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
+    )
+    return "\n\n".join(_filled(block) for block in text.split("\n\n") if block)
+
+
+def _filled(block: str) -> str:
+    """Break the lines of a paragraph anew: fields and numbers differ in length."""
+    if block[0] in "|#!" or block[0].isdigit():
+        return block
+    filled = textwrap.fill(block, 110, break_long_words=False, break_on_hyphens=False)
+    return filled + "\n" * block.endswith("\n")
+
+
+def _origins(found: dict[str, Record]) -> str:
+    return _table(
+        ("record", "made by", "at commit", "on"),
+        (
+            (
+                f"[{name}]({record.file})",
+                f"`{repeated_by(record.command)}`",
+                record.commit,
+                record.when[:10],
+            )
+            for name, record in found.items()
+        ),
+    )
+
+
+def repeated_by(command: str) -> str:
+    """Give the command that repeats a record today; the record may name a module that has moved since.
+
+    Args:
+        command: as the record names it.
+    """
+    start = "python -m experiments."
+    if not command.startswith(start):
+        return command
+    module, space, options = command.removeprefix(start).partition(" ")
+    words = module.split(".")
+    name = called("_".join(words), words[-1], f"bench_{words[-1]}") or module
+    return f"{start[:-1]} {name}{space}{options}"
+
+
+def _aims(found: dict[str, Record], name: str) -> str:
+    record = found.get(name)
+    return record.aims_table if record is not None else f"(`make bench-{name}` has no record yet.)"
+
+
+def _csv_table(path: Path) -> str:
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *rows = csv.reader(file)
+    return _table(head, rows)
+
+
+def _shares(record: Record) -> str:
+    """Goodput as a share of the bound, by load and policy; the loads that the page explains."""
+    loads = {
+        "fig5_slo10": "Fig 5, SLO 10 ms",
+        "fig7_left_n12_r2400_x3.38": "Fig 7, 12 models at 2,400 r/s, SLO 3.4 times the execution",
+        "fig7_right_m12c16_x3.38": "Fig 7, the same SLO beside batch clients",
+        "azure_x2_noisy": "Fig 8's replay at twice its rate, noise of Fig 9",
+        "overload_n48_r5514_slo25": "overload, 48 models on 6 GPUs, SLO 25 ms, 5,514 r/s",
+        "overload_zoo48_r3000_slo50": "overload, 48 models of all kinds on 6 GPUs, SLO 50 ms",
+        "zoo_zoo600_slo100": "more models than memory: 600 of all kinds on a GPU, SLO 100 ms",
+    }
+    policies = ("clockwork", "clockwork1ms", "edf_mh")
+    return _table(
+        ("", "`clockwork`", "the same, look-ahead 1 ms", "`edf_mh`"),
+        (
+            (words, *(f"{record[f'{policy}_{load}_bound_share']:p1}" for policy in policies))
+            for load, words in loads.items()
+        ),
+    )
+
+
+def _pieces(record: Record, what: str) -> str:
+    """By piece of `edf_mh`: its largest and its smallest worth or gain in points, and the loads that gave them."""
+    start, end = "all_", "_goodput_pct"
+    loads = [
+        key[len(start) : -len(end)]
+        for key in record.figures
+        if key.startswith(start) and key.endswith(end)
+    ]
+    found: dict[str, list[tuple[float, str]]] = {}
+    for key, points in record.figures.items():
+        for load in loads:
+            if key.endswith(f"_{load}_{what}_points"):
+                piece = key.removesuffix(f"_{load}_{what}_points")
+                # Rounded here, so that no difference is written as -0.0.
+                found.setdefault(piece, []).append((round(points, 1) + 0.0, load))
+    rows = []
+    for piece, pairs in sorted(found.items()):
+        most, least = (f"{points:+.1f} (`{load}`)" for points, load in (max(pairs), min(pairs)))
+        rows.append((f"`{piece}`", len(pairs), most, least))
+    return _table(("", "loads", "most", "least"), rows)
+
+
+def _processor(record: Record) -> str:
+    """What the processor as a whole device does."""
+    rows = [
+        (
+            f"{name} in a closed loop through `clockwright up`, answers in time per second; plain onnxruntime "
+            f"with all cores, batches of {record[f'{key}_plain_batch']:.0f}; ratio within a round{aim}",
+            f"{record[f'{key}_rps']:,.0f}; {record[f'{key}_plain_rps']:,.0f}; {record[f'{key}_ratio']:.2f}",
+        )
+        for key, name, aim in (
+            ("resnet50", "ResNet-50", " (aim: 0.9)"),
+            ("mlp", "784-128-10", ""),
+        )
+    ]
+    p99 = [record[f"exec_error_us_p99_{way}"] for way in ("pinned", "unpinned")]
+    rows += [
+        (
+            "measured against predicted EXEC of ResNet-50 meanwhile, us, p99: threads bound to cores; not bound",
+            f"{p99[0]:,.0f}; {p99[1]:,.0f}",
+        ),
+        (
+            f"{record['weights_mib']:,.0f} MiB of weights of {record.num_models} models: private memory that they add to a second "
+            "worker, MiB",
+            f"{record['second_worker_mib']:.1f}",
+        ),
+    ]
+    title = f"The processor as a device (`make bench-cpu`), cores {record.cores}:"
+    return title + "\n\n" + _table(("", "measured"), rows)
+
+
+def _count(record: Record, start: str, end: str) -> int:
+    return sum(key.startswith(start) and key.endswith(end) for key in record.figures)
+
+
+def _num_largest_batches(fig4: Record) -> int:
+    largest = max(fig4.setting["batch_sizes"])
+    return sum(fig4[f"native_{kind}_aimd_mean_batch"] == largest for kind in fig4.setting["kinds"])
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")

@@ -1,0 +1,1 @@
+"""What a run recorded: its tables read, drawn, and written for other programs."""
