@@ -27,8 +27,8 @@ from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.core.events import TenantsWeighed
 from controller.dashboard.live import Live
-from controller.dashboard.views import DashboardViews
 from controller.dashboard.site import DashboardSite
+from controller.dashboard.views import DashboardViews
 from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService

@@ -18,13 +18,13 @@ const banner = document.getElementById("banner");
 const finding = document.getElementById("finding");
 const words = document.getElementById("words");
 const others = document.getElementById("others");
+const announced = document.getElementById("announced");
 const server = document.getElementById("server");
 const door = document.getElementById("door");
 
 let leaving = new AbortController();
 let page = null;
 let saidAt = null;
-let isGone = false;
 
 // --- where we are -----------------------------------------------------------------------------------
 
@@ -80,7 +80,6 @@ function attend() {
 
 function heard(data) {
   saidAt = Date.now();
-  isGone = false;
   document.body.classList.remove("stale");
   setAttribute(main, "aria-busy", "false");
   if (data.error !== undefined) {
@@ -105,6 +104,12 @@ function show(kind, name, text, more = []) {
   setAttribute(banner, "class", kind);
   say(finding, name);
   say(words, text);
+  // Figures change each second. A screen reader hears of it when something else is wrong, and what to do.
+  const names = [name, ...more.map((each) => each.name)].join(", ");
+  if (announced.dataset.names !== names) {
+    announced.dataset.names = names;
+    say(announced, `${name}: ${text}`);
+  }
   others.hidden = more.length === 0;
   const told = more.map((each) => `also ${each.name}: ${each.words}`);
   if (others.dataset.told !== told.join("\n")) {
@@ -114,7 +119,6 @@ function show(kind, name, text, more = []) {
 }
 
 function gone(why, pause) {
-  isGone = true;
   document.body.classList.add("stale");
   const since = saidAt === null ? "" : `; below is what it said at ${new Date(saidAt).toLocaleTimeString("en-GB")}`;
   show("gone", "DISCONNECTED", `the server is gone: ${why}. Trying again each ${Math.ceil(pause / 1000)} s${since}`);

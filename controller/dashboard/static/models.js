@@ -45,7 +45,7 @@ export function models() {
 export function model(name) {
   const good = new Tile("answered in time");
   const refused = new Tile("refused");
-  const latency = new Tile("latency, 99th percentile");
+  const latency = new Tile("latency (p99)");
   const waiting = new Tile("waiting now");
   const copies = new Tile("copies on workers");
   const throughput = goodputChart();

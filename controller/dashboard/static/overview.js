@@ -8,7 +8,7 @@ import { modelTable } from "./models.js";
 export function overview() {
   const good = new Tile("answered in time");
   const refused = new Tile("refused");
-  const latency = new Tile("latency, 99th percentile");
+  const latency = new Tile("latency (p99)");
   const waiting = new Tile("waiting now");
   const pages = new Tile("pages in use");
   const needed = new Tile("workers");
