@@ -64,7 +64,7 @@ class Stage:
 
 
 STAGES: Final[Mapping[str, Stage]] = {
-    "well": Stage(rate_rps=50, views=("timeline", "pages", "models", "model/resnet50", "request")),
+    "well": Stage(rate_rps=30, views=("timeline", "pages", "models", "model/resnet50", "request")),
     "overload": Stage(rate_rps=260, views=("timeline", "request")),
     "slow-worker": Stage(
         rate_rps=45, workers={"gpu-0": 1.0, "gpu-1": 2.5, "gpu-2": 1.0}, views=("timeline",)
