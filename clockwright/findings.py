@@ -18,6 +18,10 @@ _SLOW_FACTOR = 1.5
 _INFERS_MIN = 5
 # Less than this share of the requests may be dropped without a word.
 _DROPPED_SHARE = 0.01
+# Fewer refusals may be chance.
+_REFUSED_MIN = 3
+# A refusal of these kinds is not its caller's doing.
+_OWN_FAULTS = frozenset(("COLD", "FAILED", "LATE", "OVERLOADED", "WORKER_LOST"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ def diagnose(
         lambda: thin_links(status),
         lambda: unfit_models(models),
     ]
-    return [finding for look in looks for finding in look()]
+    return [finding for look in looks for finding in look()] or refusals(status)
 
 
 def not_serving(
@@ -185,6 +189,23 @@ def unfit_models(models: Sequence[pb.ModelInfo]) -> list[ClusterFinding]:
         ClusterFinding(
             name="unfit model",
             words=f"{unfit[0].model_id}{more}: {unfit[0].reason or 'unavailable'}",
+        )
+    ]
+
+
+def refusals(status: pb.StatusResponse) -> list[ClusterFinding]:
+    """Find requests that were refused for no reason that any other finding names."""
+    recent = status.recent
+    found = {row.reason: row.count for row in recent.refusals if row.reason in _OWN_FAULTS}
+    num = sum(found.values())
+    if num < _REFUSED_MIN or num <= _DROPPED_SHARE * recent.requests:
+        return []
+    reasons = ", ".join(f"{found[reason]} {reason}" for reason in sorted(found))
+    return [
+        ClusterFinding(
+            name="refusals",
+            words=f"{num} of the {recent.requests} requests of the last {recent.over_ns / 1e9:.1f} s were refused "
+            f"({reasons}), and nothing is short for long; clockwright explain ID says why one was",
         )
     ]
 

@@ -25,6 +25,9 @@ from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.core.events import TenantsWeighed
+from controller.dashboard.live import Live
+from controller.dashboard.site import DashboardSite
+from controller.dashboard.views import DashboardViews
 from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
@@ -43,7 +46,7 @@ from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
 from controller.memory import MemoryWatch
-from controller.metrics.door import MetricsDoor, Pages
+from controller.metrics.door import MetricsDoor, Pages, Site
 from controller.metrics.page import Page, Parts
 from controller.metrics.standby import StandbyPage
 from controller.quota_book import QuotaBook
@@ -269,6 +272,7 @@ async def running(
         )
         stack.callback(fronts.close)
         page: Page | None = None
+        site: DashboardSite | None = None
         if config.metrics_port is not None:
             parts = Parts(
                 runtime=runtime,
@@ -285,6 +289,9 @@ async def running(
                 policy=config.scheduler.policy,
             )
             page = Page(parts)
+            live = Live()
+            stack.callback(live.close)
+            site = DashboardSite(DashboardViews(parts, default_slo_ns=config.default_slo_ns), live)
         repository = RepositoryService(
             runtime,
             catalogue,
@@ -337,7 +344,7 @@ async def running(
         )
         metrics_port: int | None = None
         if page is not None:
-            metrics_port = await stack.enter_async_context(_measuring(page, config, guard))
+            metrics_port = await stack.enter_async_context(_measuring(page, config, guard, site))
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(
@@ -361,9 +368,9 @@ async def running(
 
 @asynccontextmanager
 async def _measuring(
-    pages: Pages, config: ControllerConfig, guard: Guard
+    pages: Pages, config: ControllerConfig, guard: Guard, site: Site | None = None
 ) -> AsyncIterator[int | None]:
-    """Serve metrics meanwhile; gives the port, None: there are none.
+    """Serve metrics meanwhile, and a site beside them; gives the port, None: there are none.
 
     Raises:
         ConfigError: the port is taken, or a file cannot be used.
@@ -371,7 +378,7 @@ async def _measuring(
     if config.metrics_port is None:
         yield None
         return
-    door = MetricsDoor(pages, guard.authoriser)
+    door = MetricsDoor(pages, guard.authoriser, site=site)
     port: int | None = None
     try:
         use_tls((door,), config, guard, protocol="http/1.1")

@@ -17,7 +17,7 @@ from clockwright.actions import ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
-from controller.core import ClusterLoad, Scheduler, Statistics
+from controller.core import ClusterLoad, HeldPages, ModelStatistics, Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
     AnswerRequest,
@@ -155,6 +155,14 @@ class Runtime:
     def cluster_load(self) -> ClusterLoad:
         """What all workers have to do now; linear in workers, and hardly in models."""
         return self._scheduler.cluster_load(self.clock())
+
+    def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
+        """What fills the pages of each worker; linear in copies."""
+        return self._scheduler.held_pages()
+
+    def model_statistics(self, model_id: ModelId) -> ModelStatistics | None:
+        """One model's row of `statistics`; None: there is no such model."""
+        return self._scheduler.model_statistics(model_id)
 
     def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
         """How many requests wait for each of some models, not sent yet, and how many workers hold its weights."""

@@ -9,6 +9,7 @@ The tables keep the last rows in memory; `controller.telemetry_writer` has them 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -331,10 +332,6 @@ class Telemetry:
 
 
 def _newest(records: deque[Any], column: int, since_ns: int, num_max: int) -> list[Any]:
-    """Take records from the end while the time in a column is not before `since_ns`."""
-    found: list[Any] = []
-    for record in reversed(records):
-        if record[column] < since_ns or len(found) == num_max:
-            break
-        found.append(record)
-    return found
+    """Take records from the end while the time in a column, by which they are ordered, is not before `since_ns`."""
+    found: list[Any] = list(islice(reversed(records), num_max))
+    return found[: bisect_right(found, -since_ns, key=lambda record: -record[column])]

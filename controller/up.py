@@ -96,6 +96,7 @@ def up(
 
     def measured(port: int) -> None:
         console.print(f"metrics on {_url(config, port)}/metrics")
+        console.print(f"dashboard on {_url(config, port)}/")
 
     def standing_by(port: int) -> None:
         console.print(f"standing by on {config.host}:{port}")

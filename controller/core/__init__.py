@@ -95,6 +95,7 @@ from controller.core.scheduler import Scheduler
 from controller.core.shortages import KindStatistics
 from controller.core.statistics import (
     ClusterLoad,
+    HeldPages,
     ModelStatistics,
     Statistics,
     WorkerStatistics,
@@ -103,6 +104,7 @@ from controller.core.statistics import (
 __all__ = [
     "ClusterLoad",
     "EdfMhConfig",
+    "HeldPages",
     "KindStatistics",
     "ModelStatistics",
     "Scheduler",

@@ -31,7 +31,7 @@ from typing import Any
 
 from clockwright.actions import ActionError, Infer
 from clockwright.errors import ConfigError, Refusal
-from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId, RequestId
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId, RequestId, WorkerId
 from controller.core.admission import (
     Verdict,
     judge,
@@ -89,8 +89,12 @@ from controller.core.state import (
 )
 from controller.core.statistics import (
     ClusterLoad,
+    HeldPages,
+    ModelStatistics,
     Statistics,
     cluster_load_of,
+    held_pages_of,
+    model_statistics_of,
     snapshot,
 )
 
@@ -283,6 +287,14 @@ class Scheduler:
     def cluster_load(self, now_ns: int) -> ClusterLoad:
         """What all workers have to do; linear in workers, and hardly in models."""
         return cluster_load_of(self._books, max(now_ns, self._now_ns))
+
+    def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
+        """What fills the pages of each worker; linear in copies."""
+        return held_pages_of(self._books)
+
+    def model_statistics(self, model_id: ModelId) -> ModelStatistics | None:
+        """One model's row of `statistics`; None: there is no such model."""
+        return model_statistics_of(self._books, model_id)
 
     def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
         """How many requests wait for each of some models, not sent yet, and how many workers hold its weights."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
@@ -69,8 +68,12 @@ class WorkerLoad:
     exec_backlog_ns: int
     load_backlog_ns: int
     num_in_flight: int
-    #: Models that get nothing there.
-    num_suspended: int
+    #: Models that get nothing there, and why.
+    suspended: dict[ModelId, str]
+
+
+#: A model, how many pages its weights take, and whether they are there already.
+HeldPages = tuple[ModelId, int, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +88,7 @@ class ClusterLoad:
 def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
     """Count what operators may see, but for models."""
     kinds, without_worker = books.shortages.statistics(now_ns)
-    num_suspended = Counter(
-        [worker for model in books.models.values() if model.suspended for worker in model.suspended]
-    )
+    suspended = _suspended(books)
     return ClusterLoad(
         workers=tuple(
             WorkerLoad(
@@ -98,7 +99,7 @@ def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
                 exec_backlog_ns=worker.exec_lane.available_ns(now_ns) - now_ns,
                 load_backlog_ns=worker.load_lane.available_ns(now_ns) - now_ns,
                 num_in_flight=len(worker.in_flight),
-                num_suspended=num_suspended[worker],
+                suspended=suspended.get(worker, {}),
             )
             for worker in books.workers.values()
         ),
@@ -111,10 +112,7 @@ def snapshot(books: Books, now_ns: int) -> Statistics:
     """Copy out what operators may see."""
     model_rows = tuple(_model(model) for model in books.models.values())
     kinds, without_worker = books.shortages.statistics(now_ns)
-    suspended: dict[WorkerState, dict[ModelId, str]] = {}
-    for model in books.models.values():
-        for worker, suspension in model.suspended.items():
-            suspended.setdefault(worker, {})[model.model_id] = suspension.words
+    suspended = _suspended(books)
     return Statistics(
         num_waiting=sum(row.num_waiting for row in model_rows),
         num_sent=sum(row.num_sent for row in model_rows),
@@ -125,6 +123,31 @@ def snapshot(books: Books, now_ns: int) -> Statistics:
         kinds=kinds,
         dropped_without_worker_rps=without_worker,
     )
+
+
+def held_pages_of(books: Books) -> dict[WorkerId, list[HeldPages]]:
+    """List what fills the pages of each worker; linear in copies."""
+    return {
+        worker.worker_id: [
+            (copy.model.model_id, copy.num_pages, copy.resident) for copy in worker.copies.values()
+        ]
+        for worker in books.workers.values()
+    }
+
+
+def model_statistics_of(books: Books, model_id: ModelId) -> ModelStatistics | None:
+    """Copy out what operators may see of one model; None: the scheduler has none of that name."""
+    model = books.models.get(model_id)
+    return None if model is None else _model(model)
+
+
+def _suspended(books: Books) -> dict[WorkerState, dict[ModelId, str]]:
+    suspended: dict[WorkerState, dict[ModelId, str]] = {}
+    # Hardly any of thousands of models is suspended.
+    for model in [each for each in books.models.values() if each.suspended]:
+        for worker, suspension in model.suspended.items():
+            suspended.setdefault(worker, {})[model.model_id] = suspension.words
+    return suspended
 
 
 def _worker(worker: WorkerState, suspended: dict[ModelId, str], now_ns: int) -> WorkerStatistics:

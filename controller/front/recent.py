@@ -35,7 +35,7 @@ def recent_requests(telemetry: Telemetry, *, since_ns: int, now_ns: int) -> pb.R
     rows = telemetry.requests_since(since_ns, _ROWS_MAX)
     if len(rows) == _ROWS_MAX:
         since_ns = rows[-1][6]
-    outcomes = Counter(row[7] for row in rows)
+    outcomes = Counter([row[7] for row in rows])
     latencies = sorted([(row[6] - row[3], row[4]) for row in rows if row[7] == OK])
     shares = sorted([latency_ns / slo_ns for latency_ns, slo_ns in latencies if slo_ns])
     num_cancelled = outcomes.pop(CANCELLED, 0)
@@ -43,7 +43,7 @@ def recent_requests(telemetry: Telemetry, *, since_ns: int, now_ns: int) -> pb.R
         over_ns=max(now_ns - since_ns, 1),
         requests=len(rows) - num_cancelled,
         answered=outcomes.pop(OK, 0),
-        cold_starts=sum(row[12] for row in rows),
+        cold_starts=sum([row[12] for row in rows]),
         refusals=[pb.RefusalCount(reason=name, count=outcomes[name]) for name in sorted(outcomes)],
     )
     if latencies:

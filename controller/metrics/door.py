@@ -1,7 +1,11 @@
-"""HTTP/1.1 for whoever scrapes: `GET /metrics`, with a key where callers are known.
+"""HTTP/1.1 for whoever watches: `GET /metrics`, and the pages of a site beside it, with a key where callers are known.
 
-Nothing else is served, and no body is read. Prometheus keeps its connection, so that each is bounded by how long it
+Nothing is changed here, and no body is read. Prometheus keeps its connection, so that each is bounded by how long it
 says nothing; where all are taken, a new one takes the place of the one that was used least recently.
+
+A browser may be led here by a page of another site. Such a page gets nothing of what needs a role: no header lets it read
+an answer, and where the browser says that it asks for another site, or by a name which is none of this machine's, it is
+refused. Nobody is known by a cookie.
 """
 
 from __future__ import annotations
@@ -11,11 +15,14 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from clockwright.errors import ConfigError, Denial, DeniedError
 from controller.access.authoriser import Authoriser, Credentials, credentials_of
+from controller.access.caller import Caller
 from controller.access.config import is_loopback
 from controller.front.rest import HttpError, check_site
 from controller.front.tls import client_certificate
@@ -48,20 +55,37 @@ _PHRASES: Final = {
     405: "Method Not Allowed",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
+    503: "Service Unavailable",
 }
 _PLAIN: Final = "text/plain; charset=utf-8"
+#: What browsers say of a request that this server's own page makes, or the person in front of it.
+_OWN_SITE: Final = ("", "same-origin", "none")
 
 
 @dataclass(slots=True)
-class _Reply:
+class Reply:
+    """What is answered."""
+
     status: int
     #: In pieces.
     body: list[bytes]
     content_type: str = _PLAIN
-    #: A header that belongs to the status, with the end of its line.
+    #: Further headers, each with the end of its line.
     header: str = ""
     #: The connection ends with it.
     last: bool = False
+    #: What else comes, in its own time; the connection ends with it.
+    stream: AsyncGenerator[bytes, None] | None = None
+
+
+class Site(Protocol):
+    """Pages beside the metrics."""
+
+    def method_of(self, path: str) -> str | None:
+        """Path of the gRPC method whose role a page takes; empty: everybody may see it; None: there is none."""
+
+    async def reply(self, path: str, query: str) -> Reply:
+        """Answer for a path that there is."""
 
 
 class Pages(Protocol):
@@ -74,19 +98,28 @@ class Pages(Protocol):
 class MetricsDoor:
     """Serves pages. It lives in the controller's event loop."""
 
-    def __init__(self, pages: Pages, authoriser: Authoriser) -> None:
+    def __init__(
+        self,
+        pages: Pages,
+        authoriser: Authoriser,
+        *,
+        site: Site | None = None,
+    ) -> None:
         """Serve nothing yet.
 
         Args:
             pages: makes them.
             authoriser: says who may have them.
+            site: has further pages; None: there are none.
         """
         self._pages = pages
+        self._site = site
         self._authoriser = authoriser
         #: What connections from now on have to use; None: nobody may.
         self.tls: ssl.SSLContext | None = None
         self._listening: socket.socket | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        # Clients of this machine alone reach it, as in `front.rest.RestApp`.
         self._only_here = False
         #: All connections, the one that was used least recently first.
         self._open: dict[asyncio.StreamWriter, None] = {}
@@ -188,8 +221,9 @@ class MetricsDoor:
 
     async def _next_reply(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> _Reply | None:
+    ) -> Reply | None:
         """Answer the next request; None: there is none."""
+        caller: Caller | None = None
         try:
             async with asyncio.timeout(_SILENCE_S):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -197,68 +231,98 @@ class MetricsDoor:
             return None
         except asyncio.LimitOverrunError:
             words = f"found a request of more than {REQUEST_BYTES_MAX} bytes\n"
-            reply, with_body = _Reply(431, [words.encode()], last=True), True
+            reply, with_body = Reply(431, [words.encode()], last=True), True
         else:
-            reply, with_body = await self._answer(request, writer)
+            reply, with_body, caller = await self._answer(request, writer)
+        length = f"Content-Length: {sum(map(len, reply.body))}\r\n"
+        if reply.stream is not None:
+            length, reply.last = "", True
         head = (
             f"HTTP/1.1 {reply.status} {_PHRASES[reply.status]}\r\nContent-Type: {reply.content_type}\r\n"
-            f"Content-Length: {sum(map(len, reply.body))}\r\nCache-Control: no-store\r\n{reply.header}"
+            f"{length}Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n{reply.header}"
             f"Connection: {'close' if reply.last else 'keep-alive'}\r\n\r\n"
         )
         writer.write(head.encode())
         if with_body:
             await _send(writer, reply.body)
+            if reply.stream is not None:
+                await _send_on(reader, writer, reply.stream, caller)
         return reply
 
-    async def _answer(self, request: bytes, writer: asyncio.StreamWriter) -> tuple[_Reply, bool]:
-        """Answer a request; says also whether the answer's body is wanted."""
+    async def _answer(
+        self, request: bytes, writer: asyncio.StreamWriter
+    ) -> tuple[Reply, bool, Caller | None]:
+        """Answer a request; says also whether the answer's body is wanted, and who asks, as far as that was looked at."""
         first, *lines = request.decode("latin-1").split("\r\n")[:-2]
         words = first.split(" ")
         headers = []
         for line in lines:
             name, colon, value = line.partition(":")
             if not colon or not name or name != name.strip():
-                return _Reply(400, [b"found a header that is none\n"], last=True), True
+                return Reply(400, [b"found a header that is none\n"], last=True), True, None
             headers.append((name.lower(), value.strip()))
         if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-            return _Reply(400, [b"expected a request of HTTP/1.1\n"], last=True), True
+            return Reply(400, [b"expected a request of HTTP/1.1\n"], last=True), True, None
         method, target, version = words
         found = dict(headers)
         if "transfer-encoding" in found or found.get("content-length", "0") != "0":
-            return _Reply(400, [b"expected a request without a body\n"], last=True), True
-        try:
-            check_site(found, only_here=self._only_here)
-        except HttpError as error:
-            return _Reply(error.status, [f"{error}\n".encode()], last=True), True
+            return Reply(400, [b"expected a request without a body\n"], last=True), True, None
         connection = writer.get_extra_info("ssl_object")
         shown = credentials_of(
             headers, None if connection is None else client_certificate(connection)
         )
-        reply = await self._reply(method, target.partition("?")[0], shown, found.get("accept", ""))
+        reply, caller = await self._reply(method, target, shown, found)
         asked = found.get("connection", "").lower()
         reply.last = asked == "close" or (version == "HTTP/1.0" and asked != "keep-alive")
-        return reply, method != "HEAD"
+        return reply, method != "HEAD", caller
 
-    async def _reply(self, method: str, path: str, shown: Credentials, accept: str) -> _Reply:
-        if path != _PATH:
-            return _Reply(404, [f"expected {_PATH}\n".encode()])
+    async def _reply(
+        self, method: str, target: str, shown: Credentials, headers: Mapping[str, str]
+    ) -> tuple[Reply, Caller | None]:
+        path, _, query = target.partition("?")
+        is_metrics = path == _PATH
+        needed: str | None = _METHOD
+        if not is_metrics:
+            needed = None if self._site is None else self._site.method_of(path)
+        if needed is None:
+            return Reply(404, [f"expected {_PATH}\n".encode()]), None
         if method not in ("GET", "HEAD"):
-            return _Reply(405, [b"expected GET\n"], header="Allow: GET, HEAD\r\n")
+            return Reply(405, [b"expected GET\n"], header="Allow: GET, HEAD\r\n"), None
+        caller: Caller | None = None
+        if needed:
+            try:
+                if is_metrics:
+                    check_site(headers, only_here=self._only_here)
+                else:
+                    self._check_site(headers)
+                caller = self._authoriser.admit(needed, shown, now_s=time.time())
+            except HttpError as error:
+                return Reply(error.status, [f"{error}\n".encode()]), None
+            except DeniedError as error:
+                body = [f"{error}\n".encode()]
+                if error.denial is Denial.NOT_ALLOWED:
+                    return Reply(403, body), None
+                return Reply(401, body, header="WWW-Authenticate: Bearer\r\n"), None
         try:
-            self._authoriser.admit(_METHOD, shown, now_s=time.time())
-        except DeniedError as error:
-            body = [f"{error}\n".encode()]
-            if error.denial is Denial.NOT_ALLOWED:
-                return _Reply(403, body)
-            return _Reply(401, body, header="WWW-Authenticate: Bearer\r\n")
-        openmetrics = "application/openmetrics-text" in accept
-        try:
+            if self._site is not None and not is_metrics:
+                return await self._site.reply(path, query), caller
+            openmetrics = "application/openmetrics-text" in headers.get("accept", "")
             page = await self._pages.make(openmetrics=openmetrics)
         except Exception:
             # This is a bug of ours, which must not end the controller, nor be hidden.
-            log.exception("the page of metrics cannot be made")
-            return _Reply(500, [b"the page cannot be made; the log says why\n"])
-        return _Reply(200, page, OPENMETRICS if openmetrics else PROMETHEUS)
+            log.exception("page %s cannot be made", path)
+            return Reply(500, [b"the page cannot be made; the log says why\n"]), None
+        return Reply(200, page, OPENMETRICS if openmetrics else PROMETHEUS), caller
+
+    def _check_site(self, headers: Mapping[str, str]) -> None:
+        """Refuse what a page of another site makes a browser ask for.
+
+        Raises:
+            HttpError: another's page asks, or a name stands for this machine that is not its own.
+        """
+        if headers.get("sec-fetch-site", "") not in _OWN_SITE:
+            raise HttpError(403, "Sec-Fetch-Site: expected a page of this server")
+        check_site(headers, only_here=self._only_here)
 
 
 async def _send(writer: asyncio.StreamWriter, body: list[bytes]) -> None:
@@ -268,3 +332,33 @@ async def _send(writer: asyncio.StreamWriter, body: list[bytes]) -> None:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0)
+
+
+async def _send_on(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    stream: AsyncGenerator[bytes, None],
+    caller: Caller | None,
+) -> None:
+    """Send what comes, for as long as it is taken, the caller may have it, and says nothing."""
+    sending = asyncio.create_task(_send_pieces(writer, stream, caller))
+    # Whoever hangs up is not worked for until the next piece.
+    hung_up = asyncio.create_task(reader.read(1))
+    try:
+        await asyncio.wait((sending, hung_up), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sending.cancel()
+        hung_up.cancel()
+        await asyncio.gather(sending, hung_up, return_exceptions=True)
+
+
+async def _send_pieces(
+    writer: asyncio.StreamWriter, stream: AsyncGenerator[bytes, None], caller: Caller | None
+) -> None:
+    async with aclosing(stream):
+        async for piece in stream:
+            if caller is not None and caller.over:
+                return
+            async with asyncio.timeout(_SEND_S):
+                writer.write(piece)
+                await writer.drain()

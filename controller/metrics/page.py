@@ -349,7 +349,7 @@ class Page:
                 (f'{worker},lane="load"', row.load_backlog_ns / NS_PER_S),
             ]
             samples["clockwright_actions_in_flight"].append((worker, row.num_in_flight))
-            samples["clockwright_models_suspended"].append((worker, row.num_suspended))
+            samples["clockwright_models_suspended"].append((worker, len(row.suspended)))
             gpu = labels_of(gpu_uuid=row.worker_id)
             size = page_bytes.get(row.worker_id, 0)
             samples["nv_gpu_memory_total_bytes"].append((gpu, row.num_pages * size))

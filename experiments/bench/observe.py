@@ -1,9 +1,14 @@
-"""What it costs to be observed: a scrape of 4,000 models, and a request while all of it is counted.
+"""What it costs to be observed: a scrape of 4,000 models, a look at the dashboard, and a request while all of it is counted.
 
 The scrape: a controller in a process of its own, a worker of its own with a modelled device, and 4,000 models that
 were asked once each, so that a thousand have names and histograms. Another process scrapes, and the controller's
 loop counts its own processor time: in all, and the most in one turn, which is how long a request may have to wait
 (`loop_stall_ms`). Without a scrape the same is counted, to say what of it is the loop's own.
+
+The dashboard: the same controller, of which 2,000 models were asked in the seconds before, as many as a look reads. A
+viewer opens each page and stays for three looks; `dashboard_PAGE_ms` is what each took beyond what the loop does in
+that time anyhow, and the most in one turn is `dashboard_stall_ms`.
+Nobody looks: nothing of the dashboard runs, which tests/controller/test_dashboard.py holds.
 
 The request: several `clockwright up` beside each other, asked in turns (`experiments.bench.request_cost`):
 
@@ -50,6 +55,7 @@ from experiments.results_file import RESULTS, write_results
 
 _MODEL, _COLUMNS = "small", 784
 _MODELS: Final = {_MODEL: f"mlp-{_COLUMNS}-8-4"}
+_METRICS: Final = "/metrics"
 _COUNTING: Final = ("--metrics-port", "0")
 _ON: Final = (*_COUNTING, "--log-format", "json", "--trace-to", "COLLECTOR")
 _VARIANTS: Final = {
@@ -62,6 +68,12 @@ _VARIANTS: Final = {
 # How often each variant is asked in a round.
 _TURNS: Final = 20
 _EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+#: Pages of the dashboard.
+_VIEWS: Final = ("overview", "timeline", "pages", "model")
+#: Models that are asked before each round of looks.
+_NUM_ASKED: Final = 2000
+#: Looks that a viewer stays for, of which one comes each second.
+_LOOKS: Final = 3
 # Requests to different models that are open at once.
 _TOGETHER: Final = 100
 
@@ -74,7 +86,7 @@ def measure_scrape(num_models: int, rounds: int) -> dict[str, float]:
 
     Returns:
         In ms: processor time of its loop in all and at most in one turn, with and without a scrape, and how long a
-        scrape took; bytes of the page.
+        scrape took; the same for looks at the dashboard; bytes of the page.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -85,11 +97,14 @@ def measure_scrape(num_models: int, rounds: int) -> dict[str, float]:
         waited_ms: list[float] = []
         num_bytes = 0
         try:
-            url = f"http://127.0.0.1:{ours.recv()}/metrics"
-            while (told := ours.recv()) == "scrape":
+            url = f"http://127.0.0.1:{ours.recv()}"
+            while isinstance(told := ours.recv(), str):
                 began_ns = time.perf_counter_ns()
-                num_bytes = len(_read(url))
-                waited_ms.append((time.perf_counter_ns() - began_ns) / NS_PER_MS)
+                if told == _METRICS:
+                    num_bytes = len(_read(url + told))
+                    waited_ms.append((time.perf_counter_ns() - began_ns) / NS_PER_MS)
+                else:
+                    _look(url + told)
                 ours.send(None)
         finally:
             server.join()
@@ -104,6 +119,14 @@ def _read(url: str) -> bytes:
     with urllib.request.urlopen(url) as answer:
         data: bytes = answer.read()
     return data
+
+
+def _look(url: str) -> None:
+    """Wait for looks at a page of the dashboard, and leave."""
+    with urllib.request.urlopen(url) as answer:
+        for _ in range(_LOOKS):
+            answer.readline()
+            answer.readline()  # The empty line behind it.
 
 
 def _serve(pipe: Connection, scratch: Path, num_models: int, rounds: int) -> None:
@@ -126,16 +149,17 @@ async def _run(pipe: Connection, scratch: Path, num_models: int, rounds: int) ->
             await _ask_each(controller)
             freeze_garbage()
             pipe.send(controller.metrics_port)
-            pipe.send(await _measure(pipe, num_models, rounds))
+            figures = await _measure(pipe, num_models, rounds)
+            pipe.send(figures | await _measure_looks(pipe, controller, rounds))
         finally:
             worker.terminate()
             worker.wait()
 
 
-async def _ask_each(controller: Controller) -> None:
-    """Ask every model once."""
+async def _ask_each(controller: Controller, num_models: int | None = None) -> None:
+    """Ask every model once, or some."""
     runtime = controller.runtime
-    models = controller.catalogue.models
+    models = controller.catalogue.models[:num_models]
     for begin in range(0, len(models), _TOGETHER):
         await asyncio.gather(
             *(
@@ -156,13 +180,13 @@ async def _measure(pipe: Connection, num_models: int, rounds: int) -> dict[str, 
     for number in range(-1, rounds):
         begins_s = time.monotonic()
         began_ns = time.thread_time_ns()
-        await _scrape(pipe)
+        await _have_asked(pipe, _METRICS)
         used = time.thread_time_ns() - began_ns
         took_s = time.monotonic() - begins_s
         began_ns = time.thread_time_ns()
         await asyncio.sleep(took_s)
         idle = time.thread_time_ns() - began_ns
-        worst = await _longest_turn(asyncio.create_task(_scrape(pipe)))
+        worst = await _longest_turn(asyncio.create_task(_have_asked(pipe, _METRICS)))
         worst_idle = await _longest_turn(asyncio.create_task(asyncio.sleep(took_s)))
         if number >= 0:  # What is done for the first time takes longer.
             for found, scraped, alone in (
@@ -180,12 +204,37 @@ async def _measure(pipe: Connection, num_models: int, rounds: int) -> dict[str, 
     }
 
 
-async def _scrape(pipe: Connection) -> None:
-    """Have the other process scrape, and wait until it has."""
+async def _measure_looks(pipe: Connection, controller: Controller, rounds: int) -> dict[str, float]:
+    paths = {view: f"/live/{view}" for view in _VIEWS}
+    paths["model"] += f"?name={controller.catalogue.models[0].name}"
+    used_ms: dict[str, list[float]] = {view: [] for view in _VIEWS}
+    stall_ms: list[float] = []
+    for number in range(-1, rounds):
+        for view, path in paths.items():
+            await _ask_each(controller, _NUM_ASKED)
+            begins_s = time.monotonic()
+            began_ns = time.thread_time_ns()
+            await _have_asked(pipe, path)
+            used = time.thread_time_ns() - began_ns
+            took_s = time.monotonic() - begins_s
+            began_ns = time.thread_time_ns()
+            await asyncio.sleep(took_s)
+            used -= time.thread_time_ns() - began_ns
+            worst = await _longest_turn(asyncio.create_task(_have_asked(pipe, path)))
+            if number >= 0:
+                used_ms[view].append(used / NS_PER_MS / _LOOKS)
+                stall_ms.append(worst / NS_PER_MS)
+    figures = {f"dashboard_{view}_ms": statistics.median(used_ms[view]) for view in _VIEWS}
+    figures["dashboard_stall_ms"] = max(stall_ms)
+    return figures
+
+
+async def _have_asked(pipe: Connection, path: str) -> None:
+    """Have the other process ask for a path, and wait until it has."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     loop.add_reader(pipe.fileno(), done.set_result, None)
-    pipe.send("scrape")
+    pipe.send(path)
     await done
     loop.remove_reader(pipe.fileno())
     pipe.recv()

@@ -184,6 +184,11 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("metrics_scrape_ms_4000_models", at_most=50),
         Aim("loop_stall_ms", at_most=5),
         Aim("on_ratio", at_most=1.05),
+        *[
+            Aim(f"dashboard_{view}_ms", at_most=5)
+            for view in ("overview", "timeline", "pages", "model")
+        ],
+        Aim("dashboard_stall_ms", at_most=5),
     ),
     "gpu/table1": (
         Aim(f"{_MAIN}_b1_runs", at_least=10_000),

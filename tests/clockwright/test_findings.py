@@ -48,6 +48,24 @@ def test_what_is_short_is_named_with_its_figures(shortage: str, name: str, figur
     assert diagnose(status_of(**{shortage: 1.0}), WELL) == []
 
 
+def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_callers_brought_about() -> (
+    None
+):
+    def status_with(**refusals: int) -> pb.StatusResponse:
+        rows = [pb.RefusalCount(reason=reason, count=count) for reason, count in refusals.items()]
+        recent = pb.RecentRequests(over_ns=5 * NS_PER_S, requests=1000, refusals=rows)
+        return pb.StatusResponse(ready=True, recent=recent)
+
+    (finding,) = diagnose(status_with(LATE=20, OVERLOADED=5, QUOTA=100), WELL)
+    assert finding.name == "refusals"
+    assert "25 of the 1000 requests of the last 5.0 s" in finding.words
+    assert "20 LATE, 5 OVERLOADED" in finding.words
+    assert diagnose(status_with(QUOTA=500, INFEASIBLE=400, LATE=10), WELL) == []
+    short = status_with(LATE=200)
+    short.kinds.add(gpu_kind="V100", num_workers=2, dropped_for_exec_rps=40.0)
+    assert [found.name for found in diagnose(short, WELL)] == ["overload"]
+
+
 def test_an_overload_says_what_one_more_worker_would_answer() -> None:
     (finding,) = overload(status_of(dropped_for_exec_rps=50.0, exec_busy=0.98, one_more_rps=40.0))
     assert "98% busy" in finding.words

@@ -64,6 +64,8 @@ def test_the_first_line_says_what_is_wrong() -> None:
     assert shown(look(0, 0), look(1, 10), 24)[0].startswith("OVERLOAD: 80.0 r/s dropped")
     well = look(1, 10)
     well.status.kinds[0].dropped_for_exec_rps = 0
+    assert shown(look(0, 0), well, 24)[0].startswith("REFUSALS: 400 of the 1000 requests")
+    well.status.recent.ClearField("refusals")
     assert shown(look(0, 0), well, 24)[0].startswith("WELL")
 
 

@@ -736,10 +736,10 @@ def test_who_signs_clients_certificates_may_change_while_metrics_are_served(tmp_
 # --- HTTP -----------------------------------------------------------------------------------------
 
 
-def test_nothing_else_is_served_there(tmp_path: Path) -> None:
+def test_nothing_is_served_there_but_what_is_known(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(config(make_models(tmp_path, "m"))) as controller:
-            assert (await fetch(controller, "/"))[0] == 404
+            assert (await fetch(controller, "/nothing"))[0] == 404
             assert (await fetch(controller, "/metrics/"))[0] == 404
             assert (await fetch(controller, "/metrics?x=1"))[0] == 200
             status, headers, _ = await fetch(controller, method="POST")

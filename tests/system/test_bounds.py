@@ -462,6 +462,27 @@ def request_for_metrics(_: Place) -> str:
     return asyncio.run(main())
 
 
+def viewers_of_the_dashboard(_: Place) -> str:
+    async def view(port: int | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /live/overview HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        return reader, writer
+
+    async def main() -> str:
+        async with running(ControllerConfig(port=0, metrics_port=0)) as controller:
+            viewers = [await view(controller.metrics_port) for _ in range(16)]
+            for reader, _ in viewers:
+                await reader.readuntil(b"data: ")
+            reader, writer = await view(controller.metrics_port)
+            # The connection stays, for whoever asks again.
+            answer = await reader.readuntil(b"dashboard\n")
+            for _, each in (*viewers, (reader, writer)):
+                each.close()
+            return answer.decode()
+
+    return asyncio.run(main())
+
+
 #: By what is bounded: what is said of one more.
 ONE_MORE: dict[str, Callable[[Place], str]] = {
     "message": lambda place: place.call(INFER, bytes(4 * MIB + 1)),
@@ -552,6 +573,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
         "SetQuota", control.SetQuotaRequest(tenant=LONG)
     ),
     "request for metrics": request_for_metrics,
+    "viewers of the dashboard": viewers_of_the_dashboard,
     "weight of a tenant": lambda place: place.control(
         "SetQuota", control.SetQuotaRequest(tenant="t", quota=control.Quota(weight=101))
     ),

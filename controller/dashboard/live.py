@@ -1,0 +1,105 @@
+"""Looks that are made again once a second while somebody wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+#: Viewers at a time.
+VIEWERS_MAX: Final = 16
+
+#: A look that took long is followed by a pause of so many times as long, so that looking never takes more than
+#: a part of the event loop's time.
+_PAUSE_FACTOR: Final = 20
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What several viewers look at."""
+
+    #: The newest look, and how many there were.
+    newest: bytes = b""
+    number: int = 0
+    num_viewers: int = 0
+    #: Is set, and replaced, with each look.
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Live:
+    """Makes looks for viewers. It lives in one event loop."""
+
+    def __init__(self, *, interval_s: float = 1.0) -> None:
+        """Begin without viewers.
+
+        Args:
+            interval_s: between two looks. Less: the loop's time goes into looks; more: people wait.
+        """
+        self._interval_s = interval_s
+        self._topics: dict[str, _Topic] = {}
+        self._closed = False
+
+    @property
+    def num_viewers(self) -> int:
+        """How many look now."""
+        return sum(topic.num_viewers for topic in self._topics.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may look."""
+        return self.num_viewers < VIEWERS_MAX
+
+    async def watch(
+        self, name: str, make: Callable[[], Awaitable[bytes]]
+    ) -> AsyncGenerator[bytes, None]:
+        """Give one viewer each look that is the newest when it asks for the next.
+
+        Args:
+            name: of what is looked at: who looks at the same shares the looks.
+            make: makes a look.
+        """
+        topic = self._topics.setdefault(name, _Topic())
+        topic.num_viewers += 1
+        if topic.task is None:
+            topic.task = asyncio.create_task(self._look(topic, make))
+        seen = 0
+        try:
+            while not self._closed:
+                if topic.number == seen:
+                    await topic.changed.wait()
+                    continue
+                seen = topic.number
+                yield topic.newest
+        finally:
+            topic.num_viewers -= 1
+            if not topic.num_viewers:
+                topic.task.cancel()
+                # Another may have been made since, for others.
+                if self._topics.get(name) is topic:
+                    del self._topics[name]
+
+    def close(self) -> None:
+        """End all viewers' streams."""
+        self._closed = True
+        for topic in self._topics.values():
+            topic.changed.set()
+
+    async def _look(self, topic: _Topic, make: Callable[[], Awaitable[bytes]]) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            began_s = loop.time()
+            try:
+                topic.newest = await make()
+            except Exception:
+                # This is a bug of ours. Viewers see that nothing comes any more.
+                log.exception("a look cannot be made")
+            else:
+                topic.number += 1
+                topic.changed.set()
+                topic.changed = asyncio.Event()
+            await asyncio.sleep(max(self._interval_s, _PAUSE_FACTOR * (loop.time() - began_s)))

@@ -1,0 +1,140 @@
+"""Paths of the dashboard: the page's own files, and what its scripts ask for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from clockwright.errors import ClockwrightError
+from controller.dashboard.live import VIEWERS_MAX, Live
+from controller.dashboard.views import DashboardViews
+from controller.metrics.door import Reply
+
+_STATIC: Final = Path(__file__).parent / "static"
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+#: Longest name in a query; names that there are are shorter.
+_NAME_CHARS_MAX: Final = 1024
+
+# Nothing but the files of this folder is run, drawn or asked; no text can become a part of a page; nobody may put the
+# page into another one.
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEADERS: Final = (
+    f"Content-Security-Policy: {_POLICY}\r\nReferrer-Policy: no-referrer\r\n"
+    "Cross-Origin-Opener-Policy: same-origin\r\nCross-Origin-Resource-Policy: same-origin\r\n"
+)
+_OWN_ONLY: Final = "Cross-Origin-Resource-Policy: same-origin\r\n"
+
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+
+_CONTROL: Final = "/clockwright.v1.ControlService/"
+#: What is looked at, and the method of ControlService whose role that takes.
+METHOD_OF: Final[Mapping[str, str]] = {
+    "/live/overview": "Status",
+    "/live/models": "ListModels",
+    "/live/pages": "ListWorkers",
+    "/live/timeline": "ListWorkers",
+    "/live/model": "ListModels",
+    "/live/applications": "ListApplications",
+    "/look/history": "Status",
+    "/look/request": "Explain",
+}
+
+
+class DashboardSite:
+    """Answers for the paths of the dashboard. It lives in the controller's event loop."""
+
+    def __init__(self, views: DashboardViews, live: Live) -> None:
+        """Read the page's files.
+
+        Args:
+            views: make what the pages show.
+            live: has them made again for whoever watches.
+        """
+        self._views = views
+        self._live = live
+        self._files = {
+            f"/{path.relative_to(_STATIC)}": (_TYPES[path.suffix], path.read_bytes())
+            for path in _STATIC.rglob("*")
+            if path.suffix in _TYPES
+        }
+        self._files["/"] = self._files["/index.html"]
+
+    def method_of(self, path: str) -> str | None:
+        """Path of the gRPC method whose role a page takes; empty: everybody may see it; None: there is none."""
+        if path in self._files:
+            return ""
+        method = METHOD_OF.get(path)
+        return None if method is None else _CONTROL + method
+
+    async def reply(self, path: str, query: str) -> Reply:
+        """Answer for a path that there is."""
+        if path in self._files:
+            content_type, data = self._files[path]
+            return Reply(200, [data], content_type, _HEADERS)
+        asked = {
+            name: values[0][:_NAME_CHARS_MAX]
+            for name, values in parse_qs(query, errors="replace").items()
+        }
+        make = self._maker(path, asked)
+        if path.startswith("/look/"):
+            return Reply(200, [await _told(make)], _JSON, _OWN_ONLY)
+        if not self._live.has_room:
+            words = f"found {VIEWERS_MAX} viewers, expected one less; close a dashboard\n"
+            return Reply(503, [words.encode()], header="Retry-After: 5\r\n")
+        topic = f"{path}?{sorted(asked.items())}"
+        return Reply(200, [], _EVENTS, _OWN_ONLY, stream=self._events(topic, make))
+
+    def _maker(self, path: str, asked: Mapping[str, str]) -> Callable[[], Awaitable[bytes]]:
+        views, name = self._views, asked.get("name", "")
+        makers: Mapping[str, Callable[[], Awaitable[bytes]]] = {
+            "/live/overview": views.overview,
+            "/live/models": views.models,
+            "/live/pages": views.pages,
+            "/live/timeline": views.timeline,
+            "/live/model": functools.partial(views.model, name),
+            "/live/applications": functools.partial(
+                views.applications, name, asked.get("context", "")
+            ),
+            "/look/history": functools.partial(views.history, name),
+            "/look/request": functools.partial(views.request, asked.get("id", "")),
+        }
+        return makers[path]
+
+    async def _events(
+        self, topic: str, make: Callable[[], Awaitable[bytes]]
+    ) -> AsyncGenerator[bytes, None]:
+        """Looks as Server-Sent Events."""
+        async for data in self._live.watch(topic, functools.partial(_told, make)):
+            yield b"data: %b\n\n" % data
+
+
+async def _told(make: Callable[[], Awaitable[bytes]]) -> bytes:
+    """Make a look; where something is not there, that is said in its place, once or again and again."""
+    try:
+        return await make()
+    except ClockwrightError as error:
+        return msgspec.json.encode({"error": str(error)})

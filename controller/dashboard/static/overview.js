@@ -1,0 +1,115 @@
+// How the whole is.
+
+import { TimeChart } from "./charts.js";
+import { count, el, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
+import { look } from "./live.js";
+import { modelTable } from "./models.js";
+
+export function overview() {
+  const good = new Tile("answered in time");
+  const refused = new Tile("refused");
+  const latency = new Tile("latency (p99)");
+  const waiting = new Tile("waiting now");
+  const pages = new Tile("pages in use");
+  const needed = new Tile("workers");
+  const throughput = goodputChart();
+  const latencies = shareChart();
+  const workers = workerTable();
+  const models = modelTable("Models, the busiest first");
+  const root = el(
+    "div",
+    {},
+    el("h1", { text: "Overview" }),
+    tiles(good, refused, latency, waiting, pages, needed),
+    el("div", { class: "pair" }, throughput.root, latencies.root),
+    workers.root,
+    models.root,
+  );
+  const charts = [throughput, latencies];
+  return {
+    title: "Overview",
+    root,
+    path: "/live/overview",
+    started(signal) {
+      look("/look/history", signal)
+        .then((past) => charts.forEach((chart) => chart.addPast(past.seconds)))
+        .catch(() => {}); // The stream says what is wrong.
+    },
+    update(data) {
+      const { recent } = data;
+      good.update(recent.asked_rps ? percent(recent.good_rps / recent.asked_rps) : "-", `${rate(recent.good_rps)} of ${rate(recent.asked_rps)} requests/s`, recent.good_rps < 0.99 * recent.asked_rps ? "bad" : "good");
+      const lost = sum(recent.refused_rps);
+      refused.update(`${rate(lost)}/s`, reasons(recent.refused_rps) || "nothing", lost > 0.01 * recent.asked_rps ? "bad" : "");
+      latency.update(recent.good_rps ? ms(recent.p99_ms) : "-", recent.good_rps ? `${percent(recent.p99_share)} of its SLO; median ${ms(recent.p50_ms)}` : "no answer lately");
+      waiting.update(count(data.waiting), "requests");
+      const total = (field) => data.workers.reduce((all, row) => all + row[field], 0);
+      const evictions = data.kinds.reduce((all, kind) => all + kind.evictions_per_s, 0);
+      const homeless = data.kinds.reduce((all, kind) => all + kind.dropped_rps.pages, 0);
+      pages.update(total("pages") ? percent(1 - total("free") / total("pages")) : "-", `${rate(evictions)} evictions/s`, homeless > 0.01 * recent.asked_rps && homeless > 0.1 ? "bad" : "");
+      const have = data.kinds.reduce((total, kind) => total + kind.workers, 0);
+      const want = data.kinds.reduce((total, kind) => total + kind.required, 0);
+      needed.update(count(have), want > have ? `${count(want)} are needed for what is asked` : "enough for what is asked", want > have || have === 0 ? "bad" : "");
+      for (const chart of charts) {
+        chart.add(data.now_s, data.second);
+        chart.show();
+      }
+      workers.update(data.workers);
+      models.update(data.models);
+    },
+    destroy: () => charts.forEach((chart) => chart.destroy()),
+  };
+}
+
+export function goodputChart() {
+  return new TimeChart(
+    "Requests per second: asked for, and answered in time",
+    [
+      { label: "asked for", colour: "--bad", dash: [6, 4], value: (point) => point.asked_rps },
+      { label: "in time", colour: "--good", width: 2.5, value: (point) => point.good_rps },
+    ],
+    {
+      format: (value) => rate(value),
+      band: { series: [1, 2], colour: "--bad-wash" },
+      say: ([asked, good]) => (asked === null ? "" : `${rate(asked)} asked for, ${rate(good)} answered in time`),
+    },
+  );
+}
+
+export function shareChart() {
+  return new TimeChart(
+    "Latency of what is answered, as a part of its SLO",
+    [
+      { label: "99th percentile", colour: "--good", width: 2.5, value: (point) => point.p99_share },
+      { label: "median", colour: "--second", dash: [6, 4], value: (point) => point.p50_share },
+    ],
+    {
+      format: (value) => percent(value),
+      limit: 1,
+      limitLabel: "SLO",
+      say: ([p99, p50]) => (p99 === null ? "" : `99th percentile ${percent(p99)} of the SLO, median ${percent(p50)}`),
+    },
+  );
+}
+
+function workerTable() {
+  return new Table(
+    "Workers, and how busy their lanes are",
+    [
+      { title: "worker", text: (row) => row.id, href: () => "#/timeline" },
+      { title: "kind", text: (row) => row.kind },
+      { title: "EXEC", kind: "number", text: (row) => percent(row.exec_busy), share: (row) => row.exec_busy },
+      { title: "loading", kind: "number", text: (row) => percent(row.load_busy), share: (row) => row.load_busy },
+      { title: "pages in use", kind: "number", text: (row) => `${row.pages - row.free} of ${row.pages}`, share: (row) => (row.pages - row.free) / row.pages },
+      { title: "planned ahead", kind: "number", text: (row) => ms(row.ahead_ms) },
+      { title: "EXECs take", kind: "number", text: (row) => (row.infers ? `${row.slower.toFixed(2)} x ${row.against === "others" ? "others'" : "predicted"}` : "-"), tone: (row) => (row.infers >= 5 && row.slower >= 1.5 ? "bad" : "") },
+      { title: "state", text: state, tone: (row) => (state(row) === "ready" ? "" : "bad") },
+    ],
+    { key: (row) => row.id, empty: "No worker is connected." },
+  );
+}
+
+function state(row) {
+  if (row.complaints.length) return `unwell: ${row.complaints[0]}`;
+  if (row.suspended.length) return `avoided for ${row.suspended[0]}`;
+  return row.state;
+}

@@ -1,0 +1,238 @@
+"""The pages of the dashboard in a browser: what they show, and to whom they can be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+from tests.kit.browser import chromium
+from tests.kit.watched import HOSTILE, Served, guarded, serving
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("models")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str]]:
+    with guarded(tmp_path_factory.mktemp("closed") / "server") as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page of its own tab, in which nothing goes wrong."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    wrong: list[str] = []
+
+    def said(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            wrong.append(message.text)
+
+    page.on("console", said)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    context.close()
+    assert wrong == []
+
+
+#: Every page, by its fragment.
+FRAGMENTS = ("", "timeline", "pages", "models", "model/alpha", "applications", "request/17")
+
+#: Contrasts that WCAG 2 asks for: of text, and of what else has a meaning.
+TEXT_CONTRAST = 4.5
+
+#: Names of controls that have none, and texts whose contrast with what is behind them is too low.
+FAULTS = """least => {
+  const faults = [];
+  const seen = element => element.checkVisibility() && element.getClientRects().length > 0;
+  for (const control of document.querySelectorAll("a, button, input, select, summary, canvas, [role=img], [tabindex='0']")) {
+    if (!seen(control) || control.parentElement.closest("[role=img]")) continue;
+    const label = control.labels?.[0]?.textContent ?? control.getAttribute("aria-label") ?? control.textContent;
+    if (!label.trim()) faults.push(`no name: ${control.outerHTML.slice(0, 120)}`);
+  }
+  const draw = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = text => {
+    draw.clearRect(0, 0, 1, 1);
+    draw.fillStyle = text;
+    draw.fillRect(0, 0, 1, 1);
+    return draw.getImageData(0, 0, 1, 1).data;
+  };
+  const light = text => {
+    const [r, g, b] = [...rgba(text)].slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (rgba(colour)[3] === 255) return colour;
+    }
+    return "white";
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let texts = 0;
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !seen(element)) continue;
+    texts += 1;
+    const [a, b] = [light(getComputedStyle(element).color), light(behind(element))].sort((x, y) => y - x);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < least) faults.push(`contrast ${contrast.toFixed(2)}: ${walker.currentNode.data.slice(0, 60)}`);
+  }
+  if (texts < 12) faults.push(`only ${texts} texts`);
+  for (const mark of ["header", "nav[aria-label]", "main", "h1", "[role=status]"])
+    if (!document.querySelector(mark)) faults.push(`no ${mark}`);
+  return faults;
+}"""
+
+
+def test_a_browser_shows_how_the_whole_is_and_every_name_as_text(
+    server: Served, page: Page
+) -> None:
+    page.goto(server.url)
+    expect(page.locator("#finding")).to_have_text("IDLE")
+    assert server.ask("alpha", times=5) == ["OK"] * 5
+    expect(page.locator("#finding")).to_have_text("WELL")
+    # What a screen reader is told.
+    expect(page.get_by_role("status")).to_have_text("WELL: nothing is dropped that should not be")
+    expect(page.get_by_role("img", name="answered in time")).to_have_accessible_name(
+        re.compile(r": [1-9][0-9.]* asked for, [1-9][0-9.]* answered in time$")
+    )
+    expect(page.get_by_role("link", name="alpha", exact=True)).to_be_visible()
+    expect(page.get_by_role("cell", name=HOSTILE)).to_be_visible()
+    assert page.title() == "Overview - Clockwright"
+    assert page.locator("main b, main img").count() == page.locator(".legend b").count()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_can_be_read_and_every_control_has_a_name(
+    server: Served, browser: Browser, scheme: Literal["light", "dark"]
+) -> None:
+    server.ask("alpha", times=3)
+    # The last one is too late, whatever the worker does.
+    server.ask("beta", slo_ns=1)
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    for fragment in FRAGMENTS:
+        page.goto(f"{server.url}/#/{fragment}")
+        expect(page.locator("main[aria-busy=false]")).to_be_visible()
+        assert page.evaluate(FAULTS, TEXT_CONTRAST) == [], fragment
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") is (scheme == "light")
+    context.close()
+
+
+def test_the_theme_is_chosen_by_a_button_and_kept(server: Served, page: Page) -> None:
+    page.goto(server.url)
+    page.get_by_role("button", name="Theme: as the system").click()
+    page.get_by_role("button", name="Theme: light").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+    expect(page.locator("body")).to_have_css("background-color", "rgb(18, 22, 27)")
+
+
+def test_the_keyboard_alone_leads_to_every_page_and_through_the_timeline(
+    server: Served, page: Page
+) -> None:
+    page.goto(server.url)
+    expect(page.locator("main[aria-busy=false]")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the page")).to_be_focused()
+    for name in ("Clockwright", "Overview", "Timeline"):
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name=name, exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+    # A screen reader is told where it is now.
+    expect(page.locator("main")).to_be_focused()
+    server.ask("alpha", times=2)
+    expect(page.get_by_role("rowheader").first).to_be_visible()
+    page.locator("canvas").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#told")).to_contain_text("EXEC of alpha for 1 request")
+    expect(page.get_by_role("button", name="Go on")).to_be_visible()
+
+
+def test_focus_stays_on_a_link_while_figures_change(server: Served, page: Page) -> None:
+    server.ask("alpha", times=3)
+    page.goto(f"{server.url}/#/models")
+    link = page.get_by_role("link", name="alpha", exact=True)
+    link.focus()
+    # It is no more the busiest, so that its row moves.
+    server.ask("beta", times=9)
+    expect(page.locator("tbody tr").first).to_contain_text("beta")
+    expect(link).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="alpha")).to_be_visible()
+    assert page.url == f"{server.url}/#/model/alpha"
+
+
+def test_a_request_is_explained_at_an_address_of_its_own(server: Served, page: Page) -> None:
+    server.ask("alpha", slo_ns=1)
+    page.goto(f"{server.url}/#/model/alpha")
+    page.locator("tbody tr", has_text="INFEASIBLE").get_by_role("link").first.click()
+    expect(page.get_by_text("▲ INFEASIBLE: alpha")).to_be_visible()
+    expect(page.locator(".words li").first).to_contain_text("It was refused as INFEASIBLE")
+    page.goto(f"{server.url}/#/request/{quote(HOSTILE)}")
+    expect(page.locator(".verdict")).to_contain_text("no request")
+    expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+
+
+def test_a_server_that_goes_away_is_said_to_be_gone_and_found_again(
+    tmp_path: Path, browser: Browser
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    with serving(tmp_path / "first") as served:
+        port = served.controller.metrics_port
+        page.goto(served.url)
+        expect(page.locator("#finding")).to_have_text("IDLE")
+    expect(page.locator("#finding")).to_have_text("DISCONNECTED")
+    expect(page.locator("#words")).to_contain_text("Trying again")
+    with serving(tmp_path / "second", metrics_port=port):
+        expect(page.locator("#finding")).to_have_text("IDLE", timeout=30_000)
+    context.close()
+
+
+def test_a_key_is_asked_for_and_stays_in_its_tab(
+    closed: tuple[Served, str, str], browser: Browser
+) -> None:
+    served, key, _ = closed
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(served.url)
+    dialog = page.get_by_role("dialog", name="A key, please")
+    expect(dialog).to_contain_text("NO_CREDENTIALS")
+    page.get_by_label("Key with the role").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()
+    page.get_by_label("Key with the role").fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#finding")).to_have_text("IDLE")
+    assert context.cookies() == []
+    # What takes another role says so, and the rest goes on.
+    page.get_by_role("link", name="Applications").click()
+    expect(page.locator("#finding")).to_have_text("NOT ALLOWED")
+    page.get_by_role("link", name="Pages").click()
+    expect(page.locator("#finding")).to_have_text("IDLE")
+    other = context.new_page()
+    other.goto(served.url)
+    expect(other.get_by_role("dialog", name="A key, please")).to_be_visible()
+    context.close()
