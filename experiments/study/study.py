@@ -42,6 +42,8 @@ class Column:
 SHARE = Column(figure="{key}_{name}_pct", factor=100.0)
 ONLY_TABLE = Column(figure="")
 ONLY_RECORD = Column(in_table=False)
+#: For the point's key alone.
+HIDDEN = Column(figure="", in_table=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,15 +289,13 @@ def test_what_the_core_costs_is_put_beside_what_was_recorded(
     record = json.loads((tmp_path / "edf_mh.json").read_text())
     assert record["figures"] == {"zoo_share": 0.9, "clockwork_us": 20.0, "edf_mh_us": 20.0}
     assert record["command"] == "long"
-    assert record["cost"]["command"] == "python -m experiments edf_mh --cost"
+    assert record["cost"]["command"] == "python -m experiments edf_mh_cost"
     assert record["cost"]["keys"] == ["clockwork_us", "edf_mh_us"]
 
 
 def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
-    setting = edf_mh.Setting(
-        seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1, cost=False
-    )
-    rows = edf_mh.produce(setting, tmp_path)
+    setting = edf_mh.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
+    rows = edf_mh.STUDY.produce(setting, tmp_path)
     assert [row.policy for row in rows] == list(COMPARED)
     figures = json.loads((tmp_path / "edf_mh.json").read_text())["figures"]
     assert figures["worst_vs_clockwork_points"] > -0.2
@@ -335,7 +333,7 @@ def test_an_ablation_tells_what_pieces_are_worth_and_what_others_would_gain(
     monkeypatch.setattr(ablation, "OFF", {"limit_batch": ablation.OFF["limit_batch"]})
     only = ("unlike_r1000", "fig7_right")
     setting = edf_mh.Setting(seeds=(1,), processes=2, only=only, bounds=False)
-    rows = ablation.produce(setting, tmp_path)
+    rows = ablation.STUDY.produce(setting, tmp_path)
     of: dict[str, set[str]] = {row.scenario.key: set() for row in rows}
     for row in rows:
         of[row.scenario.key].add(row.policy)
