@@ -72,7 +72,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class StreamOutcome:
     """How one policy, or one fixed choice, answered the stream of one seed."""
 
     name: str
@@ -88,14 +88,14 @@ class Answered:
     curve: Array = field(repr=False)
 
 
-def measure(setting: Setting) -> Iterator[Answered]:
+def measure(setting: Setting) -> Iterator[StreamOutcome]:
     """Train, draw streams, and send them past every policy."""
     with ProcessPoolExecutor(min(os.cpu_count() or 1, len(setting.seeds))) as pool:
         for answers in pool.map(partial(_answers, setting), setting.seeds):
             yield from answers
 
 
-def _answers(setting: Setting, seed: int) -> list[Answered]:
+def _answers(setting: Setting, seed: int) -> list[StreamOutcome]:
     digits = load()
     asked = digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
     models = five_kinds(seed)
@@ -124,13 +124,13 @@ def _answers(setting: Setting, seed: int) -> list[Answered]:
         name: (name, {}) for name in setting.policies
     } | {f"{DEFAULT}, {arm}": (DEFAULT, ARMS[arm]) for arm in setting.arms}
 
-    def answered(name: str, wrong: Array, trail: Trail | None = None) -> Answered:
+    def answered(name: str, wrong: Array, trail: Trail | None = None) -> StreamOutcome:
         error = {
             phase: float(wrong[part].mean())
             for phase, part in zip(("before", "failed", "after"), setting.phases, strict=True)
         }
         last = setting.last_quarter
-        return Answered(
+        return StreamOutcome(
             name=name,
             seed=seed,
             cumulative=float(wrong.mean()),
@@ -152,14 +152,14 @@ def _policy(name: str) -> Policy[Any]:
     return make_policy(kind, options)
 
 
-def _by_name(points: Sequence[Answered]) -> dict[str, list[Answered]]:
-    found: dict[str, list[Answered]] = {}
+def _by_name(points: Sequence[StreamOutcome]) -> dict[str, list[StreamOutcome]]:
+    found: dict[str, list[StreamOutcome]] = {}
     for point in points:
         found.setdefault(point.name, []).append(point)
     return found
 
 
-def table(_setting: Setting, points: Sequence[Answered]) -> Iterator[Row]:
+def table(_setting: Setting, points: Sequence[StreamOutcome]) -> Iterator[Row]:
     """A row for each policy and each fixed choice: the means of all seeds."""
     for name, mine in _by_name(points).items():
         yield {
@@ -177,7 +177,7 @@ def table(_setting: Setting, points: Sequence[Answered]) -> Iterator[Row]:
         }
 
 
-def figures_of(setting: Setting, points: Sequence[Answered]) -> dict[str, float]:
+def figures_of(setting: Setting, points: Sequence[StreamOutcome]) -> dict[str, float]:
     """The numbers that are quoted."""
     by_name = _by_name(points)
     errors = {n: float(np.mean([p.cumulative for p in mine])) for n, mine in by_name.items()}
@@ -204,7 +204,7 @@ def figures_of(setting: Setting, points: Sequence[Answered]) -> dict[str, float]
     return figures
 
 
-def panels(setting: Setting, points: Sequence[Answered]) -> list[list[Panel]]:
+def panels(setting: Setting, points: Sequence[StreamOutcome]) -> list[list[Panel]]:
     """The first seed's cumulative error; single models are dotted."""
     shown = ("exp3", "exp4", "exp4-full", "exp4-full, as the paper", "thompson", "oracle")
     first = {p.name: p for p in points if p.seed == setting.seeds[0]}

@@ -98,7 +98,7 @@ class ArmPoint:
     #: Refused because they had become late.
     refused_late: Annotated[int, ONLY_TABLE]
     refused_otherwise: Annotated[int, ONLY_TABLE]
-    #: Of the answers; 0 without any.
+    #: Latency of the answers; 0 without any.
     p50_ms: float
     p99_ms: float
     #: Share of members that an answer does without.

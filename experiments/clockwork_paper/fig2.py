@@ -12,16 +12,15 @@ The paper (section 2 and 3) measured a V100: in isolation the 99.99th percentile
 
 from __future__ import annotations
 
-import argparse
 import os
 import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -29,17 +28,11 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.results_file import RESULTS, write_results
-from experiments.study.report import Comparison, compare, show, write_csv
+from experiments.study.pictures import COLOURS, Curve, Panel
+from experiments.study.study import Paper, Row, Study
 from modelzoo.build import write_model
 
 MODES = ("one_at_a_time", "concurrent")
-
-PAPER = {
-    "paper_throughput_gain_pct": 25.0,
-    "paper_tail_growth_ratio": 100.0,
-    "paper_isolated_p9999_over_median_pct": 0.03,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +63,25 @@ class ConcurrencyPoint:
 
     mode: str
     concurrency: int
+    #: Throughput: median, least and most of the rounds.
+    throughput_rps: float
+    throughput_rps_min: float
+    throughput_rps_max: float
+    exec_p50_ms: float
+    exec_p99_ms: float
+    exec_p95_ms: float
+    latency_p99_ms: float
+    num_execs: float
     #: Throughput of each round.
-    throughput_rps: tuple[float, ...]
+    throughputs_rps: tuple[float, ...]
+    #: Durations of all EXECs, then the times from asking to their ends.
     exec_ms: NDArray[np.float64]
-    #: Times from asking to the end of the EXEC.
     latency_ms: NDArray[np.float64]
 
     @property
-    def median_rps(self) -> float:
-        """Median throughput of the rounds."""
-        return float(np.median(self.throughput_rps))
-
-    def exec_percentile_ms(self, percentile: float) -> float:
-        """Percentile of the duration of all EXECs."""
-        return float(np.percentile(self.exec_ms, percentile))
+    def tail_pct(self) -> float:
+        """By how much the EXECs' tail is longer than their median, which is all that a scheduler can predict."""
+        return 100 * (self.exec_p99_ms / self.exec_p50_ms - 1)
 
 
 class ConcurrentDevice(Protocol):
@@ -178,178 +176,133 @@ def measure(setting: Setting, device: ConcurrentDevice) -> list[ConcurrencyPoint
 
 def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> ConcurrencyPoint:
     done = [entry for entries in rounds for entry in entries]
+    throughputs_rps = tuple(
+        len(entries)
+        * NS_PER_S
+        / (max(e.end_ns for e in entries) - min(e.begin_ns for e in entries))
+        for entries in rounds
+    )
+    exec_ms = np.array([e.end_ns - e.begin_ns for e in done]) / NS_PER_MS
+    latency_ms = np.array([e.end_ns - e.asked_ns for e in done]) / NS_PER_MS
+    p50_ms, p95_ms, p99_ms = np.percentile(exec_ms, (50, 95, 99)).tolist()
     return ConcurrencyPoint(
         mode=mode,
         concurrency=concurrency,
-        throughput_rps=tuple(
-            len(entries)
-            * NS_PER_S
-            / (max(e.end_ns for e in entries) - min(e.begin_ns for e in entries))
-            for entries in rounds
-        ),
-        exec_ms=np.array([e.end_ns - e.begin_ns for e in done]) / NS_PER_MS,
-        latency_ms=np.array([e.end_ns - e.asked_ns for e in done]) / NS_PER_MS,
+        throughput_rps=float(np.median(throughputs_rps)),
+        throughput_rps_min=min(throughputs_rps),
+        throughput_rps_max=max(throughputs_rps),
+        exec_p50_ms=p50_ms,
+        exec_p95_ms=p95_ms,
+        exec_p99_ms=p99_ms,
+        latency_p99_ms=float(np.percentile(latency_ms, 99)),
+        num_execs=float(len(done)),
+        throughputs_rps=throughputs_rps,
+        exec_ms=exec_ms,
+        latency_ms=latency_ms,
     )
 
 
-def figures_of(points: Sequence[ConcurrencyPoint]) -> dict[str, float]:
-    """Name every number."""
-    figures: dict[str, float] = {}
-    by_key = {(point.mode, point.concurrency): point for point in points}
-    for point in points:
-        key = f"{point.mode}_c{point.concurrency}"
-        figures[f"{key}_throughput_rps"] = point.median_rps
-        figures[f"{key}_throughput_rps_min"] = min(point.throughput_rps)
-        figures[f"{key}_throughput_rps_max"] = max(point.throughput_rps)
-        for percentile, name in ((50, "p50"), (99, "p99"), (95, "p95")):
-            figures[f"{key}_exec_{name}_ms"] = point.exec_percentile_ms(percentile)
-        figures[f"{key}_latency_p99_ms"] = float(np.percentile(point.latency_ms, 99))
-        figures[f"{key}_num_execs"] = float(len(point.exec_ms))
+def figures_of(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> dict[str, float]:
+    """One mode beside the other."""
+    of = {(point.mode, point.concurrency): point for point in points}
     concurrencies = sorted({point.concurrency for point in points})
+    most = concurrencies[-1]
     # Each round is compared with the same round of the other mode.
-    figures["throughput_gain_pct"] = max(
-        100
-        * (
-            float(
-                np.median(
-                    np.array(by_key["concurrent", c].throughput_rps)
-                    / np.array(by_key["one_at_a_time", c].throughput_rps)
-                )
-            )
-            - 1
+    gains = [
+        np.median(
+            np.array(of["concurrent", c].throughputs_rps)
+            / np.array(of["one_at_a_time", c].throughputs_rps)
         )
         for c in concurrencies
-    )
-    most = concurrencies[-1]
-    figures["tail_growth_ratio"] = by_key["concurrent", most].exec_percentile_ms(99) / by_key[
-        "one_at_a_time", most
-    ].exec_percentile_ms(99)
-    # A scheduler cannot predict the tail beyond the median; each mode has its own.
-    for mode in MODES:
-        point = by_key[mode, most]
-        figures[f"{mode}_c{most}_exec_p99_over_median_pct"] = 100 * (
-            point.exec_percentile_ms(99) / point.exec_percentile_ms(50) - 1
+    ]
+    return {
+        "throughput_gain_pct": 100 * (float(max(gains)) - 1),
+        "tail_growth_ratio": of["concurrent", most].exec_p99_ms
+        / of["one_at_a_time", most].exec_p99_ms,
+        **{f"{mode}_c{most}_exec_p99_over_median_pct": of[mode, most].tail_pct for mode in MODES},
+        "isolated_p99_over_median_pct": of["one_at_a_time", concurrencies[0]].tail_pct,
+    }
+
+
+def rows(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> Iterator[Row]:
+    """Rows of `fig2.csv`."""
+    for point in points:
+        for percentile in (1, 10, 25, 50, 75, 90, 95, 99):
+            yield {
+                "mode": point.mode,
+                "concurrency": point.concurrency,
+                "percentile": percentile,
+                "exec_ms": float(np.percentile(point.exec_ms, percentile)),
+                "latency_ms": float(np.percentile(point.latency_ms, percentile)),
+            }
+
+
+def panels(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> list[list[Panel]]:
+    """Throughput at the left, EXEC durations at the right, over the requests outstanding."""
+    throughput, durations = [], []
+    for colour, mode in zip(COLOURS, MODES, strict=False):
+        mine = sorted((p for p in points if p.mode == mode), key=lambda p: p.concurrency)
+        at, name = [point.concurrency for point in mine], mode.replace("_", " ")
+        median = [point.throughput_rps for point in mine]
+        spread = (
+            [point.throughput_rps - point.throughput_rps_min for point in mine],
+            [point.throughput_rps_max - point.throughput_rps for point in mine],
         )
-    isolated = by_key["one_at_a_time", concurrencies[0]]
-    figures["isolated_p99_over_median_pct"] = 100 * (
-        isolated.exec_percentile_ms(99) / isolated.exec_percentile_ms(50) - 1
-    )
-    return figures | PAPER
+        throughput.append(
+            Curve(x=at, y=median, spread=spread, label=name, colour=colour, marker="o")
+        )
+        for what, ms, line in (
+            ("median", [point.exec_p50_ms for point in mine], "-"),
+            ("p99", [point.exec_p99_ms for point in mine], ":"),
+        ):
+            durations.append(
+                Curve(x=at, y=ms, label=f"{name}, {what}", colour=colour, line=line, marker="o")
+            )
+    x = "requests outstanding"
+    ticks = {float(point.concurrency): str(point.concurrency) for point in points}
+    return [
+        [
+            Panel(
+                title="EXECs at once gain little", x=x, y="throughput, r/s", curves=throughput,
+                log_x=True, x_ticks=ticks,
+            ),
+            Panel(
+                title="and nobody can say how long each takes", x=x, y="EXEC, ms",
+                curves=durations, log_x=True, log_y=True, x_ticks=ticks,
+            ),
+        ]
+    ]  # fmt: skip
 
 
-COMPARISONS = (
-    Comparison(
-        key="throughput_gain_pct",
-        paper_key="paper_throughput_gain_pct",
-        reason="what one EXEC leaves idle of this processor, more or less than of a V100",
+PAPER = (
+    Paper(
+        "throughput_gain_pct",
+        25.0,
+        "what one EXEC leaves idle of this processor, more or less than of a V100",
+        ("{key}",),
     ),
-    Comparison(
-        key="tail_growth_ratio",
-        paper_key="paper_tail_growth_ratio",
-        reason=(
-            "the operating system shares cores in fair slices, so the tail grows as the number of "
-            "EXECs at once; a GPU's hardware queues are not fair"
-        ),
+    Paper(
+        "tail_growth_ratio",
+        100.0,
+        "the operating system shares cores in fair slices, so the tail grows as the number of "
+        "EXECs at once; a GPU's hardware queues are not fair",
+        ("{key}",),
     ),
-    Comparison(
-        key="isolated_p99_over_median_pct",
-        paper_key="paper_isolated_p9999_over_median_pct",
-        reason="a shared virtual machine's processor, not a dedicated GPU; p99, not p99.99",
+    Paper(
+        "isolated_p9999_over_median_pct",
+        0.03,
+        "a shared virtual machine's processor, not a dedicated GPU; p99, not p99.99",
+        ("isolated_p99_over_median_pct",),
     ),
 )
 
-
-def produce(setting: Setting, directory: Path = RESULTS) -> list[ConcurrencyPoint]:
-    """Measure and write `fig2.json`, `fig2.csv` and `fig2.png`."""
-    points = measure(setting, Processor(setting))
-    figures = figures_of(points)
-    table = compare(figures, COMPARISONS)
-    for point in points:
-        print(
-            f"{point.mode:>13} x{point.concurrency:<2} {point.median_rps:6.1f} r/s, EXEC p50 "
-            f"{point.exec_percentile_ms(50):6.2f} ms, p99 {point.exec_percentile_ms(99):6.2f} ms"
-        )
-    show(table)
-    write_csv(
-        directory / "fig2.csv",
-        ["mode", "concurrency", "percentile", "exec_ms", "latency_ms"],
-        [
-            (
-                point.mode,
-                point.concurrency,
-                percentile,
-                point.exec_percentile_ms(percentile),
-                float(np.percentile(point.latency_ms, percentile)),
-            )
-            for point in points
-            for percentile in (1, 10, 25, 50, 75, 90, 95, 99)
-        ],
-    )
-    draw(points, directory / "fig2.png")
-    write_results(
-        "fig2",
-        figures,
-        command="python -m experiments fig2",
-        extra={
-            "comparison": table,
-            "setting": {
-                "architecture": setting.architecture,
-                "rounds": setting.rounds,
-                "round_s": setting.round_s,
-            },
-        },
-        directory=directory,
-    )
-    return points
-
-
-def draw(points: Sequence[ConcurrencyPoint], target: Path) -> None:
-    """Throughput at the left, EXEC durations over concurrency at the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    panels: list[Any] = [left, right]
-    for mode in MODES:
-        mine = sorted((p for p in points if p.mode == mode), key=lambda p: p.concurrency)
-        places = range(len(mine))
-        spread = [
-            [p.median_rps - min(p.throughput_rps) for p in mine],
-            [max(p.throughput_rps) - p.median_rps for p in mine],
-        ]
-        name = mode.replace("_", " ")
-        left.errorbar(places, [p.median_rps for p in mine], yerr=spread, marker="o", label=name)
-        (line,) = right.plot(
-            places, [p.exec_percentile_ms(50) for p in mine], marker="o", label=f"{name}, median"
-        )
-        right.plot(
-            places,
-            [p.exec_percentile_ms(99) for p in mine],
-            marker="^",
-            ls=":",
-            color=line.get_color(),
-            label=f"{name}, p99",
-        )
-    ticks = sorted({point.concurrency for point in points})
-    for panel in panels:
-        panel.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
-        panel.set_xlabel("requests outstanding")
-        panel.legend(fontsize="x-small")
-    left.set_ylim(bottom=0)
-    left.set_ylabel("throughput, r/s")
-    right.set_yscale("log")
-    right.set_ylabel("EXEC, ms")
-    figure.savefig(target, dpi=120)
-    pyplot.close(figure)
-
-
-def main() -> None:
-    """Produce the figure."""
-    argparse.ArgumentParser(description="Figure 2 of the paper.").parse_args()
-    produce(Setting())
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="fig2",
+    setting=Setting(),
+    ask=lambda setting: measure(setting, Processor(setting)),
+    key="{mode}_c{concurrency}",
+    figures=figures_of,
+    tables={"": rows},
+    paper=PAPER,
+    panels=panels,
+)

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,48 +32,18 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import BoundProblem, Cost, density_bound, memory_bound, memoryless_bound
-from experiments.results_file import RESULTS
-from experiments.simulator import Case, Cluster, copies_of
-from experiments.study.compared import POLICIES, Compared, from_command_line, run_rows
-from experiments.study.report import Comparison, colour_of, picture, write_csv, write_figure
-from modelzoo.profile import load_profile
+from experiments.clockwork_paper.cases import resnets
+from experiments.simulator import Case, Cluster
+from experiments.study.compared import POLICIES, Compared, run_rows
+from experiments.study.pictures import Curve, Panel, colour_of
+from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Row, Study
 from traces.arrivals import Poisson, Workload
 
-ARCHITECTURE = "resnet50_v1b"
 SLO_NS = 100 * NS_PER_MS
 MAJOR_RPS = 1000
 MINOR_RPS = 200
 
-#: Section 6.2. Times are minutes from the first Major instance on.
-PAPER = {
-    # "only the Minor workload is present, achieving its full 200 r/s".
-    "paper_lead_minor_goodput_rps": 200.0,
-    # "By t=3.5, 201 models have been activated, reaching the capacity of GPU device memory."
-    "paper_ramp_memory_full_min": 3.5,
-    # "At approximately t=20 [...] the Minor workload's latency to drop back to an average of 20ms".
-    "paper_min20_minor_mean_ms": 20.0,
-    # "gradually grow back to 200 r/s".
-    "paper_end_minor_goodput_rps": 200.0,
-    # "PCI utilization rapidly rises to 100%".
-    "paper_end_load_busy_pct": 100.0,
-    # "the rise in cold-starts until it is nearly 100% by the end of the experiment".
-    "paper_end_major_cold_pct": 100.0,
-    # "the maximum request latency across the experiment did not exceed the 100ms SLO".
-    "paper_all_latency_max_ms": 100.0,
-    # "The overall resource goodput [...] was always equal to the total utilization."
-    "paper_all_exec_goodput_pct": 100.0,
-}
-_FEWER_HITS = (
-    "the paper's system finds weights resident more rarely than ours, and it does not say why: 200 of k "
-    "equally popular instances fit, so that 1,000 x 200 / k requests per second find theirs"
-)
-_REASONS = {
-    "min20_minor_mean_ms": f"{_FEWER_HITS}; with k = 1,200 these 167, the 120 that a second of LOADs "
-    "brings and Minor's 200 ask for 2.77 ms each, 1.3 times what the GPU has, so it remains the "
-    "bottleneck for some minutes more (fig6.csv)",
-    "end_major_cold_pct": f"{_FEWER_HITS}, 56 with k = 3,600, beside 120 cold ones; counted are answers "
-    "whose instance was not resident on arrival, the paper may count refused requests as well",
-}
+_MINUTE_NS = 60 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +137,11 @@ class RampBucket:
         """Answers in time to both workloads."""
         return self.major.answered + self.minor.answered
 
+    @property
+    def latency_max_ms(self) -> float:
+        """The longest latency of an answer; 0 without any."""
+        return max(self.major.latency_ms(100), self.minor.latency_ms(100))
+
 
 @dataclass(slots=True, kw_only=True)
 class Ramp:
@@ -176,11 +151,11 @@ class Ramp:
     buckets: list[RampBucket]
     #: When the first weights were evicted, since the ramp's begin; None: never.
     memory_full_ns: int | None
-    #: Share of the EXEC time that answered requests in time.
-    exec_goodput: float
+    #: Share of the EXEC time that answered requests in time, in percent.
+    all_exec_goodput_pct: Annotated[float, ONLY_RECORD]
     #: Answered requests of the setting's window, and how many B3 allows.
-    window_answered: int
-    window_bound: int
+    window_answered: Annotated[int, NO_COLUMN]
+    window_bound: Annotated[int, NO_COLUMN]
 
     def during(self, begin_ns: int, end_ns: int) -> list[RampBucket]:
         """Buckets between two times."""
@@ -189,7 +164,7 @@ class Ramp:
 
 def case_of(setting: Setting, policy: str) -> Case:
     """Describe one run: Minor is model 0."""
-    models = copies_of(load_profile("table1").row_for(ARCHITECTURE), setting.num_models + 1)
+    models = resnets(setting.num_models + 1)
     seeds = np.random.SeedSequence(setting.seed).generate_state(setting.num_models + 1).tolist()
     begins_ns = [setting.lead_ns + step * setting.step_ns for step in range(setting.num_models)]
     minor = Poisson(
@@ -329,60 +304,56 @@ def measure(setting: Setting, policy: str, bounds: tuple[list[int], int]) -> Ram
         policy=policy,
         buckets=buckets,
         memory_full_ns=memory_full_ns,
-        exec_goodput=exec_good_ns / exec_ns,
+        all_exec_goodput_pct=100 * (exec_good_ns / exec_ns),
         window_answered=window_answered,
         window_bound=bounds[1],
     )
 
 
+def ask(setting: Setting) -> Iterator[Ramp]:
+    """Simulate every policy, below the same bounds."""
+    bounds = bounds_of(setting)
+    return (measure(setting, policy, bounds) for policy in setting.policies)
+
+
 def figures_of(setting: Setting, ramps: Sequence[Ramp]) -> dict[str, float]:
     """Name every number; what a short run does not reach has none."""
     figures: dict[str, float] = {}
-    minute_ns = 60 * NS_PER_S
     for ramp in ramps:
+        mine: dict[str, float] = {}
         lead = ramp.during(0, setting.lead_ns)
         end = ramp.during(setting.ramp_end_ns, setting.end_ns)
-        everything = ramp.buckets
         if ramp.memory_full_ns is not None:
-            figures[f"{ramp.policy}_ramp_memory_full_min"] = ramp.memory_full_ns / minute_ns
-        at_ns = setting.lead_ns + 20 * minute_ns
+            mine["ramp_memory_full_min"] = ramp.memory_full_ns / _MINUTE_NS
+        at_ns = setting.lead_ns + 20 * _MINUTE_NS
         for bucket in ramp.during(at_ns, min(at_ns + 1, setting.ramp_end_ns)):
-            figures[f"{ramp.policy}_min20_minor_mean_ms"] = bucket.minor.mean_ms
-        figures[f"{ramp.policy}_lead_minor_goodput_rps"] = _rps(setting, lead, "minor")
-        for name, buckets in (("end", end), ("all", everything)):
+            mine["min20_minor_mean_ms"] = bucket.minor.mean_ms
+        for name, buckets in (("end", end), ("all", ramp.buckets)):
             answered = sum(bucket.answered for bucket in buckets)
             bound = sum(bucket.bound for bucket in buckets)
             seconds = len(buckets) * setting.bucket_ns / NS_PER_S
-            figures[f"{ramp.policy}_{name}_goodput_rps"] = answered / seconds
-            figures[f"{ramp.policy}_{name}_bound_share_pct"] = 100 * answered / bound
+            mine[f"{name}_goodput_rps"] = answered / seconds
+            mine[f"{name}_bound_share_pct"] = 100 * answered / bound
             figures[f"bound_{name}_goodput_rps"] = bound / seconds
-            figures[f"{ramp.policy}_{name}_latency_max_ms"] = max(
-                max(bucket.minor.latency_ms(100), bucket.major.latency_ms(100))
-                for bucket in buckets
-            )
-        end_major = sum(bucket.major.answered for bucket in end)
-        figures |= {
-            f"{ramp.policy}_end_minor_goodput_rps": _rps(setting, end, "minor"),
-            f"{ramp.policy}_end_major_goodput_rps": _rps(setting, end, "major"),
-            f"{ramp.policy}_end_minor_p50_ms": end[-1].minor.latency_ms(50),
-            f"{ramp.policy}_end_major_p50_ms": end[-1].major.latency_ms(50),
-            f"{ramp.policy}_end_major_cold_pct": 100
-            * sum(bucket.major.cold for bucket in end)
-            / max(1, end_major),
-            f"{ramp.policy}_end_load_busy_pct": 100 * float(np.mean([b.load_busy for b in end])),
-            f"{ramp.policy}_end_exec_busy_pct": 100 * float(np.mean([b.exec_busy for b in end])),
-            f"{ramp.policy}_all_exec_goodput_pct": 100 * ramp.exec_goodput,
+            mine[f"{name}_latency_max_ms"] = max(bucket.latency_max_ms for bucket in buckets)
+        cold, answered = (sum(getattr(b.major, name) for b in end) for name in ("cold", "answered"))
+        mine |= {
+            "lead_minor_goodput_rps": _rps(setting, lead, "minor"),
+            "end_minor_goodput_rps": _rps(setting, end, "minor"),
+            "end_major_goodput_rps": _rps(setting, end, "major"),
+            "end_minor_p50_ms": end[-1].minor.latency_ms(50),
+            "end_major_p50_ms": end[-1].major.latency_ms(50),
+            "end_major_cold_pct": 100 * cold / max(1, answered),
+            "end_load_busy_pct": 100 * float(np.mean([b.load_busy for b in end])),
+            "end_exec_busy_pct": 100 * float(np.mean([b.exec_busy for b in end])),
         }
         if ramp.window_bound:
             seconds = setting.window_ns / NS_PER_S
-            figures |= {
-                f"{ramp.policy}_window_goodput_rps": ramp.window_answered / seconds,
-                f"{ramp.policy}_window_bound_share_pct": 100
-                * ramp.window_answered
-                / ramp.window_bound,
-                "bound_window_goodput_rps": ramp.window_bound / seconds,
-            }
-    return figures | PAPER
+            mine["window_goodput_rps"] = ramp.window_answered / seconds
+            mine["window_bound_share_pct"] = 100 * ramp.window_answered / ramp.window_bound
+            figures["bound_window_goodput_rps"] = ramp.window_bound / seconds
+        figures |= {f"{ramp.policy}_{name}": number for name, number in mine.items()}
+    return figures
 
 
 def _rps(setting: Setting, buckets: Sequence[RampBucket], kind: str) -> float:
@@ -390,122 +361,118 @@ def _rps(setting: Setting, buckets: Sequence[RampBucket], kind: str) -> float:
     return float(answered * NS_PER_S / (len(buckets) * setting.bucket_ns))
 
 
-def comparisons(ramps: Sequence[Ramp]) -> list[Comparison]:
-    """Every number of the paper, beside ours."""
-    keys = [key.removeprefix("paper_") for key in PAPER]
-    return [
-        Comparison(
-            key=f"{ramp.policy}_{key}", paper_key=f"paper_{key}", reason=_REASONS.get(key, "")
-        )
-        for ramp in ramps
-        for key in keys
-    ]
+def rows(setting: Setting, ramps: Sequence[Ramp]) -> Iterator[Row]:
+    """Rows of `fig6.csv`."""
+    seconds = setting.bucket_ns / NS_PER_S
+    for ramp in ramps:
+        for bucket in ramp.buckets:
+            row: dict[str, float | int | str] = {
+                "policy": ramp.policy,
+                "minute": (bucket.begin_ns - setting.lead_ns) / _MINUTE_NS,
+                "num_active": bucket.num_active,
+                "bound_rps": bucket.bound / seconds,
+            }
+            for name, kind in (("major", bucket.major), ("minor", bucket.minor)):
+                row |= {
+                    f"{name}_arrived_rps": kind.arrived / seconds,
+                    f"{name}_goodput_rps": kind.answered / seconds,
+                    f"{name}_cold_rps": kind.cold / seconds,
+                    f"{name}_mean_ms": kind.mean_ms,
+                    f"{name}_p50_ms": kind.latency_ms(50),
+                    f"{name}_p99_ms": kind.latency_ms(99),
+                    f"{name}_max_ms": kind.latency_ms(100),
+                }
+            yield {**row, "exec_busy": bucket.exec_busy, "load_busy": bucket.load_busy}
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Ramp]:
-    """Measure everything and write `fig6.json`, `fig6.csv` and `fig6.png`."""
-    bounds = bounds_of(setting)
-    ramps = []
-    for policy in setting.policies:
-        ramp = measure(setting, policy, bounds)
-        ramps.append(ramp)
-        end = ramp.during(setting.ramp_end_ns, setting.end_ns)
-        print(
-            f"{policy:>13} end state: Minor {_rps(setting, end, 'minor'):.1f} r/s, "
-            f"Major {_rps(setting, end, 'major'):.1f} r/s",
-            flush=True,
-        )
-    write_csv(
-        directory / "fig6.csv",
-        [
-            "policy",
-            "minute",
-            "num_active",
-            "bound_rps",
-            *(f"{kind}_{column}" for kind in ("major", "minor") for column in _KIND_COLUMNS),
-            "exec_busy",
-            "load_busy",
-        ],
-        [_csv_row(setting, ramp, bucket) for ramp in ramps for bucket in ramp.buckets],
+def panels(setting: Setting, ramps: Sequence[Ramp]) -> list[list[Panel]]:
+    """The paper's five panels over time: goodput, latency, cold starts, PCIe, GPU."""
+    seconds = setting.bucket_ns / NS_PER_S
+    middle = setting.bucket_ns / (2 * _MINUTE_NS)
+    begins = [(bucket.begin_ns - setting.lead_ns) / _MINUTE_NS for bucket in ramps[0].buckets]
+    minutes = [begin + middle for begin in begins]
+
+    def curves(kinds: tuple[str, ...], of: Callable[[RampBucket, str], float]) -> list[Curve]:
+        return [
+            Curve(
+                x=minutes,
+                y=[of(bucket, kind) for bucket in ramp.buckets],
+                label=f"{ramp.policy}, {kind.capitalize()}" if kind else ramp.policy,
+                colour=colour_of(ramp.policy),
+                line="--" if kind == "minor" else "-",
+            )
+            for ramp in ramps
+            for kind in kinds
+        ]
+
+    def mean_ms(bucket: RampBucket, kind: str) -> float:
+        found: Kind = getattr(bucket, kind)
+        return found.mean_ms if found.answered else np.nan
+
+    def cold_pct(bucket: RampBucket, kind: str) -> float:
+        found: Kind = getattr(bucket, kind)
+        return 100 * found.cold / found.answered if found.answered else np.nan
+
+    both = ("major", "minor")
+    bound = Curve(
+        x=minutes, y=[b.bound / seconds for b in ramps[0].buckets], label="bound, both", line=":"
     )
-    draw(setting, ramps, directory / "fig6.png")
-    write_figure(
-        "fig6", figures_of(setting, ramps), comparisons(ramps), setting, directory=directory
+    goodput = curves(both, lambda bucket, kind: getattr(bucket, kind).answered / seconds)
+    pcie = curves(("",), lambda bucket, _: 100 * bucket.load_busy)
+    gpu = curves(("",), lambda bucket, _: 100 * bucket.exec_busy)
+    shown = (
+        ("One GPU answers while models arrive", "goodput, r/s", [*goodput, bound]),
+        ("Answers come in time all along", "mean latency, ms", curves(both, mean_ms)),
+        ("More and more of them are cold", "cold, % of answers", curves(both, cold_pct)),
+        ("and the PCIe bus becomes the bottleneck,", "PCIe (LOAD) busy, %", pcie),
+        ("which the GPU was before", "GPU (EXEC) busy, %", gpu),
     )
-    return ramps
+    ends = {0.0: "", setting.num_models * setting.step_ns / _MINUTE_NS: "first and last of Major"}
+    x = "minutes since the first of the Major instances"
+    return [[Panel(title=title, x=x, y=y, curves=drawn, marks=ends)] for title, y, drawn in shown]
 
 
-_KIND_COLUMNS = (
-    "arrived_rps",
-    "goodput_rps",
-    "cold_rps",
-    "mean_ms",
-    "p50_ms",
-    "p99_ms",
-    "max_ms",
+_FEWER_HITS = (
+    "the paper's system finds weights resident more rarely than ours, and it does not say why: 200 of k "
+    "equally popular instances fit, so that 1,000 x 200 / k requests per second find theirs"
+)
+_STILL_GPU = (
+    f"{_FEWER_HITS}; with k = 1,200 these 167, the 120 that a second of LOADs "
+    "brings and Minor's 200 ask for 2.77 ms each, 1.3 times what the GPU has, so it remains the "
+    "bottleneck for some minutes more (fig6.csv)"
+)
+_COLD = (
+    f"{_FEWER_HITS}, 56 with k = 3,600, beside 120 cold ones; counted are answers "
+    "whose instance was not resident on arrival, the paper may count refused requests as well"
 )
 
+#: Section 6.2. Times are minutes from the first Major instance on.
+PAPER = (
+    # "only the Minor workload is present, achieving its full 200 r/s".
+    Paper("lead_minor_goodput_rps", 200.0),
+    # "By t=3.5, 201 models have been activated, reaching the capacity of GPU device memory."
+    Paper("ramp_memory_full_min", 3.5),
+    # "At approximately t=20 [...] the Minor workload's latency to drop back to an average of 20ms".
+    Paper("min20_minor_mean_ms", 20.0, _STILL_GPU),
+    # "gradually grow back to 200 r/s".
+    Paper("end_minor_goodput_rps", 200.0),
+    # "PCI utilization rapidly rises to 100%".
+    Paper("end_load_busy_pct", 100.0),
+    # "the rise in cold-starts until it is nearly 100% by the end of the experiment".
+    Paper("end_major_cold_pct", 100.0, _COLD),
+    # "the maximum request latency across the experiment did not exceed the 100ms SLO".
+    Paper("all_latency_max_ms", 100.0),
+    # "The overall resource goodput [...] was always equal to the total utilization."
+    Paper("all_exec_goodput_pct", 100.0),
+)
 
-def _csv_row(setting: Setting, ramp: Ramp, bucket: RampBucket) -> list[object]:
-    seconds = setting.bucket_ns / NS_PER_S
-    row: list[object] = [
-        ramp.policy,
-        _minute(setting, bucket),
-        bucket.num_active,
-        bucket.bound / seconds,
-    ]
-    for kind in (bucket.major, bucket.minor):
-        row += [kind.arrived / seconds, kind.answered / seconds, kind.cold / seconds, kind.mean_ms]
-        row += [kind.latency_ms(percentile) for percentile in (50, 99, 100)]
-    return [*row, bucket.exec_busy, bucket.load_busy]
-
-
-def _minute(setting: Setting, bucket: RampBucket) -> float:
-    return (bucket.begin_ns - setting.lead_ns) / (60 * NS_PER_S)
-
-
-def draw(setting: Setting, ramps: Sequence[Ramp], target: Path) -> None:
-    """The paper's five panels: goodput, latency, cold starts, PCIe, GPU, over minutes."""
-    seconds = setting.bucket_ns / NS_PER_S
-    with picture(target, 5, 1, size=(7.5, 10), share_x=True) as grid:
-        goodput, latency, cold, pcie, gpu = grid[:, 0]
-        for number, ramp in enumerate(ramps):
-            colour = colour_of(ramp.policy)
-            middle = setting.bucket_ns / (120 * NS_PER_S)
-            minutes = [_minute(setting, bucket) + middle for bucket in ramp.buckets]
-            if not number:
-                bound = [bucket.bound / seconds for bucket in ramp.buckets]
-                goodput.plot(minutes, bound, color="black", lw=0.8, label="bound, both")
-            for kind, style in (("major", "-"), ("minor", "--")):
-                name = f"{ramp.policy}, {kind.capitalize()}"
-                mine: list[Kind] = [getattr(bucket, kind) for bucket in ramp.buckets]
-                rates = [one.answered / seconds for one in mine]
-                goodput.plot(minutes, rates, style, color=colour, label=name)
-                means = [one.mean_ms if one.answered else np.nan for one in mine]
-                latency.plot(minutes, means, style, color=colour, label=f"{name}, mean")
-                shares = [100 * one.cold / one.answered if one.answered else np.nan for one in mine]
-                cold.plot(minutes, shares, style, color=colour)
-            longest = [max(b.major.latency_ms(100), b.minor.latency_ms(100)) for b in ramp.buckets]
-            latency.plot(minutes, longest, ":", color=colour, lw=0.8)
-            pcie.plot(minutes, [100 * bucket.load_busy for bucket in ramp.buckets], color=colour)
-            gpu.plot(minutes, [100 * bucket.exec_busy for bucket in ramp.buckets], color=colour)
-        goodput.set_ylabel("goodput, r/s")
-        goodput.legend(fontsize="x-small", ncols=2)
-        latency.set_ylabel("latency, ms\n(dotted: max)")
-        cold.set_ylabel("cold, %\nof answers")
-        pcie.set_ylabel("PCIe (LOAD)\nbusy, %")
-        gpu.set_ylabel("GPU (EXEC)\nbusy, %")
-        for panel in (goodput, latency, cold, pcie, gpu):
-            panel.set_ylim(bottom=0)
-            panel.axvline(0, color="grey", lw=0.6)
-            panel.axvline(setting.num_models * setting.step_ns / 60e9, color="grey", lw=0.6)
-        gpu.set_xlabel("minutes since the first of the Major instances")
-
-
-def main() -> None:
-    """Produce the figure."""
-    produce(from_command_line("Figure 6 of the paper.", Setting()))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="fig6",
+    setting=Setting(),
+    ask=ask,
+    key="{policy}",
+    figures=figures_of,
+    tables={"": rows},
+    paper=PAPER,
+    panels=panels,
+)

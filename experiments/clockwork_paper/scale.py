@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -34,43 +34,21 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.clockwork_paper import azure_replay
 from experiments.clockwork_paper.stretch import stretch_bound
-from experiments.results_file import RESULTS
 from experiments.simulator import Case, CpuCosts, bottleneck
 from experiments.simulator.costs import measured, sources
-from experiments.study.compared import POLICIES, Compared, from_command_line, run_rows
-from experiments.study.report import Comparison, colour_of, picture, write_csv, write_figure
+from experiments.study.compared import POLICIES, Compared, run_rows
+from experiments.study.pictures import Curve, Panel, colour_of, tail, tail_percentiles
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Paper, Study
 
 #: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
 _PAPER_RPS = 6174
-PAPER = {
-    "paper_gpus20_slo100_satisfaction_pct": 100.0,
-    "paper_gpus20_slo100_late_per_million": 0.0,
-    "paper_gpus20_slo100_p50_ms": 6.28,
-    "paper_gpus20_slo100_p9999_ms": 49.92,
-    "paper_gpus20_slo25_satisfaction_pct": 100 * 6060 / _PAPER_RPS,
-    "paper_gpus20_slo25_late_per_million": 1e6 * 361 / (_PAPER_RPS * 3600),
-    "paper_gpus20_slo25_p50_ms": 5.77,
-    "paper_gpus20_slo25_p9999_ms": 21.60,
-}
-_TRACE = (
-    "the paper's trace was never published; which models the busiest functions of a substitute ask for "
-    "decides how long requests take and how many are cold"
-)
-_REASONS = {
-    "satisfaction_pct": _TRACE,
-    "p50_ms": f"{_TRACE}; and delays of network, hosts and kernel launches beyond 0.1 ms each way are "
-    "not modelled",
-    "p9999_ms": f"{_TRACE}; the stretch begins with a full hour, the busiest minute",
-    "late_per_million": "lateness comes from durations and delays that no estimate foresees; here they "
-    "are the setting's noise, in the paper those of its testbed",
-}
 
 # So much of what the core can decide is asked of it, on average of the hour; its busiest minute asks for
 # a seventh more.
 _CORE_SHARE = 0.75
 
 #: Share of answered requests, in percent, at which latencies are kept; spread out towards the tail.
-PERCENTILES = tuple(round(float(100 * (1 - 10**-nines)), 4) for nines in np.arange(0, 5.01, 0.1))
+PERCENTILES = tail_percentiles(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,42 +125,44 @@ class ScaleResult:
     """One policy on one cluster at one SLO, over the requests that arrived in the stretch."""
 
     policy: str
-    num_gpus: int
-    slo_ms: int
-    measured_ns: int
-    arrived: int
-    answered: int
-    bound: int
-    #: Refused requests by outcome.
-    refused: dict[str, int]
-    cold: int
+    num_gpus: Annotated[int, ONLY_TABLE]
+    slo_ms: Annotated[int, ONLY_TABLE]
+    measured_s: Annotated[float, ONLY_TABLE]
+    goodput_rps: float
+    satisfaction_pct: float
+    bound_share_pct: float
+    late_per_million: float
+    refused_per_million: float
+    cold_pct: float
     #: Mean size of the batches that answered the requests.
     mean_batch_size: float
-    #: Latency of the answered requests at each of `PERCENTILES`.
-    latency_ms: tuple[float, ...]
-    latency_max_ms: float
+    p50_ms: float
+    p9999_ms: float
+    max_ms: float
+    exec_busy_pct: float
+    load_busy_pct: float
+    front_busy_pct: float
+    controller_busy_pct: float
     #: Time from arrival to refusal.
     refusal_p50_ms: float
     refusal_p99_ms: float
-    #: By part, as `Summary.utilisations`.
-    busy: dict[str, float]
-    #: Ends the names of its figures, as that of its `Size`.
-    label: str = ""
-
-    @property
-    def case_key(self) -> str:
-        """The case as the names of its figures spell it."""
-        return f"gpus{self.num_gpus}_slo{self.slo_ms}{self.label}"
-
-    @property
-    def bottleneck(self) -> str:
-        """The part that is busiest."""
-        return bottleneck(self.busy)[0]
-
-    def percentile_ms(self, percentile: float) -> float:
-        """Latency of the answered requests at the nearest of `PERCENTILES`."""
-        nearest = min(PERCENTILES, key=lambda other: abs(other - percentile))
-        return self.latency_ms[PERCENTILES.index(nearest)]
+    #: How the controller's core is charged.
+    costs: str
+    #: The part that is busiest.
+    bottleneck: str
+    #: The line as the names of its figures spell it.
+    case: Annotated[str, NO_COLUMN]
+    bound_rps: Annotated[float, Column(figure="bound_{case}_goodput_rps", in_table=False)]
+    bound_pct: Annotated[float, Column(figure="bound_{case}_satisfaction_pct", in_table=False)]
+    offered_rps: Annotated[float, Column(figure="offered_{case}_rps", in_table=False)]
+    arrived: Annotated[int, NO_COLUMN]
+    answered: Annotated[int, NO_COLUMN]
+    #: The most that any schedule could answer.
+    bound: Annotated[int, NO_COLUMN]
+    #: Refused requests by outcome.
+    refused: dict[str, int]
+    #: Latency of the answered requests at each of `PERCENTILES`.
+    latency_ms: tuple[float, ...]
 
 
 def case_of(setting: Setting, policy: str, size: Size, slo_ms: int) -> Case:
@@ -227,25 +207,50 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
     # With an overloaded core there may be no answer, or with a loose SLO no refusal.
     refusal_p50_ms, refusal_p99_ms = np.percentile(refusals_ns or [0], (50, 99)) / NS_PER_MS
     latencies_ms = np.array(latencies_ns or [0], np.int64) / NS_PER_MS
+    latency_ms = np.percentile(latencies_ms, PERCENTILES, method="inverted_cdf").tolist()
     answered = outcomes.pop(OK, 0)
+    arrived = answered + outcomes.total()
+    late = outcomes[Refusal.LATE.value]
+    busy = result.summary.utilisations(size.warmup_ns, case.duration_ns)
+    seconds = size.measured_ns / NS_PER_S
     return ScaleResult(
         policy=policy,
         num_gpus=size.num_gpus,
         slo_ms=slo_ms,
-        measured_ns=size.measured_ns,
-        arrived=answered + outcomes.total(),
+        measured_s=seconds,
+        goodput_rps=answered / seconds,
+        satisfaction_pct=100 * answered / arrived,
+        bound_share_pct=100 * answered / bound,
+        late_per_million=1e6 * late / arrived,
+        refused_per_million=1e6 * (outcomes.total() - late) / arrived,
+        cold_pct=100 * cold / max(1, answered),
+        mean_batch_size=float(np.mean(batch_sizes or [0])),
+        p50_ms=_at(latency_ms, 50),
+        p9999_ms=_at(latency_ms, 99.99),
+        max_ms=float(latencies_ms.max()),
+        exec_busy_pct=100 * busy["EXEC"],
+        load_busy_pct=100 * busy["PCIe"],
+        front_busy_pct=100 * busy["front"],
+        controller_busy_pct=100 * busy["controller"],
+        refusal_p50_ms=float(refusal_p50_ms),
+        refusal_p99_ms=float(refusal_p99_ms),
+        costs=size.label.lstrip("_") or "none",
+        bottleneck=bottleneck(busy)[0],
+        case=f"gpus{size.num_gpus}_slo{slo_ms}{size.label}",
+        bound_rps=bound / seconds,
+        bound_pct=100 * bound / arrived,
+        offered_rps=arrived / seconds,
+        arrived=arrived,
         answered=answered,
         bound=bound,
         refused=dict(sorted(outcomes.items())),
-        cold=cold,
-        mean_batch_size=float(np.mean(batch_sizes or [0])),
-        latency_ms=tuple(np.percentile(latencies_ms, PERCENTILES, method="inverted_cdf").tolist()),
-        latency_max_ms=float(latencies_ms.max()),
-        refusal_p50_ms=float(refusal_p50_ms),
-        refusal_p99_ms=float(refusal_p99_ms),
-        busy=result.summary.utilisations(size.warmup_ns, case.duration_ns),
-        label=size.label,
+        latency_ms=tuple(latency_ms),
     )
+
+
+def _at(latency_ms: Sequence[float], percentile: float) -> float:
+    nearest = min(PERCENTILES, key=lambda other: abs(other - percentile))
+    return latency_ms[PERCENTILES.index(nearest)]
 
 
 def bound_of(setting: Setting, size: Size, slo_ms: int) -> int:
@@ -254,152 +259,89 @@ def bound_of(setting: Setting, size: Size, slo_ms: int) -> int:
     return stretch_bound(case, size.warmup_ns, case.duration_ns)[0]
 
 
-def figures_of(results: Sequence[ScaleResult]) -> dict[str, float]:
-    """Name every number."""
-    figures: dict[str, float] = {}
-    for result in results:
-        seconds = result.measured_ns / NS_PER_S
-        key = f"{result.policy}_{result.case_key}"
-        late = result.refused.get(Refusal.LATE.value, 0)
-        figures |= {
-            f"{key}_goodput_rps": result.answered / seconds,
-            f"{key}_satisfaction_pct": 100 * result.answered / result.arrived,
-            f"{key}_bound_share_pct": 100 * result.answered / result.bound,
-            f"{key}_late_per_million": 1e6 * late / result.arrived,
-            f"{key}_refused_per_million": 1e6
-            * (sum(result.refused.values()) - late)
-            / result.arrived,
-            f"{key}_cold_pct": 100 * result.cold / max(1, result.answered),
-            f"{key}_mean_batch_size": result.mean_batch_size,
-            f"{key}_p50_ms": result.percentile_ms(50),
-            f"{key}_p9999_ms": result.percentile_ms(99.99),
-            f"{key}_max_ms": result.latency_max_ms,
-            f"{key}_exec_busy_pct": 100 * result.busy["EXEC"],
-            f"{key}_load_busy_pct": 100 * result.busy["PCIe"],
-            f"{key}_front_busy_pct": 100 * result.busy["front"],
-            f"{key}_controller_busy_pct": 100 * result.busy["controller"],
-            f"{key}_refusal_p50_ms": result.refusal_p50_ms,
-            f"{key}_refusal_p99_ms": result.refusal_p99_ms,
-            f"bound_{result.case_key}_goodput_rps": result.bound / seconds,
-            f"bound_{result.case_key}_satisfaction_pct": 100 * result.bound / result.arrived,
-            f"offered_{result.case_key}_rps": result.arrived / seconds,
-        }
-    return figures | PAPER
-
-
-def comparisons(results: Sequence[ScaleResult]) -> list[Comparison]:
-    """Every number of the paper that is not zero, beside ours."""
-    return [
-        Comparison(
-            key=key.replace("paper", policy, 1),
-            paper_key=key,
-            reason=_REASONS[key.split("_", 3)[3]],
-        )
-        for policy in dict.fromkeys(result.policy for result in results if not result.label)
-        for key, number in PAPER.items()
-        if number
-    ]
-
-
-def produce(setting: Setting, directory: Path = RESULTS) -> list[ScaleResult]:
-    """Measure everything and write `scale.json`, `scale.csv` and `scale.png`."""
-    results = []
+def ask(setting: Setting) -> Iterator[ScaleResult]:
+    """Simulate every policy on every cluster."""
     for size in setting.sizes:
         for slo_ms in size.slos_ms:
             bound = bound_of(setting, size, slo_ms)
             for policy in setting.policies:
-                result = measure(setting, policy, size, slo_ms, bound)
-                results.append(result)
-                refused = ", ".join(f"{n} {reason}" for reason, n in result.refused.items())
-                print(
-                    f"{policy} on {size.num_gpus} GPUs, SLO {slo_ms} ms: {result.answered} of "
-                    f"{result.arrived} in time, at most {bound}; refused: {refused or 'none'}; "
-                    f"bottleneck: {result.bottleneck}",
-                    flush=True,
-                )
-    figures = figures_of(results)
-    figures["core_rps"] = measured().requests_per_s(1)
-    first = f"{_key(results[0])}_"
-    metrics = [key[len(first) :] for key in figures_of(results[:1]) if key.startswith(first)]
-    write_csv(
-        directory / "scale.csv",
-        ["policy", "num_gpus", "slo_ms", "measured_s", *metrics, "costs", "bottleneck"],
-        [
-            (
-                result.policy,
-                result.num_gpus,
-                result.slo_ms,
-                result.measured_ns / NS_PER_S,
-                *(figures[f"{_key(result)}_{metric}"] for metric in metrics),
-                result.label.lstrip("_") or "none",
-                result.bottleneck,
-            )
-            for result in results
-        ],
-    )
-    draw(results, directory / "scale.png")
-    write_figure(
-        "scale",
-        figures,
-        comparisons(results),
-        setting,
-        directory=directory,
-        extra={
-            "bottleneck": {_key(result): result.bottleneck for result in results},
-            "costs": {**asdict(measured()), "sources": sources()},
-        },
-    )
-    return results
+                yield measure(setting, policy, size, slo_ms, bound)
 
 
-def _key(result: ScaleResult) -> str:
-    return f"{result.policy}_{result.case_key}"
-
-
-def draw(results: Sequence[ScaleResult], target: Path) -> None:
+def panels(setting: Setting, results: Sequence[ScaleResult]) -> list[list[Panel]]:
     """Latency of answered requests, the tail stretched, a panel for each line of the table."""
     # A rate that the core cannot decide leaves nothing to be seen.
-    shown = [result for result in results if result.label != "_charged"]
-    cases = {result.case_key: result for result in shown}
-    nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]
-    with picture(target, 1, len(cases), size=(3.6 * len(cases), 3.6)) as grid:
-        for panel, (case_key, case) in zip(grid[0], cases.items(), strict=True):
-            num_gpus, slo_ms = case.num_gpus, case.slo_ms
-            for result in shown:
-                if result.case_key != case_key:
-                    continue
-                share = 100 * result.answered / result.arrived
-                panel.plot(
-                    result.latency_ms,
-                    nines,
-                    color=colour_of(result.policy),
-                    label=f"{result.policy}: {share:.2f} % in time",
-                )
-            for percentile, name, label in (
-                (50, "p50", "paper: 50 and 99.99 %"),
-                (99.99, "p9999", None),
-            ):
-                paper_ms = PAPER.get(f"paper_gpus{num_gpus}_slo{slo_ms}_{name}_ms")
-                if paper_ms is not None and not case.label:
-                    panel.plot(paper_ms, -np.log10(1 - percentile / 100), "kx", label=label)
-            panel.axvline(slo_ms, color="grey", lw=0.8)
-            panel.set_xlim(0, 1.05 * slo_ms)
-            panel.set_yticks(range(6), ["0", "90", "99", "99.9", "99.99", "99.999"])
-            charged = "controller charged" if case.label else "controller takes no time"
-            rate_rps = case.arrived * NS_PER_S / case.measured_ns
-            panel.set_title(
-                f"{num_gpus} GPUs, SLO {slo_ms} ms,\n{rate_rps:,.0f} r/s, {charged}",
-                fontsize="medium",
+    shown = [result for result in results if result.costs != "charged"]
+    cases = {result.case: result for result in shown}
+    papers = {paper.key: paper.number for paper in PAPER}
+    found = []
+    for case, line in cases.items():
+        curves = [
+            Curve(
+                x=result.latency_ms,
+                y=(),
+                label=f"{result.policy}: {result.satisfaction_pct:.2f} % in time",
+                colour=colour_of(result.policy),
             )
-            panel.set_xlabel("latency of answers, ms")
-            panel.legend(fontsize="x-small", loc="lower right")
-        grid[0, 0].set_ylabel("percentile")
+            for result in shown
+            if result.case == case
+        ]
+        if f"{case}_p50_ms" in papers:
+            at_ms = [papers[f"{case}_{name}_ms"] for name in ("p50", "p9999")]
+            label = "paper: 50 and 99.99 %"
+            curves.append(Curve(x=at_ms, y=[50, 99.99], label=label, line="", marker="x"))
+        charged = "controller takes no time" if line.costs == "none" else "controller charged"
+        found.append(
+            tail(
+                f"{line.num_gpus} GPUs, {line.offered_rps:,.0f} r/s,\n{charged}",
+                "latency of answers, ms",
+                curves,
+                PERCENTILES,
+                x_range=(0, 1.05 * line.slo_ms),
+                marks={line.slo_ms: f"SLO, {line.slo_ms} ms"},
+                legend="lower right",
+            )
+        )
+    return [found[:3], found[3:]] if len(found) > 3 else [found]
 
 
-def main() -> None:
-    """Produce the table."""
-    produce(from_command_line("The scale table of the paper, and past it.", Setting()))
+def extra(_setting: Setting, results: Sequence[ScaleResult]) -> dict[str, Any]:
+    """What was the bottleneck, and what the controller was charged."""
+    return {
+        "bottleneck": {f"{result.policy}_{result.case}": result.bottleneck for result in results},
+        "costs": {**asdict(measured()), "sources": sources()},
+    }
 
 
-if __name__ == "__main__":
-    main()
+_TRACE = (
+    "the paper's trace was never published; which models the busiest functions of a substitute ask for "
+    "decides how long requests take and how many are cold"
+)
+_MS = f"{_TRACE}; and delays of network, hosts and kernel launches beyond 0.1 ms each way are not modelled"
+_TAIL_MS = f"{_TRACE}; the stretch begins with a full hour, the busiest minute"
+_LATE = (
+    "lateness comes from durations and delays that no estimate foresees; here they are the setting's noise, in "
+    "the paper those of its testbed"
+)
+
+PAPER = (
+    Paper("gpus20_slo100_satisfaction_pct", 100.0, _TRACE),
+    Paper("gpus20_slo100_late_per_million", 0.0, _LATE),
+    Paper("gpus20_slo100_p50_ms", 6.28, _MS),
+    Paper("gpus20_slo100_p9999_ms", 49.92, _TAIL_MS),
+    Paper("gpus20_slo25_satisfaction_pct", 100 * 6060 / _PAPER_RPS, _TRACE),
+    Paper("gpus20_slo25_late_per_million", 1e6 * 361 / (_PAPER_RPS * 3600), _LATE),
+    Paper("gpus20_slo25_p50_ms", 5.77, _MS),
+    Paper("gpus20_slo25_p9999_ms", 21.60, _TAIL_MS),
+)
+
+STUDY = Study(
+    name="scale",
+    setting=Setting(),
+    ask=ask,
+    key="{policy}_{case}",
+    figures=lambda *_: {"core_rps": measured().requests_per_s(1)},
+    paper=PAPER,
+    panels=panels,
+    extra=extra,
+)

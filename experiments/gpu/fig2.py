@@ -25,6 +25,7 @@ from experiments.gpu.live import figures_of
 from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel, compiled_for
 from experiments.results_file import write_results
 from experiments.simulator import Case, Cluster, HostedModel, Network, run
+from experiments.study.study import said
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 from worker.devices.accelerator import Accelerator
@@ -124,17 +125,13 @@ def measure(setting: Setting) -> dict[str, float]:
     card = Card(setting)
     alone = fig2.one_at_a_time(card, 1, time.monotonic_ns() + int(_REHEARSAL_S * NS_PER_S))
     points = fig2.measure(setting, card)
-    figures = {"joined": float(card.joined), **fig2.figures_of(points)}
+    figures = {"joined": float(card.joined), **fig2.STUDY.figures_of(setting, points)}
     for point in points:
         key = f"{point.mode}_c{point.concurrency}"
-        print(
-            f"{key:20} {point.median_rps:8.1f} r/s, EXEC p50 {point.exec_percentile_ms(50):7.3f} ms, "
-            f"p99 {point.exec_percentile_ms(99):7.3f} ms",
-            flush=True,
-        )
+        print(said(fig2.STUDY.key, point), flush=True)
         if point.mode == "one_at_a_time":
             simulated_rps = predicted_rps(alone, point.concurrency)
-            gap_pct = 100 * (simulated_rps / point.median_rps - 1)
+            gap_pct = 100 * (simulated_rps / point.throughput_rps - 1)
             figures[f"{key}_simulated_rps"] = simulated_rps
             figures[f"{key}_goodput_gap_pct"] = gap_pct
             print(f"{'':20} {simulated_rps:8.1f} r/s simulated ({gap_pct:+.1f} %)", flush=True)

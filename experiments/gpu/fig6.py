@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from clockwright.units import NS_PER_S
 from experiments.clockwork_paper import fig6
+from experiments.clockwork_paper.cases import ARCHITECTURE
 from experiments.gpu.hardware import CARD, Load, arguments
 from experiments.gpu.live import Server, Stretch, produce, whole_ns
 from experiments.live.live_run import LiveModel
@@ -113,7 +114,7 @@ class Setting:
 
 def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
     """A thousand instances, within so many seconds of load."""
-    name = load.architecture or fig6.ARCHITECTURE
+    name = load.architecture or ARCHITECTURE
     models = LiveModel(name=name, copies=NUM_MODELS + 1, batch_sizes=BATCH_SIZES, architecture=name)
     num_pages = load.num_pages or fig6.Setting().num_pages
     server = Server(device=device, models=(models,), num_pages=num_pages, host_mib=512)

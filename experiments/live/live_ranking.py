@@ -25,7 +25,8 @@ from experiments.live.live_run import LiveModel, play
 from experiments.live.truth import AIMS, TruthCase
 from experiments.results_file import RESULTS, write_results
 from experiments.study.compared import POLICIES
-from experiments.study.report import colour_of, picture, write_csv
+from experiments.study.pictures import colour_of
+from experiments.study.report import picture, write_csv
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Poisson, Workload
 

@@ -26,7 +26,7 @@ from experiments.policies.scenarios import Scenario, named, scenarios
 from experiments.results_file import RESULTS, add_results
 from experiments.simulator import Case, production_scheduler
 from experiments.study.compared import POLICIES
-from experiments.study.study import HIDDEN, Study
+from experiments.study.study import NO_COLUMN, Study
 
 COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
 LOW_UTILISATION = 0.7
@@ -91,7 +91,7 @@ class Contender:
 class Row:
     """One policy under one scenario, by seed."""
 
-    scenario: Annotated[Scenario, HIDDEN]
+    scenario: Annotated[Scenario, NO_COLUMN]
     policy: str
     outcomes: tuple[ScenarioOutcome, ...]
 

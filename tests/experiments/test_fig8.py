@@ -21,6 +21,7 @@ from experiments import native
 from experiments.clockwork_paper import azure_replay, fig8, simspeed
 from experiments.clockwork_paper.azure_replay import NS_PER_MINUTE, Setting
 from experiments.simulator import run
+from experiments.study.study import from_command_line
 from modelzoo.profile import Noise
 
 #: All architectures, of which a quarter fits on the GPUs. Without noise the bound holds to the last
@@ -33,6 +34,10 @@ QUICK = Setting(
     rate_rps=60.0,
     num_minutes=2,
     noise=Noise(),
+)
+
+SETTING = fig8.Setting(
+    policies=("clockwork", "edf_mh"), trace="", minutes=2, generator_minutes=2, replay=QUICK
 )
 
 Produced = tuple[dict[tuple[str, str], fig8.ReplayOutcome], Path]
@@ -52,15 +57,8 @@ def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: i
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Produced:
     directory = tmp_path_factory.mktemp("fig8")
     write_trace(directory / "azure2019_some_invocations.csv", num_functions=40, num_minutes=3)
-    outcomes = fig8.produce(
-        QUICK,
-        {
-            "trace": (azure_replay.recorded(QUICK, directory), None),
-            "generator": (azure_replay.generated(QUICK), None),
-        },
-        policies=("clockwork", "edf_mh"),
-        directory=directory,
-    )
+    setting = dataclasses.replace(SETTING, trace=str(directory))
+    outcomes = fig8.STUDY.produce(setting, directory)
     return {(outcome.policy, outcome.source): outcome for outcome in outcomes}, directory
 
 
@@ -83,8 +81,8 @@ def test_every_minute_has_a_row_and_every_source_its_numbers_and_the_picture(
     ]
     for (policy, source), outcome in outcomes.items():
         key = f"{policy}_{source}"
-        assert figures[f"{key}_goodput_rps"] == outcome.total.answered / 120 > 0
-        assert figures[f"{key}_requests"] == outcome.total.arrived
+        assert figures[f"{key}_goodput_rps"] == outcome.goodput_rps > 0
+        assert figures[f"{key}_requests"] == outcome.requests
         assert figures[f"{key}_p50_ms"] <= figures[f"{key}_p99_ms"] <= figures[f"{key}_max_ms"]
         assert figures[f"{key}_max_ms"] <= 100
         assert 1 <= figures[f"{key}_mean_batch_size"] <= 16
@@ -94,71 +92,70 @@ def test_every_minute_has_a_row_and_every_source_its_numbers_and_the_picture(
 
 def test_no_minute_of_figure_8_beats_its_bound(quick: Produced) -> None:
     for outcome in quick[0].values():
-        assert outcome.num_bounded == 1
+        assert outcome.bounded_goodput_rps is not None
+        assert outcome.bound_rps is not None
+        assert outcome.gpu_load_pct is not None
         # A batch is counted where it ends, the bound where its requests arrive.
         crossing = 16 * QUICK.num_workers / 60
         assert 0 < outcome.bounded_goodput_rps <= outcome.bound_rps + crossing
-        assert 0 < outcome.least_load < 1
+        assert 0 < outcome.gpu_load_pct < 100
 
 
 def test_a_source_comes_at_its_rate(quick: Produced) -> None:
     for outcome in quick[0].values():
         expected = 120 * QUICK.rate_rps
-        assert outcome.num_requests == pytest.approx(expected, abs=6 * expected**0.5)
+        assert outcome.requests == pytest.approx(expected, abs=6 * expected**0.5)
 
 
 def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced) -> None:
     trace = azure_replay.generated(QUICK)
     telemetry = Telemetry()
     run(azure_replay.case_of(QUICK, trace, SchedulerConfig()), telemetry=telemetry)
-    for minute in quick[0]["clockwork", "generator"].minutes:
+    for minute in quick[0]["clockwork", "generator"].rows:
         cold = {
             row.model_id
             for row in telemetry.requests
-            if row.cold and row.outcome == OK and row.departure_ns // NS_PER_MINUTE == minute.minute
+            if row.cold
+            and row.outcome == OK
+            and row.departure_ns // NS_PER_MINUTE == minute["minute"]
         }
         sizes = [
             row.batch_size
             for row in telemetry.actions
             if row.type == "Infer"
             and row.error == "NONE"
-            and row.result_ns // NS_PER_MINUTE == minute.minute
+            and row.result_ns // NS_PER_MINUTE == minute["minute"]
         ]
-        assert minute.cold_models == len(cold) > 0
-        assert minute.mean_batch_size == pytest.approx(np.mean(sizes))
+        assert minute["cold_models"] == len(cold) > 0
+        assert minute["mean_batch_size"] == pytest.approx(np.mean(sizes))
         by_request = np.average(sizes, weights=sizes)
-        assert minute.mean_batch_size_by_request == pytest.approx(by_request)
+        assert minute["mean_batch_size_by_request"] == pytest.approx(by_request)
 
 
 def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
-    setting = dataclasses.replace(QUICK, num_minutes=1, rate_rps=10.0)
-    trace = azure_replay.generated(setting)
+    replay = dataclasses.replace(QUICK, num_minutes=1, rate_rps=10.0)
+    setting = dataclasses.replace(SETTING, minutes=1, generator_minutes=1, replay=replay)
 
-    def produce(policy: str, source: str, *, add: bool, rate_rps: float = 10.0) -> None:
-        fig8.produce(
-            dataclasses.replace(setting, rate_rps=rate_rps),
-            {source: (trace, None)},
-            policies=(policy,),
-            directory=tmp_path,
-            add=add,
-            command=f"make {source}",
-        )
+    def produce(policy: str, *, add: bool, rate: float = 1.0) -> None:
+        asked = dataclasses.replace(setting, policies=(policy,), rate=rate)
+        fig8.STUDY.produce(asked, tmp_path, options=f"--policies {policy}", add=add)
 
-    with pytest.raises(FileNotFoundError):
-        produce("clockwork", "generator", add=True)
-    produce("clockwork", "generator", add=False)
+    with pytest.raises(ConfigError, match=r"found no .*fig8.json to add to"):
+        produce("clockwork", add=True)
+    produce("clockwork", add=False)
     first = json.loads((tmp_path / "fig8.json").read_text())
     first_rows = rows(tmp_path)
-    produce("edf_mh", "generator", add=True)
-    produce("edf_mh", "generator_x2", add=True, rate_rps=20.0)
+    produce("edf_mh", add=True)
+    produce("edf_mh", add=True, rate=2.0)
     # What is repeated replaces what it repeats.
-    produce("edf_mh", "generator", add=True)
+    produce("edf_mh", add=True)
     record = json.loads((tmp_path / "fig8.json").read_text())
     assert record["figures"].items() >= first["figures"].items()
     assert record["comparison"] == first["comparison"]
-    assert record["edf_mh_generator_x2"]["command"] == "make generator_x2"
-    assert record["edf_mh_generator_x2"]["setting"]["rate_rps"] == 20.0
-    assert record["edf_mh_generator_x2"]["comparison"] == []
+    twice = record["edf_mh_generator_x2"]
+    assert twice["command"] == "python -m experiments fig8 --policies edf_mh --add"
+    assert twice["setting"]["rate"] == 2.0
+    assert twice["comparison"] == []
     assert [row["figure"] for row in record["edf_mh_generator"]["comparison"]]
     assert record["figures"]["edf_mh_generator_x2_late_per_million"] == 0
     table = rows(tmp_path)
@@ -170,21 +167,40 @@ def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished(tmp_path: Path) -> None:
-    setting = dataclasses.replace(QUICK, num_minutes=4)
-    table = tmp_path / "fig8.csv"
-    outcome = fig8.measure(
-        setting,
-        "clockwork",
-        "generator",
-        azure_replay.generated(setting),
-        wall_limit_s=0.0,
-        table=table,
-    )
+def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished() -> None:
+    replay = dataclasses.replace(QUICK, num_minutes=4)
+    case = azure_replay.case_of(replay, azure_replay.generated(replay), SchedulerConfig())
+    outcome = fig8.measure(replay, "clockwork", "generator", case, wall_limit_s=1e-9)
     # One row behind the run: what ends in this minute may have begun in the last.
-    assert [minute.minute for minute in outcome.minutes] == [0]
-    assert len(table.read_text().splitlines()) == 1
-    assert outcome.total.answered == pytest.approx(60 * outcome.minutes[0].goodput_rps)
+    assert [row["minute"] for row in outcome.rows] == [0]
+    assert outcome.minutes == 1
+    assert outcome.goodput_rps == outcome.rows[0]["goodput_rps"]
+
+
+def test_sources_are_named_by_their_rate_and_by_who_is_charged() -> None:
+    asked, words = from_command_line("fig8", SETTING, ["--rate", "1.5", "--charged"])
+    assert words == "--seed 8 --rate 1.5 --charged"
+    replayed = list(fig8.replays(asked))
+    assert [name for name, *_ in replayed] == ["generator_x1.5_free", "generator_x1.5_charged"]
+    assert [costs.charged for *_, costs in replayed] == [False, True]
+
+
+def test_a_record_does_not_say_where_a_trace_lay() -> None:
+    _, words = from_command_line("fig8", SETTING, ["--trace", "/somewhere"])
+    assert words == "--seed 8 --trace DIR"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rate", "0"], "rate is 0, expected 0.01 to 100"),
+        (["--minutes", "3"], "minutes is 3, expected 1 to 2"),
+        (["--source", "trace"], "source is 'trace', expected trace, with one, or generator"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_command_line("fig8", SETTING, words)
 
 
 def test_a_small_trace_stands_for_the_whole_population(tmp_path: Path) -> None:

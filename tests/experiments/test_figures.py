@@ -20,6 +20,7 @@ from experiments.clockwork_paper import (
     scale,
 )
 from experiments.simulator import CpuCosts
+from experiments.study.study import beside_paper
 from modelzoo.profile import Noise
 
 # Look-aheads differ by too little to be worth the time.
@@ -247,7 +248,7 @@ def test_a_multiple_is_met_only_when_all_above_it_are(
 @pytest.fixture(scope="module")
 def quick6(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig6.Ramp], Path]:
     directory = tmp_path_factory.mktemp("fig6")
-    return fig6.produce(QUICK6, directory), directory
+    return fig6.STUDY.produce(QUICK6, directory), directory
 
 
 def test_no_policy_of_figure_6_beats_its_bounds(quick6: tuple[list[fig6.Ramp], Path]) -> None:
@@ -285,10 +286,10 @@ def test_figure_6_leaves_numbers_a_table_and_a_picture(
         for case in ("end", "all", "window"):
             bound = figures[f"bound_{case}_goodput_rps"]
             assert 0 < figures[f"{policy}_{case}_goodput_rps"] <= bound
-        for key in fig6.PAPER:
+        for paper in fig6.PAPER:
             # The twentieth minute is beyond this ramp.
-            present = f"{policy}_{key.removeprefix('paper_')}" in figures
-            assert present == (key != "paper_min20_minor_mean_ms"), key
+            present = f"{policy}_{paper.key}" in figures
+            assert present == (paper.key != "min20_minor_mean_ms"), paper.key
     assert len(_rows(directory / "fig6.csv")) == sum(len(ramp.buckets) for ramp in ramps)
     assert (directory / "fig6.png").stat().st_size > 10_000
 
@@ -357,7 +358,7 @@ def test_figure_9_leaves_numbers_a_table_and_a_picture(
 @pytest.fixture(scope="module")
 def quick_scale(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[scale.ScaleResult], Path]:
     directory = tmp_path_factory.mktemp("scale")
-    return scale.produce(QUICK_SCALE, directory), directory
+    return scale.STUDY.produce(QUICK_SCALE, directory), directory
 
 
 def test_a_line_of_the_scale_table_that_charges_the_core_names_it_as_the_bottleneck(
@@ -367,16 +368,16 @@ def test_a_line_of_the_scale_table_that_charges_the_core_names_it_as_the_bottlen
     record = json.loads((directory / "scale.json").read_text())
     for policy in COMPARED:
         free, charged = (
-            next(r for r in results if (r.policy, r.slo_ms, r.label) == (policy, 5, label))
-            for label in ("", "_charged")
+            next(r for r in results if (r.policy, r.slo_ms, r.costs) == (policy, 5, costs))
+            for costs in ("none", "charged")
         )
         assert free.arrived == charged.arrived
         # 2 ms of one core for each of 600 requests in a second.
         assert charged.answered < free.answered / 2
         assert charged.bottleneck == "front"
-        assert charged.busy["front"] == pytest.approx(1, abs=0.01)
+        assert charged.front_busy_pct == pytest.approx(100, abs=1)
         assert charged.refusal_p50_ms > 5
-        assert free.busy["front"] == 0
+        assert free.front_busy_pct == 0
         assert free.bottleneck in ("EXEC", "PCIe")
         assert record["bottleneck"][f"{policy}_gpus1_slo5_charged"] == "front"
     assert {row["bottleneck"] for row in _rows(directory / "scale.csv")} >= {"front"}
@@ -389,9 +390,9 @@ def test_no_policy_of_the_scale_table_beats_its_bound(
 ) -> None:
     for result in quick_scale[0]:
         assert 0 <= result.answered <= result.bound <= result.arrived
-        assert result.answered or result.label == "_charged"
+        assert result.answered or result.costs == "charged"
         assert result.answered + sum(result.refused.values()) == result.arrived
-        assert result.latency_max_ms <= result.slo_ms
+        assert result.max_ms <= result.slo_ms
 
 
 def test_an_slo_below_what_a_load_takes_costs_satisfaction(
@@ -410,13 +411,13 @@ def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
     results, directory = quick_scale
     record = json.loads((directory / "scale.json").read_text())
     for result in results:
-        key = f"{result.policy}_{result.case_key}"
+        key = f"{result.policy}_{result.case}"
         assert record["figures"][f"{key}_goodput_rps"] == result.answered
-        assert record["figures"][f"bound_{result.case_key}_goodput_rps"] == result.bound
+        assert record["figures"][f"bound_{result.case}_goodput_rps"] == result.bound
         share_pct = record["figures"][f"{key}_bound_share_pct"]
         assert share_pct == 100 * result.answered / result.bound
     assert record["setting"]["sizes"][0]["measured_ns"] == NS_PER_S
-    assert set(scale.PAPER) <= set(record["figures"])
+    assert {f"paper_{paper.key}" for paper in scale.PAPER} <= set(record["figures"])
     assert len(_rows(directory / "scale.csv")) == len(results)
     assert (directory / "scale.png").stat().st_size > 10_000
 
@@ -424,9 +425,8 @@ def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
 def test_every_number_of_the_paper_in_the_scale_table_is_compared(
     quick_scale: tuple[list[scale.ScaleResult], Path],
 ) -> None:
-    result = replace(quick_scale[0][0], num_gpus=20, slo_ms=25)
-    keys = {entry.key for entry in scale.comparisons([result])}
-    assert {key for key in keys if "slo25" in key} <= set(scale.figures_of([result]))
-    assert {key.replace("clockwork", "paper", 1) for key in keys} == {
-        key for key, number in scale.PAPER.items() if number
+    results = [replace(quick_scale[0][0], case=f"gpus20_slo{slo_ms}") for slo_ms in (25, 100)]
+    figures = scale.STUDY.figures_of(QUICK_SCALE, results)
+    assert {row["figure"] for row in beside_paper(scale.PAPER, figures, ("clockwork",))} == {
+        f"clockwork_{paper.key}" for paper in scale.PAPER if paper.number
     }

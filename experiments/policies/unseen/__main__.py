@@ -29,7 +29,7 @@ from experiments.policies.unseen.outcomes import (
     bound_of,
     measure,
 )
-from experiments.study.study import HIDDEN, Study
+from experiments.study.study import NO_COLUMN, Study
 
 #: Every module beside this one that has families.
 MODULES = tuple(
@@ -62,7 +62,7 @@ _SHARES = {
 class PolicyRow:
     """One policy under one family: an outcome per seed."""
 
-    family: Annotated[Family, HIDDEN]
+    family: Annotated[Family, NO_COLUMN]
     policy: str
     outcomes: tuple[FamilyOutcome, ...]
     #: The same seeds without the fault, of the judged policy; empty where there is none.
