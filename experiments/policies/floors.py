@@ -137,9 +137,7 @@ QUICK_OVERLOAD = overload.Setting(
     loads=(0.25, 1.5), warmup_ns=NS_PER_S, measured_ns=2 * NS_PER_S, noise=Noise()
 )
 
-QUICK_SHARES = edf_mh.Setting(
-    seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1, cost=False
-)
+QUICK_SHARES = edf_mh.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
 
 #: More than GPUs can do, more than memory holds, and clients that ask again: each kind of bound.
 SCENARIOS = (
@@ -231,13 +229,10 @@ def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: i
 
 def play_unseen(directory: Path) -> list[unseen.PolicyRow]:
     """One family that nobody tuned to."""
-    return unseen.produce(
-        [unseen.FAMILIES["tiny_slo_2ms"]],
-        policies=("edf", "edf_mh"),
-        seeds=(1,),
-        processes=1,
-        directory=directory,
+    setting = unseen.Setting(
+        families=("tiny_slo_2ms",), policies=("edf", "edf_mh"), seeds=(1,), processes=1
     )
+    return unseen.STUDY.produce(setting, directory)
 
 
 #: By name of the record whose short form it is: leaves its files in a folder, and returns what the figure does.
@@ -250,7 +245,7 @@ FORMS: Mapping[str, Callable[[Path], Any]] = {
     "scale": lambda directory: scale.STUDY.produce(QUICK_SCALE, directory),
     "overload": lambda directory: overload.produce(QUICK_OVERLOAD, directory),
     "lanes": lanes.produce,
-    "edf_mh": lambda directory: edf_mh.produce(QUICK_SHARES, directory),
+    "edf_mh": lambda directory: edf_mh.STUDY.produce(QUICK_SHARES, directory),
     "scenarios": play_scenarios,
     "unseen": play_unseen,
 }

@@ -214,7 +214,8 @@ def columns_of(point: object) -> dict[str, Column]:
 
 def axes_of(key: str) -> set[str]:
     """The fields that tell a study's points apart."""
-    return {name for _, name, _, _ in string.Formatter().parse(key) if name}
+    names = (name for _, name, _, _ in string.Formatter().parse(key) if name)
+    return {name.partition(".")[0] for name in names}
 
 
 def _key(key: str, point: object) -> str:
