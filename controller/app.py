@@ -549,6 +549,7 @@ def run(
         draining=draining,
         standing_by=standing_by,
         rest_started=rest_started,
+        measured=measured,
     )
     return run_loop(main)
 

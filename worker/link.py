@@ -76,6 +76,8 @@ _PART_LIMIT_S = 2.0
 # No action of a GPU takes seconds: a step that does not end in this time never will.
 _STEP_LIMIT_S = 10.0
 _STEP_LOOK_S = 0.02
+# What still runs is told of after so many looks.
+_STEPS_TOLD = 10
 
 # How long TCP waits for a sign of life of a front's machine. The controller says when a front is gone.
 _FRONT_SILENCE_MS = 10_000
@@ -203,19 +205,23 @@ class ControllerLink(Generic[M]):
     async def _let_steps_end(self) -> None:
         """Wait for steps that still run when nobody waits for their results any more.
 
-        The limit is a count of looks, not of time: a pause of this process is no proof that the device hangs.
+        Whatever a controller would send meanwhile would wait behind them and be lost, time after time. A device that
+        computes here does so however slowly, or has a time limit itself, and is waited for until its worker leaves.
+        For others the limit is a count of looks, not of time: a pause of this process is no proof that they hang.
 
         Raises:
             DeviceGoneError: a step does not end.
         """
-        if not isinstance(self._device, QueueingDevice):
-            return  # Such a device computes here, however slowly, or has a time limit itself.
-        for _ in range(round(_STEP_LIMIT_S / _STEP_LOOK_S)):
-            if not self._lanes.is_running:
-                return
+        may_hang = isinstance(self._device, QueueingDevice)
+        looks = 0
+        while self._lanes.is_running and (may_hang or not self._leaving.is_set()):
+            if may_hang and looks >= _STEP_LIMIT_S / _STEP_LOOK_S:
+                self._hangs = True
+                raise DeviceGoneError(f"an action has not ended for {_STEP_LIMIT_S:g} s")
+            if looks == _STEPS_TOLD:
+                logger.warning("an action of before still runs: joining again when it has ended")
+            looks += 1
             await asyncio.sleep(_STEP_LOOK_S)
-        self._hangs = True
-        raise DeviceGoneError(f"an action has not ended for {_STEP_LIMIT_S:g} s")
 
     def _on_health(self, health: GpuHealth) -> None:
         self._health = health

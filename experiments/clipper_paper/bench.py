@@ -11,9 +11,10 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,15 @@ from numpy.typing import NDArray
 from clockwright.actions import ActionError, Infer, LoadWeights, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_S, GpuKind, ModelId, RequestId, WorkerId
+from clockwright.units import (
+    NS_PER_MS,
+    NS_PER_S,
+    ActionId,
+    GpuKind,
+    ModelId,
+    RequestId,
+    WorkerId,
+)
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
     AnswerRequest,
@@ -34,7 +43,7 @@ from controller.core.events import (
     WorkerJoined,
 )
 from controller.ledger import Finished, Ledger, Sent
-from experiments.clipper_paper.models import Prepared
+from experiments.clipper_paper.models import Prepared, held_out
 from experiments.digits.images import Array
 from worker.lane_threads import LaneThreads, Outcome
 
@@ -54,6 +63,26 @@ class Offered:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Fields of every setting in which containers serve."""
+
+    slo_ms: float = 20.0
+    batch_sizes: tuple[int, ...] = tuple(2**power for power in range(11))
+    warmup_s: float = 5.0
+    measured_s: float = 3.0
+
+    @property
+    def slo_ns(self) -> int:
+        """The SLO of every request."""
+        return round(self.slo_ms * NS_PER_MS)
+
+    @property
+    def saturating(self) -> Saturating:
+        """Twice the largest batch always waits, so the next batch is full when one ends."""
+        return Saturating(outstanding=2 * self.batch_sizes[-1])
+
+
 @dataclass(slots=True, kw_only=True)
 class Measured:
     """Responses and batches of the measured time."""
@@ -65,8 +94,6 @@ class Measured:
     #: Rows of each batch, then its time from sending to the result.
     batch_rows: NDArray[np.int64]
     batch_ns: NDArray[np.int64]
-    #: Rows that each worker answered.
-    rows_of: dict[WorkerId, int]
 
     @property
     def throughput_rps(self) -> float:
@@ -93,32 +120,17 @@ class Measured:
 
 def together(runs: Sequence[Measured]) -> Measured:
     """Join several runs into one."""
-    rows_of: dict[WorkerId, int] = {}
-    for run in runs:
-        for worker_id, rows in run.rows_of.items():
-            rows_of[worker_id] = rows_of.get(worker_id, 0) + rows
     return Measured(
         seconds=sum(run.seconds for run in runs),
         latency_ns=np.concatenate([run.latency_ns for run in runs]),
         num_late=sum(run.num_late for run in runs),
         batch_rows=np.concatenate([run.batch_rows for run in runs]),
         batch_ns=np.concatenate([run.batch_ns for run in runs]),
-        rows_of=rows_of,
     )
 
 
 def _percentile_ms(values: NDArray[np.int64], percentile: float) -> float:
-    return float(np.percentile(values, percentile)) / 1e6 if len(values) else 0.0
-
-
-@contextmanager
-def bench(ready: Sequence[Prepared], config: SchedulerConfig, rows: Array) -> Iterator[Bench]:
-    """A scheduler over these devices, one worker each; its lanes end afterwards."""
-    made = Bench(ready, config, rows)
-    try:
-        yield made
-    finally:
-        made.close()
+    return float(np.percentile(values, percentile)) / NS_PER_MS if len(values) else 0.0
 
 
 @dataclass(slots=True)
@@ -126,15 +138,14 @@ class _Log:
     latency_ns: list[int] = field(default_factory=list)
     num_late: int = 0
     batches: list[tuple[int, int]] = field(default_factory=list)
-    rows_of: dict[WorkerId, int] = field(default_factory=dict)
 
 
 class Bench:
     """The ledger's shell without a network: lanes of workers behind a queue, one thread."""
 
-    def __init__(self, ready: Sequence[Prepared], config: SchedulerConfig, rows: Array) -> None:
+    def __init__(self, ready: Sequence[Prepared], config: SchedulerConfig) -> None:
         self._model_id = ModelId(ready[0].model.model_id)
-        self._payloads = [row.tobytes() for row in rows]
+        self._payloads = [row.tobytes() for row in held_out()[0]]
         self._outcomes: queue.SimpleQueue[tuple[WorkerId, Outcome]] = queue.SimpleQueue()
         self._runtimes: list[LaneThreads[Any]] = []
         self._next_id = 0
@@ -229,7 +240,6 @@ class Bench:
             num_late=log.num_late,
             batch_rows=np.array([rows for rows, _ in log.batches], np.int64),
             batch_ns=np.array([duration for _, duration in log.batches], np.int64),
-            rows_of=dict(log.rows_of),
         )
 
     def _listener(self, worker_id: WorkerId) -> Any:  # noqa: ANN401  a callback of the runtime
@@ -257,9 +267,7 @@ class Bench:
             and isinstance(infer := sent.command.action, Infer)
             and not result.error
         ):
-            rows = sum(infer.rows)
-            self._log.batches.append((rows, time.monotonic_ns() - infer.earliest_ns))
-            self._log.rows_of[worker_id] = self._log.rows_of.get(worker_id, 0) + rows
+            self._log.batches.append((sum(infer.rows), time.monotonic_ns() - infer.earliest_ns))
 
     def _arrive(self, times_ns: Sequence[int]) -> None:
         requests = []
@@ -328,75 +336,71 @@ def _arrivals(load: Saturating | Offered, begin_ns: int, end_ns: int) -> deque[i
     return deque(times[times < end_ns].tolist())
 
 
-def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_s: float) -> Array:
+def saturate(setting: Serving, ready: Sequence[Prepared], config: SchedulerConfig) -> Measured:
+    """Serve, on all of these devices, more requests than any batch takes."""
+    load = Saturating(outstanding=setting.saturating.outstanding * len(ready))
+    with closing(Bench(ready, config)) as served:
+        return served.run(
+            load,
+            slo_ns=setting.slo_ns,
+            warmup_s=setting.warmup_s,
+            measured_s=setting.measured_s,
+        )
+
+
+@contextmanager
+def loaded(ready: Prepared) -> Iterator[Callable[[Array], tuple[Result, Sequence[Buffer]]]]:
+    """A model in its device's memory, and what runs one batch of it on the worker's lanes.
+
+    Whoever calls it gives rows, as many as one of the model's batch sizes, and gets the result and the outputs.
+
+    Raises:
+        RuntimeError: an action failed.
+    """
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
+    ids = count(1)
+
+    def done(kind: type[LoadWeights | Infer], *payload: bytes, **others: Any) -> Any:  # noqa: ANN401
+        now_ns = time.monotonic_ns()
+        action = kind(
+            action_id=ActionId(next(ids)),
+            model_id=ModelId(ready.model.model_id),
+            earliest_ns=now_ns,
+            latest_ns=now_ns + 60 * NS_PER_S,
+            expected_duration_ns=1,
+            **others,
+        )
+        runtime.submit(action, payload)
+        result, outputs = outcomes.get()
+        if result.error is not ActionError.NONE:
+            raise RuntimeError(f"action {result.action_id}: {result.error.name}: {result.message}")
+        return result, outputs
+
+    runtime.add_model(ready.model)
+    runtime.start()
+    try:
+        done(LoadWeights)
+        yield lambda rows: done(Infer, rows.tobytes(), batch_size=len(rows), rows=(len(rows),))
+    finally:
+        runtime.stop()
+
+
+def exec_ns(ready: Prepared, batch_size: int, *, runs: int, budget_s: float) -> Array:
     """How long the EXEC of a batch takes on the worker's lanes, in ns by run.
 
     Args:
         ready: the model.
         batch_size: one of its sizes.
-        rows: the inputs, repeated to fill the batch.
         runs: number of runs at most; at least 3.
         budget_s: time after which no further run begins.
     """
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
-    runtime.add_model(ready.model)
-    runtime.start()
-    try:
-        payload = np.resize(rows, (batch_size, rows.shape[1])).tobytes()
-        durations: list[int] = []
-        model_id = ModelId(ready.model.model_id)
-
-        def window(number: int) -> dict[str, Any]:
-            now_ns = time.monotonic_ns()
-            return {
-                "action_id": number,
-                "model_id": model_id,
-                "earliest_ns": now_ns,
-                "latest_ns": now_ns + 60 * NS_PER_S,
-                "expected_duration_ns": 1,
-            }
-
-        runtime.submit(LoadWeights(**window(1)))
-        _check(outcomes.get())
+    images, _ = held_out()
+    rows = np.resize(images, (batch_size, images.shape[1]))
+    durations: list[int] = []
+    with loaded(ready) as run:
         end_ns = time.monotonic_ns() + int(budget_s * NS_PER_S)
         while len(durations) < 4 or (len(durations) <= runs and time.monotonic_ns() < end_ns):
-            infer = Infer(**window(2), batch_size=batch_size, rows=(batch_size,))
-            runtime.submit(infer, [payload])
-            result = _check(outcomes.get())
-            durations.append(result.exec.duration_ns)
-    finally:
-        runtime.stop()
+            result, _ = run(rows)
+            durations.append(result.exec.duration_ns if result.exec else 0)
     return np.array(durations[1:])  # the first touches memory
-
-
-def answer(ready: Prepared, rows: Array) -> Sequence[Buffer]:
-    """The model's answer to one request of these rows; their number is one of its batch sizes."""
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
-    runtime.add_model(ready.model)
-    runtime.start()
-    try:
-        now_ns = time.monotonic_ns()
-        common: dict[str, Any] = {
-            "model_id": ModelId(ready.model.model_id),
-            "earliest_ns": now_ns,
-            "latest_ns": now_ns + 60 * NS_PER_S,
-            "expected_duration_ns": 1,
-        }
-        runtime.submit(LoadWeights(action_id=1, **common))  # type: ignore[arg-type]
-        _check(outcomes.get())
-        infer = Infer(action_id=2, batch_size=len(rows), rows=(len(rows),), **common)  # type: ignore[arg-type]
-        runtime.submit(infer, [rows.tobytes()])
-        result, outputs = outcomes.get()
-        _check((result, outputs))
-        return outputs
-    finally:
-        runtime.stop()
-
-
-def _check(outcome: Outcome) -> Any:  # noqa: ANN401
-    result, _ = outcome
-    if result.error is not ActionError.NONE:
-        raise RuntimeError(f"action {result.action_id}: {result.error.name}: {result.message}")
-    return result

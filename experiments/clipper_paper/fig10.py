@@ -10,10 +10,9 @@ from everybody's, as the server has it, or from nothing.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -23,8 +22,8 @@ from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.stream import ask
-from experiments.results_file import RESULTS, write_results
-from experiments.study.report import picture, write_csv
+from experiments.study.pictures import Panel, lines
+from experiments.study.study import Study
 
 #: Fixed choices, then the default policy. For the policy: its candidates beside the groups' models, and
 #: where a user's state begins.
@@ -43,50 +42,26 @@ _NEW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Numbers of the experiment, which tests make smaller."""
+    """How much is asked."""
 
     seeds: tuple[int, ...] = tuple(range(10))
     num_groups: int = 5
     wrong_share: float = 1 / 3
 
 
-@dataclass(slots=True)
-class MethodErrors:
-    """Wrong or not, by method: a row of (form, feedbacks had before) per seed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedErrors:
+    """Whether each answer of one seed was wrong."""
 
-    wrong: dict[str, list[Array]] = field(default_factory=dict)
-
-    def matrix(self, method: str) -> Array:
-        """Mean over seeds, shape (form, feedbacks); NaN where a form has ended."""
-        return np.asarray(np.mean(self.wrong[method], axis=0))
-
-    def error(self, method: str, first: int = 0, last: int | None = None) -> float:
-        """Mean over forms and positions."""
-        return float(np.nanmean(self.matrix(method)[:, first:last]))
-
-    def half_interval(self, method: str, against: str, *, seed: int = 0) -> tuple[float, float]:
-        """Difference of two methods, and half of its 95 % interval, by drawing forms anew."""
-        by_form = np.nanmean(self.matrix(method) - self.matrix(against), axis=1)
-        random = np.random.default_rng(seed)
-        means = random.choice(by_form, (2000, len(by_form))).mean(axis=1)
-        low, high = np.percentile(means, (2.5, 97.5))
-        return float(by_form.mean()), float(high - low) / 2
+    seed: int
+    #: By method, shape (form, feedbacks had before); NaN where a form has ended.
+    wrong: Mapping[str, Array] = field(repr=False)
 
 
 def _classifier() -> Any:  # noqa: ANN401
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(max_iter=5000, C=0.01, tol=0.01)
-
-
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> MethodErrors:
-    """Group, train, and ask every user's second half."""
-    digits = load()
-    results = MethodErrors()
-    for seed in setting.seeds:
-        _run_seed(digits, setting, seed, results)
-        say(f"seed {seed}")
-    return results
 
 
 def _halves(digits: Digits) -> Array:
@@ -110,7 +85,14 @@ def _groups(digits: Digits, first: Array, num_groups: int, seed: int) -> Array:
     return np.asarray(KMeans(num_groups, n_init=10, random_state=seed).fit_predict(np.stack(hands)))
 
 
-def _run_seed(digits: Digits, setting: Setting, seed: int, results: MethodErrors) -> None:
+def measure(setting: Setting) -> Iterator[SeedErrors]:
+    """Group, train, and ask every user's second half."""
+    digits = load()
+    for seed in setting.seeds:
+        yield SeedErrors(seed=seed, wrong=_wrong(digits, setting, seed))
+
+
+def _wrong(digits: Digits, setting: Setting, seed: int) -> dict[str, Array]:
     random = np.random.default_rng(seed)
     first = _halves(digits)
     groups = _groups(digits, first, setting.num_groups, seed)
@@ -168,75 +150,84 @@ def _run_seed(digits: Digits, setting: Setting, seed: int, results: MethodErrors
             states[method, form] = policy.observe(state, observation)
             if method == METHODS[3]:
                 globally = policy.observe(globally, observation)
-    for method, matrix in wrong.items():
-        results.wrong.setdefault(method, []).append(matrix)
+    return wrong
 
 
-def figures_of(results: MethodErrors) -> dict[str, float]:
+def _mean(points: Sequence[SeedErrors], method: str) -> Array:
+    """Mean over seeds, shape (form, feedbacks); NaN where a form has ended."""
+    return np.asarray(np.mean([point.wrong[method] for point in points], axis=0))
+
+
+def error(
+    points: Sequence[SeedErrors], method: str, first: int = 0, last: int | None = None
+) -> float:
+    """Mean over seeds, forms and feedbacks."""
+    return float(np.nanmean(_mean(points, method)[:, first:last]))
+
+
+def difference(points: Sequence[SeedErrors], method: str, against: str) -> tuple[float, float]:
+    """Difference of two methods, and half of its 95 % interval, by drawing forms anew."""
+    by_form = np.nanmean(_mean(points, method) - _mean(points, against), axis=1)
+    random = np.random.default_rng(0)
+    means = random.choice(by_form, (2000, len(by_form))).mean(axis=1)
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(by_form.mean()), float(high - low) / 2
+
+
+def figures_of(_setting: Setting, points: Sequence[SeedErrors]) -> dict[str, float]:
     """The numbers that are quoted."""
     figures: dict[str, float] = {}
+    pairs = [("policy_against_own_group", METHODS[3], "own group")]
     for method in METHODS:
         key = method.replace(", ", "_").replace(" ", "_").replace("'", "")
-        figures[f"{key}_error"] = results.error(method)
-        figures[f"{key}_error_first_{_NEW}"] = results.error(method, 0, _NEW)
-        figures[f"{key}_error_after_{_NEW}"] = results.error(method, _NEW)
+        figures[f"{key}_error"] = error(points, method)
+        figures[f"{key}_error_first_{_NEW}"] = error(points, method, 0, _NEW)
+        figures[f"{key}_error_after_{_NEW}"] = error(points, method, _NEW)
         if method != METHODS[0]:
-            gap, half = results.half_interval(method, METHODS[0])
-            figures[f"{key}_against_one_for_all"] = gap
-            figures[f"{key}_against_one_for_all_ci95"] = half
-    gap, half = results.half_interval(METHODS[3], "own group")
-    figures["policy_against_own_group"] = gap
-    figures["policy_against_own_group_ci95"] = half
+            pairs.append((f"{key}_against_one_for_all", method, METHODS[0]))
+    for key, method, against in pairs:
+        figures[key], figures[f"{key}_ci95"] = difference(points, method, against)
     return figures
 
 
-def produce(
-    setting: Setting | None = None,
-    directory: Path = RESULTS,
-    *,
-    say: Callable[[str], None] = lambda _: None,
-) -> MethodErrors:
-    """Run, and leave `clipper_fig10.json`, a table and a picture."""
-    setting = setting or Setting()
-    results = run(setting, say=say)
-    length = results.matrix(METHODS[0]).shape[1]
-    bins = [(start, min(start + 8, length)) for start in range(0, length - 4, 8)]
-    rows = [
-        (method, start, stop, results.error(method, start, stop))
+def stretches(_setting: Setting, points: Sequence[SeedErrors]) -> list[dict[str, Any]]:
+    """Each method while its users give some feedbacks."""
+    length = points[0].wrong[METHODS[0]].shape[1]
+    ends = {begin: min(begin + _NEW, length) for begin in range(0, length - 4, _NEW)}
+    return [
+        {"method": method, "from": begin, "to": end, "error": error(points, method, begin, end)}
         for method in METHODS
-        for start, stop in bins
+        for begin, end in ends.items()
     ]
-    write_csv(directory / "clipper_fig10.csv", ("method", "from", "to", "error"), rows)
-    with picture(directory / "clipper_fig10.png", 1, 1, size=(7, 4)) as grid:
-        axes: Any = grid[0, 0]
-        for method in METHODS:
-            points = [(start, error) for name, start, _, error in rows if name == method]
-            axes.plot(*zip(*points, strict=True), marker="o", label=method)
-        axes.set_xlabel("feedbacks that the user has given")
-        axes.set_ylabel("error")
-        axes.set_ylim(0)
-        axes.legend(fontsize="x-small")
-    write_results(
-        "clipper_fig10",
-        figures_of(results),
-        command="python -m experiments clipper_fig10",
-        seeds=setting.seeds,
-        extra={
-            "data": "scikit-learn digits, 8 x 8, 14 forms; not the paper's TIMIT",
-            "groups": setting.num_groups,
-            "paper": "dialect models err less than one for all; the policy per user soon less than the own dialect's",
-        },
-        directory=directory,
+
+
+def panels(setting: Setting, points: Sequence[SeedErrors]) -> list[list[Panel]]:
+    """Error over the feedbacks that a user has given."""
+    panel = Panel(
+        title="A policy per user learns which models suit him",
+        x="feedbacks that the user has given",
+        y="share of wrong answers",
+        curves=lines(
+            stretches(setting, points),
+            itemgetter("from"),
+            itemgetter("error"),
+            by=itemgetter("method"),
+        ),
     )
-    return results
+    return [[panel]]
 
 
-def main() -> None:
-    """Command line."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    for key, figure in figures_of(produce(say=print)).items():
-        print(f"{key}: {figure:.4g}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="clipper_fig10",
+    setting=Setting(),
+    ask=measure,
+    key="{seed}",
+    figures=figures_of,
+    tables={"": stretches},
+    panels=panels,
+    extra=lambda setting, _: {
+        "data": "scikit-learn digits, 8 x 8, 14 forms; not the paper's TIMIT",
+        "groups": setting.num_groups,
+        "paper": "dialect models err less than one for all; the policy per user soon less than the own dialect's",
+    },
+)

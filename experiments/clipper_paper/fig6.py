@@ -13,21 +13,20 @@ always wait, so local and remote replicas do not influence each other and are ru
 
 from __future__ import annotations
 
-import argparse
 import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from itertools import product
+from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
-from experiments.clipper_paper.bench import Saturating, bench
-from experiments.clipper_paper.models import held_out, prepared, write_folders
-from experiments.results_file import RESULTS
+from experiments.clipper_paper.bench import Serving, saturate
+from experiments.clipper_paper.models import prepared
 from experiments.simulator import Case, Cluster, Network, copies_of, run
-from experiments.study.report import Comparison, picture, write_points
+from experiments.study.pictures import Curve, Panel, lines
+from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 
@@ -39,37 +38,14 @@ _EXEC_NS = 26 * NS_PER_MS
 # Far above any waiting time here, because the figure is about throughput.
 _SLO_NS = 60 * NS_PER_S
 
-#: Section 4.4.1: "a 3.95x throughput increase from 19,500 qps when using a single model container running
-#: on a local GPU to 77,000 qps"; with 1 Gbps "the network becomes saturated when replicating to a second
-#: remote machine": two remote replicas make 39,000 qps of 3,072 bytes, 0.96 Gbps.
-PAPER = {
-    "paper_clipper_10gbps_r1_rps": 19_500.0,
-    "paper_clipper_10gbps_r4_rps": 77_000.0,
-    "paper_clipper_10gbps_r4_speedup_ratio": 3.95,
-}
-_ONE_BATCH = (
-    "one batch under way per container, so a replica idles while its next batch crosses the network; "
-    "the paper's prototype has two under way (47 ms for batches of 26 ms in its logs)"
-)
-COMPARISONS = tuple(
-    Comparison(
-        key=f"{policy}_10gbps_{metric}",
-        paper_key=f"paper_clipper_10gbps_{metric}",
-        reason=_ONE_BATCH if policy == "clipper" else "",
-    )
-    for policy in POLICIES
-    for metric in ("r1_rps", "r4_rps", "r4_speedup_ratio")
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Serving):
     """How much is measured and simulated."""
 
     #: Numbers of real replicas; any above the number of cores is left out.
     real_replicas: tuple[int, ...] = (1, 2)
     kind: str = "kernel_svm"
-    slo_ms: float = 20.0
     batch_sizes: tuple[int, ...] = tuple(2**power for power in range(9))
     warmup_s: float = 3.0
     measured_s: float = 4.0
@@ -90,50 +66,35 @@ class ReplicaPoint:
     policy: str
     #: One of `NETWORKS`; empty for real replicas.
     network: str
+    #: Both, for the keys.
+    place: Annotated[str, ONLY_RECORD]
     replicas: int
-    throughput_rps: float
+    throughput_rps: Annotated[float, Column(figure="{key}_rps")]
     #: Traffic of the rows that travel to remote replicas.
-    port_gbps: float = 0.0
+    port_gbps: Annotated[float, ONLY_TABLE] = 0.0
 
 
-def measure_real(setting: Setting) -> list[ReplicaPoint]:
-    """Measure containers on this machine."""
-    images, _ = held_out()
-    points = []
-    cores = os.cpu_count() or 1
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = Path(scratch)
-        write_folders(directory, (setting.kind,))
-        for replicas in setting.real_replicas:
-            if replicas > cores:
-                continue
-            with (
-                prepared(
-                    directory, "native", setting.kind, setting.batch_sizes, count=replicas
-                ) as ready,
-                bench(ready, SchedulerConfig(policy="clipper"), images) as served,
-            ):
-                measured = served.run(
-                    Saturating(outstanding=2 * setting.batch_sizes[-1] * replicas),
-                    slo_ns=round(setting.slo_ms * NS_PER_MS),
-                    warmup_s=setting.warmup_s,
-                    measured_s=setting.measured_s,
-                )
-            points.append(
-                ReplicaPoint(
-                    policy="real",
-                    network="",
-                    replicas=replicas,
-                    throughput_rps=measured.throughput_rps,
-                )
-            )
-    return points
+def measure(setting: Setting) -> Iterator[ReplicaPoint]:
+    """Measure containers on this machine, then simulate the others."""
+    for replicas in setting.real_replicas:
+        if replicas > (os.cpu_count() or 1):
+            continue
+        with prepared("native", setting.kind, setting.batch_sizes, count=replicas) as ready:
+            measured = saturate(setting, ready, SchedulerConfig(policy="clipper"))
+        yield ReplicaPoint(
+            policy="real",
+            network="",
+            place="real",
+            replicas=replicas,
+            throughput_rps=measured.throughput_rps,
+        )
+    for policy, network, replicas in product(POLICIES, NETWORKS, setting.replicas):
+        yield simulate(setting, policy, network, replicas)
 
 
 def simulate(setting: Setting, policy: str, network: str, replicas: int) -> ReplicaPoint:
     """Modelled replicas: one here, the others behind the port that they share."""
     bits_per_s = NETWORKS[network]
-    local_rps = _simulated_rps(setting, policy, 1, None)
     port_rps = 0.0
     if replicas > 1:
         share = None if bits_per_s is None else bits_per_s // 8 // (replicas - 1)
@@ -141,8 +102,9 @@ def simulate(setting: Setting, policy: str, network: str, replicas: int) -> Repl
     return ReplicaPoint(
         policy=policy,
         network=network,
+        place=f"{policy}_{network}",
         replicas=replicas,
-        throughput_rps=local_rps + port_rps,
+        throughput_rps=_simulated_rps(setting, policy, 1, None) + port_rps,
         port_gbps=port_rps * setting.row_bytes * 8 / 1e9,
     )
 
@@ -175,82 +137,58 @@ def _simulated_rps(setting: Setting, policy: str, replicas: int, bytes_per_s: in
     return total.answered / (setting.simulated_ns / NS_PER_S)
 
 
-def figures_of(points: Sequence[ReplicaPoint]) -> dict[str, float]:
-    """Name every number."""
-    figures: dict[str, float] = {}
-    alone = {(p.policy, p.network): p.throughput_rps for p in points if p.replicas == 1}
+def scaling(_setting: Setting, points: Sequence[ReplicaPoint]) -> dict[str, float]:
+    """What several replicas do beside one, and what the port carries for them."""
+    alone = {p.place: p.throughput_rps for p in points if p.replicas == 1}
+    figures = {"num_cores": float(os.cpu_count() or 1)}
     for p in points:
-        key = f"{p.policy}_{p.network}".rstrip("_")
-        figures[f"{key}_r{p.replicas}_rps"] = p.throughput_rps
-        if p.replicas > 1 and alone.get((p.policy, p.network)):
-            speedup = p.throughput_rps / alone[p.policy, p.network]
-            figures[f"{key}_r{p.replicas}_speedup_ratio"] = speedup
-        if p.network and NETWORKS[p.network] and p.replicas > 1:
-            figures[f"{key}_r{p.replicas}_port_gbps"] = p.port_gbps
-    figures["num_cores"] = float(os.cpu_count() or 1)
-    return figures | PAPER
+        if p.replicas > 1 and alone.get(p.place):
+            figures[f"{p.place}_r{p.replicas}_speedup_ratio"] = p.throughput_rps / alone[p.place]
+        if p.replicas > 1 and NETWORKS.get(p.network):
+            figures[f"{p.place}_r{p.replicas}_port_gbps"] = p.port_gbps
+    return figures
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[ReplicaPoint]:
-    """Measure, simulate and write `clipper_fig6.json`, `.csv` and `.png`."""
-    points = measure_real(setting)
-    points += [
-        simulate(setting, policy, network, replicas)
-        for policy in POLICIES
-        for network in NETWORKS
-        for replicas in setting.replicas
-    ]
-    figures = figures_of(points)
-    for p in points:
-        print(f"{p.policy:>9} {p.network:>6} x{p.replicas}: {p.throughput_rps:8.0f} r/s")
-    draw(points, directory / "clipper_fig6.png")
-    write_points(
-        "clipper_fig6",
-        figures,
-        COMPARISONS,
-        points,
-        setting,
-        directory=directory,
-        seeds=[0],
-    )
-    return points
-
-
-def draw(points: Sequence[ReplicaPoint], target: Path) -> None:
+def panels(_setting: Setting, points: Sequence[ReplicaPoint]) -> list[list[Panel]]:
     """Real ones at the left, modelled ones at the right, with the line of perfect scaling."""
-    with picture(target, 1, 2, size=(9, 3.6)) as grid:
-        left, right = grid[0]
-        for axes, shown in (
-            (left, [p for p in points if p.policy == "real"]),
-            (right, [p for p in points if p.policy != "real"]),
-        ):
-            for policy, network in dict.fromkeys((p.policy, p.network) for p in shown):
-                mine = [p for p in shown if (p.policy, p.network) == (policy, network)]
-                axes.plot(
-                    [p.replicas for p in mine],
-                    [p.throughput_rps for p in mine],
-                    marker="o" if policy != "clockwork" else "^",
-                    ls="-" if policy != "clockwork" else "--",
-                    color=f"C{list(NETWORKS).index(network)}" if network else "C3",
-                    label=f"{policy}, {network}" if network else "container processes",
-                )
-            counts = sorted({p.replicas for p in shown})
-            first = max((p.throughput_rps for p in shown if p.replicas == 1), default=0.0)
-            axes.plot(counts, [first * count for count in counts], color="black", ls=":", lw=1)
-            axes.set_xticks(counts)
-            axes.set_ylim(bottom=0)
-            axes.set_xlabel("replicas")
-            axes.legend(fontsize="x-small")
-        left.set_ylabel("throughput, r/s")
-        left.set_title(f"real, {os.cpu_count()} cores", fontsize="medium")
-        right.set_title("modelled GPUs", fontsize="medium")
+    row = []
+    for title, real in (("Containers share the cores", True), ("GPUs scale to the port", False)):
+        shown = [p for p in points if (p.policy == "real") is real]
+        counts = sorted({p.replicas for p in shown})
+        first = max((p.throughput_rps for p in shown if p.replicas == 1), default=0.0)
+        ideal = [first * number for number in counts]
+        curves = lines(shown, "replicas", "throughput_rps", by="place")
+        row.append(
+            Panel(
+                title=f"{title} ({'real' if real else 'modelled'})",
+                x="replicas",
+                y="throughput, r/s",
+                curves=[*curves, Curve(x=counts, y=ideal, label="perfect", line=":")],
+                x_ticks={float(number): str(number) for number in counts},
+            )
+        )
+    return [row]
 
 
-def main() -> None:
-    """Produce the figure."""
-    argparse.ArgumentParser(description="Figure 6 of Clipper's paper.").parse_args()
-    produce(Setting())
+_ONE_BATCH = (
+    "one batch under way per container, so a replica idles while its next batch crosses the network; "
+    "the paper's prototype has two under way (47 ms for batches of 26 ms in its logs)"
+)
 
+#: Section 4.4.1: "a 3.95x throughput increase from 19,500 qps when using a single model container running
+#: on a local GPU to 77,000 qps"; with 1 Gbps "the network becomes saturated when replicating to a second
+#: remote machine": two remote replicas make 39,000 qps of 3,072 bytes, 0.96 Gbps.
+PAPER = tuple(
+    Paper(f"clipper_10gbps_{what}", number, _ONE_BATCH, ("{key}", f"clockwork_10gbps_{what}"))
+    for what, number in (("r1_rps", 19_500.0), ("r4_rps", 77_000.0), ("r4_speedup_ratio", 3.95))
+)
 
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="clipper_fig6",
+    setting=Setting(),
+    ask=measure,
+    key="{place}_r{replicas}",
+    figures=scaling,
+    paper=PAPER,
+    panels=panels,
+)

@@ -9,13 +9,11 @@ agree err far less.
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -24,38 +22,39 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.models import Classifier, predict, train
 from experiments.digits.stream import ask
-from experiments.results_file import RESULTS, write_results
-from experiments.study.report import picture, write_csv
+from experiments.study.pictures import COLOURS, Curve, Panel
+from experiments.study.study import ONLY_TABLE, Row, Study
 
-SETS = ("alike", "mixed")
-METHODS = ("best single", "majority", "exp4-full", "as the paper")
+#: Methods after the best single model: a policy, and its options.
+POLICIES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "majority": ("static", {"ensemble": True}),
+    "exp4-full": ("exp4-full", {}),
+    # Hedge over the models alone: nothing keeps the weights from settling on one model.
+    "as the paper": ("exp4-full", {"share": 0.0, "crowd": False}),
+}
+METHODS = ("best single", *POLICIES)
 #: How many of the five models give the label that is answered.
 BUCKETS = ("5 agree", "4 agree", "fewer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Numbers of the experiment, which tests make smaller."""
+    """How much is asked."""
 
-    num_splits: int = 20
-    sets: tuple[str, ...] = SETS
+    sets: tuple[str, ...] = ("alike", "mixed")
+    #: One split for each.
+    seeds: tuple[int, ...] = tuple(range(20))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitErrors:
-    """Error rates of one set of models by method, a row per split."""
+    """Error rates of one set of models in one split, by method."""
 
-    errors: dict[str, list[float]] = field(default_factory=dict)
-    #: Queries and wrong answers of exp4-full by bucket, over all splits.
-    counts: Array = field(default_factory=lambda: np.zeros((3, 2)))
-
-    def gain(self, method: str) -> tuple[float, float, int]:
-        """Relative error saved against the best single model: mean, half of its 95 % interval, splits with a gain."""
-        best = np.array(self.errors["best single"])
-        saved = (best - np.array(self.errors[method])) / best
-        # Two-sided Student's t for a few dozen splits is close to 2.1.
-        half = 2.1 * float(saved.std(ddof=1)) / math.sqrt(len(saved)) if len(saved) > 1 else 0.0
-        return float(saved.mean()), half, int((saved > 0).sum())
+    models: str
+    split: Annotated[int, ONLY_TABLE]
+    errors: Mapping[str, float]
+    #: Queries and wrong answers of exp4-full by bucket.
+    counts: tuple[tuple[int, int], ...]
 
 
 def models_of(name: str, seed: int) -> dict[str, Classifier]:
@@ -85,36 +84,27 @@ def _of(digits: Digits, forms: Array) -> Digits:
     return Digits(digits.images[chosen], digits.labels[chosen], digits.forms[chosen])
 
 
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> dict[str, SplitErrors]:
-    """Train and ask, split by split."""
+def measure(setting: Setting) -> Iterator[SplitErrors]:
+    """Train and ask every set, split by split."""
     digits = load()
-    results = {name: SplitErrors() for name in setting.sets}
-    for split in range(setting.num_splits):
-        forms = np.random.default_rng(split).permutation(NUM_FORMS)
-        training, asked = _of(digits, forms[:7]), _of(digits, forms[7:])
-        for name, found in results.items():
+    for name in setting.sets:
+        for split in setting.seeds:
+            forms = np.random.default_rng(split).permutation(NUM_FORMS)
+            training, asked = _of(digits, forms[:7]), _of(digits, forms[7:])
             models = models_of(name, split)
             train(models, training)
-            _ask(list(models), predict(models, asked.images), asked.labels, split, found)
-        say(f"split {split}")
-    return results
+            order = np.random.default_rng(split).permutation(len(asked.labels))
+            votes = predict(models, asked.images)[:, order]
+            yield _errors(name, split, list(models), votes, asked.labels[order])
 
 
-def _ask(names: list[str], votes: Array, labels: Array, seed: int, results: SplitErrors) -> None:
-    order = np.random.default_rng(seed).permutation(len(labels))
-    votes, labels = votes[:, order], labels[order]
-    single = (votes != labels).mean(axis=1)
-    errors: dict[str, float] = {"best single": float(single.min())}
-    policies: dict[str, tuple[str, dict[str, Any]]] = {
-        "majority": ("static", {"ensemble": True}),
-        "exp4-full": ("exp4-full", {}),
-        # Hedge over the models alone: nothing keeps the weights from settling on one model.
-        "as the paper": ("exp4-full", {"share": 0.0, "crowd": False}),
-    }
-    for method, (kind, options) in policies.items():
+def _errors(name: str, split: int, names: list[str], votes: Array, labels: Array) -> SplitErrors:
+    counts = np.zeros((len(BUCKETS), 2), np.int64)
+    errors = {"best single": float((votes != labels).mean(axis=1).min())}
+    for method, (kind, options) in POLICIES.items():
         policy = make_policy(kind, options)
         state = policy.init(names)
-        query = Query(tuple(Candidate(name) for name in names), "", Random(seed))
+        query = Query(tuple(Candidate(name) for name in names), "", Random(split))
         num_wrong = 0
         for column, truth in zip(votes.T.tolist(), labels.tolist(), strict=True):
             said = dict(zip(names, column, strict=True))
@@ -123,85 +113,95 @@ def _ask(names: list[str], votes: Array, labels: Array, seed: int, results: Spli
             num_wrong += wrong
             if method == "exp4-full":
                 agreeing = round(combined.agreement * len(names))
-                results.counts[min(5 - agreeing, 2)] += (1, wrong)
+                counts[min(5 - agreeing, 2)] += (1, wrong)
             state = policy.observe(state, observation)
         errors[method] = num_wrong / len(labels)
-    for method, error in errors.items():
-        results.errors.setdefault(method, []).append(error)
+    rows = tuple((number, wrong) for number, wrong in counts.tolist())
+    return SplitErrors(models=name, split=split, errors=errors, counts=rows)
 
 
-def figures_of(results: dict[str, SplitErrors]) -> dict[str, float]:
-    """The numbers that are quoted."""
+def gain(points: Sequence[SplitErrors], method: str) -> tuple[float, float, int]:
+    """Relative error saved against the best single model: mean, half of its 95 % interval, splits with a gain."""
+    best, ours = (np.array([p.errors[name] for p in points]) for name in ("best single", method))
+    saved = (best - ours) / best
+    # Two-sided Student's t for a few dozen splits is close to 2.1.
+    half = 2.1 * float(saved.std(ddof=1)) / math.sqrt(len(saved)) if len(saved) > 1 else 0.0
+    return float(saved.mean()), half, int((saved > 0).sum())
+
+
+def figures_of(setting: Setting, points: Sequence[SplitErrors]) -> dict[str, float]:
+    """The numbers that are quoted, by set of models."""
     figures: dict[str, float] = {}
-    for name, found in results.items():
+    for name in setting.sets:
+        mine = [point for point in points if point.models == name]
         for method in METHODS:
-            key = f"{name}_{method.replace(' ', '_').replace('-', '_')}"
-            figures[f"{key}_error"] = float(np.mean(found.errors[method]))
-            if method != "best single":
-                mean, half, better = found.gain(method)
-                figures[f"{key}_gain"] = mean
-                figures[f"{key}_gain_ci95"] = half
+            key = key_of(name, method)
+            figures[f"{key}_error"] = float(np.mean([point.errors[method] for point in mine]))
+            if method in POLICIES:
+                figures[f"{key}_gain"], figures[f"{key}_gain_ci95"], better = gain(mine, method)
                 figures[f"{key}_splits_better"] = better
-        for bucket, (number, wrong) in zip(BUCKETS, found.counts.tolist(), strict=True):
-            key = f"{name}_{bucket.replace(' ', '_')}"
-            figures[f"{key}_share"] = number / float(found.counts[:, 0].sum())
-            figures[f"{key}_error"] = wrong / max(number, 1)
+        counts = np.sum([point.counts for point in mine], axis=0)
+        for bucket, (number, wrong) in zip(BUCKETS, counts.tolist(), strict=True):
+            figures[f"{key_of(name, bucket)}_share"] = number / float(counts[:, 0].sum())
+            figures[f"{key_of(name, bucket)}_error"] = wrong / max(number, 1)
     return figures
 
 
-def produce(
-    setting: Setting | None = None,
-    directory: Path = RESULTS,
-    *,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[str, SplitErrors]:
-    """Run, and leave `clipper_fig7.json`, a table and a picture."""
-    setting = setting or Setting()
-    results = run(setting, say=say)
-    write_csv(
-        directory / "clipper_fig7.csv",
-        ("set", "split", *METHODS),
+def key_of(models: str, what: str) -> str:
+    """How the figures of a method, or of a bucket, begin."""
+    return f"{models}_{what.replace(' ', '_').replace('-', '_')}"
+
+
+def table(_setting: Setting, points: Sequence[SplitErrors]) -> Iterator[Row]:
+    """A row for each split of each set, a column for each method."""
+    for point in points:
+        yield {"set": point.models, "split": point.split, **point.errors}
+
+
+def panels(setting: Setting, points: Sequence[SplitErrors]) -> list[list[Panel]]:
+    """Errors by method, then by agreement."""
+    figures = figures_of(setting, points)
+
+    def errors(names: Sequence[str]) -> list[Curve]:
+        return [
+            Curve(
+                x=[place + 0.1 * number for place in range(len(names))],
+                y=[figures[f"{key_of(models, name)}_error"] for name in names],
+                label=f"{models} models",
+                colour=COLOURS[number],
+                line="none",
+                marker="o",
+            )
+            for number, models in enumerate(setting.sets)
+        ]
+
+    return [
         [
-            (name, split, *(found.errors[method][split] for method in METHODS))
-            for name, found in results.items()
-            for split in range(setting.num_splits)
-        ],
-    )
-    with picture(directory / "clipper_fig7.png", 1, 2, size=(9, 3.5)) as grid:
-        errors: Any = grid[0, 0]
-        buckets: Any = grid[0, 1]
-        for place, (name, found) in enumerate(results.items()):
-            offsets = np.arange(len(METHODS)) + 0.4 * place
-            errors.bar(offsets, [np.mean(found.errors[m]) for m in METHODS], 0.38, label=name)
-            rates = found.counts[:, 1] / np.maximum(found.counts[:, 0], 1)
-            bars = buckets.bar(offsets[: len(BUCKETS)], rates, 0.38, label=name)
-            shares = found.counts[:, 0] / found.counts[:, 0].sum()
-            buckets.bar_label(bars, [f"{share:.0%}" for share in shares], fontsize="x-small")
-        errors.set_xticks(np.arange(len(METHODS)) + 0.2, METHODS, fontsize="small")
-        errors.set_ylabel("error")
-        errors.legend(fontsize="x-small")
-        buckets.set_xticks(np.arange(3) + 0.2, BUCKETS, fontsize="small")
-        buckets.set_title("error by agreement, with share of queries", fontsize="medium")
-    write_results(
-        "clipper_fig7",
-        figures_of(results),
-        command="python -m experiments clipper_fig7",
-        seeds=range(setting.num_splits),
-        extra={
-            "data": "scikit-learn digits, 8 x 8, split by form; not the paper's ImageNet and CIFAR-10",
-            "paper": "error -5.2 % relative on ImageNet, a small gain on CIFAR-10; agreement tells errors apart",
-        },
-        directory=directory,
-    )
-    return results
+            Panel(
+                title=title,
+                x="",
+                y="share of wrong answers",
+                curves=errors(names),
+                x_ticks={float(at): name for at, name in enumerate(names)},
+            )
+            for title, names in (
+                ("An ensemble of equals errs less than its best", METHODS),
+                ("The fewer agree, the more they err", BUCKETS),
+            )
+        ]
+    ]
 
 
-def main() -> None:
-    """Command line."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    for key, figure in figures_of(produce(say=print)).items():
-        print(f"{key}: {figure:.4g}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="clipper_fig7",
+    setting=Setting(),
+    ask=measure,
+    key="{models}_{split}",
+    figures=figures_of,
+    tables={"": table},
+    panels=panels,
+    extra=lambda *_: {
+        "data": "scikit-learn digits, 8 x 8, split by form; not the paper's ImageNet and CIFAR-10",
+        "paper": "error -5.2 % relative on ImageNet, a small gain on CIFAR-10; agreement tells errors apart",
+    },
+)

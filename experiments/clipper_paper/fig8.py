@@ -8,14 +8,12 @@ model. "Best static" is known only afterwards; the oracle knows each phase's bes
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -24,8 +22,8 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import Array, load
 from experiments.digits.models import FAULTS, five_kinds, predict, train
 from experiments.digits.stream import Delays, Trail, follow
-from experiments.results_file import RESULTS, write_results
-from experiments.study.report import picture, write_csv
+from experiments.study.pictures import BLACK, COLOURS, Curve, Panel
+from experiments.study.study import ONLY_TABLE, Row, Study
 
 _LAST_TRAINING_FORM = 6
 _LAST_FORM = 13
@@ -53,7 +51,7 @@ ARMS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Numbers of the experiment, which tests make smaller."""
+    """How much is asked."""
 
     seeds: tuple[int, ...] = tuple(range(20))
     num_queries: int = 20_000
@@ -73,51 +71,31 @@ class Setting:
         return slice(3 * self.num_queries // 4, None)
 
 
-@dataclass(slots=True)
-class ErrorRates:
-    """Error rates by name, a row per seed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOutcome:
+    """How one policy, or one fixed choice, answered the stream of one seed."""
 
-    #: Error rates of each run: cumulative; before, during and after the failure; in the last quarter.
-    errors: dict[str, list[list[float]]] = field(default_factory=dict)
-    #: Share of the last quarter during which the recovered model had the most weight.
-    returned: dict[str, list[float]] = field(default_factory=dict)
-    #: Cumulative error over the stream for the first seed.
-    curves: dict[str, Array] = field(default_factory=dict)
-
-    def add(self, name: str, wrong: Array, setting: Setting) -> None:
-        """Enter one run."""
-        slices = (slice(None), *setting.phases, setting.last_quarter)
-        self.errors.setdefault(name, []).append([float(wrong[part].mean()) for part in slices])
-        if name not in self.curves:
-            self.curves[name] = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
-
-    def extend(self, other: ErrorRates) -> None:
-        """Enter the runs of further seeds."""
-        for ours, theirs in ((self.errors, other.errors), (self.returned, other.returned)):
-            for name, rows in theirs.items():
-                ours.setdefault(name, []).extend(rows)  # type: ignore[arg-type]
-        self.curves = self.curves or other.curves
-
-    def mean(self, name: str, column: int = 0) -> float:
-        """Mean of one column over the seeds."""
-        return float(np.mean([row[column] for row in self.errors[name]]))
+    name: str
+    seed: int
+    cumulative: Annotated[float, ONLY_TABLE]
+    before: Annotated[float, ONLY_TABLE]
+    failed: Annotated[float, ONLY_TABLE]
+    after: Annotated[float, ONLY_TABLE]
+    last_quarter: Annotated[float, ONLY_TABLE]
+    #: Share of the last quarter during which the recovered model had the most weight; None: nobody learns.
+    returned: float | None
+    #: Cumulative error over the stream.
+    curve: Array = field(repr=False)
 
 
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> ErrorRates:
+def measure(setting: Setting) -> Iterator[StreamOutcome]:
     """Train, draw streams, and send them past every policy."""
-    results = ErrorRates()
-    if len(setting.seeds) == 1:
-        return _run_seed(setting, setting.seeds[0])
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        runs = pool.map(partial(_run_seed, setting), setting.seeds)
-        for seed, found in zip(setting.seeds, runs, strict=True):
-            results.extend(found)
-            say(f"seed {seed}: {DEFAULT} {results.errors[DEFAULT][-1][0]:.4f}")
-    return results
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(setting.seeds))) as pool:
+        for answers in pool.map(partial(_answers, setting), setting.seeds):
+            yield from answers
 
 
-def _run_seed(setting: Setting, seed: int) -> ErrorRates:
-    results = ErrorRates()
+def _answers(setting: Setting, seed: int) -> list[StreamOutcome]:
     digits = load()
     asked = digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
     models = five_kinds(seed)
@@ -126,35 +104,47 @@ def _run_seed(setting: Setting, seed: int) -> ErrorRates:
     clean = predict(models, asked.images)
     best = int((clean == asked.labels).mean(axis=1).argmax())
     faulty = clean.copy()
-    faulty[best] = predict({names[best]: models[names[best]]}, FAULTS[setting.fault](asked.images))[
-        0
-    ]
+    inverted = FAULTS[setting.fault](asked.images)
+    faulty[best] = predict({names[best]: models[names[best]]}, inverted)[0]
     drawn = np.random.default_rng(seed).integers(0, len(asked.labels), setting.num_queries)
     labels = asked.labels[drawn]
     votes = clean[:, drawn]
     failure = setting.phases[1]
     votes[:, failure] = faulty[:, drawn[failure]]
-
     static = votes != labels
-    for name, wrong in zip(names, static, strict=True):
-        results.add(name, wrong, setting)
-    results.add("best static", static[int(static.mean(axis=1).argmin())], setting)
     oracle = np.concatenate(
         [static[int(static[:, part].mean(axis=1).argmin()), part] for part in setting.phases]
     )
-    results.add("oracle", oracle, setting)
+    choices = {
+        **dict(zip(names, static, strict=True)),
+        "best static": static[int(static.mean(axis=1).argmin())],
+        "oracle": oracle,
+    }
+    learners: dict[str, tuple[str, dict[str, Any]]] = {
+        name: (name, {}) for name in setting.policies
+    } | {f"{DEFAULT}, {arm}": (DEFAULT, ARMS[arm]) for arm in setting.arms}
 
-    def enter(name: str, trail: Trail) -> None:
-        results.add(name, trail.wrong, setting)
-        back = float((trail.heaviest[setting.last_quarter] == best).mean())
-        results.returned.setdefault(name, []).append(back)
+    def answered(name: str, wrong: Array, trail: Trail | None = None) -> StreamOutcome:
+        error = {
+            phase: float(wrong[part].mean())
+            for phase, part in zip(("before", "failed", "after"), setting.phases, strict=True)
+        }
+        last = setting.last_quarter
+        return StreamOutcome(
+            name=name,
+            seed=seed,
+            cumulative=float(wrong.mean()),
+            **error,
+            last_quarter=float(wrong[last].mean()),
+            returned=None if trail is None else float((trail.heaviest[last] == best).mean()),
+            curve=np.cumsum(wrong) / np.arange(1, len(wrong) + 1),
+        )
 
-    for name in setting.policies:
-        enter(name, follow(_policy(name), names, votes, labels, seed=seed))
-    for arm in setting.arms:
-        trail = follow(_policy(DEFAULT), names, votes, labels, seed=seed, **ARMS[arm])
-        enter(f"{DEFAULT}, {arm}", trail)
-    return results
+    found = [answered(name, wrong) for name, wrong in choices.items()]
+    for name, (policy, changes) in learners.items():
+        trail = follow(_policy(policy), names, votes, labels, seed=seed, **changes)
+        found.append(answered(name, trail.wrong, trail))
+    return found
 
 
 def _policy(name: str) -> Policy[Any]:
@@ -162,104 +152,105 @@ def _policy(name: str) -> Policy[Any]:
     return make_policy(kind, options)
 
 
-def figures_of(results: ErrorRates, setting: Setting) -> dict[str, float]:
-    """The numbers that are quoted."""
-    learners = [name for name in setting.policies if name != "majority"]
-    figures = {
-        "cumulative_error": results.mean(DEFAULT),
-        "returns_to_best": float(all(share > 0.5 for share in results.returned[DEFAULT])),
-        "best_static_error": results.mean("best static"),
-        "oracle_error": results.mean("oracle"),
-        "seeds_below_best_static": float(
-            sum(
-                ours[0] < static[0]
-                for ours, static in zip(
-                    results.errors[DEFAULT], results.errors["best static"], strict=True
+def _by_name(points: Sequence[StreamOutcome]) -> dict[str, list[StreamOutcome]]:
+    found: dict[str, list[StreamOutcome]] = {}
+    for point in points:
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def table(_setting: Setting, points: Sequence[StreamOutcome]) -> Iterator[Row]:
+    """A row for each policy and each fixed choice: the means of all seeds."""
+    for name, mine in _by_name(points).items():
+        yield {
+            "policy": name,
+            **{
+                f"{phase.replace('_', ' ')} error": float(
+                    np.mean([getattr(p, phase) for p in mine])
                 )
-            )
+                for phase in ("cumulative", "before", "failed", "after", "last_quarter")
+            },
+            "cumulative sd": float(np.std([p.cumulative for p in mine])),
+            "returned, least seed": min(
+                (p.returned for p in mine if p.returned is not None), default=""
+            ),
+        }
+
+
+def figures_of(setting: Setting, points: Sequence[StreamOutcome]) -> dict[str, float]:
+    """The numbers that are quoted."""
+    by_name = _by_name(points)
+    errors = {n: float(np.mean([p.cumulative for p in mine])) for n, mine in by_name.items()}
+    ours, static = by_name[DEFAULT], by_name["best static"]
+    figures = {
+        "cumulative_error": errors[DEFAULT],
+        "returns_to_best": float(all(p.returned is not None and p.returned > 0.5 for p in ours)),
+        "best_static_error": errors["best static"],
+        "oracle_error": errors["oracle"],
+        "seeds_below_best_static": float(
+            sum(p.cumulative < s.cumulative for p, s in zip(ours, static, strict=True))
         ),
         "learners_below_best_static": float(
-            sum(results.mean(name) < results.mean("best static") for name in learners)
+            sum(
+                errors[name] < errors["best static"]
+                for name in setting.policies
+                if name != "majority"
+            )
         ),
     }
-    for name in results.errors:
+    for name, error in errors.items():
         key = name.replace(", ", "_").replace(" % ", "pct_").replace(" ", "_").replace("=", "")
-        figures[f"{key.replace('-', '_').lower()}_error"] = results.mean(name)
+        figures[f"{key.replace('-', '_').lower()}_error"] = error
     return figures
 
 
-COLUMNS = ("cumulative", "before", "failed", "after", "last quarter")
-
-
-def produce(
-    setting: Setting | None = None,
-    directory: Path = RESULTS,
-    *,
-    say: Callable[[str], None] = lambda _: None,
-) -> ErrorRates:
-    """Run, and leave `clipper_fig8.json`, a table and a picture."""
-    setting = setting or Setting()
-    results = run(setting, say=say)
-    write_csv(
-        directory / "clipper_fig8.csv",
-        ("policy", *(f"{name} error" for name in COLUMNS), "cumulative sd", "returned, least seed"),
-        [
-            (
-                name,
-                *(results.mean(name, column) for column in range(len(COLUMNS))),
-                float(np.std([row[0] for row in rows])),
-                min(results.returned[name]) if name in results.returned else "",
-            )
-            for name, rows in results.errors.items()
-        ],
-    )
-    _draw(results, setting, directory / "clipper_fig8.png")
-    write_results(
-        "clipper_fig8",
-        figures_of(results, setting),
-        command="python -m experiments clipper_fig8",
-        seeds=setting.seeds,
-        extra={
-            "data": "scikit-learn digits, 8 x 8, split by form; not the paper's CIFAR-10",
-            "queries": setting.num_queries,
-            "fault": setting.fault,
-            "options": {name: {"policy": p, **o} for name, (p, o) in POLICIES.items()},
-            "paper": "Exp3 and Exp4 below every static choice; no numbers in its text",
-        },
-        directory=directory,
-    )
-    return results
-
-
-def _draw(results: ErrorRates, setting: Setting, target: Path) -> None:
+def panels(setting: Setting, points: Sequence[StreamOutcome]) -> list[list[Panel]]:
+    """The first seed's cumulative error; single models are dotted."""
     shown = ("exp3", "exp4", "exp4-full", "exp4-full, as the paper", "thompson", "oracle")
-    with picture(target, 1, 1, size=(8, 4.5)) as grid:
-        axes: Any = grid[0, 0]
-        for name, curve in results.curves.items():
-            if name in shown:
-                axes.plot(curve, label=name, lw=1.5, color="black" if name == "oracle" else None)
-            elif name not in results.returned and name != "best static":
-                axes.plot(curve, ":", label=name, lw=1.0)
-        failure = setting.phases[1]
-        axes.axvspan(
-            failure.start, failure.stop, color="grey", alpha=0.15, label="best model fails"
+    first = {p.name: p for p in points if p.seed == setting.seeds[0]}
+    looks = [name for name in shown if name in first]
+    looks += [p.name for p in first.values() if p.returned is None and p.name not in shown]
+    looks.remove("best static")
+    learners = [name for name in looks if name in shown]
+    curves = [
+        Curve(
+            x=range(1, setting.num_queries + 1),
+            y=first[name].curve.tolist(),
+            label=name,
+            colour=BLACK if name == "oracle" else COLOURS[number % len(COLOURS)],
+            line="-" if name in learners else ":",
         )
-        axes.set_xlabel("queries (first seed)")
-        axes.set_ylabel("cumulative error")
-        axes.set_ylim(0, 0.4)
-        axes.legend(fontsize="x-small", ncols=2)
+        for number, name in enumerate(looks)
+    ]
+    failure = setting.phases[1]
+    return [
+        [
+            Panel(
+                title="Learners leave the failing model, and return to it",
+                x="queries (first seed)",
+                y="wrong answers so far, share",
+                curves=curves,
+                marks={failure.start: "the best model fails", failure.stop: "and recovers"},
+                y_range=(0, 0.4),
+                legend="upper right",
+            )
+        ]
+    ]
 
 
-def main() -> None:
-    """Command line."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    results = produce(say=print)
-    width = max(map(len, results.errors))
-    print(" " * width, *(f"{name:>12}" for name in COLUMNS))
-    for name in sorted(results.errors, key=results.mean):
-        cells = [f"{results.mean(name, column):12.4f}" for column in range(len(COLUMNS))]
-        print(f"{name:{width}}", *cells)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="clipper_fig8",
+    setting=Setting(),
+    ask=measure,
+    key="{name}_{seed}",
+    figures=figures_of,
+    tables={"": table},
+    panels=panels,
+    extra=lambda setting, _: {
+        "data": "scikit-learn digits, 8 x 8, split by form; not the paper's CIFAR-10",
+        "queries": setting.num_queries,
+        "fault": setting.fault,
+        "options": {name: {"policy": p, **o} for name, (p, o) in POLICIES.items()},
+        "paper": "Exp3 and Exp4 below every static choice; no numbers in its text",
+    },
+)

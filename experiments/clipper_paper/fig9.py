@@ -11,7 +11,6 @@ both are counted. The client runs at real-time priority where that is allowed, a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import subprocess
@@ -19,11 +18,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import uvloop
@@ -35,8 +34,8 @@ from experiments.digits.images import Array, Digits, load
 from experiments.digits.models import Classifier, export, train
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import before_others
-from experiments.results_file import RESULTS, write_results
-from experiments.study.report import picture, write_csv
+from experiments.study.pictures import Panel, lines
+from experiments.study.study import ONLY_TABLE, Study
 
 ARMS = ("mitigated", "blocking")
 
@@ -60,7 +59,7 @@ _LAST_FORM = 13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Numbers of the experiment, which tests make smaller."""
+    """How much is asked."""
 
     sizes: tuple[int, ...] = (2, 4, 8, 12, 16, 20)
     #: The paper's is 20 ms, on 48 cores.
@@ -86,48 +85,62 @@ class QueryOutcome:
     num_missing: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArmPoint:
     """One arm at one size."""
 
     arm: str
     size: int
-    answers: list[QueryOutcome]
-
-    @property
-    def ok(self) -> list[QueryOutcome]:
-        """Queries that were answered."""
-        return [answer for answer in self.answers if answer.outcome == "OK"]
-
-    def latency_ms(self, percentile: float) -> float:
-        """Percentile of the answers' latency; NaN without any answer."""
-        latencies = [answer.latency_ms for answer in self.ok]
-        return float(np.percentile(latencies, percentile)) if latencies else float("nan")
-
-    def late(self, slo_ms: float) -> int:
-        """Answers in the client's hand after the SLO."""
-        return sum(answer.latency_ms > slo_ms for answer in self.ok)
-
-    @property
-    def refused_late(self) -> int:
-        """Queries that were refused because they had become late."""
-        return sum(answer.outcome == "LATE" for answer in self.answers)
-
-    @property
-    def missing(self) -> float:
-        """Share of members that an answer does without."""
-        asked = sum(answer.num_answered + answer.num_missing for answer in self.ok)
-        return sum(answer.num_missing for answer in self.ok) / max(asked, 1)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the answers that are right."""
-        return sum(answer.right for answer in self.ok) / max(len(self.ok), 1)
+    queries: Annotated[int, ONLY_TABLE]
+    answered: Annotated[int, ONLY_TABLE]
+    #: In the client's hand after the SLO.
+    answered_late: Annotated[int, ONLY_TABLE]
+    #: Refused because they had become late.
+    refused_late: Annotated[int, ONLY_TABLE]
+    refused_otherwise: Annotated[int, ONLY_TABLE]
+    #: Latency of the answers; 0 without any.
+    p50_ms: float
+    p99_ms: float
+    #: Share of members that an answer does without.
+    missing: float
+    #: Share of the answers that are right.
+    accuracy: float
+    #: How many queries ended so.
+    outcomes: Mapping[str, int]
 
 
-def write_forests(directory: Path, num_models: int, training: Digits) -> list[str]:
-    """Write small forests in Triton's layout; returns their names."""
-    forests = small_forests(num_models, training)
+def point_of(arm: str, size: int, outcomes: Sequence[QueryOutcome], slo_ms: float) -> ArmPoint:
+    """Count the queries of one arm at one size."""
+    ok = [each for each in outcomes if each.outcome == "OK"]
+    counts = Counter(each.outcome for each in outcomes)
+    p50_ms, p99_ms = np.percentile([each.latency_ms for each in ok] or [0.0], (50, 99))
+    num_missing = sum(each.num_missing for each in ok)
+    asked = sum(each.num_answered for each in ok) + num_missing
+    return ArmPoint(
+        arm=arm,
+        size=size,
+        queries=len(outcomes),
+        answered=len(ok),
+        answered_late=sum(each.latency_ms > slo_ms for each in ok),
+        refused_late=counts["LATE"],
+        refused_otherwise=len(outcomes) - len(ok) - counts["LATE"],
+        p50_ms=float(p50_ms),
+        p99_ms=float(p99_ms),
+        missing=num_missing / max(asked, 1),
+        accuracy=sum(each.right for each in ok) / max(len(ok), 1),
+        outcomes=dict(sorted(counts.items())),
+    )
+
+
+def _write_forests(directory: Path, num_models: int, training: Digits) -> list[str]:
+    """Train small forests, each of another seed, and write them in Triton's layout; returns their names."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    forests: dict[str, Classifier] = {
+        f"forest-{seed}": RandomForestClassifier(3, max_depth=6, random_state=seed)
+        for seed in range(num_models)
+    }
+    train(forests, training)
     for name, forest in forests.items():
         path = directory / name / "1" / "model.onnx"
         path.parent.mkdir(parents=True)
@@ -142,7 +155,7 @@ def served(num_models: int) -> Iterator[tuple[LocalServer, list[str], Digits]]:
     digits = load()
     with tempfile.TemporaryDirectory() as directory:
         models = Path(directory) / "models"
-        names = write_forests(models, num_models, digits.of_forms(0, _LAST_TRAINING_FORM))
+        names = _write_forests(models, num_models, digits.of_forms(0, _LAST_TRAINING_FORM))
         arguments = ["--models", str(models), "--cache-dir", f"{directory}/cache"]
         with LocalServer(arguments, start_limit_s=300) as server:
             yield server, names, digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
@@ -186,18 +199,6 @@ async def load_application(
         return list(await asyncio.gather(*tasks))
 
 
-def small_forests(num_models: int, training: Digits) -> dict[str, Classifier]:
-    """Train forests of three trees, which differ in their seed."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    forests = {
-        f"forest-{seed}": RandomForestClassifier(3, max_depth=6, random_state=seed)
-        for seed in range(num_models)
-    }
-    train(forests, training)
-    return forests
-
-
 @contextmanager
 def neighbours(setting: Setting) -> Iterator[None]:
     """Have others compute on this machine, in bursts."""
@@ -214,149 +215,77 @@ def neighbours(setting: Setting) -> Iterator[None]:
             process.wait()
 
 
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> list[ArmPoint]:
+def measure(setting: Setting) -> Iterator[ArmPoint]:
     """Load every arm at every size."""
-    points: list[ArmPoint] = []
     with (
         served(max(setting.sizes)) as (server, names, asked),
         Operator(server.address) as operator,
         neighbours(setting),
     ):
-        for size in setting.sizes:
+        for number, size in enumerate(setting.sizes):
             # The cache would answer what was asked before; here every query is to be computed.
             application = pb.Application(name="ensemble", models=names[:size], no_cache=True)
-            operator.put_application(application, replace=bool(points))
-            for arm in ARMS:
-                slo_ms = setting.slo_ms if arm == "mitigated" else _BLOCKING_SLO_MS
+            operator.put_application(application, replace=number > 0)
+            for arm, slo_ms in (("mitigated", setting.slo_ms), ("blocking", _BLOCKING_SLO_MS)):
                 with before_others():
-                    answers = uvloop.run(
+                    outcomes = uvloop.run(
                         load_application(
                             server.address, "ensemble", asked, slo_ms=slo_ms, setting=setting
                         )
                     )
-                point = ArmPoint(arm, size, answers)
-                points.append(point)
-                _say(point, setting, say)
-    return points
+                yield point_of(arm, size, outcomes, setting.slo_ms)
 
 
-def _say(point: ArmPoint, setting: Setting, say: Callable[[str], None]) -> None:
-    say(
-        f"{point.arm} {point.size}: P50 {point.latency_ms(50):.1f} ms, P99 {point.latency_ms(99):.1f} ms,"
-        f" late {point.late(setting.slo_ms)} of {len(point.ok)}, missing {point.missing:.3f},"
-        f" accuracy {point.accuracy:.3f}, {_outcomes(point)}"
-    )
+def totals(_setting: Setting, points: Sequence[ArmPoint]) -> dict[str, float]:
+    """Counts over all sizes, by arm."""
+    names = {
+        "late_answers": "answered_late",
+        "answers": "answered",
+        "refused_late": "refused_late",
+        "queries": "queries",
+    }
+    return {
+        f"{arm}_{key}": sum(getattr(point, name) for point in points if point.arm == arm)
+        for arm in ARMS
+        for key, name in names.items()
+    }
 
 
-def _outcomes(point: ArmPoint) -> dict[str, int]:
-    return dict(sorted(Counter(answer.outcome for answer in point.answers).items()))
-
-
-def figures_of(points: list[ArmPoint], setting: Setting) -> dict[str, float]:
-    """The numbers that are quoted."""
-    figures: dict[str, float] = {}
-    for arm in ARMS:
-        chosen = [point for point in points if point.arm == arm]
-        figures[f"{arm}_late_answers"] = sum(point.late(setting.slo_ms) for point in chosen)
-        figures[f"{arm}_answers"] = sum(len(point.ok) for point in chosen)
-        figures[f"{arm}_refused_late"] = sum(point.refused_late for point in chosen)
-        figures[f"{arm}_queries"] = sum(len(point.answers) for point in chosen)
-        for point in chosen:
-            for percentile in (50, 99):
-                if point.ok:
-                    figures[f"{arm}_{point.size}_p{percentile}_ms"] = point.latency_ms(percentile)
-            figures[f"{arm}_{point.size}_missing"] = point.missing
-            figures[f"{arm}_{point.size}_accuracy"] = point.accuracy
-    return figures
-
-
-def produce(
-    setting: Setting | None = None,
-    directory: Path = RESULTS,
-    *,
-    say: Callable[[str], None] = lambda _: None,
-) -> list[ArmPoint]:
-    """Run, and leave `clipper_fig9.json`, a table and a picture."""
-    setting = setting or Setting()
-    points = run(setting, say=say)
-    write_csv(
-        directory / "clipper_fig9.csv",
-        (
-            *(
-                "arm",
-                "size",
-                "queries",
-                "answered",
-                "answered late",
-                "refused LATE",
-                "refused otherwise",
-            ),
-            *("P50 ms", "P99 ms", "missing", "accuracy"),
-        ),
-        [
-            (
-                point.arm,
-                point.size,
-                len(point.answers),
-                len(point.ok),
-                point.late(setting.slo_ms),
-                point.refused_late,
-                len(point.answers) - len(point.ok) - point.refused_late,
-                point.latency_ms(50),
-                point.latency_ms(99),
-                point.missing,
-                point.accuracy,
+def panels(setting: Setting, points: Sequence[ArmPoint]) -> list[list[Panel]]:
+    """What leaving stragglers behind saves, and what it costs."""
+    row = []
+    for title, label, name in (
+        ("Who waits for all is slow", "P99, ms", "p99_ms"),
+        ("Few members are left behind", "share of members missing", "missing"),
+        ("Answers without them are as right", "share of right answers", "accuracy"),
+    ):
+        row.append(
+            Panel(
+                title=title,
+                x="models in the ensemble",
+                y=label,
+                curves=lines(points, "size", name, by="arm"),
+                levels={setting.slo_ms: "SLO"} if name == "p99_ms" else {},
+                log_y=name == "p99_ms",
             )
-            for point in points
-        ],
-    )
-    _draw(points, setting, directory / "clipper_fig9.png")
-    write_results(
-        "clipper_fig9",
-        figures_of(points, setting),
-        command=f"python -m experiments clipper_fig9 --seconds {setting.seconds:g}",
-        seeds=[setting.seed],
-        extra={
-            "data": "scikit-learn digits, 8 x 8, split by form; not the paper's MNIST",
-            "slo_ms": setting.slo_ms,
-            "rate_qps": setting.rate_qps,
-            "workers": "the CPU worker, live",
-            "neighbours": f"{os.cpu_count()}, idle {setting.idle_s:g} s, busy {setting.busy_s:g} s",
-            "outcomes": {f"{point.arm} {point.size}": _outcomes(point) for point in points},
-            "paper": "blocking P99 far over 20 ms, with the deadline at it; few missing cost little accuracy",
-        },
-        directory=directory,
-    )
-    return points
+        )
+    return [row]
 
 
-def _draw(points: list[ArmPoint], setting: Setting, target: Path) -> None:
-    with picture(target, 1, 3, size=(11, 3.5)) as grid:
-        latency, missing, accuracy = grid[0]
-        panels: list[tuple[Any, str, Callable[[ArmPoint], float]]] = [
-            (latency, "latency P99 (ms)", lambda point: point.latency_ms(99)),
-            (missing, "members missing", lambda point: point.missing),
-            (accuracy, "accuracy", lambda point: point.accuracy),
-        ]
-        for axes, title, value in panels:
-            for arm in ARMS:
-                chosen = [point for point in points if point.arm == arm]
-                sizes, values = [p.size for p in chosen], [value(p) for p in chosen]
-                axes.plot(sizes, values, marker="o", label=arm)
-            axes.set_xlabel("models in the ensemble")
-            axes.set_title(title, fontsize="medium")
-        latency.axhline(setting.slo_ms, color="grey", ls=":", label="SLO")
-        latency.set_yscale("log")
-        latency.legend(fontsize="x-small")
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=Setting().seconds, help="of each point")
-    setting = Setting(seconds=parser.parse_args().seconds)
-    produce(setting, say=lambda text: print(text, flush=True))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="clipper_fig9",
+    setting=Setting(),
+    ask=measure,
+    key="{arm}_{size}",
+    figures=totals,
+    panels=panels,
+    extra=lambda setting, points: {
+        "data": "scikit-learn digits, 8 x 8, split by form; not the paper's MNIST",
+        "slo_ms": setting.slo_ms,
+        "rate_qps": setting.rate_qps,
+        "workers": "the CPU worker, live",
+        "neighbours": f"{os.cpu_count()}, idle {setting.idle_s:g} s, busy {setting.busy_s:g} s",
+        "outcomes": {f"{point.arm} {point.size}": point.outcomes for point in points},
+        "paper": "blocking P99 far over 20 ms, with the deadline at it; few missing cost little accuracy",
+    },
+)

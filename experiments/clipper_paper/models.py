@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from onnx import TensorProto, helper
 
 from clockwright.bulk import Buffer
 from clockwright.units import ModelId
-from experiments.digits.images import Array, load
+from experiments.digits.images import Array, Digits, load
 from experiments.digits.models import OPSETS, export
 from worker.containers.device import ContainerDevice
 from worker.devices.cpu import CpuDevice
@@ -61,30 +62,31 @@ def held_out() -> tuple[Array, Array]:
     return asked.images, asked.labels
 
 
-def write_folders(directory: Path, kinds: Sequence[str] = KINDS) -> None:
-    """Train the models and write `native/KIND` and `onnx/KIND`, in the layout of model folders."""
-    for kind in kinds:
-        native, graph = (directory / form / kind / "1" for form in FORMS)
-        for folder in (native, graph):
-            folder.mkdir(parents=True)
-        if kind == "no_op":
-            (native / "model.py").write_text(_NO_OP)
-            model = _no_op_graph()
-        else:
-            model = _train(kind, native / "model.joblib")
-        load_name = "model.py" if kind == "no_op" else "model.joblib"
-        (native.parent / "config.toml").write_text(_CONFIG.format(load=load_name))
-        (graph / MODEL_FILE).write_bytes(model.SerializeToString())
+def _write_folder(folder: Path, form: str, kind: str) -> None:
+    """Train a model and write it, in one form, in the layout of model folders."""
+    version = folder / "1"
+    version.mkdir(parents=True)
+    estimator = None if kind == "no_op" else _fitted(kind)
+    if form == "onnx":
+        model = _no_op_graph() if estimator is None else export(estimator, _training().images)
+        (version / MODEL_FILE).write_bytes(model.SerializeToString())
+        return
+    name = "model.py" if estimator is None else "model.joblib"
+    (folder / "config.toml").write_text(_CONFIG.format(load=name))
+    if estimator is None:
+        (version / name).write_text(_NO_OP)
+    else:
+        import joblib
+
+        joblib.dump(estimator, version / name)
 
 
-def _train(kind: str, target: Path) -> onnx.ModelProto:
-    """Train a model, pickle it, and export it."""
-    import joblib
+def _training() -> Digits:
+    return load().of_forms(0, _LAST_TRAINING_FORM)
 
-    training = load().of_forms(0, _LAST_TRAINING_FORM)
-    estimator = _estimator(kind).fit(training.images, training.labels)
-    joblib.dump(estimator, target)
-    return export(estimator, training.images)
+
+def _fitted(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
+    return _estimator(kind).fit(_training().images, _training().labels)
 
 
 def _estimator(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
@@ -132,46 +134,46 @@ class Prepared:
 
 @contextmanager
 def prepared(
-    directory: Path, form: str, kind: str, batch_sizes: Sequence[int], *, count: int = 1
+    form: str, kind: str, batch_sizes: Sequence[int], *, count: int = 1
 ) -> Iterator[list[Prepared]]:
-    """Devices that have the model, each with processes and memory of its own; closed afterwards.
+    """Train a model and give it to devices, each with processes and memory of its own; closed afterwards.
 
     Args:
-        directory: where `write_folders` wrote.
         form: one of `FORMS`.
         kind: one of `KINDS`.
         batch_sizes: that can be run.
         count: of devices.
     """
     ready: list[Prepared] = []
-    devices: list[Device[Any]] = []
-    try:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as devices:
+        folder, cache = Path(scratch) / kind, Path(scratch) / "cache"
+        _write_folder(folder, form, kind)
         for number in range(count):
-            cache = directory / "cache"
-            folder = directory / form / kind
-            device: Device[Any]
-            if form == "native":
-                device = ContainerDevice(
-                    folder,
-                    limits=_LIMITS,
-                    io_pool_bytes=_IO_POOL_BYTES,
-                    start_limit_s=_START_LIMIT_S,
-                )
-            else:
-                device = CpuDevice(
-                    limits=_LIMITS,
-                    io_pool_bytes=_IO_POOL_BYTES,
-                    files=FileStore(cache),
-                    cache_dir=cache,
-                    compile_limit_s=_START_LIMIT_S,
-                )
-            devices.append(device)
+            device = _native(folder) if form == "native" else _onnx(cache)
+            devices.callback(_close, device)
             offer = _offer(folder, FileStore(cache), batch_sizes, number)
             ready.append(Prepared(device, asyncio.run(device.prepare(offer, _fetch, _ignore))))
         yield ready
-    finally:
-        for device in devices:
-            asyncio.run(device.close())
+
+
+def _close(device: Device[Any]) -> None:
+    asyncio.run(device.close())
+
+
+def _native(folder: Path) -> Device[Any]:
+    return ContainerDevice(
+        folder, limits=_LIMITS, io_pool_bytes=_IO_POOL_BYTES, start_limit_s=_START_LIMIT_S
+    )
+
+
+def _onnx(cache: Path) -> Device[Any]:
+    return CpuDevice(
+        limits=_LIMITS,
+        io_pool_bytes=_IO_POOL_BYTES,
+        files=FileStore(cache),
+        cache_dir=cache,
+        compile_limit_s=_START_LIMIT_S,
+    )
 
 
 def _offer(folder: Path, files: FileStore, batch_sizes: Sequence[int], number: int) -> Offer:

@@ -386,7 +386,7 @@ def rows(setting: Setting, ramps: Sequence[Ramp]) -> Iterator[Row]:
 
 
 def panels(setting: Setting, ramps: Sequence[Ramp]) -> list[list[Panel]]:
-    """The paper's five panels over time, one below the other: goodput, latency, cold starts, PCIe, GPU."""
+    """The paper's five panels over time: goodput, latency, cold starts, PCIe, GPU."""
     seconds = setting.bucket_ns / NS_PER_S
     middle = setting.bucket_ns / (2 * _MINUTE_NS)
     begins = [(bucket.begin_ns - setting.lead_ns) / _MINUTE_NS for bucket in ramps[0].buckets]
@@ -421,10 +421,10 @@ def panels(setting: Setting, ramps: Sequence[Ramp]) -> list[list[Panel]]:
     pcie = curves(("",), lambda bucket, _: 100 * bucket.load_busy)
     gpu = curves(("",), lambda bucket, _: 100 * bucket.exec_busy)
     shown = (
-        ("One GPU goes on answering while 3,600 models arrive", "goodput, r/s", [*goodput, bound]),
+        ("One GPU answers while models arrive", "goodput, r/s", [*goodput, bound]),
         ("Answers come in time all along", "mean latency, ms", curves(both, mean_ms)),
         ("More and more of them are cold", "cold, % of answers", curves(both, cold_pct)),
-        ("so the PCIe bus becomes the bottleneck,", "PCIe (LOAD) busy, %", pcie),
+        ("and the PCIe bus becomes the bottleneck,", "PCIe (LOAD) busy, %", pcie),
         ("which the GPU was before", "GPU (EXEC) busy, %", gpu),
     )
     ends = {0.0: "", setting.num_models * setting.step_ns / _MINUTE_NS: "first and last of Major"}

@@ -343,7 +343,7 @@ def panels(setting: Setting, points: Sequence[Stages]) -> list[list[Panel]]:
         [
             _panel(
                 setting,
-                f"6 models of 200 r/s beside {mix.num_bc * mix.concurrency} batch requests",
+                f"6 models of 200 r/s, {mix.num_bc or 'no'} batch clients beside them",
                 of[mix.name],
                 {_MANY_REJECTED: "many rejected below, in the paper"} if mix.num_bc else {},
             )
@@ -352,7 +352,13 @@ def panels(setting: Setting, points: Sequence[Stages]) -> list[list[Panel]]:
     )
     rows.append(
         [
-            _panel(setting, f"what {mix.num_bc} batch clients get", of[mix.name], {}, batch=True)
+            _panel(
+                setting,
+                f"What {mix.num_bc} batch clients get meanwhile",
+                of[mix.name],
+                {},
+                batch=True,
+            )
             for mix in setting.right
             if mix.num_bc
         ]

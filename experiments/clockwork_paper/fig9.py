@@ -228,9 +228,9 @@ def _panel(quantity: str, noise_model: str, results: Sequence[Errors]) -> Panel:
         if (paper_us := _PAPER_US.get(f"{quantity}_{sign}_p99_us"))
     ]
     kind, _, completion = quantity.partition("_")
-    what = "ends when it should" if completion else "takes as long as predicted"
+    what = "end" if completion else "duration"
     return tail(
-        f"{kind.upper()} {what}, but for (noise: {noise_model})",
+        f"How far the {what} of a {kind.upper()} is off, {noise_model}",
         "error, us",
         curves,
         PERCENTILES,

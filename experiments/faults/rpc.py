@@ -31,6 +31,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONNECT_LIMIT_S = 5.0
 # After a connection broke there is none for so long.
 _PAUSE_S = 0.1
+# A client with open calls asks this often whether the server's host is still there, which may have lost its power.
+_KEEPALIVE_S = 10.0
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -117,7 +119,7 @@ class WorldCall:
     @property
     def next_position(self) -> int:
         """Where in its connection begins what is written next; 0: it has to wait for room."""
-        return 0 if self.unsent else self._channel.next_position
+        return self._channel.next_position(self)
 
     def arrived_ns(self, position: int) -> int:
         """When the server's host got a byte of the connection by which an answer came; 0: it has not."""
@@ -232,10 +234,10 @@ class Channel:
         self._initial_window = _INITIAL_WINDOW
         self._frame_bytes = _FRAME_BYTES
 
-    @property
-    def next_position(self) -> int:
-        """Where what is written next begins; 0: that is not known before there is a connection."""
-        return 0 if self._socket is None else self._num_written
+    def next_position(self, call: WorldCall) -> int:
+        """Where what a call writes next begins; 0: there is no connection, or no room in a window."""
+        has_room = call.window > 0 and self._window > 0 and not call.unsent
+        return self._num_written if self._socket is not None and has_room else 0
 
     @property
     def is_broken(self) -> bool:
@@ -401,6 +403,13 @@ class Channel:
             call.position += len(opening)
         self._loop.add_reader(sock, self._readable)
         self._flush()
+        self._loop.call_later(_KEEPALIVE_S, self._keep_alive, sock)
+
+    def _keep_alive(self, sock: Socket) -> None:
+        if self._socket is sock and not self._broken:
+            if self.calls:
+                self._write(_frame(_PING, 0, 0, bytes(8)))
+            self._loop.call_later(_KEEPALIVE_S, self._keep_alive, sock)
 
     def _readable(self) -> None:
         assert self._socket is not None

@@ -56,6 +56,8 @@ _WRITING_NS = 2500 * NS_PER_MS
 # What was learned is on the disk after so long.
 _KEPT_NS = 3 * NS_PER_S
 _SLO_MS = (5, 20, 50, 100, 200, 500)
+# Loggers of those who say so when a disk is full, and go on.
+_MAY_FAIL = ("controller.telemetry", "controller.selection.context_states")
 
 #: The application, and the models that it chooses from.
 APPLICATION, LEARNED = "app", ("a0", "a1")
@@ -103,7 +105,7 @@ class _Log(logging.Handler):
             words += f"\n{logging.Formatter().formatException(record.exc_info)}"
         world.say(words)
         # A full disk is no bug, and neither is a writer that was killed.
-        if record.levelno == logging.ERROR and not record.name.startswith("controller.telemetry"):
+        if record.levelno == logging.ERROR and not record.name.startswith(_MAY_FAIL):
             world.fail(words)
 
 

@@ -1,11 +1,9 @@
-"""Common to all figures: the compared policies, the noise, and telemetry rows as they come."""
+"""Common to all that compare policies: the compared policies, the noise, and telemetry rows as they come."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
@@ -46,28 +44,6 @@ class Compared:
                 raise ConfigError(f"policy is {name!r}, expected some of {', '.join(POLICIES)}")
         if not self.policies or len(set(self.policies)) < len(self.policies):
             raise ConfigError(f"policies are {self.policies}, expected one or more, each once")
-
-
-_Study = TypeVar("_Study", bound=Compared)
-
-
-def from_command_line(
-    description: str, setting: _Study, arguments: Sequence[str] | None = None
-) -> _Study:
-    """Change a setting as the command line asks.
-
-    Args:
-        description: what the figure shows, for `--help`.
-        setting: the setting that holds where nothing is asked.
-        arguments: the command line; None: the process's own.
-    """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seed", type=int, default=setting.seed)
-    parser.add_argument(
-        "--policies", nargs="+", default=setting.policies, metavar="POLICY", choices=list(POLICIES)
-    )
-    options = parser.parse_args(arguments)
-    return replace(setting, seed=options.seed, policies=tuple(options.policies))
 
 
 def run_rows(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class Panel:
     y_range: tuple[float | None, float | None] = (0, None)
     #: Vertical lines, by place, with their words.
     marks: Mapping[float, str] = field(default_factory=dict)
+    #: Horizontal lines, by place, with their words: an SLO, a bound.
+    levels: Mapping[float, str] = field(default_factory=dict)
     #: Where the legend stands; empty: there is none.
     legend: str = "best"
 
@@ -90,6 +93,8 @@ def _draw(axes: Any, panel: Panel) -> None:  # noqa: ANN401
         )
     for place, words in panel.marks.items():
         axes.axvline(place, color="grey", lw=1, ls=":", label=words or None)
+    for place, words in panel.levels.items():
+        axes.axhline(place, color=BLACK, lw=1, ls=":", label=words or None)
     if panel.log_x:
         axes.set_xscale("log")
     if panel.log_y:
@@ -107,6 +112,56 @@ def _draw(axes: Any, panel: Panel) -> None:  # noqa: ANN401
     axes.grid(visible=True, lw=0.3)
     if panel.legend and any(curve.label for curve in panel.curves):
         axes.legend(fontsize="x-small", loc=panel.legend)
+
+
+#: A field of a point, or what is made of the point.
+Value = str | Callable[[Any], Any]
+
+
+def lines(
+    points: Iterable[Any],
+    x: Value,
+    y: Value,
+    *,
+    by: Value,
+    up_to: Value | None = None,
+    line: str = "-",
+    marker: str = "o",
+) -> list[Curve]:
+    """A curve for each group of points, in the order in which they come.
+
+    Args:
+        points: a group's own are in the curve's order.
+        x: where a point stands.
+        y: how high.
+        by: the group, as the legend names it.
+        up_to: the upper end of the range around a point; None: there is none.
+        line: matplotlib's style; `none` for points alone.
+        marker: matplotlib's style.
+    """
+    groups: dict[str, list[Any]] = {}
+    for point in points:
+        groups.setdefault(str(_value(by)(point)).replace("_", " "), []).append(point)
+    curves = []
+    for number, (label, mine) in enumerate(groups.items()):
+        heights = [_value(y)(point) for point in mine]
+        above = [max(_value(up_to or y)(p) - at, 0.0) for p, at in zip(mine, heights, strict=True)]
+        curves.append(
+            Curve(
+                x=[_value(x)(point) for point in mine],
+                y=heights,
+                label=label,
+                colour=COLOURS[number % len(COLOURS)],
+                line=line,
+                marker=marker,
+                spread=([0.0] * len(mine), above) if up_to else None,
+            )
+        )
+    return curves
+
+
+def _value(of: Value) -> Callable[[Any], Any]:
+    return attrgetter(of) if isinstance(of, str) else of
 
 
 def tail_percentiles(nines: int) -> tuple[float, ...]:

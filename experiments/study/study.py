@@ -12,6 +12,8 @@ than that, its type is `Annotated` with a `Column`.
 from __future__ import annotations
 
 import argparse
+import csv
+import shlex
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,9 +21,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from experiments.results_file import RESULTS, write_results
+from clockwright.errors import ConfigError
+from experiments.results_file import RESULTS, add_results, write_results
 from experiments.study.pictures import Panel, draw
-from experiments.study.report import NOTABLE_GAP, show, write_csv
+from experiments.study.report import write_csv
+
+# A gap to the paper beyond this share needs a reason.
+_NOTABLE_GAP = 0.10
 
 SettingT = TypeVar("SettingT")
 PointT = TypeVar("PointT")
@@ -99,6 +105,7 @@ class Study(Generic[SettingT, PointT]):
         directory: Path = RESULTS,
         *,
         options: str = "",
+        add: bool = False,
     ) -> list[PointT]:
         """Ask, print, write and draw.
 
@@ -106,35 +113,50 @@ class Study(Generic[SettingT, PointT]):
             setting: how much is asked; None: as declared.
             directory: where the files go.
             options: what the command line had, for the record.
+            add: keep what is recorded of other points; the picture stays as it is.
 
         Returns:
             Every point.
+
+        Raises:
+            ConfigError: there is no record to add to.
         """
         setting = self.setting if setting is None else setting
+        if add and not (record := directory / f"{self.name}.json").exists():
+            raise ConfigError(f"--add: found no {record} to add to, expected one")
         points = []
         for point in self.ask(setting):
             points.append(point)
             print(said(self.key, point), flush=True)
         for ending, rows in self.tables.items():
             table = list(rows(setting, points))
-            cells = (list(row.values()) for row in table)
-            write_csv(directory / f"{self.name}{ending}.csv", list(table[0]), cells)
+            target = directory / f"{self.name}{ending}.csv"
+            kept = _others(target, table, axes_of(self.key)) if add else []
+            write_csv(target, list(table[0]), (list(row.values()) for row in [*kept, *table]))
         figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
-        show(compared)
+        _show(compared)
+        command = f"python -m experiments {self.name} {options}{' --add' * add}".rstrip()
+        about = {
+            "comparison": compared,
+            "setting": asdict(setting) | _said_otherwise(setting),  # type: ignore[call-overload]
+            **self.extra(setting, points),
+        }
+        if add:
+            part = ", ".join(_key(self.key, point) for point in points)
+            add_results(
+                self.name, figures, part=part, command=command, extra=about, directory=directory
+            )
+            return points
         if self.panels is not None:
             draw(directory / f"{self.name}.png", self.panels(setting, points))
-        seed = getattr(setting, "seed", None)
+        seeds = getattr(setting, "seeds", None) or [getattr(setting, "seed", None)]
         write_results(
             self.name,
             figures,
-            command=f"python -m experiments {self.name} {options}".rstrip(),
-            seeds=[] if seed is None else [seed],
-            extra={
-                "comparison": compared,
-                "setting": asdict(setting),  # type: ignore[call-overload]
-                **self.extra(setting, points),
-            },
+            command=command,
+            seeds=[seed for seed in seeds if seed is not None],
+            extra=about,
             directory=directory,
         )
         return points
@@ -153,8 +175,10 @@ class Study(Generic[SettingT, PointT]):
         Raises:
             ConfigError: the setting cannot be as it is asked to be.
         """
-        setting, options = from_command_line(self.name, self.setting, arguments)
-        self.produce(setting, options=options)
+        add = "--add" in arguments
+        others = [argument for argument in arguments if argument != "--add"]
+        setting, options = from_command_line(self.name, self.setting, others)
+        self.produce(setting, options=options, add=add)
 
 
 # --- points ---------------------------------------------------------------------------------------
@@ -188,11 +212,31 @@ def columns_of(point: object) -> dict[str, Column]:
     return found
 
 
+def axes_of(key: str) -> set[str]:
+    """The fields that tell a study's points apart."""
+    return {name for _, name, _, _ in string.Formatter().parse(key) if name}
+
+
+def _key(key: str, point: object) -> str:
+    return key.format(**{name: getattr(point, name) for name in axes_of(key)})
+
+
+def _others(target: Path, table: Sequence[Row], axes: set[str]) -> list[Row]:
+    """Rows of a table that was written before which no row of this one replaces."""
+
+    def place(row: Row) -> tuple[str, ...]:
+        return tuple(str(cell) for name, cell in row.items() if name in axes)
+
+    again = {place(row) for row in table}
+    with target.open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if place(row) not in again]
+
+
 def point_figures(key: str, point: object) -> dict[str, float]:
     """A point's own figures, under its key."""
     values = {name: getattr(point, name) for name in columns_of(point)}
-    axes = {name for _, name, _, _ in string.Formatter().parse(key) if name}
-    values["key"] = key.format(**values)
+    axes = axes_of(key)
+    values["key"] = _key(key, point)
     return {
         column.figure.format(**values, name=name): (
             values[name] * column.factor if column.factor != 1.0 else values[name]
@@ -203,12 +247,14 @@ def point_figures(key: str, point: object) -> dict[str, float]:
 
 
 def said(key: str, point: object) -> str:
-    """One line about a point: its figures, without what all of their names have in common."""
-    start = f"{key.format(**{name: getattr(point, name) for name in columns_of(point)})}_"
-    figures = point_figures(key, point)
-    return f"{start[:-1]}: " + ", ".join(
-        f"{name.removeprefix(start)} {number:.4g}" for name, number in figures.items()
+    """One line about a point: its key, and its numbers."""
+    values = {name: getattr(point, name) for name in columns_of(point)}
+    numbers = (
+        f"{name} {value:.4g}"
+        for name, value in values.items()
+        if isinstance(value, int | float) and f"{{{name}" not in key
     )
+    return f"{_key(key, point)}: {', '.join(numbers)}"
 
 
 def beside_paper(
@@ -238,13 +284,32 @@ def beside_paper(
                     "ours": figures[key],
                     "paper": paper.number,
                     "gap_pct": 100 * gap,
-                    "reason": paper.why if abs(gap) > NOTABLE_GAP else "",
+                    "reason": paper.why if abs(gap) > _NOTABLE_GAP else "",
                 }
             )
     return table
 
 
+def _show(table: Iterable[Mapping[str, float | str]]) -> None:
+    """Print what is beside the paper; a reason that several numbers share, once."""
+    before = ""
+    for row in table:
+        reason = str(row["reason"])
+        print(f"{row['figure']}: {row['ours']:.4g}, paper {row['paper']:.4g}", end="")
+        print(f" ({row['gap_pct']:+.0f} %) {reason if reason != before else ''}".rstrip())
+        before = reason or before
+
+
 # --- the command line -----------------------------------------------------------------------------
+
+
+def _said_otherwise(setting: object) -> dict[str, Any]:
+    """Fields that differ from machine to machine: a record says another word of them (`metadata`), or nothing."""
+    return {
+        entry.name: entry.metadata["said"]
+        for entry in fields(setting)  # type: ignore[arg-type]
+        if "said" in entry.metadata and getattr(setting, entry.name)
+    }
 
 
 def from_command_line(
@@ -264,12 +329,16 @@ def from_command_line(
     plain: dict[str, Any] = {}
     for entry in fields(setting):  # type: ignore[arg-type]
         value = getattr(setting, entry.name)
+        option = f"--{entry.name.replace('_', '-')}"
         values = value if isinstance(value, tuple) else (value,)
         kinds = {type(one) for one in values}
-        if len(kinds) == 1 and kinds <= {int, float, str}:
+        if value is False:
+            plain[entry.name] = value
+            parser.add_argument(option, action="store_true")
+        elif len(kinds) == 1 and kinds <= {int, float, str}:
             plain[entry.name] = value
             parser.add_argument(
-                f"--{entry.name.replace('_', '-')}",
+                option,
                 type=kinds.pop(),
                 nargs="+" if isinstance(value, tuple) else None,
                 default=value,
@@ -279,9 +348,9 @@ def from_command_line(
         for key, value in vars(parser.parse_args(arguments)).items()
     }
     changed = {key: value for key, value in chosen.items() if key == "seed" or value != plain[key]}
-    words = " ".join(
-        f"--{key.replace('_', '-')} "
-        + (" ".join(map(str, value)) if isinstance(value, tuple) else str(value))
-        for key, value in changed.items()
-    )
-    return replace(setting, **changed), words  # type: ignore[type-var]
+    words = []
+    for key, value in (changed | _said_otherwise(replace(setting, **changed))).items():  # type: ignore[type-var]
+        words.append(f"--{key.replace('_', '-')}")
+        if value is not True:
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+    return replace(setting, **changed), shlex.join(words)  # type: ignore[type-var]

@@ -8,25 +8,77 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from clockwright.units import NS_PER_S
 from controller.selection.policies import BUILT_IN, make_policy
 from experiments.bench import selection as bench_selection
-from experiments.clipper_paper import fig7 as clipper_fig7
-from experiments.clipper_paper import fig8 as clipper_fig8
-from experiments.clipper_paper import fig9 as clipper_fig9
-from experiments.clipper_paper import fig10 as clipper_fig10
+from experiments.clipper_paper import fig3, fig4, fig5, fig6, fig7, fig8, fig9, fig10
+from experiments.clipper_paper.models import FORMS
 from experiments.digits.stream import Delays, follow
+from experiments.results_file import RESULTS
+from experiments.study.study import Study
 
-QUICK8 = clipper_fig8.Setting(
-    seeds=(0,),
-    num_queries=2400,
-    policies=("exp4-full", "exp4-full, as the paper"),
-    arms=(),
-)
+SIZES = (1, 2, 4)
+# Longer than any machine takes: what adapts is tested elsewhere.
+SERVING: dict[str, Any] = {
+    "slo_ms": 60_000,
+    "batch_sizes": SIZES,
+    "warmup_s": 0.05,
+    "measured_s": 0.1,
+}
+
+#: By study, the shortest setting that has all kinds of rows.
+QUICK: dict[str, tuple[Study[Any, Any], Any]] = {
+    study.name: (study, setting)
+    for study, setting in (
+        (
+            fig3.STUDY,
+            fig3.Setting(kinds=("no_op",), batch_sizes=SIZES, runs=4, budget_s=0.01),
+        ),
+        (fig4.STUDY, fig4.Setting(kinds=("no_op",), **SERVING)),
+        (
+            fig5.STUDY,
+            fig5.Setting(
+                containers=(("native", "no_op"),),
+                delays_ms=(0, 2),
+                loads=(0.2, 0.5),
+                adapt_s=0.05,
+                **SERVING,
+            ),
+        ),
+        (
+            fig6.STUDY,
+            fig6.Setting(
+                real_replicas=(1,),
+                kind="no_op",
+                batch=8,
+                replicas=(1, 4),
+                simulated_warmup_ns=NS_PER_S // 4,
+                simulated_ns=NS_PER_S // 2,
+                **SERVING,
+            ),
+        ),
+        (fig7.STUDY, fig7.Setting(seeds=(0, 1), sets=("alike",))),
+        (
+            fig8.STUDY,
+            fig8.Setting(
+                seeds=(0,),
+                num_queries=2400,
+                policies=("exp4-full", "exp4-full, as the paper"),
+                arms=(),
+            ),
+        ),
+        (fig10.STUDY, fig10.Setting(seeds=(0,), num_groups=3)),
+    )
+}
+#: Nothing in these is timed.
+COMPUTED = ("clipper_fig7", "clipper_fig8", "clipper_fig10")
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -34,79 +86,105 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_figure_8_follows_the_failure_and_returns(tmp_path: Path) -> None:
-    results = clipper_fig8.produce(QUICK8, tmp_path)
+@pytest.mark.parametrize("name", QUICK)
+def test_a_figure_is_left_complete(name: str, tmp_path: Path) -> None:
+    study, setting = QUICK[name]
+    points = study.produce(setting, tmp_path)
+    assert points
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    assert record["command"].startswith(f"python -m experiments {name}")
+    assert record["figures"] == study.figures_of(setting, points)
+    for entry in record["comparison"]:
+        assert entry["ours"] == record["figures"][entry["figure"]]
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8") as recorded:
+        columns = next(csv.reader(recorded))
+    rows = _rows(tmp_path / f"{name}.csv")
+    assert rows
+    assert list(rows[0]) == columns
+    assert (tmp_path / f"{name}.png").stat().st_size > 5_000
+    if name in COMPUTED:
+        study.produce(setting, tmp_path / "again")
+        for file in (f"{name}.csv", f"{name}.png"):
+            assert (tmp_path / "again" / file).read_bytes() == (tmp_path / file).read_bytes()
+
+
+def _asked(name: str) -> tuple[list[Any], dict[str, float]]:
+    study, setting = QUICK[name]
+    points = list(study.ask(setting))
+    return points, study.figures_of(setting, points)
+
+
+def test_the_one_at_a_time_has_batches_of_one_and_nothing_late() -> None:
+    points, figures = _asked("clipper_fig4")
+    assert [(p.form, p.strategy) for p in points] == list(product(FORMS, fig4.STRATEGIES))
+    for p in points:
+        assert figures[f"{p.form}_no_op_{p.strategy}_rps"] == p.throughput_rps
+        assert p.late_pct == 0
+        if p.strategy == "none":
+            assert p.mean_batch in (0.0, 1.0)
+
+
+def test_every_load_is_offered_with_every_delay() -> None:
+    points, _ = _asked("clipper_fig5")
+    assert [(p.load, p.delay_ms) for p in points] == [(0.2, 0), (0.2, 2), (0.5, 0), (0.5, 2)]
+
+
+def test_the_stream_follows_the_failure_and_returns() -> None:
+    points, figures = _asked("clipper_fig8")
     # No policy beats an oracle that knows each phase's best model by more than an ensemble can.
-    assert results.mean("oracle") < results.mean("best static")
-    assert results.returned["exp4-full"] > results.returned["exp4-full, as the paper"]
-    record = json.loads((tmp_path / "clipper_fig8.json").read_text())
-    assert record["figures"]["returns_to_best"] == 1.0
-    assert record["figures"]["cumulative_error"] == results.mean("exp4-full")
-    rows = {row["policy"]: row for row in _rows(tmp_path / "clipper_fig8.csv")}
+    assert figures["oracle_error"] < figures["best_static_error"]
+    returned = {p.name: p.returned for p in points}
+    assert returned["exp4-full"] > returned["exp4-full, as the paper"]
+    assert figures["returns_to_best"] == 1.0
     # The best model before the failure is the one that fails.
-    failed = [name for name, row in rows.items() if float(row["failed error"]) > 0.5]
-    assert len(failed) == 1
-    assert float(rows[failed[0]]["before error"]) < 0.1
-    assert (tmp_path / "clipper_fig8.png").stat().st_size > 10_000
+    (failed,) = (p for p in points if p.failed > 0.5)
+    assert failed.before < 0.1
 
 
-def test_figure_7_shows_the_set_that_gains_and_the_one_that_does_not(tmp_path: Path) -> None:
-    results = clipper_fig7.produce(clipper_fig7.Setting(num_splits=2, sets=("alike",)), tmp_path)
-    found = results["alike"]
-    record = json.loads((tmp_path / "clipper_fig7.json").read_text())["figures"]
-    assert record["alike_majority_gain"] == found.gain("majority")[0]
-    # Five small forests err apart: whoever settles on one of them gives that away.
-    assert record["alike_exp4_full_error"] < record["alike_best_single_error"]
-    assert record["alike_5_agree_error"] < record["alike_fewer_error"]
-    assert sum(record[f"alike_{b.replace(' ', '_')}_share"] for b in clipper_fig7.BUCKETS) == (
-        pytest.approx(1)
-    )
-    assert len(_rows(tmp_path / "clipper_fig7.csv")) == 2
-    assert (tmp_path / "clipper_fig7.png").stat().st_size > 5_000
+def test_five_small_forests_err_apart_and_agreement_tells() -> None:
+    points, figures = _asked("clipper_fig7")
+    assert figures["alike_majority_gain"] == fig7.gain(points, "majority")[0]
+    # Whoever settles on one of them gives that away.
+    assert figures["alike_exp4_full_error"] < figures["alike_best_single_error"]
+    assert figures["alike_5_agree_error"] < figures["alike_fewer_error"]
+    assert sum(
+        figures[f"{fig7.key_of('alike', bucket)}_share"] for bucket in fig7.BUCKETS
+    ) == pytest.approx(1)
 
 
-def test_figure_10_compares_one_model_for_all_with_ones_own(tmp_path: Path) -> None:
-    results = clipper_fig10.produce(clipper_fig10.Setting(seeds=(0,), num_groups=3), tmp_path)
-    record = json.loads((tmp_path / "clipper_fig10.json").read_text())["figures"]
-    assert record["wrong_group_error"] > record["own_group_error"]
-    assert record["own_group_error"] == results.error("own group")
-    shapes = {results.matrix(method).shape for method in clipper_fig10.METHODS}
-    assert len(shapes) == 1
+def test_ones_own_group_s_model_errs_less_than_another_s_and_feedback_helps() -> None:
+    points, figures = _asked("clipper_fig10")
+    assert figures["wrong_group_error"] > figures["own_group_error"]
     # The first question comes before any feedback; the last ones after some.
-    assert results.error("policy, from nothing", 30) < results.error("policy, from nothing", 0, 8)
-    assert (tmp_path / "clipper_fig10.png").stat().st_size > 5_000
+    method = "policy, from nothing"
+    assert fig10.error(points, method, 30) < fig10.error(points, method, 0, 8)
 
 
 @pytest.mark.long
 def test_figure_9_counts_every_query_of_a_live_run(tmp_path: Path) -> None:
-    setting = clipper_fig9.Setting(sizes=(2,), seconds=0.5, rate_qps=20.0, slo_ms=5_000.0)
-    mitigated, blocking = clipper_fig9.produce(setting, tmp_path)
+    setting = fig9.Setting(sizes=(2,), seconds=0.5, rate_qps=20.0, slo_ms=5_000.0)
+    mitigated, blocking = fig9.STUDY.produce(setting, tmp_path)
     # How many were in time is the machine's affair; that each query has an end is ours.
-    assert len(mitigated.answers) == len(blocking.answers) == 10
+    assert mitigated.queries == blocking.queries == 10
     assert blocking.missing == 0
     record = json.loads((tmp_path / "clipper_fig9.json").read_text())["figures"]
     assert record["mitigated_queries"] == 10
-    assert record["mitigated_late_answers"] == mitigated.late(setting.slo_ms)
-    (row, _) = _rows(tmp_path / "clipper_fig9.csv")
-    answered, late, otherwise = (
-        int(row[key]) for key in ("answered", "refused LATE", "refused otherwise")
-    )
-    assert answered + late + otherwise == int(row["queries"])
+    assert record["mitigated_late_answers"] == mitigated.answered_late
+    assert len(_rows(tmp_path / "clipper_fig9.csv")) == 2
     assert (tmp_path / "clipper_fig9.png").stat().st_size > 5_000
 
 
 def test_figure_9_counts_what_came_late_and_what_was_missing() -> None:
-    answers = [
-        clipper_fig9.QueryOutcome(10.0, "OK", True, 3, 1),
-        clipper_fig9.QueryOutcome(60.0, "OK", False, 4, 0),
-        clipper_fig9.QueryOutcome(90.0, "LATE"),
+    outcomes = [
+        fig9.QueryOutcome(10.0, "OK", True, 3, 1),
+        fig9.QueryOutcome(60.0, "OK", False, 4, 0),
+        fig9.QueryOutcome(90.0, "LATE"),
     ]
-    point = clipper_fig9.ArmPoint("mitigated", 4, answers)
-    figures = clipper_fig9.figures_of([point], clipper_fig9.Setting(slo_ms=50.0))
-    assert figures["mitigated_late_answers"] == 1
-    assert figures["mitigated_refused_late"] == 1
-    assert figures["mitigated_4_missing"] == 1 / 8
-    assert figures["mitigated_4_accuracy"] == 0.5
+    point = fig9.point_of("mitigated", 4, outcomes, slo_ms=50.0)
+    assert (point.queries, point.answered, point.answered_late) == (3, 2, 1)
+    assert (point.refused_late, point.refused_otherwise) == (1, 0)
+    assert point.missing == 1 / 8
+    assert point.accuracy == 0.5
 
 
 def test_the_costs_of_selection_are_measured(

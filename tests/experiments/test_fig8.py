@@ -23,6 +23,7 @@ from experiments.clockwork_paper.azure_replay import NS_PER_MINUTE
 from experiments.policies import floors
 from experiments.policies.floors import FORMS, QUICK8, write_trace
 from experiments.simulator import run
+from experiments.study.study import from_command_line
 
 Produced = tuple[dict[tuple[str, str], fig8.ReplayOutcome], Path]
 
@@ -30,7 +31,7 @@ Produced = tuple[dict[tuple[str, str], fig8.ReplayOutcome], Path]
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Produced:
     directory = tmp_path_factory.mktemp("fig8")
-    outcomes = FORMS["fig8"](directory)
+    outcomes: list[fig8.ReplayOutcome] = FORMS["fig8"](directory)
     return {(outcome.policy, outcome.source): outcome for outcome in outcomes}, directory
 
 
@@ -53,8 +54,8 @@ def test_every_minute_has_a_row_and_every_source_its_numbers_and_the_picture(
     ]
     for (policy, source), outcome in outcomes.items():
         key = f"{policy}_{source}"
-        assert figures[f"{key}_goodput_rps"] == outcome.total.answered / 120 > 0
-        assert figures[f"{key}_requests"] == outcome.total.arrived
+        assert figures[f"{key}_goodput_rps"] == outcome.goodput_rps > 0
+        assert figures[f"{key}_requests"] == outcome.requests
         assert figures[f"{key}_p50_ms"] <= figures[f"{key}_p99_ms"] <= figures[f"{key}_max_ms"]
         assert figures[f"{key}_max_ms"] <= 100
         assert 1 <= figures[f"{key}_mean_batch_size"] <= 16
@@ -68,71 +69,70 @@ def test_the_short_form_of_figure_8_is_as_recorded(quick: Produced) -> None:
 
 def test_no_minute_of_figure_8_beats_its_bound(quick: Produced) -> None:
     for outcome in quick[0].values():
-        assert outcome.num_bounded == 1
+        assert outcome.bounded_goodput_rps is not None
+        assert outcome.bound_rps is not None
+        assert outcome.gpu_load_pct is not None
         # A batch is counted where it ends, the bound where its requests arrive.
-        crossing = 16 * QUICK8.num_workers / 60
+        crossing = 16 * QUICK8.replay.num_workers / 60
         assert 0 < outcome.bounded_goodput_rps <= outcome.bound_rps + crossing
-        assert 0 < outcome.least_load < 1
+        assert 0 < outcome.gpu_load_pct < 100
 
 
 def test_a_source_comes_at_its_rate(quick: Produced) -> None:
     for outcome in quick[0].values():
-        expected = 120 * QUICK8.rate_rps
-        assert outcome.num_requests == pytest.approx(expected, abs=6 * expected**0.5)
+        expected = 120 * QUICK8.replay.rate_rps
+        assert outcome.requests == pytest.approx(expected, abs=6 * expected**0.5)
 
 
 def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced) -> None:
-    trace = azure_replay.generated(QUICK8)
+    trace = azure_replay.generated(QUICK8.replay)
     telemetry = Telemetry()
-    run(azure_replay.case_of(QUICK8, trace, SchedulerConfig()), telemetry=telemetry)
-    for minute in quick[0]["clockwork", "generator"].minutes:
+    run(azure_replay.case_of(QUICK8.replay, trace, SchedulerConfig()), telemetry=telemetry)
+    for minute in quick[0]["clockwork", "generator"].rows:
         cold = {
             row.model_id
             for row in telemetry.requests
-            if row.cold and row.outcome == OK and row.departure_ns // NS_PER_MINUTE == minute.minute
+            if row.cold
+            and row.outcome == OK
+            and row.departure_ns // NS_PER_MINUTE == minute["minute"]
         }
         sizes = [
             row.batch_size
             for row in telemetry.actions
             if row.type == "Infer"
             and row.error == "NONE"
-            and row.result_ns // NS_PER_MINUTE == minute.minute
+            and row.result_ns // NS_PER_MINUTE == minute["minute"]
         ]
-        assert minute.cold_models == len(cold) > 0
-        assert minute.mean_batch_size == pytest.approx(np.mean(sizes))
+        assert minute["cold_models"] == len(cold) > 0
+        assert minute["mean_batch_size"] == pytest.approx(np.mean(sizes))
         by_request = np.average(sizes, weights=sizes)
-        assert minute.mean_batch_size_by_request == pytest.approx(by_request)
+        assert minute["mean_batch_size_by_request"] == pytest.approx(by_request)
 
 
 def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
-    setting = dataclasses.replace(QUICK8, num_minutes=1, rate_rps=10.0)
-    trace = azure_replay.generated(setting)
+    replay = dataclasses.replace(QUICK8.replay, num_minutes=1, rate_rps=10.0)
+    setting = dataclasses.replace(QUICK8, minutes=1, generator_minutes=1, replay=replay)
 
-    def produce(policy: str, source: str, *, add: bool, rate_rps: float = 10.0) -> None:
-        fig8.produce(
-            dataclasses.replace(setting, rate_rps=rate_rps),
-            {source: (trace, None)},
-            policies=(policy,),
-            directory=tmp_path,
-            add=add,
-            command=f"make {source}",
-        )
+    def produce(policy: str, *, add: bool, rate: float = 1.0) -> None:
+        asked = dataclasses.replace(setting, policies=(policy,), rate=rate)
+        fig8.STUDY.produce(asked, tmp_path, options=f"--policies {policy}", add=add)
 
-    with pytest.raises(FileNotFoundError):
-        produce("clockwork", "generator", add=True)
-    produce("clockwork", "generator", add=False)
+    with pytest.raises(ConfigError, match=r"found no .*fig8.json to add to"):
+        produce("clockwork", add=True)
+    produce("clockwork", add=False)
     first = json.loads((tmp_path / "fig8.json").read_text())
     first_rows = rows(tmp_path)
-    produce("edf_mh", "generator", add=True)
-    produce("edf_mh", "generator_x2", add=True, rate_rps=20.0)
+    produce("edf_mh", add=True)
+    produce("edf_mh", add=True, rate=2.0)
     # What is repeated replaces what it repeats.
-    produce("edf_mh", "generator", add=True)
+    produce("edf_mh", add=True)
     record = json.loads((tmp_path / "fig8.json").read_text())
     assert record["figures"].items() >= first["figures"].items()
     assert record["comparison"] == first["comparison"]
-    assert record["edf_mh_generator_x2"]["command"] == "make generator_x2"
-    assert record["edf_mh_generator_x2"]["setting"]["rate_rps"] == 20.0
-    assert record["edf_mh_generator_x2"]["comparison"] == []
+    twice = record["edf_mh_generator_x2"]
+    assert twice["command"] == "python -m experiments fig8 --policies edf_mh --add"
+    assert twice["setting"]["rate"] == 2.0
+    assert twice["comparison"] == []
     assert [row["figure"] for row in record["edf_mh_generator"]["comparison"]]
     assert record["figures"]["edf_mh_generator_x2_late_per_million"] == 0
     table = rows(tmp_path)
@@ -144,37 +144,56 @@ def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished(tmp_path: Path) -> None:
-    setting = dataclasses.replace(QUICK8, num_minutes=4)
-    table = tmp_path / "fig8.csv"
-    outcome = fig8.measure(
-        setting,
-        "clockwork",
-        "generator",
-        azure_replay.generated(setting),
-        wall_limit_s=0.0,
-        table=table,
-    )
+def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished() -> None:
+    replay = dataclasses.replace(QUICK8.replay, num_minutes=4)
+    case = azure_replay.case_of(replay, azure_replay.generated(replay), SchedulerConfig())
+    outcome = fig8.measure(replay, "clockwork", "generator", case, wall_limit_s=1e-9)
     # One row behind the run: what ends in this minute may have begun in the last.
-    assert [minute.minute for minute in outcome.minutes] == [0]
-    assert len(table.read_text().splitlines()) == 1
-    assert outcome.total.answered == pytest.approx(60 * outcome.minutes[0].goodput_rps)
+    assert [row["minute"] for row in outcome.rows] == [0]
+    assert outcome.minutes == 1
+    assert outcome.goodput_rps == outcome.rows[0]["goodput_rps"]
+
+
+def test_sources_are_named_by_their_rate_and_by_who_is_charged() -> None:
+    asked, words = from_command_line("fig8", QUICK8, ["--rate", "1.5", "--charged"])
+    assert words == "--seed 8 --rate 1.5 --charged"
+    replayed = list(fig8.replays(asked))
+    assert [name for name, *_ in replayed] == ["generator_x1.5_free", "generator_x1.5_charged"]
+    assert [costs.charged for *_, costs in replayed] == [False, True]
+
+
+def test_a_record_does_not_say_where_a_trace_lay() -> None:
+    _, words = from_command_line("fig8", QUICK8, ["--trace", "/somewhere"])
+    assert words == "--seed 8 --trace DIR"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rate", "0"], "rate is 0, expected 0.01 to 100"),
+        (["--minutes", "3"], "minutes is 3, expected 1 to 2"),
+        (["--source", "trace"], "source is 'trace', expected trace, with one, or generator"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_command_line("fig8", QUICK8, words)
 
 
 def test_a_small_trace_stands_for_the_whole_population(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.csv", num_functions=40, num_minutes=3)
-    trace = azure_replay.recorded(QUICK8, path)
+    trace = azure_replay.recorded(QUICK8.replay, path)
     assert len(trace.functions) == 120
     assert (trace.num_minutes, trace.first_minute) == (2, 479)
     assert trace.totals[:40].tolist() == trace.totals[80:].tolist()
-    workload = azure_replay.case_of(QUICK8, trace, SchedulerConfig()).workload
-    assert workload.expected_requests() == pytest.approx(120 * QUICK8.rate_rps)
+    workload = azure_replay.case_of(QUICK8.replay, trace, SchedulerConfig()).workload
+    assert workload.expected_requests() == pytest.approx(120 * QUICK8.replay.rate_rps)
 
 
 def test_the_most_popular_functions_ask_the_first_models_by_name(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.csv", num_functions=120, num_minutes=2)
     case = azure_replay.case_of(
-        QUICK8, azure_replay.recorded(QUICK8, path), SchedulerConfig(), num_minutes=1
+        QUICK8.replay, azure_replay.recorded(QUICK8.replay, path), SchedulerConfig(), num_minutes=1
     )
     names = [model.model_id for model in case.cluster.models]
     assert len(names) == 122
@@ -194,18 +213,20 @@ def test_a_folder_without_a_single_trace_is_refused_by_what_was_found(
     for name in names:
         write_trace(tmp_path / name, 2, 2)
     with pytest.raises(ConfigError, match=f"found {', '.join(names) or 'none'}, expected one file"):
-        azure_replay.recorded(QUICK8, tmp_path)
+        azure_replay.recorded(QUICK8.replay, tmp_path)
 
 
 def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.csv", num_functions=2, num_minutes=1)
     with pytest.raises(ConfigError, match="found 1 minutes, expected 2 or more"):
-        azure_replay.recorded(QUICK8, path)
+        azure_replay.recorded(QUICK8.replay, path)
 
 
 def test_the_speed_of_the_simulator_is_that_of_its_fastest_run(quick: Produced) -> None:
     directory = quick[1]
-    simspeed.produce(repeats=2, seconds=1, setting=QUICK8, fig8_seconds=1, directory=directory)
+    simspeed.produce(
+        repeats=2, seconds=1, setting=QUICK8.replay, fig8_seconds=1, directory=directory
+    )
     record = json.loads((directory / "simspeed.json").read_text())
     figures = record["figures"]
     for key in ("fig5", f"fig8_{'compiled' if native.is_compiled() else 'interpreted'}"):

@@ -121,6 +121,33 @@ def test_outputs_that_a_front_looked_at_as_its_connection_broke_come_back() -> N
     assert outcome.outcomes["answered"] >= 8
 
 
+def test_a_worker_whose_load_still_runs_joins_again_when_it_has_ended_and_loses_nothing_more() -> (
+    None
+):
+    def ask(play: Play) -> None:
+        play.clients.ask("slow", front="front0", slo_ns=400 * NS_PER_MS)
+
+    def slow_down(play: Play, slowness: float) -> None:
+        play.plant.workers["worker0"].device.slowness = slowness
+
+    story = Story(0, num_requests=0, kinds=(), lease="")
+    story.num_workers = story.num_fronts = 1
+    story.put = set()
+    story.length_ns = 6 * NS_PER_S
+    # Its weights take 4 s, and are expected after 8 ms.
+    story.specs = {"slow": ModelSpec("slow", 2, 2, 1, 1000, 8000)}
+    happenings = [
+        Happening(NS_PER_MS, "it slows down", partial(slow_down, slowness=500)),
+        Happening(500 * NS_PER_MS, "a request", ask),
+        Happening(900 * NS_PER_MS, "it is as before", partial(slow_down, slowness=1)),
+        *[Happening(500 * NS_PER_MS * each, "a request", ask) for each in range(2, 11)],
+    ]
+    outcome = play(story, happenings)
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    assert outcome.outcomes["UNAVAILABLE WORKER_LOST"] == 1, "\n".join(outcome.transcript)
+    assert sum("worker0 joined" in line for line in outcome.transcript) == 2
+
+
 _PLAY = """
 from experiments.faults.story import Story, play
 outcomes = [play(Story(seed, num_requests=40, length_ns=500_000_000)) for seed in (3, 7, 11, 21)]

@@ -453,8 +453,8 @@ def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
     with caplog.at_level("WARNING", logger="worker.link"):
         play(tmp_path, first, second, device="modelled:1000ms")
     told = [each.getMessage() for each in caplog.records if each.name == "worker.link"]
-    assert len(told) == 1
-    assert told[0].endswith("; trying again")
+    # What runs of the first stream is waited for, and told of, too.
+    assert [words.endswith("; trying again") for words in told].count(True) == 1
 
 
 def test_nothing_of_a_stream_that_broke_off_reaches_the_next(tmp_path: Path) -> None:
