@@ -418,7 +418,7 @@ def panels(_setting: Setting, outcomes: Sequence[ReplayOutcome]) -> list[list[Pa
     long = [outcome for outcome in outcomes if not outcome.source.endswith(stretches)]
     sources = dict.fromkeys(outcome.source for outcome in long or outcomes)
     shown = (
-        ("{source}: {share:.1f} % in time, or more", "goodput, r/s", "goodput_rps"),
+        ("{source}: at least {share:.1f} % in time", "goodput, r/s", "goodput_rps"),
         ("{source}: no minute's p99 is above {p99:.0f} ms", "p99 of latency, ms", "p99_ms"),
         ("{source}: though so many models are cold", "cold models per minute", "cold_models"),
     )
