@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from clockwright.errors import ConfigError
@@ -96,6 +97,8 @@ class Study(Generic[SettingT, PointT]):
     paper: tuple[Paper, ...] = ()
     #: What is drawn, row by row.
     panels: Callable[[SettingT, Sequence[PointT]], Sequence[Sequence[Panel]]] | None = None
+    #: Points as a folder's tables have them, as far as `panels` asks; None: a row of `NAME.csv` is a point.
+    recorded: Callable[[Path], Sequence[PointT]] | None = None
     #: Anything else worth keeping, by key of the record.
     extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
 
@@ -169,16 +172,54 @@ class Study(Generic[SettingT, PointT]):
         figures |= self.figures(setting, points)
         return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
 
+    def redraw(self, directory: Path = RESULTS) -> None:
+        """Draw what is recorded, without asking again.
+
+        Raises:
+            ConfigError: nothing is recorded, or the tables lack what is drawn.
+        """
+        if self.panels is None:
+            raise ConfigError(f"--draw: found no panels in {self.name}, expected some")
+        try:
+            points = (self.recorded or self._rows_as_points)(directory)
+            rows = self.panels(self.setting, points)
+        except (OSError, AttributeError, KeyError) as error:
+            raise ConfigError(
+                f"--draw: found no {error} in the tables of {self.name}; run it instead"
+            ) from error
+        draw(directory / f"{self.name}.png", rows)
+
+    def _rows_as_points(self, directory: Path) -> Sequence[Any]:
+        return [SimpleNamespace(**row) for row in read_table(directory / f"{self.name}.csv")]
+
     def main(self, arguments: Sequence[str]) -> None:
-        """Produce it as a command line asks.
+        """Produce it as a command line asks; with `--draw`, only its picture, of what is recorded.
 
         Raises:
             ConfigError: the setting cannot be as it is asked to be.
         """
+        if "--draw" in arguments:
+            self.redraw()
+            return
         add = "--add" in arguments
         others = [argument for argument in arguments if argument != "--add"]
         setting, options = from_command_line(self.name, self.setting, others)
         self.produce(setting, options=options, add=add)
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a table; what looks like a number is one."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: _cell(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+
+
+def _cell(text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 # --- points ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -99,6 +99,21 @@ def test_a_study_leaves_a_record_tables_and_a_picture(tmp_path: Path) -> None:
     assert record["setting"]["factor"] == 0.5
     assert (tmp_path / "squares.png").stat().st_size > 10_000
     assert (tmp_path / "squares_sides.csv").read_text().splitlines()[:2] == ["size,side", "1,1"]
+
+
+def test_a_picture_is_drawn_again_of_the_table_without_asking(tmp_path: Path) -> None:
+    def refuse(_setting: Setting) -> Iterator[Square]:
+        raise AssertionError("asked")
+
+    STUDY.produce(directory=tmp_path)
+    picture = tmp_path / "squares.png"
+    drawn = picture.read_bytes()
+    picture.unlink()
+    replace(STUDY, ask=refuse).redraw(tmp_path)
+    assert picture.read_bytes() == drawn
+    (tmp_path / "squares.csv").write_text("policy,size\nedf_mh,1\n")
+    with pytest.raises(ConfigError, match="no attribute 'area' in the tables of squares; run it"):
+        STUDY.redraw(tmp_path)
 
 
 def test_a_field_is_spelt_once_and_is_a_column_and_a_figure(tmp_path: Path) -> None:
