@@ -193,18 +193,22 @@ class Study(Generic[SettingT, PointT]):
         return [SimpleNamespace(**row) for row in read_table(directory / f"{self.name}.csv")]
 
     def main(self, arguments: Sequence[str]) -> None:
-        """Produce it as a command line asks; with `--draw`, only its picture, of what is recorded.
+        """Produce it as a command line asks.
 
         Raises:
             ConfigError: the setting cannot be as it is asked to be.
         """
-        if "--draw" in arguments:
-            self.redraw()
+        frame = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+        frame.add_argument("--add", action="store_true", help="keep what is recorded of others")
+        frame.add_argument("--draw", action="store_true", help="only the picture, of the tables")
+        frame.add_argument("--directory", type=Path, default=RESULTS, help="where all files go")
+        asked, others = frame.parse_known_args(arguments)
+        if asked.draw:
+            self.redraw(asked.directory)
             return
-        add = "--add" in arguments
-        others = [argument for argument in arguments if argument != "--add"]
-        setting, options = from_command_line(self.name, self.setting, others)
-        self.produce(setting, options=options, add=add)
+        more = frame.format_help()
+        setting, options = from_command_line(self.name, self.setting, others, more=more)
+        self.produce(setting, asked.directory, options=options, add=asked.add)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
@@ -355,7 +359,7 @@ def _said_otherwise(setting: object) -> dict[str, Any]:
 
 
 def from_command_line(
-    name: str, setting: SettingT, arguments: Sequence[str]
+    name: str, setting: SettingT, arguments: Sequence[str], *, more: str = ""
 ) -> tuple[SettingT, str]:
     """Change a setting as the command line asks: each number, word, and row of either is an option.
 
@@ -363,11 +367,16 @@ def from_command_line(
         name: the study, for `--help`.
         setting: the setting that holds where nothing is asked.
         arguments: the command line.
+        more: ends the help.
 
     Returns:
         The setting, and the options that repeat it: the seed, and all that was changed.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m experiments {name}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments {name}",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     plain: dict[str, Any] = {}
     for entry in fields(setting):  # type: ignore[arg-type]
         value = getattr(setting, entry.name)

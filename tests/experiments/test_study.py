@@ -167,3 +167,24 @@ def test_policies_that_are_unknown_missing_or_named_twice_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="expected"):
         Compared(policies=policies)
+
+
+def test_a_command_line_says_how_much_is_asked_and_where_files_go(tmp_path: Path) -> None:
+    STUDY.main(["--sizes", "3", "--policies", "edf_mh", "--directory", str(tmp_path)])
+    record = json.loads((tmp_path / "squares.json").read_text())
+    # Where files went is no part of what repeats them.
+    assert record["command"] == "python -m experiments squares --policies edf_mh --seed 3 --sizes 3"
+    STUDY.main(["--sizes", "4", "--policies", "edf_mh", "--directory", str(tmp_path), "--add"])
+    figures = json.loads((tmp_path / "squares.json").read_text())["figures"]
+    assert (figures["edf_mh_size3_area"], figures["edf_mh_size4_area"]) == (9.0, 16.0)
+    sizes = [line.split(",")[1] for line in (tmp_path / "squares.csv").read_text().splitlines()]
+    assert sizes == ["size", "3", "4"]
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        STUDY.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(
+        option in said for option in ("--sizes", "--factor", "--add", "--draw", "--directory")
+    )
