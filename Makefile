@@ -14,7 +14,7 @@ FIGURES += overload lanes
 # Live runs beside simulated ones: ten minutes on a machine with nothing else to do.
 FIGURES += truth
 # `edf_mh` beside `clockwork`, with each of its pieces off, and live beside simulated (likewise).
-FIGURES += edf_mh ablation live_ranking
+FIGURES += edf_mh edf_mh_cost ablation live_ranking
 # What refusing at once costs, at least and here: a minute.
 FIGURES += at_once
 

@@ -23,7 +23,7 @@ from clockwright.units import NS_PER_MS
 from experiments.clipper_paper.bench import exec_ns, loaded
 from experiments.clipper_paper.models import FORMS, KINDS, held_out, labels_of, prepared
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import ONLY_TABLE, Column, Paper, Study
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Study
 
 SLO_MS = 20.0
 
@@ -52,7 +52,7 @@ class BatchPoint:
     #: Whether the largest batch within the SLO is beyond what was measured of the kind.
     extrapolated: Annotated[int, ONLY_TABLE]
     #: Share of the held-out digits that the kind reads right.
-    accuracy: Annotated[float, Column(figure="", in_table=False)]
+    accuracy: Annotated[float, NO_COLUMN]
 
 
 def measure(setting: Setting) -> Iterator[BatchPoint]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
@@ -35,6 +37,30 @@ def resnets(count: int) -> tuple[HostedModel, ...]:
     return copies_of(load_profile("table1").row_for(ARCHITECTURE), count)
 
 
+def case_of(
+    models: tuple[HostedModel, ...],
+    sources: Iterable[Source] = (),
+    *,
+    seed: int,
+    end_ns: int,
+    loops: Iterable[ClosedLoop] = (),
+    num_gpus: int = 1,
+    num_pages: int = 1376,
+    noise: Noise = NOISE,
+) -> Case:
+    """Models on equal GPUs, and whoever asks for them until the end."""
+    return Case(
+        workload=Workload(
+            models=tuple(model.model_id for model in models),
+            sources=tuple(sources),
+            closed_loops=tuple(loops),
+        ),
+        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=noise),
+        duration_ns=end_ns,
+        seed=seed,
+    )
+
+
 def closed(
     seed: int,
     *,
@@ -46,18 +72,13 @@ def closed(
 ) -> Case:
     """Figure 5: copies of ResNet50 on one GPU, each with clients who ask again when they are answered."""
     models = resnets(num_models)
-    loops = tuple(
+    loops = (
         ClosedLoop(
             model=model, concurrency=concurrency, slo_ns=slo_ms * NS_PER_MS, end_ns=duration_ns
         )
         for model in range(num_models)
     )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), closed_loops=loops),
-        cluster=Cluster(models=models, noise=noise),
-        duration_ns=duration_ns,
-        seed=seed,
-    )
+    return case_of(models, loops=loops, seed=seed, end_ns=duration_ns, noise=noise)
 
 
 def poisson(
@@ -85,10 +106,13 @@ def poisson(
         noise: of EXECs and LOADs.
         bursts_ns: mean length of bursts, in which all is asked, and of the pauses between; 0: there are none.
     """
-    source: Source
+    everyone = range(len(models))
+    source: Source = Poisson(
+        models=everyone, rate_rps=rate_rps, slo_ns=slo_ns, end_ns=duration_ns, seed=seed
+    )
     if bursts_ns:
         source = Bursty(
-            models=range(len(models)),
+            models=everyone,
             rate_rps=2 * rate_rps,
             burst_ns=bursts_ns,
             pause_ns=bursts_ns,
@@ -96,19 +120,14 @@ def poisson(
             end_ns=duration_ns,
             seed=seed,
         )
-    else:
-        source = Poisson(
-            models=range(len(models)),
-            rate_rps=rate_rps,
-            slo_ns=slo_ns,
-            end_ns=duration_ns,
-            seed=seed,
-        )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=noise),
-        duration_ns=duration_ns,
+    return case_of(
+        models,
+        [source],
         seed=seed,
+        end_ns=duration_ns,
+        num_gpus=num_gpus,
+        num_pages=num_pages,
+        noise=noise,
     )
 
 
@@ -135,9 +154,6 @@ def pressed(
         seed=seed,
         scale=_COUNT_SCALE,
     )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
+    return case_of(
+        models, [source], seed=seed, end_ns=duration_ns, num_gpus=num_gpus, num_pages=num_pages
     )

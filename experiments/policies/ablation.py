@@ -12,17 +12,16 @@ Bounds play no part in differences, and are in `edf_mh.json`. Not for `make nati
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from experiments.policies import tried
-from experiments.policies.edf_mh import Contender, Row, Setting, run_all, write_table
+from experiments.policies.edf_mh import Contender, Row, Setting, run_all, table
 from experiments.policies.scenarios import Scenario, further_scenarios, scenarios
-from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case
+from experiments.study.study import Study
 
 ALL = SchedulerConfig(policy="edf_mh")
 
@@ -131,7 +130,7 @@ def compared(setting: Setting) -> list[Scenario]:
     ]
 
 
-def figures_of(rows: list[Row]) -> dict[str, float]:
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """Name every number: `PIECE_SCENARIO_METRIC`, and of the whole `all_SCENARIO_METRIC`."""
     by_key = {(row.policy, row.scenario.key): row for row in rows}
     figures: dict[str, float] = {}
@@ -151,23 +150,11 @@ def figures_of(rows: list[Row]) -> dict[str, float]:
     return figures
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
-    """Measure everything and write `ablation.json` and `ablation.csv`."""
-    rows = run_all(compared(setting), contenders(), setting)
-    figures = figures_of(rows)
-    write_table(rows, directory / "ablation.csv")
-    for key, value in figures.items():
-        if key.endswith("_points"):
-            print(f"{key}: {value:+.2f}")
-    write_results(
-        "ablation",
-        figures,
-        command="python -m experiments ablation",
-        seeds=setting.seeds,
-        directory=directory,
-    )
-    return rows
-
-
-if __name__ == "__main__":
-    produce(Setting(bounds=False))
+STUDY = Study(
+    name="ablation",
+    setting=Setting(bounds=False),
+    ask=lambda setting: run_all(compared(setting), contenders(), setting),
+    key="{policy}_{scenario.key}",
+    figures=lambda _, rows: figures_of(rows),
+    tables={"": table},
+)

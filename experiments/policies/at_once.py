@@ -10,27 +10,24 @@ With 600 models at 3,300 r/s, `edf_mh` answers more than any policy could that r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from statistics import mean
+from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import EdfMhConfig, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import AlikeCase, Cost, at_once_bound
 from experiments.bounds.at_once import AT_ONCE
-from experiments.results_file import RESULTS, write_results
-from experiments.simulator import Case, Cluster, copies_of
+from experiments.clockwork_paper.cases import poisson
+from experiments.simulator import copies_of
 from experiments.study.compared import run_rows
-from experiments.study.report import write_csv
-from modelzoo.profile import load_profile
-from traces.arrivals import Poisson, Workload
+from experiments.study.study import Column, Study
+from modelzoo.profile import Noise, load_profile
 
-#: Models, GPUs, and the rates asked, r/s.
-LOADS = ((15, 1, (1050, 1500, 2000)), (600, 4, (2200, 2750, 3300)))
-SEEDS = (1, 2, 3)
 #: The gate open, and as it is set where most refusals are to leave at once.
 GATES = (0.0, 0.62)
 _SLO_NS = 100 * NS_PER_MS
@@ -41,6 +38,34 @@ _WARM_NS, _MEASURED_NS = 3 * NS_PER_S, 4 * NS_PER_S
 _BOUND_FROM = 500
 _SLOT_NS = 5 * NS_PER_MS
 _ROW = load_profile("table1").row_for("resnet50_v1b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How much is simulated."""
+
+    #: Models, GPUs, and the rates asked, r/s.
+    loads: tuple[tuple[int, int, tuple[int, ...]], ...] = (
+        (15, 1, (1050, 1500, 2000)),
+        (600, 4, (2200, 2750, 3300)),
+    )
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """One load: the shares that are answered, and the parts of all refusals that leave at once."""
+
+    models: int
+    gpus: int
+    rate_rps: int
+    #: The most that any policy answers; None: not computed.
+    bound: Annotated[float | None, Column()]
+    bound_half_at_once: Annotated[float | None, Column()]
+    open_answered: float
+    open_at_once: float
+    gate_answered: float
+    gate_at_once: float
 
 
 def bound(num_models: int, num_gpus: int, rate_rps: float, part: float) -> float:
@@ -60,20 +85,17 @@ def measure(
 ) -> tuple[float, float]:
     """The share that `edf_mh` answers, and which part of its refusals leaves at once."""
     models = copies_of(_ROW, num_models)
-    end_ns = _WARM_NS + _MEASURED_NS
-    everyone = (*range(num_models),)
-    source = Poisson(models=everyone, rate_rps=rate_rps, slo_ns=_SLO_NS, end_ns=end_ns, seed=seed)
-    case = Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(
-            models=models,
-            num_workers=num_gpus,
-            num_pages=sum(model.num_pages for model in models),
-        ),
-        scheduler=SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(at_once=gate)),
-        duration_ns=end_ns,
-        seed=seed,
+    case = poisson(
+        models,
+        seed,
+        num_gpus=num_gpus,
+        rate_rps=rate_rps,
+        slo_ns=_SLO_NS,
+        duration_ns=_WARM_NS + _MEASURED_NS,
+        num_pages=sum(model.num_pages for model in models),
+        noise=Noise(),
     )
+    config = SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(at_once=gate))
     asked = answered = early = 0
 
     def take(requests: Sequence[RequestRow], _actions: Sequence[ActionRow]) -> None:
@@ -86,18 +108,16 @@ def measure(
                     row.outcome != OK and row.departure_ns - row.arrival_ns <= AT_ONCE * _SLO_NS
                 )
 
-    run_rows(case, take)
+    run_rows(replace(case, scheduler=config), take)
     return answered / asked, early / max(asked - answered, 1)
 
 
-def produce(directory: Path = RESULTS) -> None:
-    """Write `at_once.csv` and `at_once.json`."""
-    figures: dict[str, float] = {}
-    lines = []
-    loads = [(models, gpus, rate) for models, gpus, rates in LOADS for rate in rates]
+def measure_all(setting: Setting) -> Iterator[LoadPoint]:
+    """Measure every load with the gate open and as it is set, beside the bounds."""
+    loads = [(models, gpus, rate) for models, gpus, rates in setting.loads for rate in rates]
     with ProcessPoolExecutor() as pool:
         measured = {
-            (load, gate): [pool.submit(measure, *load, gate, seed) for seed in SEEDS]
+            (load, gate): [pool.submit(measure, *load, gate, seed) for seed in setting.seeds]
             for load, gate in product(loads, GATES)
         }
         bounds = {
@@ -106,25 +126,31 @@ def produce(directory: Path = RESULTS) -> None:
             if load[0] >= _BOUND_FROM
         }
         for load in loads:
-            key = "models{}_gpus{}_rps{}".format(*load)
-            row: list[float | str] = [*load]
-            for part, name in ((0.0, "bound"), (0.5, "bound_half_at_once")):
-                if (load, part) in bounds:
-                    figures[f"{key}_{name}"] = bounds[load, part].result()
-                row.append(figures.get(f"{key}_{name}", ""))
-            for gate, name in zip(GATES, ("open", "gate"), strict=True):
-                pairs = [future.result() for future in measured[load, gate]]
-                figures[f"{key}_{name}_answered"] = mean(answered for answered, _ in pairs)
-                figures[f"{key}_{name}_at_once"] = mean(early for _, early in pairs)
-                row += [figures[f"{key}_{name}_{what}"] for what in ("answered", "at_once")]
-            lines.append(row)
-            print(*row, flush=True)
-    columns = ["models", "gpus", "rate_rps", "bound", "bound_half_at_once"]
-    columns += ["open_answered", "open_at_once", "gate_answered", "gate_at_once"]
-    write_csv(directory / "at_once.csv", columns, lines)
-    command = "python -m experiments at_once"
-    write_results("at_once", figures, command=command, seeds=SEEDS, directory=directory)
+            most, half = (
+                bounds[load, part].result() if (load, part) in bounds else None
+                for part in (0.0, 0.5)
+            )
+            (open_answered, open_early), (gate_answered, gate_early) = (
+                map(mean, zip(*(future.result() for future in measured[load, gate]), strict=True))
+                for gate in GATES
+            )
+            models, gpus, rate_rps = load
+            yield LoadPoint(
+                models=models,
+                gpus=gpus,
+                rate_rps=rate_rps,
+                bound=most,
+                bound_half_at_once=half,
+                open_answered=open_answered,
+                open_at_once=open_early,
+                gate_answered=gate_answered,
+                gate_at_once=gate_early,
+            )
 
 
-if __name__ == "__main__":
-    produce()
+STUDY = Study(
+    name="at_once",
+    setting=Setting(),
+    ask=measure_all,
+    key="models{models}_gpus{gpus}_rps{rate_rps}",
+)

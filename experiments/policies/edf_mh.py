@@ -4,34 +4,49 @@
 gains is seen. Differences are in points of the requests asked (open loop) or of the bound (closed loops,
 where a refusal makes the client ask more). Batch clients are counted apart.
 
-Compiled (`make native`) it takes a third of the time. What the core costs per request is measured at the
-end; or alone, on a machine with nothing else to do, with `--cost`.
+Compiled (`make native`) it takes a third of the time. What the core costs per request is measured apart, on a
+machine with nothing else to do: `edf_mh_cost`.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Annotated, Any
 
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from experiments.bench import core as bench_core
 from experiments.clockwork_paper.fig7 import SATISFIED, lowest_multiple
 from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.policies.scenarios import Scenario, named, scenarios
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.results_file import RESULTS, add_results
 from experiments.simulator import Case, production_scheduler
 from experiments.study.compared import POLICIES
-from experiments.study.report import write_csv
+from experiments.study.study import NO_COLUMN, Study
 
 COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
 LOW_UTILISATION = 0.7
-_COMMAND = "python -m experiments edf_mh"
+#: Properties of an outcome that are columns of the table.
+COLUMNS = (
+    "arrived",
+    "answered",
+    "bound",
+    "late",
+    "cold",
+    "p5_model_share",
+    "worst_model_share",
+    "p50_ms",
+    "refusal_p50_ms",
+    "refusal_p99_ms",
+    "batch_rps",
+    "exec_busy",
+    "load_busy",
+    "mean_batch_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +54,12 @@ class Setting:
     """How much is simulated."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
-    #: Only scenarios whose key begins with one of these words; empty: all.
-    only: tuple[str, ...] = ()
-    #: Runs at a time; None: one per core.
-    processes: int | None = None
+    #: Only scenarios whose key begins with one of these words.
+    only: tuple[str, ...] = ("",)
+    #: Runs at a time.
+    processes: int = os.cpu_count() or 1
     #: Compute all bounds; those with memory take minutes. False: only bounds that cost nothing.
     bounds: bool = True
-    #: Time the core, too.
-    cost: bool = True
 
     @property
     def scenarios(self) -> list[Scenario]:
@@ -55,7 +68,7 @@ class Setting:
 
     def asks_for(self, scenario: Scenario) -> bool:
         """Whether a scenario is to be run."""
-        return not self.only or scenario.key.startswith(self.only)
+        return scenario.key.startswith(self.only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +91,7 @@ class Contender:
 class Row:
     """One policy under one scenario, by seed."""
 
-    scenario: Scenario
+    scenario: Annotated[Scenario, NO_COLUMN]
     policy: str
     outcomes: tuple[ScenarioOutcome, ...]
 
@@ -102,7 +115,7 @@ def run_all(
     """Measure every contender under all of its scenarios."""
     runs = [(scenario, seed) for scenario in scenarios for seed in setting.seeds]
     pairs = [(s, contender) for s in scenarios for contender in contenders if contender.runs(s)]
-    with ProcessPoolExecutor(setting.processes or os.cpu_count()) as pool:
+    with ProcessPoolExecutor(setting.processes) as pool:
         calls = {
             (scenario.key, contender.name, seed): pool.submit(
                 _measure, scenario.key, asdict(contender.config), contender.scheduler, seed
@@ -303,33 +316,24 @@ def time_core(policy: str) -> dict[str, float]:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
-    """Measure everything and write `edf_mh.json` and `edf_mh.csv`."""
+def table(_setting: Setting, rows: Sequence[Row]) -> Iterator[Mapping[str, float | int | str]]:
+    """A line per scenario, policy and seed; nothing where no bound is known."""
+    for row in rows:
+        for number, outcome in enumerate(row.outcomes):
+            counts = {name: getattr(outcome, name) for name in COLUMNS}
+            yield {
+                "group": row.scenario.group,
+                "scenario": row.scenario.name,
+                "policy": row.policy,
+                "run": number,
+                **{name: "" if count == -1 else count for name, count in counts.items()},
+            }
+
+
+def measure_all(setting: Setting) -> list[Row]:
+    """Measure the policies that are compared, under the scenarios that are asked for."""
     contenders = [Contender(name=name, config=POLICIES[name]) for name in COMPARED]
-    rows = run_all(setting.scenarios, contenders, setting)
-    figures, table = figures_of(rows), tabulate(rows)
-    write_table(rows, directory / "edf_mh.csv")
-    groups = {row.scenario.group for row in rows}
-    of_scenarios = tuple(f"{policy}_{group}_" for policy in COMPARED for group in groups)
-    for key, value in figures.items():
-        if not key.startswith(of_scenarios):
-            print(f"{key}: {value:.4g}")
-    write_results(
-        "edf_mh",
-        figures,
-        command=f"{_COMMAND} --no-cost",
-        seeds=setting.seeds,
-        extra={
-            "worst_scenario": {
-                base: worst_against(table, base)[1] for base in ("clockwork", "clockwork1ms")
-            },
-            "slowest_scenarios": [key for _, key, _ in slowest_against(table)[:3]],
-        },
-        directory=directory,
-    )
-    if setting.cost:
-        add_cost(directory)
-    return rows
+    return run_all(setting.scenarios, contenders, setting)
 
 
 def add_cost(directory: Path = RESULTS) -> None:
@@ -341,70 +345,28 @@ def add_cost(directory: Path = RESULTS) -> None:
         "edf_mh",
         figures,
         part="cost",
-        command=f"{_COMMAND} --cost",
+        command="python -m experiments edf_mh_cost",
         directory=directory,
     )
 
 
-def write_table(rows: Sequence[Row], target: Path) -> None:
-    """A line per scenario, policy and seed."""
-    columns = (
-        "arrived",
-        "answered",
-        "bound",
-        "late",
-        "cold",
-        "p5_model_share",
-        "worst_model_share",
-        "p50_ms",
-        "refusal_p50_ms",
-        "refusal_p99_ms",
-        "batch_rps",
-        "exec_busy",
-        "load_busy",
-        "mean_batch_size",
-    )
-    write_csv(
-        target,
-        ["group", "scenario", "policy", "run", *columns],
-        [
-            (
-                row.scenario.group,
-                row.scenario.name,
-                row.policy,
-                number,
-                *(
-                    "" if getattr(outcome, name) == -1 else getattr(outcome, name)
-                    for name in columns
-                ),
-            )
-            for row in rows
-            for number, outcome in enumerate(row.outcomes)
-        ],
-    )
+def extra(_setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
+    """Where `edf_mh` is worst, and slowest."""
+    compared = tabulate(rows)
+    return {
+        "worst_scenario": {
+            base: worst_against(compared, base)[1] for base in ("clockwork", "clockwork1ms")
+        },
+        "slowest_scenarios": [key for _, key, _ in slowest_against(compared)[:3]],
+    }
 
 
-def main() -> None:
-    """Produce the table."""
-    parser = argparse.ArgumentParser(description="edf_mh beside clockwork.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(Setting().seeds))
-    parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="scenarios")
-    parser.add_argument("--processes", type=int, help="runs at a time (one per core)")
-    cost = parser.add_mutually_exclusive_group()
-    cost.add_argument("--no-cost", action="store_true", help="do not time the core")
-    cost.add_argument("--cost", action="store_true", help="time the core, and nothing else")
-    options = parser.parse_args()
-    if options.cost:
-        add_cost()
-        return
-    setting = Setting(
-        seeds=tuple(options.seeds),
-        only=tuple(options.only),
-        processes=options.processes,
-        cost=not options.no_cost,
-    )
-    produce(setting)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="edf_mh",
+    setting=Setting(),
+    ask=measure_all,
+    key="{policy}_{scenario.key}",
+    figures=lambda _, rows: figures_of(rows),
+    tables={"": table},
+    extra=extra,
+)

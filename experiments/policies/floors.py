@@ -17,7 +17,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +87,20 @@ QUICK7 = fig7.Setting(
 )
 
 #: All architectures, of which a quarter fits on the GPUs.
-QUICK8 = azure_replay.Setting(
-    num_functions=120,
-    num_copies=2,
-    num_workers=2,
-    num_pages=150,
-    rate_rps=60.0,
-    num_minutes=2,
-    noise=Noise(),
+QUICK8 = fig8.Setting(
+    policies=COMPARED,
+    trace="",
+    minutes=2,
+    generator_minutes=2,
+    replay=azure_replay.Setting(
+        num_functions=120,
+        num_copies=2,
+        num_workers=2,
+        num_pages=150,
+        rate_rps=60.0,
+        num_minutes=2,
+        noise=Noise(),
+    ),
 )
 
 #: A tenth of the Azure replay on a GPU or two.
@@ -137,9 +143,7 @@ QUICK_OVERLOAD = overload.Setting(
     loads=(0.25, 1.5), warmup_ns=NS_PER_S, measured_ns=2 * NS_PER_S, noise=Noise()
 )
 
-QUICK_SHARES = edf_mh.Setting(
-    seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1, cost=False
-)
+QUICK_SHARES = edf_mh.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
 
 #: More than GPUs can do, more than memory holds, and clients that ask again: each kind of bound.
 SCENARIOS = (
@@ -207,15 +211,9 @@ def play_scenarios(directory: Path) -> dict[tuple[str, str], ScenarioOutcome]:
 
 def play_replay(directory: Path) -> list[fig8.ReplayOutcome]:
     """Figure 8 in small: a trace that is written here, and the generator."""
-    trace = directory / "azure2019_some_invocations.csv"
-    write_trace(trace, num_functions=40, num_minutes=3)
-    setting = fig8.Setting(
-        policies=COMPARED, trace=str(trace), minutes=2, generator_minutes=2, replay=QUICK8
-    )
-    try:
-        return fig8.STUDY.produce(setting, directory)
-    finally:
-        trace.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = write_trace(Path(folder) / "azure2019_some_invocations.csv", 40, 3)
+        return fig8.STUDY.produce(replace(QUICK8, trace=str(trace)), directory)
 
 
 def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: int = 480) -> Path:
@@ -231,13 +229,10 @@ def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: i
 
 def play_unseen(directory: Path) -> list[unseen.PolicyRow]:
     """One family that nobody tuned to."""
-    return unseen.produce(
-        [unseen.FAMILIES["tiny_slo_2ms"]],
-        policies=("edf", "edf_mh"),
-        seeds=(1,),
-        processes=1,
-        directory=directory,
+    setting = unseen.Setting(
+        families=("tiny_slo_2ms",), policies=("edf", "edf_mh"), seeds=(1,), processes=1
     )
+    return unseen.STUDY.produce(setting, directory)
 
 
 #: By name of the record whose short form it is: leaves its files in a folder, and returns what the figure does.
@@ -250,7 +245,7 @@ FORMS: Mapping[str, Callable[[Path], Any]] = {
     "scale": lambda directory: scale.STUDY.produce(QUICK_SCALE, directory),
     "overload": lambda directory: overload.produce(QUICK_OVERLOAD, directory),
     "lanes": lanes.produce,
-    "edf_mh": lambda directory: edf_mh.produce(QUICK_SHARES, directory),
+    "edf_mh": lambda directory: edf_mh.STUDY.produce(QUICK_SHARES, directory),
     "scenarios": play_scenarios,
     "unseen": play_unseen,
 }

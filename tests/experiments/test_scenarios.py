@@ -233,7 +233,7 @@ def test_what_the_core_costs_is_put_beside_what_was_recorded(
     record = json.loads((tmp_path / "edf_mh.json").read_text())
     assert record["figures"] == {"zoo_share": 0.9, "clockwork_us": 20.0, "edf_mh_us": 20.0}
     assert record["command"] == "long"
-    assert record["cost"]["command"] == "python -m experiments edf_mh --cost"
+    assert record["cost"]["command"] == "python -m experiments edf_mh_cost"
     assert record["cost"]["keys"] == ["clockwork_us", "edf_mh_us"]
 
 
@@ -277,7 +277,7 @@ def test_an_ablation_tells_what_pieces_are_worth_and_what_others_would_gain(
     monkeypatch.setattr(ablation, "OFF", {"limit_batch": ablation.OFF["limit_batch"]})
     only = ("unlike_r1000", "fig7_right")
     setting = edf_mh.Setting(seeds=(1,), processes=2, only=only, bounds=False)
-    rows = ablation.produce(setting, tmp_path)
+    rows = ablation.STUDY.produce(setting, tmp_path)
     of: dict[str, set[str]] = {row.scenario.key: set() for row in rows}
     for row in rows:
         of[row.scenario.key].add(row.policy)

@@ -11,15 +11,14 @@ costs in all answers is seen beside it: `edf_mh` with isolation off is compared 
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 from statistics import mean
+from typing import Annotated, Any
 
 from experiments.policies import unseen
 from experiments.policies.unseen.family import Family
@@ -30,8 +29,7 @@ from experiments.policies.unseen.outcomes import (
     bound_of,
     measure,
 )
-from experiments.results_file import RESULTS, write_results
-from experiments.study.report import write_csv
+from experiments.study.study import NO_COLUMN, Study
 
 #: Every module beside this one that has families.
 MODULES = tuple(
@@ -47,8 +45,6 @@ FAMILIES: Mapping[str, Family] = {
 
 #: The policy that is judged.
 JUDGED = "edf_mh"
-SEEDS = (1, 2, 3)
-_COMMAND = "python -m experiments unseen"
 
 # Parts whose figure is the worst family's share of what is possible.
 _SHARES = {
@@ -66,7 +62,7 @@ _SHARES = {
 class PolicyRow:
     """One policy under one family: an outcome per seed."""
 
-    family: Family
+    family: Annotated[Family, NO_COLUMN]
     policy: str
     outcomes: tuple[FamilyOutcome, ...]
     #: The same seeds without the fault, of the judged policy; empty where there is none.
@@ -123,44 +119,42 @@ def _ratio(found: float, possible: float) -> float:
 # --- running ----------------------------------------------------------------------------------------
 
 
-def run_all(
-    families: Sequence[Family],
-    *,
-    policies: Sequence[str] = COMPARED,
-    seeds: Sequence[int] = SEEDS,
-    processes: int | None = None,
-) -> list[PolicyRow]:
-    """Measure every policy under every family, on so many processes; None: one per core."""
-    rows = []
-    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How much is simulated."""
+
+    #: Only these parts, and of them these families.
+    parts: tuple[str, ...] = tuple(sorted({family.part for family in FAMILIES.values()}))
+    families: tuple[str, ...] = tuple(FAMILIES)
+    policies: tuple[str, ...] = COMPARED
+    seeds: tuple[int, ...] = (1, 2, 3)
+    #: Runs at a time.
+    processes: int = os.cpu_count() or 1
+
+
+def measure_all(setting: Setting) -> Iterator[PolicyRow]:
+    """Measure every policy under every family."""
+    families = [FAMILIES[name] for name in setting.families]
+    families = [family for family in families if family.part in setting.parts]
+    with ProcessPoolExecutor(setting.processes) as pool:
         bounds = {
             (family.name, seed): pool.submit(_bound, family.name, seed)
             for family in families
-            for seed in seeds
+            for seed in setting.seeds
         }
         calls = {
             (family.name, policy, seed, fault): pool.submit(
                 _measure, family.name, policy, seed, fault
             )
             for family in families
-            for policy in policies
-            for seed in seeds
+            for policy in setting.policies
+            for seed in setting.seeds
             for fault in (True, False)
             if fault or _runs_without(family, policy)
         }
         for family in families:
-            for policy in policies:
-                row = _row(family, policy, seeds, calls, bounds)
-                rows.append(row)
-                share = row.possible_share
-                print(
-                    f"{family.part} {family.name} {policy}: {row.points:.2f} % answered"
-                    + ("" if share is None else f", {100 * share:.1f} % of what is possible")
-                    + f", {row.mean(lambda outcome: outcome.late):.0f} late"
-                    + f", {row.mean(lambda outcome: outcome.wall_s):.1f} s",
-                    flush=True,
-                )
-    return rows
+            for policy in setting.policies:
+                yield _row(family, policy, setting.seeds, calls, bounds)
 
 
 def _row(
@@ -191,7 +185,7 @@ def _innocent(family: Family) -> tuple[str, ...]:
     """Tenants, or models where requests carry none, that ask without the fault."""
     if family.without is None:
         return ()
-    workload = family.without(SEEDS[0]).workload
+    workload = family.without(1).workload
     names = {workload.tenants[r.tenant] or workload.models[r.model] for r in workload}
     return tuple(sorted(names))
 
@@ -271,114 +265,55 @@ def _worst(figures: dict[str, float], key: str, value: float) -> None:
 
 # --- files ------------------------------------------------------------------------------------------
 
+#: Counts of an outcome that are columns of the table.
+COLUMNS = (
+    "asked",
+    "answered",
+    "share",
+    "late",
+    "refusal_p50_share",
+    "refusal_p99_share",
+    "p50_ms",
+    "p99_ms",
+)
 
-def write_table(rows: Iterable[PolicyRow], seeds: Sequence[int], target: Path) -> None:
+
+def table(setting: Setting, rows: Iterable[PolicyRow]) -> Iterator[Mapping[str, float | int | str]]:
     """A line per family, policy and seed; a second one where a family was run without its fault, too."""
-    numbers = (
-        "asked",
-        "answered",
-        "share",
-        "late",
-        "refusal_p50_share",
-        "refusal_p99_share",
-        "p50_ms",
-        "p99_ms",
-    )
-    lines = []
     for row in rows:
         for fault, outcomes in ((True, row.outcomes), (False, row.without)):
-            for seed, bound, outcome in zip(seeds, row.bounds, outcomes, strict=False):
-                refused = " ".join(f"{reason}:{count}" for reason, count in outcome.refused.items())
-                lines.append(
-                    (
-                        row.family.part,
-                        row.family.name,
-                        "yes" if fault else "no",
-                        row.policy,
-                        seed,
-                        *(getattr(outcome, name) for name in numbers),
-                        bound if fault and bound >= 0 else "",
-                        refused,
-                    )
-                )
-    columns = ["part", "family", "fault", "policy", "seed", *numbers, "bound", "refused"]
-    write_csv(target, columns, lines)
+            for seed, bound, outcome in zip(setting.seeds, row.bounds, outcomes, strict=False):
+                yield {
+                    "part": row.family.part,
+                    "family": row.family.name,
+                    "fault": "yes" if fault else "no",
+                    "policy": row.policy,
+                    "seed": seed,
+                    **{name: getattr(outcome, name) for name in COLUMNS},
+                    "bound": bound if fault and bound >= 0 else "",
+                    "refused": " ".join(f"{why}:{count}" for why, count in outcome.refused.items()),
+                }
 
 
-def produce(
-    families: Sequence[Family],
-    *,
-    policies: Sequence[str] = COMPARED,
-    seeds: Sequence[int] = SEEDS,
-    processes: int | None = None,
-    directory: Path = RESULTS,
-) -> list[PolicyRow]:
-    """Measure, and write `unseen.csv` and `unseen.json`."""
-    rows = run_all(families, policies=policies, seeds=seeds, processes=processes)
-    figures, points = figures_of(rows), differences(rows)
-    by_family = {
-        family.name: sum(
-            outcome.wall_s
-            for row in rows
-            if row.family is family
-            for outcome in (*row.outcomes, *row.without)
-        )
-        for family in families
-    }
-    longest = sorted(by_family.items(), key=lambda item: -item[1])[:10]
-    print(f"\n{sum(by_family.values()):.0f} s of simulation, most of it in:")
-    for name, wall_s in longest:
-        print(f"  {name}: {wall_s:.1f} s")
-    print("\nfamilies in which another policy answers more:")
-    for name, (difference, best) in sorted(points.items(), key=lambda item: item[1]):
-        if difference < 0:
-            print(f"  {name}: {difference:.2f} points beside {best}")
-    for key, value in figures.items():
-        print(f"{key}: {value:.4g}")
-    write_table(rows, seeds, directory / "unseen.csv")
-    write_results(
-        "unseen",
-        figures,
-        command=_COMMAND,
-        seeds=seeds,
-        extra={
-            "families": len(families),
-            "behind": {
-                name: {"points": round(difference, 3), "policy": best}
-                for name, (difference, best) in sorted(points.items(), key=lambda item: item[1])
-                if difference < 0
-            },
+def extra(_setting: Setting, rows: Sequence[PolicyRow]) -> dict[str, Any]:
+    """How many families there are, and in which another policy answers more."""
+    points = sorted(differences(rows).items(), key=lambda item: item[1])
+    return {
+        "families": len({row.family.name for row in rows}),
+        "behind": {
+            name: {"points": round(difference, 3), "policy": best}
+            for name, (difference, best) in points
+            if difference < 0
         },
-        directory=directory,
-    )
-    return rows
+    }
 
 
-def main() -> None:
-    """Produce the table."""
-    parser = argparse.ArgumentParser(description="Every policy on unseen workloads and faults.")
-    parts = sorted({family.part for family in FAMILIES.values()})
-    parser.add_argument("--only", nargs="+", default=[], metavar="PART", choices=parts)
-    parser.add_argument("--families", nargs="+", default=[], metavar="NAME", choices=FAMILIES)
-    parser.add_argument("--policies", nargs="+", default=list(COMPARED), choices=COMPARED)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--processes", type=int, help="runs at a time (one per core)")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the files go")
-    options = parser.parse_args()
-    families = [
-        family
-        for family in FAMILIES.values()
-        if (not options.only or family.part in options.only)
-        and (not options.families or family.name in options.families)
-    ]
-    produce(
-        families,
-        policies=options.policies,
-        seeds=options.seeds,
-        processes=options.processes,
-        directory=options.directory,
-    )
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="unseen",
+    setting=Setting(),
+    ask=measure_all,
+    key="{family.part}_{family.name}_{policy}",
+    figures=lambda _, rows: figures_of(rows),
+    tables={"": table},
+    extra=extra,
+)

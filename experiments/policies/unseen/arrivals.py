@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from experiments.clockwork_paper.cases import case_of, resnets, zoo
 from experiments.policies.unseen.family import Family
 from experiments.simulator import (
     Case,
-    Cluster,
     Faults,
     HostedModel,
     LostWorker,
@@ -25,28 +25,21 @@ from experiments.simulator import (
     WorkerClock,
     copies_of,
 )
-from modelzoo.profile import Noise, ProfileRow, load_profile
-from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Recorded, Source, Workload
+from modelzoo.profile import ProfileRow, load_profile
+from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Recorded, Source
 
 _PART = "arrivals"
 _BEGIN_NS = NS_PER_S // 2
-_NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
 _TABLE = load_profile("table1").rows
-_ROWS = tuple(_TABLE.values())
 
 Models = tuple[HostedModel, ...]
 #: A stretch of time: begin and end in seconds, and requests per second in it.
 Stretch = tuple[float, float, float]
 
 
-def _resnets(count: int) -> Models:
-    return copies_of(_TABLE["resnet50_v1b"], count)
-
-
 def _kinds(count: int, seed: int) -> Models:
     """Models of all kinds of Table 1, drawn with replacement."""
-    picks = np.random.default_rng(1000 + seed).integers(len(_ROWS), size=count)
-    return tuple(HostedModel(ModelId(f"m{i}"), _ROWS[pick]) for i, pick in enumerate(picks))
+    return zoo(count, 1000 + seed)
 
 
 def _line(name: str, first_ms: float, further_ms: float, sizes: Sequence[int]) -> ProfileRow:
@@ -100,15 +93,14 @@ def _case(
     pages: int = 1376,
     loops: tuple[ClosedLoop, ...] = (),
 ) -> Case:
-    return Case(
-        workload=Workload(
-            models=tuple(model.model_id for model in models),
-            sources=tuple(sources),
-            closed_loops=loops,
-        ),
-        cluster=Cluster(models=models, num_workers=gpus, num_pages=pages, noise=_NOISE),
-        duration_ns=round(seconds * NS_PER_S),
+    return case_of(
+        models,
+        sources,
+        loops=loops,
         seed=seed,
+        end_ns=round(seconds * NS_PER_S),
+        num_gpus=gpus,
+        num_pages=pages,
     )
 
 
@@ -140,7 +132,7 @@ def _popular(
 
 def _switching(seed: int) -> Case:
     """All models switch together between a tenth and twice of what the GPUs can, some 150 ms each."""
-    generator, models, seconds = np.random.default_rng(seed), _resnets(20), 3.0
+    generator, models, seconds = np.random.default_rng(seed), resnets(20), 3.0
     stretches: list[Stretch] = []
     at_s, high = 0.0, False
     while at_s < seconds:
@@ -174,7 +166,7 @@ def _crowd(seed: int) -> Case:
         _poisson(30, 750, 60, seconds, seed),
         _recorded(crowd, np.zeros(len(crowd), np.int64), 60, seconds),
     ]
-    return _case(_resnets(30), sources, seed, gpus=4, seconds=seconds, pages=105)
+    return _case(resnets(30), sources, seed, gpus=4, seconds=seconds, pages=105)
 
 
 def _together(seed: int) -> Case:
@@ -185,7 +177,7 @@ def _together(seed: int) -> Case:
     groups = generator.integers(12, size=len(times_s))
     picks = (4 * groups[:, None] + np.arange(4)).ravel()
     source = _recorded(np.repeat(times_s, 4), picks, 80, seconds)
-    return _case(_resnets(48), [source], seed, gpus=1, seconds=seconds)
+    return _case(resnets(48), [source], seed, gpus=1, seconds=seconds)
 
 
 def _gamma(seed: int) -> Case:
@@ -249,7 +241,7 @@ def _independent_bursts(seed: int) -> Case:
         )
         for model in range(25)
     ]
-    return _case(_resnets(25), sources, seed, gpus=2, seconds=seconds)
+    return _case(resnets(25), sources, seed, gpus=2, seconds=seconds)
 
 
 def _metronomes(seed: int) -> Case:
@@ -266,7 +258,7 @@ def _metronomes(seed: int) -> Case:
         )
         for model in range(40)
     ]
-    return _case(_resnets(40), sources, seed, gpus=5, seconds=seconds)
+    return _case(resnets(40), sources, seed, gpus=5, seconds=seconds)
 
 
 # --- SLOs ---------------------------------------------------------------------------------------------
@@ -280,7 +272,7 @@ def _mixed(rps: float, gpus: int) -> Callable[[int], Case]:
             _poisson(10, rps / 3, slo_ms, 3.0, 10 * seed + number)
             for number, slo_ms in enumerate((15, 60, 400))
         ]
-        return _case(_resnets(10), sources, seed, gpus=gpus, seconds=3.0)
+        return _case(resnets(10), sources, seed, gpus=gpus, seconds=3.0)
 
     return case
 
@@ -310,7 +302,7 @@ def _patient(seed: int) -> Case:
         _poisson(range(1), 7, 11_000, seconds, seed),
         _poisson(range(1, 13), 450, 40, seconds, seed + 50),
     ]
-    return _case((slow, *_resnets(12)), sources, seed, gpus=3, seconds=seconds)
+    return _case((slow, *resnets(12)), sources, seed, gpus=3, seconds=seconds)
 
 
 # --- popularity and sizes -----------------------------------------------------------------------------
@@ -347,13 +339,13 @@ def _rare(seed: int) -> Case:
         _poisson(16, 500, 80, seconds, seed),
         _poisson(range(16, 3016), 50, 80, seconds, seed + 50),
     ]
-    return _case(_resnets(3016), sources, seed, gpus=2, seconds=seconds, pages=500)
+    return _case(resnets(3016), sources, seed, gpus=2, seconds=seconds, pages=500)
 
 
 def _zipf_memory(exponent: float, rps: float) -> Callable[[int], Case]:
     """More ResNets than memory holds."""
     return lambda seed: _case(
-        _resnets(220),
+        resnets(220),
         [_popular(_zipf(220, exponent, seed), rps, 90, 3.0, seed)],
         seed,
         gpus=1,
@@ -394,7 +386,7 @@ def _giant(seed: int) -> Case:
         _poisson(range(1), 3, 2000, 5.0, seed),
         _poisson(range(1, 161), 350, 90, 5.0, seed + 50),
     ]
-    return _case((giant, *_resnets(160)), sources, seed, gpus=1, seconds=5.0)
+    return _case((giant, *resnets(160)), sources, seed, gpus=1, seconds=5.0)
 
 
 # --- closed loops -------------------------------------------------------------------------------------
@@ -402,7 +394,7 @@ def _giant(seed: int) -> Case:
 
 def _loops(seed: int) -> Case:
     """A model with 120 clients beside 20 with three each."""
-    models, seconds = _resnets(21), 3.0
+    models, seconds = resnets(21), 3.0
     loops = tuple(
         ClosedLoop(
             model=model,
@@ -422,7 +414,7 @@ def _loops(seed: int) -> Case:
 
 def _loss(seed: int) -> Case:
     """Five GPUs at three quarters; two are lost and one of these comes back."""
-    case = _case(_resnets(30), [_poisson(30, 1900, 45, 4.0, seed)], seed, gpus=5, seconds=4.0)
+    case = _case(resnets(30), [_poisson(30, 1900, 45, 4.0, seed)], seed, gpus=5, seconds=4.0)
     lost = (
         LostWorker(worker=0, at_ns=1500 * NS_PER_MS),
         LostWorker(worker=1, at_ns=1600 * NS_PER_MS, back_ns=2700 * NS_PER_MS),
@@ -432,7 +424,7 @@ def _loss(seed: int) -> Case:
 
 def _chaos(seed: int) -> Case:
     """Late and lost messages, clocks that drift, slow EXECs, and all workers away for half a second."""
-    case = _case(_resnets(40), [_poisson(40, 1100, 70, 4.0, seed)], seed, gpus=3, seconds=4.0)
+    case = _case(resnets(40), [_poisson(40, 1100, 70, 4.0, seed)], seed, gpus=3, seconds=4.0)
     faults = Faults(
         slow_probability=0.001,
         slow_factor=8,

@@ -7,53 +7,46 @@ trickle; `hotthree` has three such models on six GPUs; in `hotmoves` the hot mod
 
 from __future__ import annotations
 
+from functools import partial
+
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.cases import NOISE, resnets
+from experiments.clockwork_paper.cases import case_of, resnets
 from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Cluster
-from traces.arrivals import Poisson, Source, Workload
+from experiments.simulator import Case
+from traces.arrivals import Poisson
 
 
 def hot(
     seed: int,
     *,
-    num_hot: int,
-    num_others: int,
+    others: int,
     hot_rps: float,
     other_rps: float,
-    slo_ns: int,
-    num_gpus: int,
-    num_pages: int,
-    stay_ns: int | None = None,
-    duration_ns: int = 5 * NS_PER_S,
+    slo_ms: int = 9,
+    num_hot: int = 1,
+    gpus: int = 4,
+    stay_s: int = 5,
 ) -> Case:
     """Some hot models beside many that trickle, with equal SLOs.
 
     Args:
         seed: of the arrivals, and of the noise.
-        num_hot: models that are hot at once.
-        num_others: models that trickle.
+        others: models that trickle.
         hot_rps: rate of each hot model.
         other_rps: rate of all others together.
-        slo_ns: of every request.
-        num_gpus: number of GPUs.
-        num_pages: of each.
-        stay_ns: after so long the next models are the hot ones; None: it is always the same.
-        duration_ns: arrivals end here.
+        slo_ms: of every request.
+        num_hot: models that are hot at once.
+        gpus: number of GPUs.
+        stay_s: after so long the next models are the hot ones.
     """
-    models = resnets(num_hot + num_others)
-    stay_ns = stay_ns or duration_ns
-    sources: list[Source] = [
+    models, end_ns, slo_ns = resnets(num_hot + others), 5 * NS_PER_S, slo_ms * NS_PER_MS
+    sources = [
         Poisson(
-            models=range(len(models)),
-            rate_rps=other_rps,
-            slo_ns=slo_ns,
-            end_ns=duration_ns,
-            seed=seed,
+            models=range(len(models)), rate_rps=other_rps, slo_ns=slo_ns, end_ns=end_ns, seed=seed
         )
     ]
     # The others fill all memory first.
-    for turn, begin_ns in enumerate(range(NS_PER_S, duration_ns, stay_ns)):
+    for turn, begin_ns in enumerate(range(NS_PER_S, end_ns, stay_s * NS_PER_S)):
         first = turn * num_hot
         sources.append(
             Poisson(
@@ -61,78 +54,19 @@ def hot(
                 rate_rps=num_hot * hot_rps,
                 slo_ns=slo_ns,
                 begin_ns=begin_ns,
-                end_ns=min(begin_ns + stay_ns, duration_ns),
+                end_ns=min(begin_ns + stay_s * NS_PER_S, end_ns),
                 seed=seed * 1_000 + turn,
             )
         )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=tuple(sources)),
-        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
+    return case_of(models, sources, seed=seed, end_ns=end_ns, num_gpus=gpus, num_pages=126)
+
+
+FAMILIES: tuple[Family, ...] = tuple(
+    Family(name=name, part="copies", begin_ns=NS_PER_S, case=case)
+    for name, case in (
+        ("hotone", partial(hot, others=60, hot_rps=900, other_rps=120)),
+        ("hotthree", partial(hot, others=80, hot_rps=600, other_rps=100, num_hot=3, gpus=6)),
+        ("hotmoves", partial(hot, others=60, hot_rps=900, other_rps=100, stay_s=1)),
+        ("hotcold", partial(hot, others=60, hot_rps=1500, other_rps=100, slo_ms=40)),
     )
-
-
-FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="hotone",
-        part="copies",
-        begin_ns=NS_PER_S,
-        case=lambda seed: hot(
-            seed,
-            num_hot=1,
-            num_others=60,
-            hot_rps=900,
-            other_rps=120,
-            slo_ns=9 * NS_PER_MS,
-            num_gpus=4,
-            num_pages=126,
-        ),
-    ),
-    Family(
-        name="hotthree",
-        part="copies",
-        begin_ns=NS_PER_S,
-        case=lambda seed: hot(
-            seed,
-            num_hot=3,
-            num_others=80,
-            hot_rps=600,
-            other_rps=100,
-            slo_ns=9 * NS_PER_MS,
-            num_gpus=6,
-            num_pages=126,
-        ),
-    ),
-    Family(
-        name="hotmoves",
-        part="copies",
-        begin_ns=NS_PER_S,
-        case=lambda seed: hot(
-            seed,
-            num_hot=1,
-            num_others=60,
-            hot_rps=900,
-            other_rps=100,
-            slo_ns=9 * NS_PER_MS,
-            num_gpus=4,
-            num_pages=126,
-            stay_ns=NS_PER_S,
-        ),
-    ),
-    Family(
-        name="hotcold",
-        part="copies",
-        begin_ns=NS_PER_S,
-        case=lambda seed: hot(
-            seed,
-            num_hot=1,
-            num_others=60,
-            hot_rps=1500,
-            other_rps=100,
-            slo_ns=40 * NS_PER_MS,
-            num_gpus=4,
-            num_pages=126,
-        ),
-    ),
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Required, TypedDict
 
-from experiments.simulator import Case
+from typing_extensions import Unpack
+
+from clockwright.units import NS_PER_MS, NS_PER_S
+from experiments.clockwork_paper.cases import NOISE, poisson
+from experiments.simulator import Case, HostedModel
+from modelzoo.profile import Noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +34,73 @@ class Family:
     #: of, so where it decides, the sum of all answers says nothing of whether it does what it is for.
     #: `innocent`: who asks in `without`, too. `small`: tenants, or else models, that ask for less than the mean.
     compared: Literal["all", "innocent", "small"] = "all"
+
+
+class Load(TypedDict, total=False):
+    """Equally popular models, asked at random."""
+
+    #: Mean rate of all models together.
+    rate_rps: Required[float]
+    #: SLO of every request.
+    slo_ms: Required[float]
+    gpus: Required[int]
+    #: Each GPU's weights cache: 1,376 if not said. With few, loads matter.
+    pages: int
+    #: Length of the run: 5 if not said.
+    seconds: int
+    #: The figures' own if not said.
+    noise: Noise
+    #: Mean length of bursts, and of the pauses between; a Poisson process if not said.
+    bursts_ms: int
+
+
+def case_of(models: tuple[HostedModel, ...], seed: int, load: Load) -> Case:
+    """Draw a load."""
+    return poisson(
+        models,
+        seed,
+        num_gpus=load["gpus"],
+        rate_rps=load["rate_rps"],
+        slo_ns=round(load["slo_ms"] * NS_PER_MS),
+        duration_ns=load.get("seconds", 5) * NS_PER_S,
+        num_pages=load.get("pages", 1376),
+        noise=load.get("noise", NOISE),
+        bursts_ns=load.get("bursts_ms", 0) * NS_PER_MS,
+    )
+
+
+def at_random(
+    name: str,
+    part: str,
+    models: tuple[HostedModel, ...],
+    fault: Mapping[str, Any],
+    sound: Mapping[str, Any] | None = None,
+    *,
+    begin_ns: int = 0,
+    ways_ms: float = 0.0,
+    **load: Unpack[Load],
+) -> Family:
+    """A family of models asked at random.
+
+    Args:
+        name: the family's.
+        part: the family's.
+        models: in the cluster.
+        fault: fields of the case that are otherwise with the fault.
+        sound: those fields without it; None: there is no case without.
+        begin_ns: the family's.
+        ways_ms: what the case without the fault lacks of the SLO.
+        load: what is asked.
+    """
+
+    def without(seed: int) -> Case:
+        shorter: Load = {**load, "slo_ms": load["slo_ms"] - ways_ms}
+        return replace(case_of(models, seed, shorter), **(sound or {}))
+
+    return Family(
+        name=name,
+        part=part,
+        case=lambda seed: replace(case_of(models, seed, load), **fault),
+        without=None if sound is None else without,
+        begin_ns=begin_ns,
+    )

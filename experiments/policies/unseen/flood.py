@@ -9,15 +9,16 @@ batches of 16.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from experiments.clockwork_paper.cases import NOISE
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, Cluster, HostedModel
-from modelzoo.profile import Noise, load_profile
+from modelzoo.profile import load_profile
 from traces.arrivals import Bursty, Poisson, Source, Workload
 
 _RESNET50 = load_profile("table1").row_for("resnet50_v1b")
-_NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
 _DURATION_NS = 4 * NS_PER_S
 #: Tenants of a client that makes up a new name for each request.
 _NUM_NAMES = 4000
@@ -117,7 +118,7 @@ def _family(
                 sources=tuple(sources),
             ),
             cluster=Cluster(
-                models=models, num_workers=num_workers, num_pages=num_pages, noise=_NOISE
+                models=models, num_workers=num_workers, num_pages=num_pages, noise=NOISE
             ),
             duration_ns=_DURATION_NS,
             seed=seed,
@@ -132,89 +133,46 @@ def _family(
     )
 
 
+# By the number of innocents and what each of them asks for.
+_8x75, _8x60, _6x90, _6x70 = (
+    partial(_family, num_innocent=number, innocent_rps=rate_rps)
+    for number, rate_rps in ((8, 75), (8, 60), (6, 90), (6, 70))
+)
+
 FAMILIES: tuple[Family, ...] = (
     # One model each, told apart by the model, by the tenant; then one model for all.
-    _family("flood_model", _steady(2500, 50), num_innocent=8, innocent_rps=75, tenants=False),
-    _family("flood_tenant", _steady(2500, 50), num_innocent=8, innocent_rps=75),
-    _family("flood_shared", _steady(2500, 50), num_innocent=8, innocent_rps=75, shared_models=1),
+    _8x75("flood_model", _steady(2500, 50), tenants=False),
+    _8x75("flood_tenant", _steady(2500, 50)),
+    _8x75("flood_shared", _steady(2500, 50), shared_models=1),
     _family(
-        "flood_shared_3",
-        _steady(1800, 40),
-        num_innocent=5,
-        innocent_rps=60,
-        slo_ms=40,
+        "flood_shared_3", _steady(1800, 40), num_innocent=5, innocent_rps=60, slo_ms=40,
         shared_models=3,
     ),
     # The flood's SLO is longer, or shorter: deadline order alone serves it last, or first.
-    _family(
-        "flood_shared_patient", _steady(2500, 250), num_innocent=8, innocent_rps=75, shared_models=1
-    ),
-    _family(
-        "flood_shared_urgent", _steady(2500, 15), num_innocent=8, innocent_rps=75, shared_models=1
-    ),
-    _family("flood_urgent", _steady(2500, 15), num_innocent=8, innocent_rps=60),
+    _8x75("flood_shared_patient", _steady(2500, 250), shared_models=1),
+    _8x75("flood_shared_urgent", _steady(2500, 15), shared_models=1),
+    _8x60("flood_urgent", _steady(2500, 15)),
     # It comes in bursts, each longer than the SLO, or shorter.
-    _family(
-        "flood_bursts",
-        _in_bursts(6000, 60, 300, 400),
-        num_innocent=6,
-        innocent_rps=90,
-        slo_ms=60,
-        shared_models=1,
-    ),
-    _family(
-        "flood_short_bursts",
-        _in_bursts(9000, 60, 30, 70),
-        num_innocent=6,
-        innocent_rps=70,
-        slo_ms=60,
-        tenants=False,
-    ),
+    _6x90("flood_bursts", _in_bursts(6000, 60, 300, 400), slo_ms=60, shared_models=1),
+    _6x70("flood_short_bursts", _in_bursts(9000, 60, 30, 70), slo_ms=60, tenants=False),
     # Several GPUs.
     _family(
-        "flood_gpus",
-        _steady(7000, 50),
-        num_innocent=12,
-        innocent_rps=120,
-        shared_models=4,
+        "flood_gpus", _steady(7000, 50), num_innocent=12, innocent_rps=120, shared_models=4,
         num_workers=4,
     ),
     _family(
-        "flood_models_gpus",
-        _steady(5000, 50),
-        num_innocent=20,
-        innocent_rps=50,
-        flood_models=3,
-        tenants=False,
-        num_workers=3,
+        "flood_models_gpus", _steady(5000, 50), num_innocent=20, innocent_rps=50, flood_models=3,
+        tenants=False, num_workers=3,
     ),
     # What is asked cannot be in time: one by one takes 2.6 ms.
-    _family("flood_hopeless", _steady(4000, 2.5), num_innocent=8, innocent_rps=75, shared_models=1),
-    _family("flood_barely", _steady(3000, 5), num_innocent=8, innocent_rps=60, shared_models=1),
+    _8x75("flood_hopeless", _steady(4000, 2.5), shared_models=1),
+    _8x60("flood_barely", _steady(3000, 5), shared_models=1),
     # Cold models of one tenant: 600 where 160 fit, beside 40 that others ask for now and then.
     _family(
-        "flood_cold",
-        _steady(800, 100),
-        num_innocent=40,
-        innocent_rps=5,
-        slo_ms=100,
-        flood_models=600,
-        num_pages=1120,
+        "flood_cold", _steady(800, 100), num_innocent=40, innocent_rps=5, slo_ms=100,
+        flood_models=600, num_pages=1120,
     ),
     # A client that makes up a tenant for each request.
-    _family(
-        "flood_names",
-        _steady(2500, 50),
-        num_innocent=8,
-        innocent_rps=75,
-        flood_names=_NUM_NAMES,
-    ),
-    _family(
-        "flood_names_shared",
-        _steady(2500, 50),
-        num_innocent=8,
-        innocent_rps=75,
-        shared_models=1,
-        flood_names=_NUM_NAMES,
-    ),
-)
+    _8x75("flood_names", _steady(2500, 50), flood_names=_NUM_NAMES),
+    _8x75("flood_names_shared", _steady(2500, 50), shared_models=1, flood_names=_NUM_NAMES),
+)  # fmt: skip

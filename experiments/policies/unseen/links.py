@@ -6,17 +6,14 @@ ways take is missed by every policy; there `without` has an SLO that is shorter 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from typing_extensions import Unpack
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.cases import poisson
-from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Network, copies_of
+from experiments.policies.unseen.family import Family, Load, at_random
+from experiments.simulator import Network, copies_of
 from modelzoo.profile import load_profile
 
 _ROWS = load_profile("table1").rows
-_BEGIN_NS = NS_PER_S // 2
 _SHORT = Network()
 
 
@@ -28,106 +25,61 @@ def _network(out_ms: float, back_ms: float | None = None, jitter_ms: float = 0.0
     )
 
 
-def _unlike(links: Sequence[Network]) -> Network:
-    return Network(links=tuple(links))
+def _one_of_four(far: Network) -> Network:
+    return Network(links=(far, _SHORT, _SHORT, _SHORT))
 
 
 def _family(
     name: str,
     network: Network,
     *,
-    rate_rps: float,
-    slo_ms: float,
-    num_workers: int,
-    num_models: int = 32,
+    models: int = 32,
     row: str = "resnet50_v1b",
-    num_pages: int = 1376,
-    bursty: bool = False,
     ways_ms: float = 0.0,
-    seconds: int = 4,
+    **load: Unpack[Load],
 ) -> Family:
-    """A family of equal models.
+    """Equal models.
 
     Args:
         name: the family's.
         network: with its fault.
-        rate_rps: mean rate of all models together.
-        slo_ms: of every request.
-        num_workers: GPUs.
-        num_models: copies of the row.
+        models: copies of the row.
         row: of Table 1.
-        num_pages: of each GPU's weights cache.
-        bursty: in bursts and pauses of 80 ms in the mean; else a Poisson process.
         ways_ms: what `without` lacks of the SLO.
-        seconds: length of the run.
+        load: what is asked.
     """
-
-    def case(seed: int, slo_ms: float = slo_ms) -> Case:
-        load = poisson(
-            copies_of(_ROWS[row], num_models),
-            seed,
-            num_gpus=num_workers,
-            rate_rps=rate_rps,
-            slo_ns=round(slo_ms * NS_PER_MS),
-            duration_ns=seconds * NS_PER_S,
-            num_pages=num_pages,
-            bursts_ns=80 * NS_PER_MS * bursty,
-        )
-        return replace(load, network=network)
-
-    return Family(
-        name=name,
-        part="links",
-        case=case,
-        without=lambda seed: replace(case(seed, slo_ms - ways_ms), network=_SHORT),
-        begin_ns=_BEGIN_NS,
+    load.setdefault("seconds", 4)
+    return at_random(
+        name,
+        "links",
+        copies_of(_ROWS[row], models),
+        {"network": network},
+        {"network": _SHORT},
+        begin_ns=NS_PER_S // 2,
+        ways_ms=ways_ms,
+        **load,
     )
 
 
-FAMILIES = (
-    _family("link_8ms", _network(8), rate_rps=800, slo_ms=80, num_workers=3),
-    _family("link_25ms", _network(25), rate_rps=800, slo_ms=140, num_workers=3),
-    _family("link_6ms_tight", _network(6), rate_rps=450, slo_ms=24, num_workers=3, ways_ms=12),
+FAMILIES: tuple[Family, ...] = (
+    _family("link_8ms", _network(8), rate_rps=800, slo_ms=80, gpus=3),
+    _family("link_25ms", _network(25), rate_rps=800, slo_ms=140, gpus=3),
+    _family("link_6ms_tight", _network(6), rate_rps=450, slo_ms=24, gpus=3, ways_ms=12),
+    _family("link_12ms_overload", _network(12), rate_rps=3000, slo_ms=80, gpus=3, ways_ms=24),
+    _family("link_10ms_bursts", _network(10), rate_rps=700, slo_ms=90, gpus=3, bursts_ms=80),
     _family(
-        "link_12ms_overload", _network(12), rate_rps=3000, slo_ms=80, num_workers=3, ways_ms=24
-    ),
-    _family("link_10ms_bursts", _network(10), rate_rps=700, slo_ms=90, num_workers=3, bursty=True),
-    _family(
-        "link_15ms_loads",
-        _network(15),
-        rate_rps=250,
-        slo_ms=150,
-        num_workers=2,
-        num_models=150,
-        num_pages=700,
-        ways_ms=30,
+        "link_15ms_loads", _network(15), models=150, pages=700,
+        rate_rps=250, slo_ms=150, gpus=2, ways_ms=30,
     ),
     _family(
-        "link_10ms_small",
-        _network(10),
-        row="resnet18_v2",
-        rate_rps=2200,
-        slo_ms=70,
-        num_workers=3,
-        seconds=3,
+        "link_10ms_small", _network(10), row="resnet18_v2",
+        rate_rps=2200, slo_ms=70, gpus=3, seconds=3,
     ),
-    _family("link_3_and_16ms", _network(3, 16), rate_rps=800, slo_ms=60, num_workers=3),
-    _family("link_14_and_1ms", _network(14, 1), rate_rps=800, slo_ms=60, num_workers=3),
-    _family(
-        "link_one_far",
-        _unlike([_network(18), _SHORT, _SHORT, _SHORT]),
-        rate_rps=800,
-        slo_ms=55,
-        num_workers=4,
-    ),
-    _family(
-        "link_one_too_far",
-        _unlike([_network(40), _SHORT, _SHORT, _SHORT]),
-        rate_rps=700,
-        slo_ms=30,
-        num_workers=4,
-    ),
-    _family("link_jitter_2ms", _network(0.5, jitter_ms=2), rate_rps=700, slo_ms=45, num_workers=3),
-    _family("link_jitter_4ms", _network(1, jitter_ms=4), rate_rps=700, slo_ms=75, num_workers=3),
-    _family("link_9ms_jitter", _network(9, jitter_ms=1), rate_rps=700, slo_ms=70, num_workers=3),
-)
+    _family("link_3_and_16ms", _network(3, 16), rate_rps=800, slo_ms=60, gpus=3),
+    _family("link_14_and_1ms", _network(14, 1), rate_rps=800, slo_ms=60, gpus=3),
+    _family("link_one_far", _one_of_four(_network(18)), rate_rps=800, slo_ms=55, gpus=4),
+    _family("link_one_too_far", _one_of_four(_network(40)), rate_rps=700, slo_ms=30, gpus=4),
+    _family("link_jitter_2ms", _network(0.5, jitter_ms=2), rate_rps=700, slo_ms=45, gpus=3),
+    _family("link_jitter_4ms", _network(1, jitter_ms=4), rate_rps=700, slo_ms=75, gpus=3),
+    _family("link_9ms_jitter", _network(9, jitter_ms=1), rate_rps=700, slo_ms=70, gpus=3),
+)  # fmt: skip

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from experiments.clockwork_paper.cases import NOISE
 from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, Cluster, Faults, HostedModel, LostWorker
-from modelzoo.profile import Noise, ProfileRow, load_profile
+from modelzoo.profile import ProfileRow, load_profile
 from traces.arrivals import Recorded, Source, Workload
 
-_NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
 _ROWS = load_profile("table1").rows
 _RESNET = _ROWS["resnet50_v1b"]
 _BEGIN_NS = NS_PER_S // 2
@@ -142,7 +142,7 @@ def _family(
                 tenants=tuple(tenants),
                 sources=tuple(sources),
             ),
-            cluster=Cluster(models=models, num_workers=gpus, num_pages=pages, noise=_NOISE),
+            cluster=Cluster(models=models, num_workers=gpus, num_pages=pages, noise=NOISE),
             duration_ns=max(source.end_ns for source in sources),
             seed=seed,
         )
@@ -153,38 +153,31 @@ def _family(
     )
 
 
-def _resnets(count: int, stretches: Sequence[Stretch], slo_ms: float, **others: object) -> Group:
-    return replace(
-        Group(row=_RESNET, count=count, stretches=stretches, slo_ms=slo_ms),
-        **others,  # type: ignore[arg-type]
-    )
+def _resnets(count: int, stretches: Sequence[Stretch], slo_ms: float, **others: Any) -> Group:  # noqa: ANN401
+    return Group(row=_RESNET, count=count, stretches=stretches, slo_ms=slo_ms, **others)
 
 
 #: One model of many is asked for all at once; the GPUs could do it, or nearly.
 CROWDS: tuple[Family, ...] = (
     _family(
         "crowd_fits",
-        _resnets(40, _steady(800), 50),
-        _resnets(1, ((1.0, 2.5, 3500),), 50),
-        gpus=6,
-        pages=120,
+        _resnets(40, _steady(800), 50), _resnets(1, ((1.0, 2.5, 3500),), 50),
+        gpus=6, pages=120,
     ),
     _family(
         "crowd_of_two",
         _resnets(24, _steady(500), 80),
         _resnets(2, ((0.8, 1.6, 1900),), 80, moves=True),
         _resnets(1, ((2.0, 2.8, 2300),), 80),
-        gpus=3,
-        pages=90,
+        gpus=3, pages=90,
     ),
     _family(
         "crowd_moves",
         _resnets(30, _steady(450), 40),
         _resnets(8, tuple((0.5 * n, 0.5 * n + 0.5, 1500) for n in range(1, 8)), 40, moves=True),
-        gpus=3,
-        pages=105,
+        gpus=3, pages=105,
     ),
-)
+)  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (
     *CROWDS,
@@ -200,8 +193,7 @@ FAMILIES: tuple[Family, ...] = (
         "waves_opposed",
         _resnets(30, _wave(50, 2400, 2.0), 60),
         _resnets(30, _wave(50, 2400, 2.0, phase=0.5), 60),
-        gpus=3,
-        pages=160,
+        gpus=3, pages=160,
     ),
     # Giants and dwarfs.
     _family(
@@ -238,17 +230,13 @@ FAMILIES: tuple[Family, ...] = (
     _family(
         "pcie_starved",
         _resnets(200, _steady(420), 120, zipf=0.4),
-        gpus=2,
-        pages=350,
-        bound="memory",
+        gpus=2, pages=350, bound="memory",
     ),
     _family(
         "pcie_heavy",
         Group(row=_power(3, 0.7, 600), count=60, stretches=_steady(120), slo_ms=250, zipf=0.8),
         Group(row=_RESNET, count=40, stretches=_steady(200), slo_ms=80),
-        gpus=2,
-        pages=600,
-        bound="",
+        gpus=2, pages=600, bound="",
     ),
     # Very short SLOs beside very long ones, of unlike models and of the same.
     _family(
@@ -261,9 +249,7 @@ FAMILIES: tuple[Family, ...] = (
         "short_and_long_of_one",
         _resnets(6, _steady(500), 8),
         _resnets(6, _steady(1500), 800),
-        gpus=3,
-        shared=True,
-        bound="",
+        gpus=3, shared=True, bound="",
     ),
     # On and off, with rates that no GPU follows.
     _family(
@@ -284,24 +270,20 @@ FAMILIES: tuple[Family, ...] = (
         _resnets(12, _steady(1300), 60, tenant="large"),
         _resnets(12, _steady(250), 60, tenant="middle"),
         _resnets(12, _steady(40), 60, tenant="small"),
-        gpus=2,
-        shared=True,
+        gpus=2, shared=True,
     ),
     _family(
         "tenants_unlike_over",
         _resnets(12, _steady(2000), 60, tenant="large"),
         _resnets(12, _steady(400), 60, tenant="middle"),
         _resnets(12, _steady(60), 60, tenant="small"),
-        gpus=2,
-        shared=True,
-        compared="small",
+        gpus=2, shared=True, compared="small",
     ),
     # Workers leave and return, one after the other, under load that the rest cannot carry.
     _family(
         "workers_in_turn",
         _resnets(36, _steady(2300), 60),
-        gpus=4,
-        pages=200,
+        gpus=4, pages=200,
         faults=Faults(
             lost_workers=tuple(
                 LostWorker(
@@ -317,4 +299,4 @@ FAMILIES: tuple[Family, ...] = (
     # One large GPU, many small ones; hardly any load.
     _family("many_gpus_few_models", _resnets(3, _steady(9000, 2.0), 25), gpus=12),
     _family("zoo_of_one_each", _resnets(160, _steady(1100), 30, zipf=1.1), gpus=4, pages=420),
-)
+)  # fmt: skip

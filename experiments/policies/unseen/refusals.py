@@ -6,46 +6,19 @@ everything in one instant to GPUs that are idle, no more than can be answered: e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S
+from experiments.clockwork_paper.cases import case_of, resnets
+from experiments.clockwork_paper.cases import zoo as models_of_all_kinds
 from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Cluster, HostedModel
-from experiments.simulator.case import copies_of
-from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Poisson, Recorded, Source, Workload
+from experiments.simulator import Case
+from modelzoo.profile import Noise
+from traces.arrivals import Poisson, Recorded, Source
 
-_NOISE = Noise(exec_sigma=0.003, load_sigma=0.01)
-
-
-def _resnets(count: int) -> tuple[HostedModel, ...]:
-    return copies_of(load_profile("table1").row_for("resnet50_v1b"), count)
-
-
-def _zoo(count: int, seed: int) -> tuple[HostedModel, ...]:
-    rows = list(load_profile("table1").rows.values())
-    picks = np.random.default_rng(seed).integers(len(rows), size=count)
-    return tuple(HostedModel(ModelId(f"m{i}"), rows[pick]) for i, pick in enumerate(picks))
-
-
-def _case(
-    models: tuple[HostedModel, ...],
-    sources: Sequence[Source],
-    seed: int,
-    *,
-    num_gpus: int,
-    duration_s: float,
-    num_pages: int = 1376,
-) -> Case:
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=tuple(sources)),
-        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=_NOISE),
-        duration_ns=int(duration_s * NS_PER_S),
-        seed=seed,
-    )
+_case_of = partial(case_of, noise=Noise(exec_sigma=0.003, load_sigma=0.01))
 
 
 def _steady(
@@ -56,12 +29,11 @@ def _steady(
     rate_rps: float,
     slos_ms: tuple[int, ...] = (100,),
     duration_s: float = 3.0,
-    num_pages: int = 1376,
     zipf: float = 0.0,
     zoo: bool = False,
 ) -> Case:
     """Poisson arrivals at one rate; SLOs, where there are several, in each model alike."""
-    models = _zoo(num_models, seed) if zoo else _resnets(num_models)
+    models = models_of_all_kinds(num_models, seed) if zoo else resnets(num_models)
     popularity = 1.0 / np.arange(1, num_models + 1) ** zipf
     popularity = np.random.default_rng(seed).permutation(popularity / popularity.sum())
     end_ns = int(duration_s * NS_PER_S)
@@ -79,9 +51,7 @@ def _steady(
         for number, (group, share) in enumerate(groups)
         for index, slo_ms in enumerate(slos_ms)
     ]
-    return _case(
-        models, sources, seed, num_gpus=num_gpus, duration_s=duration_s, num_pages=num_pages
-    )
+    return _case_of(models, sources, seed=seed, end_ns=end_ns, num_gpus=num_gpus)
 
 
 def _flood(seed: int, *, calm_rps: float, flood_rps: float) -> Case:
@@ -100,7 +70,7 @@ def _flood(seed: int, *, calm_rps: float, flood_rps: float) -> Case:
             seed=seed + 50,
         ),
     ]
-    return _case(_resnets(9), sources, seed, num_gpus=1, duration_s=3)
+    return _case_of(resnets(9), sources, seed=seed, end_ns=end_ns)
 
 
 def _step(seed: int, *, before_rps: float, after_rps: float, num_models: int) -> Case:
@@ -122,28 +92,26 @@ def _step(seed: int, *, before_rps: float, after_rps: float, num_models: int) ->
             )
         )
     ]
-    return _case(_resnets(num_models), sources, seed, num_gpus=2, duration_s=3)
+    return _case_of(resnets(num_models), sources, seed=seed, end_ns=3 * NS_PER_S, num_gpus=2)
 
 
-def _bursts(
-    seed: int, *, sizes: tuple[int, ...], num_gpus: int, period_ms: int, slo_ms: int, warm: bool
-) -> Case:
-    """As many requests per model as `sizes` says, in one instant; then a pause, ten times.
+def _bursts(seed: int, *, sizes: tuple[int, ...], num_gpus: int = 2, warm: bool = True) -> Case:
+    """As many requests per model as `sizes` says, in one instant; then 200 ms without, ten times.
 
     Warm: each model was asked for one at a time before.
     """
-    begin_ns = NS_PER_S if warm else 0
+    begin_ns, period_ns = NS_PER_S if warm else 0, 200 * NS_PER_MS
     times, models = [], []
     for number in range(10 if warm else 1):
         for model, size in enumerate(sizes):
-            times += [begin_ns + number * period_ms * NS_PER_MS] * size
+            times += [begin_ns + number * period_ns] * size
             models += [model] * size
-    end_ns = begin_ns + 10 * period_ms * NS_PER_MS
+    end_ns = begin_ns + 10 * period_ns
     sources: list[Source] = [
         Recorded(
             times_ns=np.array(times, np.int64),
             models=np.array(models),
-            slo_ns=slo_ms * NS_PER_MS,
+            slo_ns=100 * NS_PER_MS,
             end_ns=end_ns,
         )
     ]
@@ -157,13 +125,15 @@ def _bursts(
                 seed=seed,
             )
         )
-    return _case(
-        _resnets(len(sizes)), sources, seed, num_gpus=num_gpus, duration_s=end_ns / NS_PER_S
-    )
+    return _case_of(resnets(len(sizes)), sources, seed=seed, end_ns=end_ns, num_gpus=num_gpus)
 
 
 # Where some models ask for far more than others and not all can be served, isolation decides whom.
 _SHARED_OUT = ("refusal_flood", "refusal_zipf")
+
+_one, _two = (partial(_steady, num_gpus=number) for number in (1, 2))
+_TWENTY = partial(_steady, num_models=4, num_gpus=20, rate_rps=30000, duration_s=1.0)
+_WIDE_MS = (50, 100, 1000)
 
 #: ResNet50 answers 361 r/s one by one and 1,117 r/s in batches of 16 on one GPU of Table 1.
 FAMILIES: tuple[Family, ...] = tuple(
@@ -175,83 +145,28 @@ FAMILIES: tuple[Family, ...] = tuple(
         compared="small" if name in _SHARED_OUT else "all",
     )
     for name, bound, case in (
-        ("refusal_15", "density", partial(_steady, num_models=15, num_gpus=1, rate_rps=1500)),
+        ("refusal_15", "density", partial(_one, num_models=15, rate_rps=1500)),
         ("refusal_600", "memory", partial(_steady, num_models=600, num_gpus=4, rate_rps=2200)),
-        ("refusal_600_cold", "memory", partial(_steady, num_models=600, num_gpus=2, rate_rps=1100)),
-        ("refusal_1", "density", partial(_steady, num_models=1, num_gpus=1, rate_rps=1700)),
-        ("refusal_4_deep", "density", partial(_steady, num_models=4, num_gpus=1, rate_rps=9000)),
-        ("refusal_15_light", "density", partial(_steady, num_models=15, num_gpus=1, rate_rps=880)),
-        ("refusal_15_deep", "density", partial(_steady, num_models=15, num_gpus=1, rate_rps=6000)),
+        ("refusal_600_cold", "memory", partial(_two, num_models=600, rate_rps=1100)),
+        ("refusal_1", "density", partial(_one, num_models=1, rate_rps=1700)),
+        ("refusal_4_deep", "density", partial(_one, num_models=4, rate_rps=9000)),
+        ("refusal_15_light", "density", partial(_one, num_models=15, rate_rps=880)),
+        ("refusal_15_deep", "density", partial(_one, num_models=15, rate_rps=6000)),
         ("refusal_15_six", "density", partial(_steady, num_models=15, num_gpus=6, rate_rps=10000)),
-        (
-            "refusal_4_twenty",
-            "density",
-            partial(_steady, num_models=4, num_gpus=20, rate_rps=30000, duration_s=1.0),
-        ),
-        ("refusal_100", "density", partial(_steady, num_models=100, num_gpus=2, rate_rps=1500)),
-        (
-            "refusal_slos",
-            "",
-            partial(_steady, num_models=15, num_gpus=1, rate_rps=1500, slos_ms=(25, 100)),
-        ),
-        (
-            "refusal_slos_wide",
-            "",
-            partial(_steady, num_models=15, num_gpus=1, rate_rps=1500, slos_ms=(50, 100, 1000)),
-        ),
-        (
-            "refusal_tight",
-            "density",
-            partial(_steady, num_models=15, num_gpus=2, rate_rps=1500, slos_ms=(25,)),
-        ),
-        (
-            "refusal_long",
-            "density",
-            partial(_steady, num_models=15, num_gpus=1, rate_rps=1800, slos_ms=(500,)),
-        ),
-        (
-            "refusal_zipf",
-            "memory",
-            partial(_steady, num_models=100, num_gpus=2, rate_rps=2600, zipf=1.0),
-        ),
-        (
-            "refusal_zoo",
-            "memory",
-            partial(_steady, num_models=40, num_gpus=2, rate_rps=1200, zoo=True),
-        ),
+        ("refusal_4_twenty", "density", _TWENTY),
+        ("refusal_100", "density", partial(_two, num_models=100, rate_rps=1500)),
+        ("refusal_slos", "", partial(_one, num_models=15, rate_rps=1500, slos_ms=(25, 100))),
+        ("refusal_slos_wide", "", partial(_one, num_models=15, rate_rps=1500, slos_ms=_WIDE_MS)),
+        ("refusal_tight", "density", partial(_two, num_models=15, rate_rps=1500, slos_ms=(25,))),
+        ("refusal_long", "density", partial(_one, num_models=15, rate_rps=1800, slos_ms=(500,))),
+        ("refusal_zipf", "memory", partial(_two, num_models=100, rate_rps=2600, zipf=1.0)),
+        ("refusal_zoo", "memory", partial(_two, num_models=40, rate_rps=1200, zoo=True)),
         ("refusal_flood", "density", partial(_flood, calm_rps=300, flood_rps=2500)),
         ("refusal_step", "density", partial(_step, before_rps=800, after_rps=3000, num_models=15)),
-        (
-            "burst_one",
-            "",
-            partial(_bursts, sizes=(90,), num_gpus=2, period_ms=200, slo_ms=100, warm=True),
-        ),
-        (
-            "burst_15",
-            "",
-            partial(_bursts, sizes=(4,) * 15, num_gpus=2, period_ms=200, slo_ms=100, warm=True),
-        ),
-        (
-            "burst_uneven",
-            "",
-            partial(
-                _bursts,
-                sizes=(40, 10, 5, 2, 1, 1),
-                num_gpus=1,
-                period_ms=200,
-                slo_ms=100,
-                warm=True,
-            ),
-        ),
-        (
-            "burst_cold",
-            "",
-            partial(_bursts, sizes=(90,), num_gpus=2, period_ms=200, slo_ms=100, warm=False),
-        ),
-        (
-            "burst_cold_six",
-            "",
-            partial(_bursts, sizes=(12,) * 6, num_gpus=2, period_ms=200, slo_ms=100, warm=False),
-        ),
+        ("burst_one", "", partial(_bursts, sizes=(90,))),
+        ("burst_15", "", partial(_bursts, sizes=(4,) * 15)),
+        ("burst_uneven", "", partial(_bursts, sizes=(40, 10, 5, 2, 1, 1), num_gpus=1)),
+        ("burst_cold", "", partial(_bursts, sizes=(90,), warm=False)),
+        ("burst_cold_six", "", partial(_bursts, sizes=(12,) * 6, warm=False)),
     )
 )

@@ -5,14 +5,16 @@ Whoever is small, or the giant, has a tenant or a model whose name begins with `
 
 from __future__ import annotations
 
+from functools import partial
+
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from experiments.clockwork_paper.cases import case_of
 from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Cluster, HostedModel
-from modelzoo.profile import Noise, ProfileRow, load_profile
-from traces.arrivals import ClosedLoop, Poisson, Workload
+from experiments.simulator import Case, HostedModel
+from modelzoo.profile import ProfileRow, load_profile
+from traces.arrivals import ClosedLoop, Poisson
 
 _RESNET50 = load_profile("table1").row_for("resnet50_v1b")
-_NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
 _DURATION_NS = 5 * NS_PER_S
 
 
@@ -52,12 +54,7 @@ def _giant(
             seed=1000 * seed + 1,
         ),
     )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=sources),
-        cluster=Cluster(models=models, noise=_NOISE),
-        duration_ns=_DURATION_NS,
-        seed=seed,
-    )
+    return case_of(models, sources, seed=seed, end_ns=_DURATION_NS)
 
 
 def _closed(
@@ -79,43 +76,17 @@ def _closed(
         )
         for number in range(len(models))
     )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), closed_loops=loops),
-        cluster=Cluster(models=models, num_workers=num_workers, noise=_NOISE),
-        duration_ns=_DURATION_NS,
-        seed=seed,
-    )
+    return case_of(models, loops=loops, seed=seed, end_ns=_DURATION_NS, num_gpus=num_workers)
 
+
+_FEW = partial(_closed, large=96, num_small=10, small=1, num_workers=1, slo_ms=60)
+_SOME = partial(_closed, large=200, num_small=30, small=2, num_workers=2, slo_ms=80)
+_SLOW = partial(_giant, load_ms=900, giant_rps=2, giant_slo_ms=2500, num_small=250, small_rps=500)
+_QUICK = partial(_giant, load_ms=300, giant_rps=4, giant_slo_ms=900, num_small=220, small_rps=400)
 
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="giant",
-        part="small",
-        case=lambda seed: _giant(
-            seed, load_ms=900, giant_rps=2, giant_slo_ms=2500, num_small=250, small_rps=500
-        ),
-        bound="memory",
-    ),
-    Family(
-        name="giant_quick",
-        part="small",
-        case=lambda seed: _giant(
-            seed, load_ms=300, giant_rps=4, giant_slo_ms=900, num_small=220, small_rps=400
-        ),
-        bound="memory",
-    ),
-    Family(
-        name="small_clients",
-        part="small",
-        case=lambda seed: _closed(seed, large=200, num_small=30, small=2, num_workers=2, slo_ms=80),
-        bound="rate",
-        compared="small",
-    ),
-    Family(
-        name="small_clients_few",
-        part="small",
-        case=lambda seed: _closed(seed, large=96, num_small=10, small=1, num_workers=1, slo_ms=60),
-        bound="rate",
-        compared="small",
-    ),
+    Family(name="giant", part="small", case=_SLOW, bound="memory"),
+    Family(name="giant_quick", part="small", case=_QUICK, bound="memory"),
+    Family(name="small_clients", part="small", case=_SOME, bound="rate", compared="small"),
+    Family(name="small_clients_few", part="small", case=_FEW, bound="rate", compared="small"),
 )

@@ -8,13 +8,15 @@ timers at all: what is learned must not mislead.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.cases import NOISE, pressed, resnets
+from experiments.clockwork_paper.cases import case_of, pressed, resnets
 from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Cluster
-from traces.arrivals import FixedRate, Poisson, Recorded, Source, Workload
+from experiments.simulator import Case
+from traces.arrivals import FixedRate, Poisson, Recorded, Source
 
 
 def timers(
@@ -55,131 +57,81 @@ def timers(
                 seed=seed,
             )
         )
-    models = resnets(num_models + num_random)
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=tuple(sources)),
-        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=NOISE),
-        duration_ns=duration_ns,
+    return case_of(
+        resnets(num_models + num_random),
+        sources,
         seed=seed,
+        end_ns=duration_ns,
+        num_gpus=num_gpus,
+        num_pages=num_pages,
     )
 
 
-def cyclic(seed: int, *, num_models: int, rate_rps: float, slo_ns: int, num_pages: int) -> Case:
-    """The models are asked in turn, at an even rate."""
-    duration_ns = 5 * NS_PER_S
-    models = resnets(num_models)
-    source = FixedRate(
-        models=range(num_models), rate_rps=rate_rps, slo_ns=slo_ns, end_ns=duration_ns
+def cyclic(seed: int) -> Case:
+    """Eight models where seven fit, asked in turn at an even rate."""
+    end_ns = 5 * NS_PER_S
+    source = FixedRate(models=range(8), rate_rps=200, slo_ns=60 * NS_PER_MS, end_ns=end_ns)
+    return case_of(resnets(8), [source], seed=seed, end_ns=end_ns, num_pages=49)
+
+
+def unpopular(seed: int) -> Case:
+    """Models that are asked at random."""
+    return pressed(
+        resnets(300),
+        seed,
+        zipf=0.6,
+        num_gpus=1,
+        num_pages=1050,
+        rate_rps=500,
+        slo_ns=100 * NS_PER_MS,
+        duration_ns=8 * NS_PER_S,
     )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(models=models, num_pages=num_pages, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
+
+
+def _timers(
+    name: str,
+    num_models: int,
+    *,
+    part: str = "timers",
+    period_s: int = 1,
+    jitter_ms: int,
+    slo_ms: int,
+    pages: int,
+    seconds: int,
+    gpus: int = 1,
+    random_rps: float = 0.0,
+    num_random: int = 0,
+) -> Family:
+    """Timers, counted after three periods."""
+    return Family(
+        name=name,
+        part=part,
+        case=partial(
+            timers,
+            num_models=num_models,
+            period_ns=period_s * NS_PER_S,
+            jitter_ns=jitter_ms * NS_PER_MS,
+            slo_ns=slo_ms * NS_PER_MS,
+            num_gpus=gpus,
+            num_pages=pages,
+            duration_ns=seconds * NS_PER_S,
+            random_rps=random_rps,
+            num_random=num_random,
+        ),
+        bound="residency",
+        begin_ns=3 * period_s * NS_PER_S,
     )
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="timers",
-        part="timers",
-        case=lambda seed: timers(
-            seed,
-            num_models=900,
-            period_ns=3 * NS_PER_S,
-            jitter_ns=2 * NS_PER_MS,
-            slo_ns=25 * NS_PER_MS,
-            num_pages=1376,
-            duration_ns=45 * NS_PER_S,
-        ),
-        bound="residency",
-        begin_ns=9 * NS_PER_S,
+    _timers("timers", 900, period_s=3, jitter_ms=2, slo_ms=25, pages=1376, seconds=45),
+    _timers("timers_short", 200, jitter_ms=5, slo_ms=50, pages=400, seconds=27),
+    _timers("timers_two", 500, jitter_ms=1, slo_ms=30, pages=700, seconds=19, gpus=2),
+    _timers(
+        "halftimers", 250, part="unforeseen", period_s=2, jitter_ms=10, slo_ms=50, pages=700,
+        seconds=18, random_rps=125, num_random=100,
     ),
-    Family(
-        name="timers_short",
-        part="timers",
-        case=lambda seed: timers(
-            seed,
-            num_models=200,
-            period_ns=NS_PER_S,
-            jitter_ns=5 * NS_PER_MS,
-            slo_ns=50 * NS_PER_MS,
-            num_pages=400,
-            duration_ns=27 * NS_PER_S,
-        ),
-        bound="residency",
-        begin_ns=3 * NS_PER_S,
-    ),
-    Family(
-        name="timers_two",
-        part="timers",
-        case=lambda seed: timers(
-            seed,
-            num_models=500,
-            period_ns=NS_PER_S,
-            jitter_ns=NS_PER_MS,
-            slo_ns=30 * NS_PER_MS,
-            num_gpus=2,
-            num_pages=700,
-            duration_ns=19 * NS_PER_S,
-        ),
-        bound="residency",
-        begin_ns=3 * NS_PER_S,
-    ),
-    Family(
-        name="halftimers",
-        part="unforeseen",
-        case=lambda seed: timers(
-            seed,
-            num_models=250,
-            period_ns=2 * NS_PER_S,
-            jitter_ns=10 * NS_PER_MS,
-            slo_ns=50 * NS_PER_MS,
-            num_pages=700,
-            duration_ns=18 * NS_PER_S,
-            random_rps=125,
-            num_random=100,
-        ),
-        bound="residency",
-        begin_ns=6 * NS_PER_S,
-    ),
-    Family(
-        name="jitter",
-        part="timers",
-        case=lambda seed: timers(
-            seed,
-            num_models=250,
-            period_ns=NS_PER_S,
-            jitter_ns=50 * NS_PER_MS,
-            slo_ns=50 * NS_PER_MS,
-            num_pages=600,
-            duration_ns=23 * NS_PER_S,
-        ),
-        bound="residency",
-        begin_ns=3 * NS_PER_S,
-    ),
-    Family(
-        name="thrash",
-        part="timers",
-        case=lambda seed: cyclic(
-            seed, num_models=8, rate_rps=200, slo_ns=60 * NS_PER_MS, num_pages=49
-        ),
-        bound="residency",
-        begin_ns=NS_PER_S,
-    ),
-    Family(
-        name="random",
-        part="unforeseen",
-        case=lambda seed: pressed(
-            resnets(300),
-            seed,
-            zipf=0.6,
-            num_gpus=1,
-            num_pages=1050,
-            rate_rps=500,
-            slo_ns=100 * NS_PER_MS,
-            duration_ns=8 * NS_PER_S,
-        ),
-        bound="residency",
-    ),
-)
+    _timers("jitter", 250, jitter_ms=50, slo_ms=50, pages=600, seconds=23),
+    Family(name="thrash", part="timers", case=cyclic, bound="residency", begin_ns=NS_PER_S),
+    Family(name="random", part="unforeseen", case=unpopular, bound="residency"),
+)  # fmt: skip

@@ -152,6 +152,32 @@ _FACTOR: Mapping[str, Costs] = {
     for name, ms in (("a", 3), ("b", 5), ("c", 8), ("d", 4))
 }
 
+_TWO = {"processor": 6, "card": 4}
+_TWO_RPS = {"small": 900, "tabular": 900, "vision": 600, "language": 350}
+_FEW_RPS = {"small": 1800, "tabular": 1800, "vision": 350, "language": 220}
+_SIZED_RPS = {"a": 900, "b": 700, "c": 900}
+_FACTOR_RPS = {"a": 500, "b": 400, "c": 200, "d": 500}
+_QUARTER_RPS = {name: rate / 4 for name, rate in _NINE_RPS.items()}
+
+
+def _family(
+    name: str,
+    costs: Mapping[str, Costs],
+    workers: Mapping[str, int],
+    rates_rps: Mapping[str, float],
+    *,
+    slo_ms: float,
+    bursty: bool = False,
+    num_pages: int = 1376,
+) -> Family:
+    def case(seed: int) -> Case:
+        return unlike(
+            seed, costs, workers, rates_rps, slo_ms=slo_ms, bursty=bursty, num_pages=num_pages
+        )
+
+    return Family(name=name, part="kinds", case=case)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family(name="unlike_nine", part="unlike", case=lambda seed: nine(seed, 1.5)),
     Family(name="unlike_nine_half", part="unlike", case=lambda seed: nine(seed, 0.75)),
@@ -160,57 +186,9 @@ FAMILIES: tuple[Family, ...] = (
         part="kinds",
         case=lambda seed: nine(seed, 2.6, duration_ns=4 * NS_PER_S),
     ),
-    Family(
-        name="unlike_two",
-        part="kinds",
-        case=lambda seed: unlike(
-            seed,
-            _OPPOSITE,
-            {"processor": 6, "card": 4},
-            {"small": 900, "tabular": 900, "vision": 600, "language": 350},
-            slo_ms=100,
-            bursty=True,
-        ),
-    ),
-    Family(
-        name="unlike_few",
-        part="kinds",
-        case=lambda seed: unlike(
-            seed,
-            _OPPOSITE,
-            {"processor": 10, "card": 2},
-            {"small": 1800, "tabular": 1800, "vision": 350, "language": 220},
-            slo_ms=100,
-        ),
-    ),
-    Family(
-        name="unlike_sizes",
-        part="kinds",
-        case=lambda seed: unlike(
-            seed, _SIZED, {"quick": 4, "wide": 4}, {"a": 900, "b": 700, "c": 900}, slo_ms=60
-        ),
-    ),
-    Family(
-        name="unlike_full",
-        part="kinds",
-        case=lambda seed: unlike(
-            seed,
-            NINE,
-            _TEN_EACH,
-            {name: rate / 4 for name, rate in _NINE_RPS.items()},
-            slo_ms=300,
-            num_pages=7,
-        ),
-    ),
-    Family(
-        name="unlike_factor",
-        part="kinds",
-        case=lambda seed: unlike(
-            seed,
-            _FACTOR,
-            {"card": 3, "slower card": 3},
-            {"a": 500, "b": 400, "c": 200, "d": 500},
-            slo_ms=40,
-        ),
-    ),
+    _family("unlike_two", _OPPOSITE, _TWO, _TWO_RPS, slo_ms=100, bursty=True),
+    _family("unlike_few", _OPPOSITE, {"processor": 10, "card": 2}, _FEW_RPS, slo_ms=100),
+    _family("unlike_sizes", _SIZED, {"quick": 4, "wide": 4}, _SIZED_RPS, slo_ms=60),
+    _family("unlike_full", NINE, _TEN_EACH, _QUARTER_RPS, slo_ms=300, num_pages=7),
+    _family("unlike_factor", _FACTOR, {"card": 3, "slower card": 3}, _FACTOR_RPS, slo_ms=40),
 )
