@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from typing_extensions import override
+
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
@@ -50,6 +52,10 @@ class Scenario:
     begin_ns: int
     #: `density` (B1), `memory` (B3), `rate` (closed loops), or empty: none is known.
     bound: str = "density"
+
+    @override
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def key(self) -> str:
