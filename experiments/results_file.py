@@ -92,18 +92,6 @@ def add_results(
     return _write(target, record)
 
 
-def judge(
-    figures: Mapping[str, float], *, least: Mapping[str, float], most: Mapping[str, float]
-) -> dict[str, dict[str, Any]]:
-    """Hold figures against aims, by key, as the page of results shows them; what was not measured is left out."""
-    aims: dict[str, dict[str, Any]] = {}
-    for name, limits, sign in (("least", least, 1), ("most", most, -1)):
-        for key, limit in limits.items():
-            if (figure := figures.get(key)) is not None:
-                aims[key] = {name: limit, "measured": figure, "met": sign * figure >= sign * limit}
-    return aims
-
-
 def _finite(name: str, figures: Mapping[str, float]) -> dict[str, float]:
     for key, figure in figures.items():
         if not math.isfinite(figure):

@@ -40,9 +40,6 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 
 _DEVICE_RPS = 100.0
 _SLO_MS = 100
-#: Largest change of an own p99 beside a neighbour, in per cent.
-AIM_P99_PCT = 10.0
-
 _TENTHS = 10
 
 
@@ -253,7 +250,6 @@ def produce(
         seeds=[setting.seed],
         extra={
             "setting": asdict(setting),
-            "aim": {"neighbour_apart_p99_ratio": 1 + AIM_P99_PCT / 100},
         },
         directory=directory,
     )

@@ -41,7 +41,7 @@ from experiments.bench.frontend import INFER, OPTIONS, PARSED
 from experiments.bench.grpc import infer_request
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
-from experiments.results_file import RESULTS, judge, write_results
+from experiments.results_file import RESULTS, write_results
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
@@ -70,18 +70,6 @@ PAYLOADS = {
 #: What is measured of every server: payload and clients.
 CASES = (("small", 1), ("small", 8), ("small", 32), ("top", 8), ("echo", 8))
 #: The most that each figure should be.
-AIMS = {
-    "small_us_c1": 300,
-    "small_us_c8": 130,
-    "small_us_c32": 72,
-    "small_us_c32_native": 50,
-    "small_ratio_c8": 0.7,
-    "small_ratio_c32": 0.5,
-    "top_ratio_c8": 0.7,
-    "echo_ratio_c8": 0.7,
-    "mlp_us_c8": 240,
-    "small_p50_ms_c1": 0.6,
-}
 INSTANT = Profile(
     name="instant",
     rows={
@@ -278,7 +266,6 @@ def main() -> None:
     for key, value in figures.items():
         print(f"{key:32} {value:12.3f}")
     command = "python -m experiments bench-live" + " --native" * options.native
-    extra["aims"] = judge(figures, least={}, most=AIMS)
     written = write_results(
         "live", figures, command=command, extra=extra, directory=options.directory
     )

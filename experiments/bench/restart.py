@@ -44,7 +44,7 @@ import numpy as np
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from experiments.live.local_server import off_fixed_ports
-from experiments.results_file import RESULTS, add_results, judge, write_results
+from experiments.results_file import RESULTS, add_results, write_results
 from modelzoo.build import write_model
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -64,15 +64,6 @@ _TICK_S = 0.005
 _START_LIMIT_S = 120.0
 #: The last revision whose processes could only be replaced with a pause.
 PREVIOUS = "9ef805e"
-
-AIMS = {
-    "lost": 0,
-    "double": 0,
-    "late_success": 0,
-    "controller_back_s": 2.0,
-    "standby_takeover_s": 4.0,
-    "upgrade_lost": 0,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -676,7 +667,7 @@ def produce(
         figures,
         part="restart",
         command=command,
-        extra={"setting": asdict(setting), "aims": judge(figures, least={}, most=AIMS)},
+        extra={"setting": asdict(setting)},
         directory=directory,
     )
     return figures

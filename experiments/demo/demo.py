@@ -27,6 +27,7 @@ from experiments.demo.clients import ModelLoad, RequestOutcome, drive
 from experiments.demo.models import DemoModel, write_digit_models, write_large_models
 from experiments.live.local_server import LocalServer
 from experiments.results_file import write_results
+from experiments.study.aims import limit_of
 from experiments.telemetry.timeline import draw_timeline, read_actions
 
 _LARGE_PAGES = 3
@@ -40,7 +41,7 @@ _UTILISATION = 0.5
 # Popularity of the large models: the k-th is asked for in proportion to 1/k, so that some are cold.
 _ZIPF = 1.0
 
-_AIM_IN_TIME = 0.995
+_AIM_IN_TIME = limit_of("demo", "in_time_fraction")
 
 
 @dataclass(frozen=True, slots=True)

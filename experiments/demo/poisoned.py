@@ -30,6 +30,7 @@ from experiments.digits.images import Array, Digits, load
 from experiments.digits.models import Classifier, export, five_kinds
 from experiments.live.local_server import LocalServer
 from experiments.results_file import RESULTS, write_results
+from experiments.study.pictures import COLOURS
 from experiments.study.report import picture, write_csv
 
 APPLICATION = "read-digits"
@@ -307,22 +308,33 @@ def _draw(run: PoisonedRun, target: Path) -> None:
     """Weights above; below, the accuracy of late queries of the application and of single models."""
     first, last = len(run.of("before")), len(run.of("before")) + len(run.of("poisoned"))
     queries = np.arange(1, len(run.steps) + 1)
-    with picture(target, 2, 1, size=(8, 5.5), share_x=True) as grid:
+    with picture(target, 2, 1, size=(9, 6.4), share_x=True) as grid:
         weights, accuracy = grid[:, 0]
         for index, model in enumerate(run.models):
-            weights.plot(queries, [step.weights[index] for step in run.steps], label=model, lw=1.2)
+            colour = COLOURS[index]
+            weights.plot(
+                queries, [s.weights[index] for s in run.steps], label=model, lw=1.6, color=colour
+            )
             alone = [step.alone[index] == step.label for step in run.steps]
-            accuracy.plot(*_recent(alone), ":", color=f"C{index}", lw=1)
+            accuracy.plot(*_recent(alone), ":", color=colour, lw=1.2)
         right = [step.right for step in run.steps]
-        accuracy.plot(*_recent(right), color="black", lw=1.5, label="the application")
+        accuracy.plot(*_recent(right), color="black", lw=2, label="the application")
+        accuracy.plot([], [], ":", color="grey", label="each model alone, colours as above")
         for axes in (weights, accuracy):
-            axes.axvspan(first, last, color="grey", alpha=0.15, label="best model poisoned")
+            axes.axvspan(first, last, color="#eeeeee", zorder=0)
+            axes.set_xlim(0, len(run.steps))
             axes.set_ylim(0, 1.02)
-        weights.set_ylabel("weight")
-        weights.legend(fontsize="x-small", loc="lower right")
-        accuracy.set_ylabel(f"accuracy, last {_WINDOW}")
-        accuracy.set_xlabel("queries")
-        accuracy.legend(fontsize="x-small", loc="lower right")
+            axes.grid(visible=True, lw=0.3)
+        weights.text((first + last) / 2, 0.94, "the best model is poisoned", ha="center")
+        weights.set_title(
+            "A poisoned model loses its weight, and gets it back once it is repaired", loc="left"
+        )
+        weights.set_ylabel("weight in the answer")
+        weights.legend(fontsize="small", loc="center right")
+        accuracy.set_title("What the application answers meanwhile", loc="left")
+        accuracy.set_ylabel(f"share right, last {_WINDOW} queries")
+        accuracy.set_xlabel("queries since the start, each with feedback")
+        accuracy.legend(fontsize="small", loc="lower right")
 
 
 def _recent(right: Sequence[bool]) -> tuple[Array, Array]:

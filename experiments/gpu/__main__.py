@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from clockwright.errors import ConfigError
+from experiments.study.aims import judged, show, write
 
 #: Parts in their order: name, command, seconds that it is told (None: it takes no such option), seconds
 #: until it is ended.
@@ -79,7 +80,6 @@ def main() -> int:
     """
     try:
         # Imported here, because these modules need torch.
-        from experiments.gpu.aims import show
         from experiments.gpu.hardware import GPU_RESULTS
         from worker.devices.cuda import check_installation, installation
     except ImportError as error:
@@ -98,7 +98,9 @@ def main() -> int:
     for name, words in outcomes.items():
         print(f"{name:10} {words}")
     print("---")
-    show(GPU_RESULTS, begin)
+    rows = list(judged(GPU_RESULTS, room="gpu", since=begin))
+    show(rows)
+    write(rows, GPU_RESULTS / "aims.csv")
     return 0 if all(words.startswith("done") for words in outcomes.values()) else 1
 
 

@@ -31,12 +31,13 @@ from experiments.live.broken_worker import FAULTS
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
 from experiments.results_file import RESULTS, write_results
+from experiments.study.aims import limit_of
 from experiments.study.report import write_csv
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
 #: The least share of the goodput without the broken worker.
-AIM = 0.95
+AIM = limit_of("broken", "hang_share")
 
 #: What is not counted: so long a cluster may take to see what is wrong.
 _NOTICE_S = 1.0
@@ -303,7 +304,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[BrokenCase]:
             f"--policies {' '.join(setting.policies)} --faults {' '.join(setting.faults)}"
         ),
         seeds=[setting.seed],
-        extra={"setting": asdict(setting), "aim": AIM},
+        extra={"setting": asdict(setting)},
         directory=directory,
     )
     return cases

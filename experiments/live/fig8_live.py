@@ -58,9 +58,6 @@ from experiments.study.report import write_csv
 from modelzoo.profile import Profile, save_profile
 from traces.minutes import MinuteTrace
 
-#: Largest gap of the simulator's goodput to the live one, in per cent.
-AIM_GAP_PCT = 3.0
-
 # A full hour, the trace's busiest minute, begins one minute after the generated trace.
 _BEGIN_NS = azure_replay.NS_PER_MINUTE
 # Far below an SLO, and above what 4,861 requests/s are apart.
@@ -540,7 +537,6 @@ def write(lines: Sequence[LiveLine], setting: Setting, directory: Path, *, own_t
         command=_command(setting, own_trace=own_trace),
         seeds=[setting.seed, setting.seed + 1],
         extra={
-            "aim": {"sim_gap_pct": AIM_GAP_PCT},
             "ends": {line.line.name: line.ends for line in lines},
             "costs": {line.line.name: asdict(line.costs) for line in lines},
             "pinned": {line.line.name: line.pinned for line in lines},

@@ -34,9 +34,6 @@ from experiments.results_file import RESULTS, write_results
 from experiments.study.report import write_csv
 from modelzoo.build import write_model
 
-#: A refusal is to be heard within this share of the SLO.
-REFUSAL_AIM = 0.2
-
 # The rate of the device that is flooded, and of all models there.
 _FLOODED = "10ms"
 _FLOODED_RPS = 100.0
@@ -313,7 +310,6 @@ def produce(
         seeds=[setting.seed],
         extra={
             "setting": asdict(setting),
-            "aim": {"refusal_slo_share": REFUSAL_AIM},
             "remarks": sorted({remark for case in cases for remark in case.account.remarks}),
             "kernel_stamps": all(c.account.kernel_stamps for c in cases if c.client == "raw"),
         },

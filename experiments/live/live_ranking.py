@@ -5,19 +5,23 @@ modelled devices, and on the processor with real networks. Beside each run the s
 with what was measured of the server in calibration runs before (`truth` says how far apart the two are).
 
 A pair of policies is *told apart* by the simulator when a figure of theirs differs by more than the
-simulator is held to, 3 % of goodput or 10 % of a median latency (`truth.AIMS`). The number to look at is
+simulator is held to, 3 % of goodput or 10 % of a median latency (`study.aims`). The number to look at is
 how many of these pairs have the same order live.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
 from experiments.live import truth
@@ -328,38 +332,84 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[RankingLine]:
 
 
 def draw(lines: Sequence[RankingLine], target: Path) -> None:
-    """A panel for each device, load and metric: live beside simulated, policy by policy."""
-    panels = [
-        (case, metric)
-        for case in dict.fromkeys(line.key for line in lines)
-        for metric in METRICS[case.partition("_")[2]]
-    ]
-    with picture(target, 1, len(panels), size=(3 * len(panels), 3.4)) as grid:
+    """A panel for each metric: what a live run measured over what the simulator says, and the line of equals."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    shown = (
+        ("goodput_rps", "Answers in time", "per second"),
+        ("p50_ms", "Median latency, where all is answered,", "ms"),
+    )
+    with picture(target, 1, len(shown), size=(9.6, 4.8)) as grid:
         axes: Any
-        for axes, (case, metric) in zip(grid[0], panels, strict=True):
-            for place, line in enumerate(line for line in lines if line.key == case):
-                colour = colour_of(line.policy)
-                axes.bar(place - 0.2, getattr(line.live, metric), 0.4, color=colour)
-                axes.bar(
-                    place + 0.2,
-                    getattr(line.simulated, metric),
-                    0.4,
-                    color=colour,
-                    alpha=0.4,
-                    hatch="//",
+        for axes, (metric, what, unit) in zip(grid[0], shown, strict=True):
+            mine = [line for line in lines if metric in METRICS[line.load]]
+            pairs = [(getattr(line.simulated, metric), getattr(line.live, metric)) for line in mine]
+            # A policy that answers nobody, live and simulated alike, has no place on these scales.
+            ends = np.array([0.8 * min(filter(None, sum(pairs, ()))), 1.25 * max(sum(pairs, ()))])
+            off = _AIM[metric] / 100
+            axes.plot(ends, ends, color="black", lw=1)
+            axes.fill_between(ends, ends * (1 - off), ends * (1 + off), color="#dddddd", zorder=0)
+            for policy, marker in zip(
+                dict.fromkeys(line.policy for line in mine), "os^D", strict=False
+            ):
+                places = [
+                    pair for pair, line in zip(pairs, mine, strict=True) if line.policy == policy
+                ]
+                axes.scatter(
+                    *zip(*places, strict=True),
+                    color=colour_of(policy),
+                    marker=marker,
+                    s=50,
+                    label=policy,
                 )
-            policies = [line.policy for line in lines if line.key == case]
-            axes.set_xticks(range(len(policies)), policies, fontsize="x-small", rotation=20)
-            axes.set_title(f"{case.replace('_', ', ')}", fontsize="medium")
-            axes.set_ylabel("goodput, r/s" if metric == "goodput_rps" else "p50, ms")
-        grid[0, 0].set_xlabel("left live, right simulated")
+            axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter(NullFormatter())
+            axes.set_title(
+                f"{what} live\nand simulated; grey: within {_AIM[metric]:g} %", loc="left"
+            )
+            axes.set_xlabel(f"simulated, {unit}")
+            axes.set_ylabel(f"live, {unit}")
+            axes.legend()
+
+
+def recorded(directory: Path = RESULTS) -> list[RankingLine]:
+    """Read the table, so that the picture can be drawn without a run."""
+    with (directory / "live_ranking.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    record = json.loads((directory / "live_ranking.json").read_text(encoding="utf-8"))
+    whole = ("arrived", "refused", "cold")
+    sides = []
+    for row in rows:
+        columns = [entry.name for entry in fields(truth.RunFigures)]
+        values: dict[str, Any] = {n: (int if n in whole else float)(row[n]) for n in columns}
+        sides.append(truth.RunFigures(**values))
+    return [
+        RankingLine(
+            device=row["device"],
+            load=row["load"],
+            policy=row["policy"],
+            live=live,
+            simulated=simulated,
+            lateness_p99_ms=record["lateness_p99_ms"][
+                f"{row['device']}_{row['load']}_{row['policy']}"
+            ],
+        )
+        for row, live, simulated in zip(rows[::2], sides[::2], sides[1::2], strict=True)
+    ]
 
 
 def main() -> None:
     """Measure as a command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--draw", action="store_true", help="only draw what is recorded")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw(recorded(), RESULTS / "live_ranking.png")
+        return
     setting = Setting()
     produce(replace(setting, run=replace(setting.run, seed=arguments.seed)))
 

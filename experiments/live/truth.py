@@ -19,6 +19,7 @@ import argparse
 import math
 import os
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,12 +33,14 @@ from experiments.live.calibration import Calibration, calibrate, calibration_wor
 from experiments.live.live_run import LiveModel, LiveRun, play
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, HostedModel, run, summarise
+from experiments.study.aims import limit_of
+from experiments.study.pictures import COLOURS
 from experiments.study.report import picture, write_csv
 from modelzoo.profile import Noise, Profile, ProfileRow
 from traces.arrivals import Bursty, ClosedLoop, Poisson, Recorded, Source, Workload
 
-# Largest gaps that the comparison aims at, in per cent.
-AIMS = {"goodput": 3.0, "p50": 10.0, "p99": 10.0}
+#: Largest gaps that the comparison aims at, in per cent.
+AIMS = {metric: limit_of("truth", f"{metric}_gap_pct") for metric in ("goodput", "p50", "p99")}
 
 _BUCKET_NS = NS_PER_S // 2
 
@@ -607,19 +610,24 @@ def _describe(line: TruthLine) -> dict[str, Any]:
 def _draw(lines: Sequence[TruthLine], target: Path) -> None:
     columns = 3
     rows = -(-len(lines) // columns)
-    with picture(target, rows, columns, size=(12, 3.4 * rows)) as grid:
+    with picture(target, rows, columns, size=(12, 3.8 * rows)) as grid:
         axes: Any
         for axes, line in zip(grid.flat, lines, strict=False):
-            for label, values in (
-                ("live", line.live_latencies_ms),
-                ("simulated", line.simulated_latencies_ms),
+            for label, values, colour, style in (
+                ("live", line.live_latencies_ms, COLOURS[0], "-"),
+                ("simulated", line.simulated_latencies_ms, COLOURS[1], "--"),
             ):
-                shares = np.arange(1, len(values) + 1) / max(1, len(values))
-                axes.plot(values, shares, label=label, linestyle="-" if label == "live" else "--")
-            axes.set_title(f"{line.case.name}: {line.case.what}", fontsize=7)
-            axes.set_xlabel("latency (ms)")
-            axes.set_ylabel("share of answers")
-            axes.set_ylim(0, 1)
+                shares = 100 * np.arange(1, len(values) + 1) / max(1, len(values))
+                axes.plot(values, shares, label=label, color=colour, ls=style, lw=2)
+            p99 = next(row for row in tabulate(line) if row["metric"] == _METRICS["p99"])
+            gap = f"simulated p99 {p99['gap_pct']:+.1f} %"
+            axes.set_title(
+                f"{textwrap.fill(line.case.what, 48)}\n{gap}", fontsize="small", loc="left"
+            )
+            axes.set_xlabel("latency, ms")
+            axes.set_ylabel("answers that were no slower, %")
+            axes.set_ylim(0, 100)
+            axes.grid(visible=True, lw=0.3)
             axes.legend()
         for axes in grid.flat[len(lines) :]:
             axes.set_visible(False)

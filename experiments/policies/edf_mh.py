@@ -318,69 +318,6 @@ def time_core(policy: str) -> dict[str, float]:
     }
 
 
-# --- aims -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """A bound that a figure has to keep for `edf_mh` to become the default."""
-
-    key: str
-    least: float | None = None
-    most: float | None = None
-    #: The known reason why the aim is missed, if it is.
-    obstacle: str = ""
-
-    def judged(self, figure: float) -> dict[str, Any]:
-        """The aim beside the measured figure."""
-        met = (self.least is None or figure >= self.least) and (
-            self.most is None or figure <= self.most
-        )
-        return {
-            **{name: limit for name, limit in self._limits.items() if limit is not None},
-            "measured": figure,
-            "met": met,
-            **({} if met or not self.obstacle else {"obstacle": self.obstacle}),
-        }
-
-    @property
-    def _limits(self) -> dict[str, float | None]:
-        return {"least": self.least, "most": self.most}
-
-
-AIMS = (
-    Criterion("worst_vs_clockwork_points", least=-0.2),
-    # One or the other of 137 medians is a little longer by chance; on average none is.
-    Criterion("p50_ratio_max_at_low_utilisation", most=1.1),
-    Criterion("p50_ratio_mean_at_low_utilisation", most=1.0),
-    # The bound takes each request to be in the best batch that its neighbours allow, as if whoever decides knew
-    # them before they come. Nobody reaches it; without fairness the policy comes to 0.95.
-    Criterion("overload_share_min", least=0.92),
-    # A batch of 8 takes 9.78 of the 10 ms, so batches of 4 are the densest that can be back in time: 4 in 5.88 ms
-    # is 680 r/s, and 99 % of it is asked for. The bound (fig5_slo10_bound_rps) has batches of 8.
-    Criterion("fig5_slo10_rps", least=673),
-    Criterion("fig7_left_multiple", most=3.4),
-    Criterion("fig7_right_ls_pct", least=97),
-    Criterion(
-        "fig7_right_bc_rps",
-        least=3000,
-        obstacle="a GPU more for batch clients costs more of the others' requests than are allowed to miss",
-    ),
-    Criterion("zoo_share", least=0.85),
-    # The model that is served least but for a twentieth, beside what all at once could have.
-    Criterion("p5_model_share_of_bound", least=0.85),
-    Criterion("azure_exact_late_per_million", most=0),
-    Criterion("azure_late_per_million", most=10),
-    Criterion("core_us_4026x20", most=25),
-    Criterion("core_us_p999_4026x20", most=1000),
-)
-
-
-def judge(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Judge every aim whose figure was measured."""
-    return {aim.key: aim.judged(figures[aim.key]) for aim in AIMS if aim.key in figures}
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -414,16 +351,14 @@ def add_cost(directory: Path = RESULTS) -> None:
         figures,
         part="cost",
         command="python -m experiments edf_mh_cost",
-        extra={"aims": judge(figures)},
         directory=directory,
     )
 
 
 def extra(_setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
-    """What is judged, and where it is worst."""
+    """Where `edf_mh` is worst, and slowest."""
     compared = tabulate(rows)
     return {
-        "aims": judge(figures_of(rows)),
         "worst_scenario": {
             base: worst_against(compared, base)[1] for base in ("clockwork", "clockwork1ms")
         },

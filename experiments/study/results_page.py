@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from experiments.__main__ import called
 from experiments.results_file import RESULTS
+from experiments.study.aims import AIMS, MISSED, judged, limit_of
 
 #: Records that need hours on a machine with nothing else to do.
 LATER = ("fig8_live", "endurance", "costs")
@@ -106,20 +107,25 @@ class Record:
         )
 
     @property
+    def aims(self) -> dict[str, str]:
+        """What each figure that has an aim is aimed at, in words."""
+        return {aim.key: aim.words for aim in AIMS[self._name]}
+
+    @property
+    def _name(self) -> str:
+        return Path(self.file).with_suffix("").as_posix()
+
+    @property
     def aims_table(self) -> str:
         """Aims, measured figures, and the reasons of any misses."""
         rows = []
-        for key, aim in self.aims.items():
-            least = "least" in aim
-            rows.append(
-                (
-                    f"`{key}`",
-                    ("at least " if least else "at most ")
-                    + _short(aim["least" if least else "most"]),
-                    _short(aim["measured"]),
-                    "met" if aim["met"] else f"not met: {aim.get('obstacle', 'see below')}",
-                )
-            )
+        for aim in AIMS[self._name]:
+            figure = self.figures.get(aim.key)
+            outcome = aim.outcome(figure)
+            if outcome == MISSED:
+                outcome += f": {aim.obstacle or 'see below'}"
+            measured = "-" if figure is None else _short(figure)
+            rows.append((f"`{aim.key}`", aim.words, measured, outcome))
         return _table(("", "aim", "measured", ""), rows)
 
 
@@ -154,6 +160,8 @@ def page() -> str:
         **found,
         origins=_origins(found),
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
+        sim_gap_aim=limit_of("fig8_live", "gpus6_sim_gap_pct"),
+        aims=_all_aims(),
         live_aims=_aims(found, "live"),
         controller_aims=_aims(found, "controller"),
         edf_mh_shares=_shares(found["edf_mh"]),
@@ -208,6 +216,22 @@ def repeated_by(command: str) -> str:
 def _aims(found: dict[str, Record], name: str) -> str:
     record = found.get(name)
     return record.aims_table if record is not None else f"(`make bench-{name}` has no record yet.)"
+
+
+def _all_aims() -> str:
+    return _table(
+        ("record", "figure", "aim", "measured", ""),
+        (
+            (
+                row.record,
+                f"`{row.aim.key}`",
+                row.aim.words,
+                "" if row.measured is None else _short(row.measured),
+                f"**{row.outcome}**" if row.outcome == MISSED else row.outcome,
+            )
+            for row in judged()
+        ),
+    )
 
 
 def _csv_table(path: Path) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from clockwright.errors import ConfigError
@@ -96,6 +97,8 @@ class Study(Generic[SettingT, PointT]):
     paper: tuple[Paper, ...] = ()
     #: What is drawn, row by row.
     panels: Callable[[SettingT, Sequence[PointT]], Sequence[Sequence[Panel]]] | None = None
+    #: Points as a folder's tables have them, as far as `panels` asks; None: a row of `NAME.csv` is a point.
+    recorded: Callable[[Path], Sequence[PointT]] | None = None
     #: Anything else worth keeping, by key of the record.
     extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
 
@@ -169,16 +172,58 @@ class Study(Generic[SettingT, PointT]):
         figures |= self.figures(setting, points)
         return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
 
+    def redraw(self, directory: Path = RESULTS) -> None:
+        """Draw what is recorded, without asking again.
+
+        Raises:
+            ConfigError: nothing is recorded, or the tables lack what is drawn.
+        """
+        if self.panels is None:
+            raise ConfigError(f"--draw: found no panels in {self.name}, expected some")
+        try:
+            points = (self.recorded or self._rows_as_points)(directory)
+            rows = self.panels(self.setting, points)
+        except (OSError, AttributeError, KeyError) as error:
+            raise ConfigError(
+                f"--draw: found no {error} in the tables of {self.name}; run it instead"
+            ) from error
+        draw(directory / f"{self.name}.png", rows)
+
+    def _rows_as_points(self, directory: Path) -> Sequence[Any]:
+        return [SimpleNamespace(**row) for row in read_table(directory / f"{self.name}.csv")]
+
     def main(self, arguments: Sequence[str]) -> None:
         """Produce it as a command line asks.
 
         Raises:
             ConfigError: the setting cannot be as it is asked to be.
         """
-        add = "--add" in arguments
-        others = [argument for argument in arguments if argument != "--add"]
-        setting, options = from_command_line(self.name, self.setting, others)
-        self.produce(setting, options=options, add=add)
+        frame = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+        frame.add_argument("--add", action="store_true", help="keep what is recorded of others")
+        frame.add_argument("--draw", action="store_true", help="only the picture, of the tables")
+        frame.add_argument("--directory", type=Path, default=RESULTS, help="where all files go")
+        asked, others = frame.parse_known_args(arguments)
+        if asked.draw:
+            self.redraw(asked.directory)
+            return
+        more = frame.format_help()
+        setting, options = from_command_line(self.name, self.setting, others, more=more)
+        self.produce(setting, asked.directory, options=options, add=asked.add)
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a table; what looks like a number is one."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: _cell(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+
+
+def _cell(text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 # --- points ---------------------------------------------------------------------------------------
@@ -214,7 +259,8 @@ def columns_of(point: object) -> dict[str, Column]:
 
 def axes_of(key: str) -> set[str]:
     """The fields that tell a study's points apart."""
-    return {name for _, name, _, _ in string.Formatter().parse(key) if name}
+    names = (name for _, name, _, _ in string.Formatter().parse(key) if name)
+    return {name.partition(".")[0] for name in names}
 
 
 def _key(key: str, point: object) -> str:
@@ -313,7 +359,7 @@ def _said_otherwise(setting: object) -> dict[str, Any]:
 
 
 def from_command_line(
-    name: str, setting: SettingT, arguments: Sequence[str]
+    name: str, setting: SettingT, arguments: Sequence[str], *, more: str = ""
 ) -> tuple[SettingT, str]:
     """Change a setting as the command line asks: each number, word, and row of either is an option.
 
@@ -321,11 +367,16 @@ def from_command_line(
         name: the study, for `--help`.
         setting: the setting that holds where nothing is asked.
         arguments: the command line.
+        more: ends the help.
 
     Returns:
         The setting, and the options that repeat it: the seed, and all that was changed.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m experiments {name}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments {name}",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     plain: dict[str, Any] = {}
     for entry in fields(setting):  # type: ignore[arg-type]
         value = getattr(setting, entry.name)

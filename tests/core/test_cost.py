@@ -1,95 +1,20 @@
-"""What the core does per request, counted in executed lines: the same on every machine, however busy.
-
-Time is measured by `experiments.bench.core`. This floor fails where the core would take a good part more of
-it: a scan over all models or all that waits, or work done twice.
-"""
+"""What the core does per request, counted in executed lines: it fails where that grows."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
-from pathlib import Path
-from types import FrameType
-from typing import Any
-
 import pytest
-from typing_extensions import override
 
-import controller.core
-from clockwright.units import NS_PER_S
-from controller.core import Scheduler, SchedulerConfig
-from controller.core.events import Command, Event
-from experiments.bench.core import SETTINGS, Setting, table1_models
-from experiments.simulator import Progress, copies_of, run
+from experiments.bench.core import Setting, table1_models
+from experiments.bench.core_lines import CASES, lines_per_request
+from experiments.policies.floors import COMPARED, Floors
+from experiments.simulator import copies_of
 from modelzoo.profile import load_profile
 
-CORE = str(Path(controller.core.__file__).parent)
 
-# As it is before tests audit it after every event, which runs lines of the core too.
-HANDLE = Scheduler.handle
-
-# Fewer models than in the benchmark, more than fit: loads, evictions and refusals are among the work.
-ZOO = Setting(
-    models=table1_models(61, 10), num_workers=4, rate_rps=2000, zipf=1.2, warm_s=1, measured_s=1
-)
-CASES = {"15x1": replace(SETTINGS["15x1"](), warm_s=1, measured_s=1), "610x4": ZOO}
-
-
-class CountedScheduler(Scheduler):
-    """Counts the lines of the core that run in its calls."""
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
-        self.is_counting = False
-        self.num_lines = 0
-
-    @override
-    def handle(self, event: Event, *, now_ns: int) -> list[Command]:
-        before = sys.gettrace()
-        sys.settrace(self._enter if self.is_counting else before)
-        try:
-            return HANDLE(self, event, now_ns=now_ns)
-        finally:
-            sys.settrace(before)
-
-    def _enter(self, frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
-        return self._line if frame.f_code.co_filename.startswith(CORE) else None
-
-    def _line(self, _frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
-        self.num_lines += event == "line"
-        return self._line
-
-
-def lines_per_request(setting: Setting, policy: str) -> float:
-    """Lines of the core that a request costs, results and timers included, once caches are warm."""
-    case = setting.case_of(1, policy)
-    scheduler = CountedScheduler(case.scheduler)
-    before: list[int] = []
-
-    def progress(progress: Progress) -> None:
-        if not before and progress.simulated_ns >= setting.warm_s * NS_PER_S:
-            before.append(progress.summary.total().arrived)
-            scheduler.is_counting = True
-
-    result = run(case, make_scheduler=lambda _: scheduler, on_progress=progress)
-    return scheduler.num_lines / (result.num_requests - before[0])
-
-
-# Each limit is about 3 % above what was counted when it was set: 419, 536 and 650 lines. That of `clockwork` with
-# few models is older, and has no room left.
-@pytest.mark.parametrize(
-    ("name", "policy", "most"),
-    [
-        ("15x1", "clockwork", 295),
-        ("15x1", "edf_mh", 430),
-        ("610x4", "clockwork", 552),
-        ("610x4", "edf_mh", 670),
-    ],
-)
-def test_a_request_costs_the_core_no_more_lines_than_it_did(
-    name: str, policy: str, most: int
-) -> None:
-    assert most / 2 < lines_per_request(CASES[name], policy) <= most
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("policy", COMPARED)
+def test_a_request_costs_the_core_no_more_lines_than_it_did(name: str, policy: str) -> None:
+    assert Floors().line_faults(name, policy, lines_per_request(CASES[name], policy)) == []
 
 
 def copies_on(num_workers: int) -> Setting:

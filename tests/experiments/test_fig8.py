@@ -19,46 +19,19 @@ from controller.core import SchedulerConfig, events, state
 from controller.telemetry import OK, Telemetry
 from experiments import native
 from experiments.clockwork_paper import azure_replay, fig8, simspeed
-from experiments.clockwork_paper.azure_replay import NS_PER_MINUTE, Setting
+from experiments.clockwork_paper.azure_replay import NS_PER_MINUTE
+from experiments.policies import floors
+from experiments.policies.floors import FORMS, QUICK8, write_trace
 from experiments.simulator import run
 from experiments.study.study import from_command_line
-from modelzoo.profile import Noise
-
-#: All architectures, of which a quarter fits on the GPUs. Without noise the bound holds to the last
-#: request.
-QUICK = Setting(
-    num_functions=120,
-    num_copies=2,
-    num_workers=2,
-    num_pages=150,
-    rate_rps=60.0,
-    num_minutes=2,
-    noise=Noise(),
-)
-
-SETTING = fig8.Setting(
-    policies=("clockwork", "edf_mh"), trace="", minutes=2, generator_minutes=2, replay=QUICK
-)
 
 Produced = tuple[dict[tuple[str, str], fig8.ReplayOutcome], Path]
-
-
-def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: int = 480) -> Path:
-    labels = range(first_label, first_label + num_minutes)
-    lines = ["HashOwner,HashApp,HashFunction,Trigger," + ",".join(map(str, labels))]
-    for number in range(num_functions):
-        count = 1 + 1000 // (number + 1)
-        lines.append(f"o,a,f{number},http," + ",".join([str(count)] * num_minutes))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Produced:
     directory = tmp_path_factory.mktemp("fig8")
-    write_trace(directory / "azure2019_some_invocations.csv", num_functions=40, num_minutes=3)
-    setting = dataclasses.replace(SETTING, trace=str(directory))
-    outcomes = fig8.STUDY.produce(setting, directory)
+    outcomes: list[fig8.ReplayOutcome] = FORMS["fig8"](directory)
     return {(outcome.policy, outcome.source): outcome for outcome in outcomes}, directory
 
 
@@ -90,27 +63,31 @@ def test_every_minute_has_a_row_and_every_source_its_numbers_and_the_picture(
     assert (directory / "fig8.png").stat().st_size > 10_000
 
 
+def test_the_short_form_of_figure_8_is_as_recorded(quick: Produced) -> None:
+    assert floors.faults("fig8", quick[1]) == []
+
+
 def test_no_minute_of_figure_8_beats_its_bound(quick: Produced) -> None:
     for outcome in quick[0].values():
         assert outcome.bounded_goodput_rps is not None
         assert outcome.bound_rps is not None
         assert outcome.gpu_load_pct is not None
         # A batch is counted where it ends, the bound where its requests arrive.
-        crossing = 16 * QUICK.num_workers / 60
+        crossing = 16 * QUICK8.replay.num_workers / 60
         assert 0 < outcome.bounded_goodput_rps <= outcome.bound_rps + crossing
         assert 0 < outcome.gpu_load_pct < 100
 
 
 def test_a_source_comes_at_its_rate(quick: Produced) -> None:
     for outcome in quick[0].values():
-        expected = 120 * QUICK.rate_rps
+        expected = 120 * QUICK8.replay.rate_rps
         assert outcome.requests == pytest.approx(expected, abs=6 * expected**0.5)
 
 
 def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced) -> None:
-    trace = azure_replay.generated(QUICK)
+    trace = azure_replay.generated(QUICK8.replay)
     telemetry = Telemetry()
-    run(azure_replay.case_of(QUICK, trace, SchedulerConfig()), telemetry=telemetry)
+    run(azure_replay.case_of(QUICK8.replay, trace, SchedulerConfig()), telemetry=telemetry)
     for minute in quick[0]["clockwork", "generator"].rows:
         cold = {
             row.model_id
@@ -133,8 +110,8 @@ def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced
 
 
 def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
-    replay = dataclasses.replace(QUICK, num_minutes=1, rate_rps=10.0)
-    setting = dataclasses.replace(SETTING, minutes=1, generator_minutes=1, replay=replay)
+    replay = dataclasses.replace(QUICK8.replay, num_minutes=1, rate_rps=10.0)
+    setting = dataclasses.replace(QUICK8, minutes=1, generator_minutes=1, replay=replay)
 
     def produce(policy: str, *, add: bool, rate: float = 1.0) -> None:
         asked = dataclasses.replace(setting, policies=(policy,), rate=rate)
@@ -168,7 +145,7 @@ def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished() -> None:
-    replay = dataclasses.replace(QUICK, num_minutes=4)
+    replay = dataclasses.replace(QUICK8.replay, num_minutes=4)
     case = azure_replay.case_of(replay, azure_replay.generated(replay), SchedulerConfig())
     outcome = fig8.measure(replay, "clockwork", "generator", case, wall_limit_s=1e-9)
     # One row behind the run: what ends in this minute may have begun in the last.
@@ -178,7 +155,7 @@ def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished() -> None:
 
 
 def test_sources_are_named_by_their_rate_and_by_who_is_charged() -> None:
-    asked, words = from_command_line("fig8", SETTING, ["--rate", "1.5", "--charged"])
+    asked, words = from_command_line("fig8", QUICK8, ["--rate", "1.5", "--charged"])
     assert words == "--seed 8 --rate 1.5 --charged"
     replayed = list(fig8.replays(asked))
     assert [name for name, *_ in replayed] == ["generator_x1.5_free", "generator_x1.5_charged"]
@@ -186,7 +163,7 @@ def test_sources_are_named_by_their_rate_and_by_who_is_charged() -> None:
 
 
 def test_a_record_does_not_say_where_a_trace_lay() -> None:
-    _, words = from_command_line("fig8", SETTING, ["--trace", "/somewhere"])
+    _, words = from_command_line("fig8", QUICK8, ["--trace", "/somewhere"])
     assert words == "--seed 8 --trace DIR"
 
 
@@ -200,23 +177,23 @@ def test_a_record_does_not_say_where_a_trace_lay() -> None:
 )
 def test_what_cannot_be_replayed_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        from_command_line("fig8", SETTING, words)
+        from_command_line("fig8", QUICK8, words)
 
 
 def test_a_small_trace_stands_for_the_whole_population(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.csv", num_functions=40, num_minutes=3)
-    trace = azure_replay.recorded(QUICK, path)
+    trace = azure_replay.recorded(QUICK8.replay, path)
     assert len(trace.functions) == 120
     assert (trace.num_minutes, trace.first_minute) == (2, 479)
     assert trace.totals[:40].tolist() == trace.totals[80:].tolist()
-    workload = azure_replay.case_of(QUICK, trace, SchedulerConfig()).workload
-    assert workload.expected_requests() == pytest.approx(120 * QUICK.rate_rps)
+    workload = azure_replay.case_of(QUICK8.replay, trace, SchedulerConfig()).workload
+    assert workload.expected_requests() == pytest.approx(120 * QUICK8.replay.rate_rps)
 
 
 def test_the_most_popular_functions_ask_the_first_models_by_name(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.csv", num_functions=120, num_minutes=2)
     case = azure_replay.case_of(
-        QUICK, azure_replay.recorded(QUICK, path), SchedulerConfig(), num_minutes=1
+        QUICK8.replay, azure_replay.recorded(QUICK8.replay, path), SchedulerConfig(), num_minutes=1
     )
     names = [model.model_id for model in case.cluster.models]
     assert len(names) == 122
@@ -236,18 +213,20 @@ def test_a_folder_without_a_single_trace_is_refused_by_what_was_found(
     for name in names:
         write_trace(tmp_path / name, 2, 2)
     with pytest.raises(ConfigError, match=f"found {', '.join(names) or 'none'}, expected one file"):
-        azure_replay.recorded(QUICK, tmp_path)
+        azure_replay.recorded(QUICK8.replay, tmp_path)
 
 
 def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.csv", num_functions=2, num_minutes=1)
     with pytest.raises(ConfigError, match="found 1 minutes, expected 2 or more"):
-        azure_replay.recorded(QUICK, path)
+        azure_replay.recorded(QUICK8.replay, path)
 
 
 def test_the_speed_of_the_simulator_is_that_of_its_fastest_run(quick: Produced) -> None:
     directory = quick[1]
-    simspeed.produce(repeats=2, seconds=1, setting=QUICK, fig8_seconds=1, directory=directory)
+    simspeed.produce(
+        repeats=2, seconds=1, setting=QUICK8.replay, fig8_seconds=1, directory=directory
+    )
     record = json.loads((directory / "simspeed.json").read_text())
     figures = record["figures"]
     for key in ("fig5", f"fig8_{'compiled' if native.is_compiled() else 'interpreted'}"):

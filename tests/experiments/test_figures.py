@@ -10,96 +10,32 @@ from pathlib import Path
 import pytest
 
 from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.units import NS_PER_S
 from experiments.clockwork_paper import (
-    azure_replay,
     fig5,
     fig6,
     fig7,
     fig9,
     scale,
 )
-from experiments.simulator import CpuCosts
+from experiments.policies import floors
+from experiments.policies.floors import (
+    COMPARED,
+    FORMS,
+    QUICK5,
+    QUICK6,
+    QUICK7,
+    QUICK9,
+    QUICK_SCALE,
+)
 from experiments.study.study import beside_paper
 from modelzoo.profile import Noise
-
-# Look-aheads differ by too little to be worth the time.
-COMPARED = ("clockwork", "edf_mh")
-
-# Without noise the bound holds to the last request.
-QUICK5 = fig5.Setting(
-    policies=(*COMPARED, "clipper", "infaas"),
-    slos_ms=(25, 500),
-    warmup_ns=NS_PER_S,
-    measured_ns=NS_PER_S,
-    noise=Noise(),
-)
-
-# 500 instances where 20 fit: the PCIe bus is the bottleneck from the first seconds on.
-QUICK6 = fig6.Setting(
-    policies=COMPARED,
-    num_models=500,
-    num_pages=140,
-    step_ns=NS_PER_S // 125,
-    lead_ns=NS_PER_S,
-    end_state_ns=2 * NS_PER_S,
-    bucket_ns=NS_PER_S,
-    window_ns=NS_PER_S // 5,
-    noise=Noise(),
-)
-
-# A tenth of the Azure replay on a GPU or two.
-QUICK9 = fig9.Setting(
-    policies=("clockwork",),
-    replay=azure_replay.Setting(
-        num_minutes=1, num_functions=1000, num_copies=2, num_workers=1, rate_rps=400
-    ),
-    warmup_ns=NS_PER_S,
-    measured_ns=2 * NS_PER_S,
-)
-
-QUICK_SCALE = scale.Setting(
-    policies=COMPARED,
-    num_minutes=2,
-    num_functions=1000,
-    num_copies=2,
-    noise=Noise(),
-    sizes=(
-        scale.Size(
-            num_gpus=1,
-            rate_rps=600,
-            slos_ms=(100, 5),
-            warmup_ns=NS_PER_S,
-            measured_ns=NS_PER_S,
-        ),
-        scale.Size(
-            num_gpus=1,
-            rate_rps=600,
-            slos_ms=(5,),
-            warmup_ns=NS_PER_S,
-            measured_ns=NS_PER_S,
-            costs=CpuCosts(front_ns=2 * NS_PER_MS),
-            label="_charged",
-        ),
-    ),
-)
-
-QUICK7 = fig7.Setting(
-    policies=COMPARED,
-    nums_models=(12,),
-    rates_rps=(600, 2400),
-    scenarios=((0, 0), (12, 16)),
-    num_stages=8,
-    stage_ns=NS_PER_S // 2,
-    warmup_ns=NS_PER_S,
-    noise=Noise(),
-)
 
 
 @pytest.fixture(scope="module")
 def quick5(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig5.SloPoint], Path]:
     directory = tmp_path_factory.mktemp("fig5")
-    return fig5.STUDY.produce(QUICK5, directory), directory
+    return FORMS["fig5"](directory), directory
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -180,7 +116,7 @@ def test_a_point_of_figure_5_is_the_same_again(
 @pytest.fixture(scope="module")
 def quick7(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig7.Stages], Path]:
     directory = tmp_path_factory.mktemp("fig7")
-    return fig7.STUDY.produce(QUICK7, directory), directory
+    return FORMS["fig7"](directory), directory
 
 
 def test_no_policy_of_figure_7_beats_its_bound(quick7: tuple[list[fig7.Stages], Path]) -> None:
@@ -248,7 +184,7 @@ def test_a_multiple_is_met_only_when_all_above_it_are(
 @pytest.fixture(scope="module")
 def quick6(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig6.Ramp], Path]:
     directory = tmp_path_factory.mktemp("fig6")
-    return fig6.STUDY.produce(QUICK6, directory), directory
+    return FORMS["fig6"](directory), directory
 
 
 def test_no_policy_of_figure_6_beats_its_bounds(quick6: tuple[list[fig6.Ramp], Path]) -> None:
@@ -311,7 +247,7 @@ def test_figure_6_refuses_stretches_that_are_not_whole_buckets() -> None:
 @pytest.fixture(scope="module")
 def quick9(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig9.Errors], Path]:
     directory = tmp_path_factory.mktemp("fig9")
-    return fig9.STUDY.produce(QUICK9, directory), directory
+    return FORMS["fig9"](directory), directory
 
 
 def test_the_estimator_of_figure_9_errs_to_the_safe_side_and_by_as_much_as_the_noise(
@@ -358,7 +294,7 @@ def test_figure_9_leaves_numbers_a_table_and_a_picture(
 @pytest.fixture(scope="module")
 def quick_scale(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[scale.ScaleResult], Path]:
     directory = tmp_path_factory.mktemp("scale")
-    return scale.STUDY.produce(QUICK_SCALE, directory), directory
+    return FORMS["scale"](directory), directory
 
 
 def test_a_line_of_the_scale_table_that_charges_the_core_names_it_as_the_bottleneck(
@@ -430,3 +366,16 @@ def test_every_number_of_the_paper_in_the_scale_table_is_compared(
     assert {row["figure"] for row in beside_paper(scale.PAPER, figures, ("clockwork",))} == {
         f"clockwork_{paper.key}" for paper in scale.PAPER if paper.number
     }
+
+
+def test_the_short_forms_of_figures_5_to_9_and_of_the_scale_table_are_as_recorded(
+    quick5: tuple[list[fig5.SloPoint], Path],
+    quick6: tuple[list[fig6.Ramp], Path],
+    quick7: tuple[list[fig7.Stages], Path],
+    quick9: tuple[list[fig9.Errors], Path],
+    quick_scale: tuple[list[scale.ScaleResult], Path],
+) -> None:
+    for form in (quick5, quick6, quick7, quick9, quick_scale):
+        directory = form[1]
+        name = min(directory.glob("*.json")).stem
+        assert floors.faults(name, directory) == []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +20,7 @@ from controller.telemetry import ActionRow
 from experiments.bench.worker import action_figures
 from experiments.clockwork_paper import fig2 as processor_fig2
 from experiments.gpu import __main__ as everything
-from experiments.gpu import aims, fig2, fig5, fig6, live, serve
+from experiments.gpu import fig2, fig5, fig6, live, serve
 from experiments.gpu.hardware import Room
 from experiments.gpu.live import Server, whole_ns
 from experiments.live.calibration import calibration_workloads
@@ -419,35 +417,6 @@ def test_a_pause_of_the_device_shows_though_the_next_exec_was_queued() -> None:
 
 def test_nothing_done_is_no_figure_that_cannot_be_written() -> None:
     assert all(math.isfinite(figure) for figure in action_figures([]).values())
-
-
-# --- aims -------------------------------------------------------------------------------------------
-
-
-def test_aims_are_met_missed_or_not_measured(tmp_path: Path) -> None:
-    figures = {"fig2": {"worst_goodput_gap_pct": -2.9}, "fig5": {"worst_goodput_gap_pct": -3.1}}
-    figures["table1"] = {"resnet50_v1_load_to_copy_ratio": 0.93, "resnet50_v1_b1_runs": 9999.0}
-    figures["fig6"] = {"num_instances_answered": 1001.0}
-    for name, found in figures.items():
-        when = "2026-01-01T11:59:59" if name == "fig6" else "2026-01-01T12:00:00"
-        record = {"when": f"{when}+00:00", "figures": found}
-        (tmp_path / f"{name}.json").write_text(json.dumps(record))
-    (tmp_path / "serve.json").write_text('{"when": "2026-01-01T12:00:')
-    aims.show(tmp_path, datetime(2026, 1, 1, 12, microsecond=700_000, tzinfo=UTC))
-    with (tmp_path / "aims.csv").open(newline="") as file:
-        table = {(line["file"], line["figure"]): line["outcome"] for line in csv.DictReader(file)}
-    assert len(table) == len(aims.AIMS)
-    assert table["fig2", "worst_goodput_gap_pct"] == aims.MET
-    assert table["fig5", "worst_goodput_gap_pct"] == aims.MISSED
-    assert table["table1", "resnet50_v1_load_to_copy_ratio"] == aims.MET
-    assert table["table1", "resnet50_v1_b1_runs"] == aims.MISSED
-    # Nor is what an earlier run left, or half a record.
-    assert list(table.values()).count(aims.NOT_MEASURED) == len(aims.AIMS) - 4
-
-
-def test_every_aim_is_about_a_part_of_make_gpu() -> None:
-    parts = {name for name, _, seconds, _ in everything.PARTS if seconds is not None}
-    assert {aim.file for aim in aims.AIMS} == parts
 
 
 def test_every_figure_of_a_stretch_has_a_unit() -> None:

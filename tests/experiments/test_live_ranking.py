@@ -22,6 +22,7 @@ from experiments.live.live_ranking import (
     ranking,
 )
 from experiments.live.live_run import LiveModel, Played, play
+from experiments.results_file import RESULTS
 from experiments.study.compared import POLICIES
 from modelzoo.profile import Profile
 from tests.kit.pretended_play import pretend_play
@@ -160,6 +161,17 @@ def test_both_sides_of_every_run_are_in_the_files(
     with (directory / "live_ranking.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 2 * len(lines)
     assert (directory / "live_ranking.png").stat().st_size > 10_000
+
+
+def test_the_picture_is_drawn_of_what_is_recorded_without_a_run(tmp_path: Path) -> None:
+    lines = live_ranking.recorded()
+    figures = json.loads((RESULTS / "live_ranking.json").read_text())["figures"]
+    for line in lines:
+        key = f"{line.key}_{line.policy}"
+        assert figures[f"{key}_live_p50_ms"] == pytest.approx(line.live.p50_ms, rel=1e-5)
+        assert figures[f"{key}_simulated_p50_ms"] == pytest.approx(line.simulated.p50_ms, rel=1e-5)
+    live_ranking.draw(lines, tmp_path / "live_ranking.png")
+    assert (tmp_path / "live_ranking.png").stat().st_size > 10_000
 
 
 @pytest.mark.long

@@ -8,21 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from clockwright.units import NS_PER_S
 from controller.telemetry import OK
-from experiments.policies import lanes, overload
+from experiments.policies import floors, lanes, overload
+from experiments.policies.floors import FORMS, QUICK_OVERLOAD
 from experiments.study.results_page import Figure
-from modelzoo.profile import Noise
-
-QUICK = overload.Setting(
-    loads=(0.25, 1.5), warmup_ns=NS_PER_S, measured_ns=2 * NS_PER_S, noise=Noise()
-)
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, float], Path]:
     directory = tmp_path_factory.mktemp("overload")
-    overload.produce(QUICK, directory)
+    FORMS["overload"](directory)
     figures: dict[str, float] = json.loads((directory / "overload.json").read_text())["figures"]
     return figures, directory
 
@@ -46,13 +41,15 @@ def test_the_picture_of_overload_leaves_numbers_a_table_and_a_picture(
     quick: tuple[dict[str, float], Path],
 ) -> None:
     _, directory = quick
+    assert floors.faults("overload", directory) == []
     with (directory / "overload.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == len(overload.SERVERS) * len(QUICK.loads)
+        assert len(list(csv.DictReader(file))) == len(overload.SERVERS) * len(QUICK_OVERLOAD.loads)
     assert (directory / "overload.png").stat().st_size < 150_000
 
 
 def test_the_picture_of_lanes_has_everything_once_and_nothing_late(tmp_path: Path) -> None:
-    lanes.produce(tmp_path)
+    FORMS["lanes"](tmp_path)
+    assert floors.faults("lanes", tmp_path) == []
     asked, ran = lanes.simulate()
     assert all(request.departure_ms < request.deadline_ms for request in asked)
     assert {request.outcome for request in asked} == {OK, "COLD", "OVERLOADED"}

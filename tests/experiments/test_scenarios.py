@@ -11,10 +11,11 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
-from experiments.clockwork_paper.cases import closed, poisson, pressed, resnets, zoo
-from experiments.policies import ablation, edf_mh
+from experiments.clockwork_paper.cases import closed
+from experiments.policies import ablation, edf_mh, floors
 from experiments.policies.edf_mh import COMPARED, Row
-from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
+from experiments.policies.floors import FORMS, SCENARIOS
+from experiments.policies.scenario_runs import ScenarioOutcome, measure
 from experiments.policies.scenarios import (
     NOISE_MODELS,
     Scenario,
@@ -28,68 +29,21 @@ from experiments.policies.scenarios import (
 )
 from experiments.results_file import write_results
 from experiments.simulator import Case, run
+from experiments.study.aims import limit_of
 from experiments.study.compared import POLICIES
 from modelzoo.profile import load_profile
 
-OVERLOAD = Scenario(
-    "small",
-    "overload",
-    lambda seed: poisson(
-        resnets(12),
-        seed,
-        num_gpus=2,
-        rate_rps=1800,
-        slo_ns=25 * NS_PER_MS,
-        duration_ns=2 * NS_PER_S,
-    ),
-    NS_PER_S,
-)
-PRESSED = Scenario(
-    "small",
-    "zoo",
-    lambda seed: pressed(
-        zoo(60, seed),
-        seed,
-        zipf=0.8,
-        num_gpus=1,
-        num_pages=100,
-        rate_rps=300,
-        slo_ns=100 * NS_PER_MS,
-        duration_ns=2 * NS_PER_S,
-    ),
-    NS_PER_S,
-    bound="memory",
-)
-CLOSED = Scenario(
-    "small",
-    "fig5",
-    lambda seed: closed(seed, slo_ms=50, duration_ns=2 * NS_PER_S),
-    NS_PER_S,
-    bound="rate",
-)
+OVERLOAD, _, CLOSED = SCENARIOS
 
 
-# The shares are two points below what each policy reached when they were set. Nothing in them depends on
-# the machine.
-@pytest.mark.parametrize(
-    ("scenario", "least"),
-    [
-        pytest.param(OVERLOAD, {"clockwork": 0.75, "edf_mh": 0.85}, id=OVERLOAD.key),
-        pytest.param(PRESSED, {"clockwork": 0.68, "edf_mh": 0.87}, id=PRESSED.key),
-        pytest.param(CLOSED, {"clockwork": 0.81, "edf_mh": 0.93}, id=CLOSED.key),
-    ],
-)
-def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(
-    scenario: Scenario, least: dict[str, float]
-) -> None:
-    bound = bound_of(scenario, 1)
-    outcomes = {
-        name: measure(scenario, POLICIES[name], 1, bound=bound) for name in ("clockwork", "edf_mh")
-    }
-    for name, outcome in outcomes.items():
-        assert 0 < outcome.answered <= bound
-        assert outcome.bound_share > least[name], name
-    assert outcomes["edf_mh"].bound_share > outcomes["clockwork"].bound_share + 0.05
+def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(tmp_path: Path) -> None:
+    outcomes: dict[tuple[str, str], ScenarioOutcome] = FORMS["scenarios"](tmp_path)
+    assert floors.faults("scenarios", tmp_path) == []
+    for scenario in SCENARIOS:
+        theirs, ours = (outcomes[scenario.key, policy] for policy in ("clockwork", "edf_mh"))
+        for outcome in (theirs, ours):
+            assert 0 < outcome.answered <= outcome.bound
+        assert ours.bound_share > theirs.bound_share + 0.05
 
 
 def test_a_device_that_takes_a_moment_to_begin_costs_no_more_than_that_moment() -> None:
@@ -263,21 +217,11 @@ def test_latency_is_compared_where_gpus_are_idle_and_told_apart_where_answers_di
     assert figures["p50_ratio_max_at_low_utilisation_all_answered"] == pytest.approx(0.8)
 
 
-def test_an_aim_that_is_missed_says_what_stands_in_the_way() -> None:
-    judged = edf_mh.judge({"fig7_right_bc_rps": 700.0, "fig7_left_multiple": 3.375, "other": 1.0})
-    assert set(judged) == {"fig7_right_bc_rps", "fig7_left_multiple"}
-    assert judged["fig7_left_multiple"] == {"most": 3.4, "measured": 3.375, "met": True}
-    missed = judged["fig7_right_bc_rps"]
-    assert (missed["least"], missed["met"]) == (3000, False)
-    assert "a GPU more" in missed["obstacle"]
-
-
 def test_no_aim_is_more_than_the_densest_batch_that_fits_can_give() -> None:
-    (aim,) = (aim for aim in edf_mh.AIMS if aim.key == "fig5_slo10_rps")
     exec_ns = load_profile("table1").row_for("resnet50_v1b").exec_ns
     # Input, output and the way there and back take more than 0.3 of the 10 ms.
     dense = max(size / ns for size, ns in exec_ns.items() if ns + 300_000 <= 10 * NS_PER_MS)
-    assert aim.least == pytest.approx(0.99 * dense * NS_PER_S, rel=0.001)
+    assert limit_of("edf_mh", "fig5_slo10_rps") == pytest.approx(0.99 * dense * NS_PER_S, rel=0.001)
 
 
 def test_what_the_core_costs_is_put_beside_what_was_recorded(
@@ -294,8 +238,8 @@ def test_what_the_core_costs_is_put_beside_what_was_recorded(
 
 
 def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
-    setting = edf_mh.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
-    rows = edf_mh.STUDY.produce(setting, tmp_path)
+    rows: list[Row] = FORMS["edf_mh"](tmp_path)
+    assert floors.faults("edf_mh", tmp_path) == []
     assert [row.policy for row in rows] == list(COMPARED)
     figures = json.loads((tmp_path / "edf_mh.json").read_text())["figures"]
     assert figures["worst_vs_clockwork_points"] > -0.2

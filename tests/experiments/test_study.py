@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -101,6 +101,21 @@ def test_a_study_leaves_a_record_tables_and_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "squares_sides.csv").read_text().splitlines()[:2] == ["size,side", "1,1"]
 
 
+def test_a_picture_is_drawn_again_of_the_table_without_asking(tmp_path: Path) -> None:
+    def refuse(_setting: Setting) -> Iterator[Square]:
+        raise AssertionError("asked")
+
+    STUDY.produce(directory=tmp_path)
+    picture = tmp_path / "squares.png"
+    drawn = picture.read_bytes()
+    picture.unlink()
+    replace(STUDY, ask=refuse).redraw(tmp_path)
+    assert picture.read_bytes() == drawn
+    (tmp_path / "squares.csv").write_text("policy,size\nedf_mh,1\n")
+    with pytest.raises(ConfigError, match="no attribute 'area' in the tables of squares; run it"):
+        STUDY.redraw(tmp_path)
+
+
 def test_a_field_is_spelt_once_and_is_a_column_and_a_figure(tmp_path: Path) -> None:
     STUDY.produce(directory=tmp_path)
     with (tmp_path / "squares.csv").open(newline="", encoding="utf-8") as file:
@@ -152,3 +167,24 @@ def test_policies_that_are_unknown_missing_or_named_twice_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="expected"):
         Compared(policies=policies)
+
+
+def test_a_command_line_says_how_much_is_asked_and_where_files_go(tmp_path: Path) -> None:
+    STUDY.main(["--sizes", "3", "--policies", "edf_mh", "--directory", str(tmp_path)])
+    record = json.loads((tmp_path / "squares.json").read_text())
+    # Where files went is no part of what repeats them.
+    assert record["command"] == "python -m experiments squares --policies edf_mh --seed 3 --sizes 3"
+    STUDY.main(["--sizes", "4", "--policies", "edf_mh", "--directory", str(tmp_path), "--add"])
+    figures = json.loads((tmp_path / "squares.json").read_text())["figures"]
+    assert (figures["edf_mh_size3_area"], figures["edf_mh_size4_area"]) == (9.0, 16.0)
+    sizes = [line.split(",")[1] for line in (tmp_path / "squares.csv").read_text().splitlines()]
+    assert sizes == ["size", "3", "4"]
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        STUDY.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(
+        option in said for option in ("--sizes", "--factor", "--add", "--draw", "--directory")
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from experiments.gpu import aims
+from experiments.study.aims import AIMS
 
 
 def wanted_of(file: str) -> set[str]:
     """Figures that the table of aims looks for in a record."""
-    found = {aim.figure for aim in aims.AIMS if aim.file == file}
+    found = {aim.key for aim in AIMS[f"gpu/{file}"]}
     assert found
     return found

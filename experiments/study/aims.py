@@ -1,0 +1,345 @@
+"""What figures are aimed at, once for all records, and which aims are met.
+
+`python -m experiments aims` prints every aim beside the recorded figure. A record that is missing says so; one that
+was made at another commit says at which, and how many commits ago that was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from experiments.results_file import RESULTS
+from experiments.study.report import write_csv
+
+MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
+_COLUMNS = ("record", "figure", "measured", "aim", "outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Bounds that a figure of a record has to keep."""
+
+    key: str
+    at_most: float | None = None
+    at_least: float | None = None
+    #: The known reason why the aim is missed, if it is.
+    obstacle: str = ""
+
+    def is_met(self, figure: float) -> bool:
+        """Whether a figure keeps the bounds."""
+        return (self.at_least is None or figure >= self.at_least) and (
+            self.at_most is None or figure <= self.at_most
+        )
+
+    @property
+    def words(self) -> str:
+        """The bounds as a person says them."""
+        if self.at_most is not None and self.at_least == -self.at_most:
+            return f"within ±{self.at_most:g}"
+        limits = (("at least", self.at_least), ("at most", self.at_most))
+        return " and ".join(f"{word} {limit:,.8g}" for word, limit in limits if limit is not None)
+
+    def outcome(self, figure: float | None) -> str:
+        """Judge a figure; None: it was not measured."""
+        if figure is None:
+            return NOT_MEASURED
+        return MET if self.is_met(figure) else MISSED
+
+
+def within(key: str, limit: float, obstacle: str = "") -> Aim:
+    """Aim at a difference that may go either way."""
+    return Aim(key, at_most=limit, at_least=-limit, obstacle=obstacle)
+
+
+# The model on which most is measured on a GPU.
+_MAIN = "resnet50_v1"
+
+#: By record, as a path below `experiments/results` without its ending.
+AIMS: Mapping[str, tuple[Aim, ...]] = {
+    "edf_mh": (
+        Aim("worst_vs_clockwork_points", at_least=-0.2),
+        # One or the other of 137 medians is a little longer by chance; on average none is.
+        Aim("p50_ratio_max_at_low_utilisation", at_most=1.1),
+        Aim("p50_ratio_mean_at_low_utilisation", at_most=1.0),
+        # The bound takes each request to be in the best batch that its neighbours allow, as if whoever decides
+        # knew them before they come. Nobody reaches it; without fairness the policy comes to 0.95.
+        Aim("overload_share_min", at_least=0.92),
+        # A batch of 8 takes 9.78 of the 10 ms, so batches of 4 are the densest that can be back in time: 4 in
+        # 5.88 ms is 680 r/s, and 99 % of it is asked for. The bound (fig5_slo10_bound_rps) has batches of 8.
+        Aim("fig5_slo10_rps", at_least=673),
+        Aim("fig7_left_multiple", at_most=3.4),
+        Aim("fig7_right_ls_pct", at_least=97),
+        Aim(
+            "fig7_right_bc_rps",
+            at_least=3000,
+            obstacle="a GPU more for batch clients costs more of the others' requests than are allowed to miss",
+        ),
+        Aim("zoo_share", at_least=0.85),
+        # The model that is served least but for a twentieth, beside what all at once could have.
+        Aim("p5_model_share_of_bound", at_least=0.85),
+        Aim("azure_exact_late_per_million", at_most=0),
+        Aim("azure_late_per_million", at_most=10),
+        Aim("core_us_4026x20", at_most=25),
+        Aim("core_us_p999_4026x20", at_most=1000),
+    ),
+    "unseen": (
+        *(
+            Aim(f"{part}_share", at_least=0.95)
+            for part in ("spikes", "links", "thin_links", "profiles")
+        ),
+        Aim("flood_innocent_share", at_least=0.85),
+        Aim("timers_share", at_least=0.96),
+        Aim("averse_bound_share", at_least=0.96),
+        Aim("worst_vs_best_policy_points", at_least=-1),
+        Aim("refusal_p50_share_15", at_most=0.1),
+        Aim(
+            "refusal_p50_share_600",
+            at_most=0.1,
+            obstacle="no policy could refuse half at once and answer as much: at_once.json",
+        ),
+        Aim("burst_wrong_refusals", at_most=0),
+        Aim("unlike_violated_pct", at_most=1),
+    ),
+    "simspeed": (
+        Aim("fig5_requests_per_s", at_least=50_000),
+        Aim("fig8_requests_per_s", at_least=20_000),
+    ),
+    "clipper_fig8": (Aim("cumulative_error", at_most=0.048),),
+    "selection": (
+        Aim("select_combine_us_4models", at_most=60),
+        Aim("contexts_mib_100k", at_most=1024),
+        Aim("cache_feedback_speedup", at_least=1.6),
+    ),
+    "demo": (
+        Aim("in_time_fraction", at_least=0.995),
+        Aim("wrong", at_most=0),
+        Aim("late_successes", at_most=0),
+    ),
+    # The worst of all cases, in per cent of the live figure.
+    "truth": (within("goodput_gap_pct", 3), within("p50_gap_pct", 10), within("p99_gap_pct", 10)),
+    "live_promises": (
+        Aim("late_success_per_million", at_most=0),
+        Aim("refusal_slo_share_p99", at_most=0.2),
+        Aim("goodput_20x_share", at_least=0.9),
+    ),
+    "broken": tuple(
+        Aim(f"{fault}_share", at_least=0.95) for fault in ("fast_fail", "hang", "slow", "bad_load")
+    ),
+    "mixing": (Aim("models", at_least=30), Aim("mixed_answers", at_most=0)),
+    "live": (
+        Aim("small_us_c1", at_most=300),
+        Aim("small_us_c8", at_most=130),
+        Aim("small_us_c32", at_most=72),
+        Aim("small_us_c32_native", at_most=50),
+        Aim("small_ratio_c8", at_most=0.7),
+        Aim("small_ratio_c32", at_most=0.5),
+        Aim("top_ratio_c8", at_most=0.7),
+        Aim("echo_ratio_c8", at_most=0.7),
+        Aim("mlp_us_c8", at_most=240),
+        Aim("small_p50_ms_c1", at_most=0.6),
+    ),
+    "controller": (
+        Aim("fed_rps_15", at_least=30_000),
+        Aim("fed_rps_15_native", at_least=60_000),
+        Aim("fed_rps_4000_native", at_least=40_000),
+    ),
+    "fig8_live": (
+        within("gpus6_sim_gap_pct", 3),
+        within(
+            "gpus20_sim_gap_pct",
+            3,
+            obstacle="two cores cannot carry it: the workers alone ask for one, which the simulator does not charge",
+        ),
+    ),
+    "cpu": (Aim("resnet50_ratio", at_least=0.9),),
+    "endurance": (Aim("neighbour_apart_p99_ratio", at_most=1.1),),
+    "guard": (
+        Aim("fault_seeds", at_least=10_000),
+        Aim("fault_violations", at_most=0),
+        Aim("fuzzed_messages", at_least=10_000_000),
+        Aim("fuzz_crashes", at_most=0),
+        Aim("loop_stall_ms_max", at_most=100),
+        Aim("rss_growth_mib", at_most=64),
+        Aim("lost", at_most=0),
+        Aim("double", at_most=0),
+        Aim("late_success", at_most=0),
+        Aim("controller_back_s", at_most=2),
+        Aim("standby_takeover_s", at_most=4),
+        Aim("upgrade_lost", at_most=0),
+        Aim("soak_minutes", at_least=60),
+        Aim("soak_rss_slope_mib_per_h", at_most=5),
+    ),
+    "explain": (
+        Aim("remedy_right_share", at_least=0.95),
+        Aim("cold_remedy_right_share", at_least=0.95),
+        Aim("cold_right_share_pinning", at_least=0.95),
+    ),
+    "observe": (
+        Aim("metrics_scrape_ms_4000_models", at_most=50),
+        Aim("loop_stall_ms", at_most=5),
+        Aim("on_ratio", at_most=1.05),
+    ),
+    "gpu/table1": (
+        Aim(f"{_MAIN}_b1_runs", at_least=10_000),
+        # The 99.99th percentile of an EXEC over the median.
+        Aim(f"{_MAIN}_b1_tail_ratio", at_most=1.0003),
+        Aim(f"{_MAIN}_load_to_copy_ratio", at_least=0.9),
+        Aim(f"{_MAIN}_paged_to_bare_ratio", at_most=1.1),
+    ),
+    "gpu/probe": (
+        Aim("gather_to_copy_ratio", at_least=0.6),
+        Aim("gather_large_to_copy_ratio", at_least=0.6),
+    ),
+    "gpu/serve": (
+        within("live_start_late_us_p99", 100),
+        within("live_exec_pause_us_p99", 100),
+        within("live_exec_error_us_p99", 250),
+        within("live_load_error_us_p99", 250),
+        within("live_exec_completion_error_us_p99", 1000),
+        within("live_load_completion_error_us_p99", 1000),
+        within("lanes_memory_taken_while_serving", 0),
+    ),
+    "gpu/fig2": (within("worst_goodput_gap_pct", 3),),
+    "gpu/fig5": (within("worst_goodput_gap_pct", 3),),
+    "gpu/fig6": (Aim("num_instances_answered", at_least=1000),),
+}
+
+
+def aim_of(record: str, key: str) -> Aim:
+    """Give the aim of one figure."""
+    (aim,) = (aim for aim in AIMS[record] if aim.key == key)
+    return aim
+
+
+def limit_of(record: str, key: str) -> float:
+    """Give the one bound of a figure; of a difference, how much it may be either way."""
+    aim = aim_of(record, key)
+    limit = aim.at_least if aim.at_most is None else aim.at_most
+    assert limit is not None
+    return limit
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An aim beside what is recorded."""
+
+    record: str
+    aim: Aim
+    #: None: it was not measured.
+    measured: float | None
+
+    @property
+    def outcome(self) -> str:
+        """Whether the aim is met, missed, or not measured."""
+        return self.aim.outcome(self.measured)
+
+    @property
+    def row(self) -> tuple[str, str, float | None, str, str]:
+        """Record, figure, measured, aim, outcome."""
+        return self.record, self.aim.key, self.measured, self.aim.words, self.outcome
+
+
+def judged(
+    directory: Path = RESULTS, *, room: str = "", since: datetime | None = None
+) -> Iterator[Judged]:
+    """Hold the records in a folder against their aims.
+
+    Args:
+        directory: where the records of the room are.
+        room: only records of this folder of the results, which `directory` is.
+        since: an older record says nothing about this run: the part may have failed now.
+    """
+    for record, aims in AIMS.items():
+        parent, _, file = record.rpartition("/")
+        if room and parent != room:
+            continue
+        figures = _figures(directory / f"{file if room else record}.json", since)
+        for aim in aims:
+            yield Judged(record, aim, figures.get(aim.key))
+
+
+def _figures(path: Path, since: datetime | None) -> Mapping[str, float]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        figures: Mapping[str, float] = record["figures"]
+        # Records say whole seconds.
+        if since and datetime.fromisoformat(record["when"]) < since.replace(microsecond=0):
+            return {}
+    except (OSError, KeyError, ValueError):  # a part that was ended may have written half a file
+        return {}
+    return figures
+
+
+def show(rows: Sequence[Judged]) -> None:
+    """Print a line for each aim."""
+    for row in rows:
+        measured = "-" if row.measured is None else f"{row.measured:.6g}"
+        name = f"{row.record} {row.aim.key}"
+        obstacle = f": {row.aim.obstacle}" * (row.outcome == MISSED and bool(row.aim.obstacle))
+        print(f"{name:48} {measured:>12}  {row.aim.words:24} {row.outcome}{obstacle}")
+
+
+def write(rows: Sequence[Judged], target: Path) -> None:
+    """Write the table."""
+    write_csv(target, _COLUMNS, [row.row for row in rows])
+
+
+def origins(directory: Path = RESULTS) -> Iterator[str]:
+    """Say of every record with aims that it is missing, or at which commit its parts were made."""
+    for record in AIMS:
+        path = directory / f"{record}.json"
+        if not path.exists():
+            yield f"{record}: no record"
+            continue
+        content = json.loads(path.read_text(encoding="utf-8"))
+        parts = {record: content} | {
+            f"{record} {name}": part
+            for name, part in content.items()
+            if isinstance(part, dict) and "commit" in part
+        }
+        for name, part in parts.items():
+            if age := _age(part["commit"]):
+                yield f"{name}: {age}"
+
+
+def _age(commit: str) -> str:
+    """Say how far a commit is from what is checked out; empty: it is the same."""
+    changed = ", with changes" * commit.endswith("+")
+    done = subprocess.run(
+        ["git", "rev-list", "--count", f"{commit.rstrip('+')}..HEAD"],
+        cwd=RESULTS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return f"made at {commit.rstrip('+')}{changed}, which this history does not have"
+    number = int(done.stdout)
+    return (
+        f"made at {commit.rstrip('+')}{changed}, {number} commits ago" if number or changed else ""
+    )
+
+
+def main() -> None:
+    """Print all aims, and where their records come from."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.parse_args()
+    rows = list(judged())
+    show(rows)
+    outcomes = [row.outcome for row in rows]
+    print(
+        f"\n{len(rows)} aims: "
+        + ", ".join(f"{outcomes.count(word)} {word}" for word in (MET, MISSED, NOT_MEASURED))
+        + "\n"
+    )
+    print(*origins(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
