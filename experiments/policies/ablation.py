@@ -154,7 +154,7 @@ STUDY = Study(
     name="ablation",
     setting=Setting(bounds=False),
     ask=lambda setting: run_all(compared(setting), contenders(), setting),
-    key="{policy}_{scenario.key}",
+    key="{policy}_{group}_{scenario}",
     figures=lambda _, rows: figures_of(rows),
     tables={"": table},
 )

@@ -53,7 +53,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPoint:
+class GatePoint:
     """One load: the shares that are answered, and the parts of all refusals that leave at once."""
 
     models: int
@@ -112,7 +112,7 @@ def measure(
     return answered / asked, early / max(asked - answered, 1)
 
 
-def measure_all(setting: Setting) -> Iterator[LoadPoint]:
+def measure_all(setting: Setting) -> Iterator[GatePoint]:
     """Measure every load with the gate open and as it is set, beside the bounds."""
     loads = [(models, gpus, rate) for models, gpus, rates in setting.loads for rate in rates]
     with ProcessPoolExecutor() as pool:
@@ -135,7 +135,7 @@ def measure_all(setting: Setting) -> Iterator[LoadPoint]:
                 for gate in GATES
             )
             models, gpus, rate_rps = load
-            yield LoadPoint(
+            yield GatePoint(
                 models=models,
                 gpus=gpus,
                 rate_rps=rate_rps,

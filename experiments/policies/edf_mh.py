@@ -96,6 +96,11 @@ class Row:
     outcomes: tuple[ScenarioOutcome, ...]
 
     @property
+    def group(self) -> str:
+        """The scenario's."""
+        return self.scenario.group
+
+    @property
     def points(self) -> float:
         """Goodput in percent of what was asked, or of the bound in closed loops."""
         return 100 * self.mean("bound_share" if self.scenario.bound == "rate" else "share")
@@ -365,7 +370,7 @@ STUDY = Study(
     name="edf_mh",
     setting=Setting(),
     ask=measure_all,
-    key="{policy}_{scenario.key}",
+    key="{policy}_{group}_{scenario}",
     figures=lambda _, rows: figures_of(rows),
     tables={"": table},
     extra=extra,

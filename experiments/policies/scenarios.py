@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+
+from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
-from experiments.clockwork_paper.cases import NOISE, closed, poisson, pressed, resnets, zoo
+from experiments.clockwork_paper.cases import NOISE, case_of, closed, poisson, pressed, resnets, zoo
 from experiments.policies.unseen import averse, copies, mixtures, timers
 from experiments.policies.unseen import unlike as unlike_kinds
-from experiments.simulator import Case, Cluster, WorkerKind, copies_of, slower_kind
+from experiments.simulator import Case, HostedModel, WorkerKind, copies_of, slower_kind
 from modelzoo.profile import Noise, ProfileRow
-from traces.arrivals import ClosedLoop, Poisson, Workload
+from traces.arrivals import ClosedLoop, Poisson
 
 #: Noise of the Azure replay: none at all, and Figure 9's.
 NOISE_MODELS = {
@@ -49,6 +52,10 @@ class Scenario:
     begin_ns: int
     #: `density` (B1), `memory` (B3), `rate` (closed loops), or empty: none is known.
     bound: str = "density"
+
+    @override
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def key(self) -> str:
@@ -88,13 +95,8 @@ def shared(
         ClosedLoop(model=i, concurrency=concurrency, slo_ns=BATCH_SLO_NS, end_ns=duration_ns)
         for i in range(fig7.NUM_LS, len(models))
     )
-    return Case(
-        workload=Workload(
-            models=tuple(m.model_id for m in models), sources=(source,), closed_loops=loops
-        ),
-        cluster=Cluster(models=models, num_workers=fig7.NUM_GPUS, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
+    return case_of(
+        models, [source], loops=loops, seed=seed, end_ns=duration_ns, num_gpus=fig7.NUM_GPUS
     )
 
 
@@ -151,36 +153,47 @@ def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_ns: int, measured_ns
 # --- scenarios ------------------------------------------------------------------------------------
 
 
-def _overload(name: str, num_models: int, rate_rps: int, slo_ms: int) -> Scenario:
-    return Scenario(
-        f"{name}_r{rate_rps}_slo{slo_ms}",
-        "overload",
-        lambda seed: poisson(
-            zoo(num_models, 7) if name == "zoo48" else resnets(num_models),
+def _poisson(
+    group: str,
+    name: str,
+    make: Callable[[], tuple[HostedModel, ...]],
+    rate_rps: int,
+    slo_ns: int,
+    begin_s: int,
+    *,
+    gpus: int = 6,
+) -> Scenario:
+    """Six seconds of a Poisson process."""
+
+    def case(seed: int) -> Case:
+        return poisson(
+            make(),
             seed,
-            num_gpus=6,
+            num_gpus=gpus,
             rate_rps=rate_rps,
-            slo_ns=slo_ms * NS_PER_MS,
+            slo_ns=slo_ns,
             duration_ns=6 * NS_PER_S,
-        ),
-        3 * NS_PER_S,
-    )
+        )
+
+    return Scenario(name, group, case, begin_s * NS_PER_S)
+
+
+def _overload(name: str, num_models: int, rate_rps: int, slo_ms: int) -> Scenario:
+    make = partial(zoo, num_models, 7) if name == "zoo48" else partial(resnets, num_models)
+    name = f"{name}_r{rate_rps}_slo{slo_ms}"
+    return _poisson("overload", name, make, rate_rps, slo_ms * NS_PER_MS, 3)
 
 
 def _left(num_models: int, rate_rps: int, multiple: float) -> Scenario:
-    return Scenario(
-        f"n{num_models}_r{rate_rps}_x{multiple:.3g}",
-        "fig7_left",
-        lambda seed: poisson(
-            resnets(num_models),
-            seed,
-            num_gpus=fig7.NUM_GPUS,
-            rate_rps=rate_rps,
-            slo_ns=round(fig7.BASE_SLO_NS * multiple),
-            duration_ns=6 * NS_PER_S,
-        ),
-        2 * NS_PER_S,
-    )
+    name = f"n{num_models}_r{rate_rps}_x{multiple:.3g}"
+    slo_ns = round(fig7.BASE_SLO_NS * multiple)
+    return _poisson("fig7_left", name, partial(resnets, num_models), rate_rps, slo_ns, 2)
+
+
+def _few(num_models: int, gpus: int, rps_per_gpu: int) -> Scenario:
+    rate_rps, make = rps_per_gpu * gpus, partial(copies_of, STEEP, num_models)
+    name = f"n{num_models}_gpus{gpus}_r{rate_rps}"
+    return _poisson("few", name, make, rate_rps, 25 * NS_PER_MS, 3, gpus=gpus)
 
 
 def _pressed(
@@ -227,22 +240,6 @@ def _shared(num_batch: int, concurrency: int, multiple: float) -> Scenario:
             duration_ns=5 * NS_PER_S,
         ),
         2 * NS_PER_S,
-    )
-
-
-def _few(num_models: int, num_gpus: int, rps_per_gpu: int) -> Scenario:
-    return Scenario(
-        f"n{num_models}_gpus{num_gpus}_r{rps_per_gpu * num_gpus}",
-        "few",
-        lambda seed: poisson(
-            copies_of(STEEP, num_models),
-            seed,
-            num_gpus=num_gpus,
-            rate_rps=rps_per_gpu * num_gpus,
-            slo_ns=25 * NS_PER_MS,
-            duration_ns=6 * NS_PER_S,
-        ),
-        3 * NS_PER_S,
     )
 
 

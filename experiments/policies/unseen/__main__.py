@@ -73,6 +73,11 @@ class PolicyRow:
     innocent: tuple[str, ...] = ()
 
     @property
+    def part(self) -> str:
+        """The family's."""
+        return self.family.part
+
+    @property
     def points(self) -> float:
         """Goodput of those whom the family compares, in percent of what they asked, the mean of the seeds."""
         if self.family.compared == "all":
@@ -312,7 +317,7 @@ STUDY = Study(
     name="unseen",
     setting=Setting(),
     ask=measure_all,
-    key="{family.part}_{family.name}_{policy}",
+    key="{part}_{family}_{policy}",
     figures=lambda _, rows: figures_of(rows),
     tables={"": table},
     extra=extra,

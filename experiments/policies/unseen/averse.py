@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from clockwright.units import NS_PER_MS
-from experiments.policies.unseen.family import Family, Load, at_random
+from experiments.policies.unseen.family import Family, RandomLoad, at_random
 from experiments.simulator import copies_of
 from modelzoo.profile import Noise, ProfileRow, load_profile
 
@@ -27,7 +27,7 @@ def _power_row(first_ms: float, exponent: float) -> ProfileRow:
     )
 
 
-def _family(name: str, *rows: ProfileRow, copies: int, **load: Unpack[Load]) -> Family:
+def _family(name: str, *rows: ProfileRow, copies: int, **load: Unpack[RandomLoad]) -> Family:
     models = tuple(model for row in rows for model in copies_of(row, copies))
     load.setdefault("noise", Noise())
     return at_random(name, "averse", models, {}, **load)

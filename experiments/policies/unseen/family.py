@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Required, TypedDict
 
-from typing_extensions import Unpack
+from typing_extensions import Unpack, override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.clockwork_paper.cases import NOISE, poisson
@@ -35,8 +35,12 @@ class Family:
     #: `innocent`: who asks in `without`, too. `small`: tenants, or else models, that ask for less than the mean.
     compared: Literal["all", "innocent", "small"] = "all"
 
+    @override
+    def __str__(self) -> str:
+        return self.name
 
-class Load(TypedDict, total=False):
+
+class RandomLoad(TypedDict, total=False):
     """Equally popular models, asked at random."""
 
     #: Mean rate of all models together.
@@ -54,7 +58,7 @@ class Load(TypedDict, total=False):
     bursts_ms: int
 
 
-def case_of(models: tuple[HostedModel, ...], seed: int, load: Load) -> Case:
+def case_of(models: tuple[HostedModel, ...], seed: int, load: RandomLoad) -> Case:
     """Draw a load."""
     return poisson(
         models,
@@ -78,7 +82,7 @@ def at_random(
     *,
     begin_ns: int = 0,
     ways_ms: float = 0.0,
-    **load: Unpack[Load],
+    **load: Unpack[RandomLoad],
 ) -> Family:
     """A family of models asked at random.
 
@@ -94,7 +98,7 @@ def at_random(
     """
 
     def without(seed: int) -> Case:
-        shorter: Load = {**load, "slo_ms": load["slo_ms"] - ways_ms}
+        shorter: RandomLoad = {**load, "slo_ms": load["slo_ms"] - ways_ms}
         return replace(case_of(models, seed, shorter), **(sound or {}))
 
     return Family(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.unseen.family import Family, Load, at_random
+from experiments.policies.unseen.family import Family, RandomLoad, at_random
 from experiments.simulator import Network, copies_of
 from modelzoo.profile import load_profile
 
@@ -36,7 +36,7 @@ def _family(
     models: int = 32,
     row: str = "resnet50_v1b",
     ways_ms: float = 0.0,
-    **load: Unpack[Load],
+    **load: Unpack[RandomLoad],
 ) -> Family:
     """Equal models.
 

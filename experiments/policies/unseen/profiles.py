@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from experiments.policies.unseen.family import Family, Load, at_random
+from experiments.policies.unseen.family import Family, RandomLoad, at_random
 from experiments.simulator import Faults, WrongProfile, copies_of
 from modelzoo.profile import Noise, load_profile
 
@@ -15,7 +15,7 @@ _ROWS = load_profile("table1").rows
 
 
 def _wrong(
-    name: str, wrong: WrongProfile, *, models: int = 24, rows: int = 1, **load: Unpack[Load]
+    name: str, wrong: WrongProfile, *, models: int = 24, rows: int = 1, **load: Unpack[RandomLoad]
 ) -> Family:
     """So many models, dealt to the first rows of Table 1 in turn, or all ResNet50."""
     chosen = list(_ROWS.values())[:rows] if rows > 1 else [_ROWS["resnet50_v1b"]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from experiments.policies.unseen.family import Family, Load, at_random
+from experiments.policies.unseen.family import Family, RandomLoad, at_random
 from experiments.simulator import Faults, copies_of
 from modelzoo.profile import Noise, load_profile
 
@@ -22,7 +22,7 @@ def _spiked(
     *,
     models: int = 24,
     row: str = "resnet50_v1b",
-    **load: Unpack[Load],
+    **load: Unpack[RandomLoad],
 ) -> Family:
     """Equal models.
 

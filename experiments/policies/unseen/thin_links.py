@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from typing_extensions import Unpack
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.policies.unseen.family import Family, Load, at_random
+from experiments.policies.unseen.family import Family, RandomLoad, at_random
 from experiments.simulator import HostedModel, Network
 from modelzoo.profile import load_profile
 
@@ -20,7 +20,7 @@ _Sizes = tuple[tuple[int, int], ...]
 
 
 def _family(
-    name: str, network: Network, sizes: _Sizes = ((602, 4),), **load: Unpack[Load]
+    name: str, network: Network, sizes: _Sizes = ((602, 4),), **load: Unpack[RandomLoad]
 ) -> Family:
     """Thirty models that differ in what they take from a link, in turn.
 
