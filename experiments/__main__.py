@@ -63,12 +63,12 @@ def main(arguments: list[str]) -> str | None:
     asked = called(name)
     if asked is None:
         return f"study is {name!r}, expected one of {', '.join(found)}"
-    if (study := getattr(import_module(found[asked]), "STUDY", None)) is not None:
+    if "\nSTUDY" in _file_of(found[asked]).read_text(encoding="utf-8"):
         try:
-            study.main(options)
+            import_module(found[asked]).STUDY.main(options)
         except ClockwrightError as error:
             return str(error)
-    else:
+    else:  # It is a script, whose module may not be imported before it runs.
         sys.argv = [f"python -m experiments {asked}", *options]
         runpy.run_module(found[asked], run_name="__main__", alter_sys=True)
     return None
@@ -84,9 +84,12 @@ def called(*names: str) -> str | None:
 
 def _lines(found: dict[str, str]) -> Iterator[str]:
     for name, module in found.items():
-        path = _HERE.parent / Path(*module.split(".")).with_suffix(".py")
-        words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        words = ast.get_docstring(ast.parse(_file_of(module).read_text(encoding="utf-8"))) or ""
         yield f"{name:24} {words.partition(chr(10))[0]}"
+
+
+def _file_of(module: str) -> Path:
+    return _HERE.parent / Path(*module.split(".")).with_suffix(".py")
 
 
 if __name__ == "__main__":
