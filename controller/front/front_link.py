@@ -584,8 +584,7 @@ class FrontLink:
             if ask.ask_id in open_:
                 raise ProtocolError(f"request {ask.ask_id} twice")
             arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
-            waits = not throttle.admit()
-            if waits and ask.slo_ns < PATIENT_NS:
+            if (waits := not throttle.admit()) and ask.slo_ns < PATIENT_NS:
                 self._is_busy(ask.ask_id)
                 continue
             if now_ns > arrival_ns + ask.slo_ns > arrival_ns + _JUDGED_NS:
@@ -598,14 +597,14 @@ class FrontLink:
                 continue
             asked = _Asked(self, ask, size.num_bytes, arrival_ns)
             open_[ask.ask_id] = asked
-            if not waits:
+            if waits:
+                asked.withdraw = _nothing
+                begin = functools.partial(self._begin_waiting, asked, ask, inputs, size, arrival_ns)
+                refuse = functools.partial(self._refuse_waiting, asked)
+                if not throttle.wait(asked, begin, refuse, arrival_ns + ask.slo_ns // 2):
+                    refuse()
+            else:
                 self._begin(asked, ask, inputs, size, arrival_ns, description)
-                continue
-            asked.withdraw = _nothing
-            begin = functools.partial(self._begin_waiting, asked, ask, inputs, size, arrival_ns)
-            refuse = functools.partial(self._refuse_waiting, asked)
-            if not throttle.wait(asked, begin, refuse, arrival_ns + ask.slo_ns // 2):
-                refuse()
 
     def _begin(
         self,
@@ -617,11 +616,11 @@ class FrontLink:
         description: _Description,
     ) -> None:
         """Have a request answered that is let in."""
-        keeps = APART in ask.places
-        if ask.places and description.keeps_inputs:
-            # For longer than the request is open, perhaps, and the front's word is not enough for that.
-            inputs = [bytes(tensor) for tensor in inputs]
-        elif keeps or (size.is_large and self._workers and not description.keeps_inputs):
+        if description.keeps_inputs:
+            if ask.places:
+                # For longer than the request is open, perhaps, and the front's word is not enough for that.
+                inputs = [bytes(tensor) for tensor in inputs]
+        elif APART in ask.places or (size.is_large and self._workers):
             inputs = self._held(ask, inputs)
         try:
             asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
