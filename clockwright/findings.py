@@ -24,6 +24,8 @@ _REFUSED_MIN = 3
 _TARGET_BUSY = 0.8
 # A refusal of these kinds is not its caller's doing.
 _OWN_FAULTS = frozenset(("COLD", "FAILED", "LATE", "OVERLOADED", "WORKER_LOST"))
+# Something is short where these are.
+_SHORTAGES = frozenset(("COLD", "OVERLOADED"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +155,9 @@ def too_few_pages(
     """Find kinds of workers whose caches are too small for the models that are asked."""
     found = []
     for kind in status.kinds:
-        dropped_rps = _refused_rps(kind.dropped_for_pages_rps, status)
-        if not _matters(dropped_rps, status):
+        if not _matters(kind.dropped_for_pages_rps, status):
             continue
+        refused_rps = _refused_rps(kind.dropped_for_pages_rps, status)
         mine = [worker for worker in workers if worker.gpu_kind == kind.gpu_kind]
         pages = sum(worker.num_pages for worker in mine)
         free = sum(worker.num_free_pages for worker in mine)
@@ -176,7 +178,7 @@ def too_few_pages(
         found.append(
             ClusterFinding(
                 name="too few pages",
-                words=f"{_of_all(dropped_rps, status)}: models on {kind.gpu_kind} push each other out "
+                words=f"{_of_all(refused_rps, status)}: models on {kind.gpu_kind} push each other out "
                 f"({kind.evictions_per_s:.1f} evictions/s, {free} of {pages} pages free{too_small}); {enough}",
             )
         )
@@ -193,8 +195,8 @@ def overload(
             (kind.dropped_for_exec_rps, _busy(kind, workers, "exec_busy"), "EXEC"),
             (kind.dropped_for_loads_rps, _busy(kind, workers, "load_busy"), "loading"),
         ):
-            refused_rps = _refused_rps(dropped_rps, status)
-            if _matters(refused_rps, status):
+            if _matters(dropped_rps, status):
+                refused_rps = _refused_rps(dropped_rps, status)
                 # Rates of kinds look back further: one more cannot answer more than is refused.
                 one_more_rps = min(kind.one_more_rps, refused_rps)
                 more = f"; one more would answer about {one_more_rps:.1f} r/s of it" * (
@@ -215,11 +217,11 @@ def thin_links(status: pb.StatusResponse) -> list[ClusterFinding]:
     return [
         ClusterFinding(
             name="thin links",
-            words=f"{_of_all(refused_rps, status)}: the links to {_workers(kind)} carry no more; "
+            words=f"{_of_all(_refused_rps(kind.dropped_for_links_rps, status), status)}: the links to {_workers(kind)} carry no more; "
             "bring them nearer, or add workers",
         )
         for kind in status.kinds
-        if _matters(refused_rps := _refused_rps(kind.dropped_for_links_rps, status), status)
+        if _matters(kind.dropped_for_links_rps, status)
     ]
 
 
@@ -299,9 +301,9 @@ def _draining(
     )
 
 
-def _own_refusals(status: pb.StatusResponse) -> int:
+def _own_refusals(status: pb.StatusResponse, reasons: frozenset[str] = _OWN_FAULTS) -> int:
     """Requests that were refused lately, and not for what their callers did."""
-    return sum(row.count for row in status.recent.refusals if row.reason in _OWN_FAULTS)
+    return sum(row.count for row in status.recent.refusals if row.reason in reasons)
 
 
 def _is_harmed(status: pb.StatusResponse) -> bool:
@@ -319,18 +321,26 @@ def _dropped_rps(kind: pb.KindInfo) -> float:
     )
 
 
-def _refused_rps(dropped_rps: float, status: pb.StatusResponse) -> float:
+def _refused_rps(
+    dropped_rps: float, status: pb.StatusResponse, reasons: frozenset[str] = _OWN_FAULTS
+) -> float:
     """The part of a cause in what was refused in the last seconds.
 
     What each kind fell short of looks back further. It says which part is whose, and the last seconds how much it is:
     so all figures of a page are about the same time.
     """
     all_rps = sum(map(_dropped_rps, status.kinds))
-    return _own_refusals(status) / _seconds(status) * dropped_rps / all_rps if all_rps else 0.0
+    if not all_rps:
+        return 0.0
+    return _own_refusals(status, reasons) / _seconds(status) * dropped_rps / all_rps
 
 
-def _matters(rps: float, status: pb.StatusResponse) -> bool:
-    """Whether so many refused requests are a noticeable part of all."""
+def _matters(dropped_rps: float, status: pb.StatusResponse) -> bool:
+    """Whether so many of the requests that were dropped are a noticeable part of all.
+
+    What is late beside them does not make a shortage: its answer was predicted to be in time.
+    """
+    rps = _refused_rps(dropped_rps, status, _SHORTAGES)
     return rps > max(_DROPPED_SHARE * status.recent.requests / _seconds(status), 0.1)
 
 

@@ -132,6 +132,12 @@ def test_nobody_is_told_to_drain_a_worker_whose_work_others_cannot_do(
     assert "clockwright drain" not in finding.words
 
 
+def test_what_is_late_is_no_overload() -> None:
+    status = status_of(5, dropped_for_exec_rps=1.0)
+    status.recent.refusals.add(reason="LATE", count=200)
+    assert [row.name for row in diagnose(status, WELL)] == ["refusals"]
+
+
 def test_a_slow_worker_does_harm_while_requests_are_refused() -> None:
     found = diagnose(status_of(50), (*WELL, worker("tortoise", **TORTOISE)))
     assert [(row.name, row.harmful) for row in found] == [("slow worker", True)]

@@ -230,7 +230,9 @@ def test_a_request_is_explained_at_an_address_of_its_own(server: Served, page: P
     # The bar has a scale up to the SLO, and sentences have the same units as tables.
     expect(page.locator(".scale .slo")).to_have_text(re.compile("^SLO 0 µs$"))
     expect(page.locator(".words li").first).not_to_contain_text(re.compile("[0-9] us"))
-    expect(page.locator(".facts")).to_contain_text(re.compile(r"at [0-9]{2}:[0-9]{2}:[0-9]{2}"))
+    expect(page.locator("section .facts")).to_contain_text(
+        re.compile(r"at [0-9]{2}:[0-9]{2}:[0-9]{2}")
+    )
     page.goto(f"{server.url}/#/request/{quote(HOSTILE)}")
     expect(page.locator(".verdict")).to_contain_text("no request")
     expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
