@@ -283,8 +283,10 @@ def _draining(
     rps_per_exec = status.recent.answered / _seconds(status) / num_execs if num_execs else 0.0
     mine_rps = worker.recent.infers * rps_per_exec
     kinds = [kind for kind in status.kinds if kind.gpu_kind == worker.gpu_kind]
-    if _own_refusals(status) or any(_dropped_rps(kind) for kind in kinds):
-        return f"do not drain it before another is added: it answers {mine_rps:.1f} r/s, and requests are refused"
+    over_ns = max((kind.over_ns for kind in kinds if _dropped_rps(kind)), default=0)
+    if _own_refusals(status) or any(map(_dropped_rps, kinds)):
+        when = _last(status.recent.over_ns if _own_refusals(status) else over_ns)
+        return f"do not drain it before another is added: it answers {mine_rps:.1f} r/s, and requests were refused{when}"
     busy = sum(each.recent.exec_busy for each in others)
     room = max(_TARGET_BUSY * len(others) - busy, 0.0)
     needed = worker.recent.exec_busy / max(times_slower(worker.recent), 1.0)

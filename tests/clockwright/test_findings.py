@@ -68,7 +68,7 @@ def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_c
     assert "20 LATE, 5 OVERLOADED" in finding.words
     assert finding.harmful
     assert diagnose(status_with(QUOTA=500, INFEASIBLE=400, LATE=10), WELL) == []
-    short = status_with(LATE=200)
+    short = status_with(OVERLOADED=200)
     short.kinds.add(gpu_kind="V100", num_workers=2, dropped_for_exec_rps=40.0)
     assert [found.name for found in diagnose(short, WELL)] == ["overload"]
 
@@ -118,7 +118,7 @@ def test_a_worker_that_is_slower_than_others_is_named_and_the_others_are_not() -
     ("others", "refused", "because"),
     [
         ([worker("a", exec_busy=0.7)], 0, "50.0 of its 100.0 r/s would be too much"),
-        ([worker("a", exec_busy=0.1)], 4, "requests are refused"),
+        ([worker("a", exec_busy=0.1)], 4, "requests were refused in the last 5 s"),
         ([], 0, "no other of V100"),
         ([worker("a", "A100")], 0, "no other of V100"),
     ],
@@ -136,6 +136,14 @@ def test_what_is_late_is_no_overload() -> None:
     status = status_of(5, dropped_for_exec_rps=1.0)
     status.recent.refusals.add(reason="LATE", count=200)
     assert [row.name for row in diagnose(status, WELL)] == ["refusals"]
+
+
+def test_a_worker_is_not_drained_while_refusals_are_remembered_that_a_page_no_more_counts() -> None:
+    status = status_of(dropped_for_exec_rps=0.4, over_ns=10 * NS_PER_S)
+    others = [worker("a", exec_busy=0.1)]
+    (finding,) = slow_workers([*others, worker("tortoise", **TORTOISE)], status)
+    assert "do not drain it" in finding.words
+    assert "requests were refused in the last 10 s" in finding.words
 
 
 def test_a_slow_worker_does_harm_while_requests_are_refused() -> None:

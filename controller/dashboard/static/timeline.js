@@ -20,7 +20,7 @@ const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 export function timeline() {
   const span = el("select", { id: "span" });
-  for (const each of SPANS_MS) span.append(el("option", { value: `${each}`, text: ms(each) }));
+  for (const each of SPANS_MS) span.append(el("option", { value: `${each}`, text: `${each} ms` }));
   span.value = "1000";
   const whose = el("select", { id: "whose" }, el("option", { value: "", text: "all workers" }));
   const pause = el("button", { type: "button", "aria-pressed": "false", text: "Pause" });
@@ -164,7 +164,7 @@ function paint(canvas, data, lanes, from, actions, chosen) {
     ctx.fillRect(Math.round(x(at)), AXIS_HIGH - 6, 1, height);
     ctx.fillStyle = inks.dim;
     ctx.textAlign = tick === 5 ? "right" : "center";
-    ctx.fillText(tick === 5 ? "now" : `-${ms(-at)}`, x(at) + (tick === 5 ? RIGHT : 0), 10);
+    ctx.fillText(tick === 5 ? "now" : `${Math.round(at)} ms`, x(at) + (tick === 5 ? RIGHT : 0), 10);
   }
   ctx.save();
   ctx.beginPath();
