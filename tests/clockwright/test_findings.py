@@ -10,7 +10,7 @@ from clockwright.v1 import control_pb2 as pb
 
 
 def status_of(refused: int = 0, **kind: float) -> pb.StatusResponse:
-    """Of 1000 requests of 5 s some were refused."""
+    """A server of whose last 1000 requests, in 5 s, some were refused."""
     info = pb.KindInfo(gpu_kind="V100", num_workers=2, **kind)  # type: ignore[arg-type]
     rows = [pb.RefusalCount(reason="OVERLOADED", count=refused)]
     recent = pb.RecentRequests(
@@ -98,12 +98,12 @@ def test_too_few_pages_says_how_many_would_do() -> None:
     assert "give workers more --pages" in enough.words
 
 
-TORTOISE = {"exec_over_others": 1.9, "exec_over_predicted": 1.0, "exec_busy": 0.38}
+TORTOISE = worker("tortoise", exec_over_others=1.9, exec_over_predicted=1.0, exec_busy=0.38)
 
 
 def test_a_worker_that_is_slower_than_others_is_named_and_the_others_are_not() -> None:
     others = [worker("a", exec_over_others=0.5, exec_busy=0.4)]
-    (finding,) = slow_workers([*others, worker("tortoise", **TORTOISE)], status_of())
+    (finding,) = slow_workers([*others, TORTOISE], status_of())
     assert finding.name == "slow worker"
     # Nothing is refused.
     assert not finding.harmful
@@ -126,7 +126,7 @@ def test_a_worker_that_is_slower_than_others_is_named_and_the_others_are_not() -
 def test_nobody_is_told_to_drain_a_worker_whose_work_others_cannot_do(
     others: list[pb.WorkerInfo], refused: int, because: str
 ) -> None:
-    (finding,) = slow_workers([*others, worker("tortoise", **TORTOISE)], status_of(refused))
+    (finding,) = slow_workers([*others, TORTOISE], status_of(refused))
     assert "do not drain it" in finding.words
     assert because in finding.words
     assert "clockwright drain" not in finding.words
@@ -141,13 +141,13 @@ def test_what_is_late_is_no_overload() -> None:
 def test_a_worker_is_not_drained_while_refusals_are_remembered_that_a_page_no_more_counts() -> None:
     status = status_of(dropped_for_exec_rps=0.4, over_ns=10 * NS_PER_S)
     others = [worker("a", exec_busy=0.1)]
-    (finding,) = slow_workers([*others, worker("tortoise", **TORTOISE)], status)
+    (finding,) = slow_workers([*others, TORTOISE], status)
     assert "do not drain it" in finding.words
     assert "requests were refused in the last 10 s" in finding.words
 
 
 def test_a_slow_worker_does_harm_while_requests_are_refused() -> None:
-    found = diagnose(status_of(50), (*WELL, worker("tortoise", **TORTOISE)))
+    found = diagnose(status_of(50), (*WELL, TORTOISE))
     assert [(row.name, row.harmful) for row in found] == [("slow worker", True)]
 
 

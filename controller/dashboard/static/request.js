@@ -83,7 +83,7 @@ function needed(data) {
   const waited = Math.min(data.latency_ns, Math.max(data.queue_ns, 0));
   const rows = [
     { name: "waited", kind: "waiting", ns: waited },
-    { name: "lanes still busy", kind: "busy", ns: Math.max(data.queue_ns, 0) - waited },
+    { name: "still to wait", kind: "busy", ns: Math.max(data.queue_ns, 0) - waited },
     { name: "load of weights", kind: "weights", ns: data.load_ns },
     { name: "run", kind: "exec", ns: data.exec_ns },
     { name: "kept for the way back", kind: "margin", ns: data.margin_ns },
