@@ -72,7 +72,8 @@ def diagnose(
         lambda: thin_links(status),
         lambda: unfit_models(models),
     ]
-    return [finding for look in looks for finding in look()] or refusals(status)
+    found = [finding for look in looks for finding in look()]
+    return found if any(finding.harmful for finding in found) else [*refusals(status), *found]
 
 
 def not_serving(
@@ -157,7 +158,6 @@ def too_few_pages(
     for kind in status.kinds:
         if not _matters(kind.dropped_for_pages_rps, status):
             continue
-        refused_rps = _refused_rps(kind.dropped_for_pages_rps, status)
         mine = [worker for worker in workers if worker.gpu_kind == kind.gpu_kind]
         pages = sum(worker.num_pages for worker in mine)
         free = sum(worker.num_free_pages for worker in mine)
@@ -178,8 +178,9 @@ def too_few_pages(
         found.append(
             ClusterFinding(
                 name="too few pages",
-                words=f"{_of_all(refused_rps, status)}: models on {kind.gpu_kind} push each other out "
+                words=f"{_how_many(kind.dropped_for_pages_rps, kind, status)}: models on {kind.gpu_kind} push each other out "
                 f"({kind.evictions_per_s:.1f} evictions/s, {free} of {pages} pages free{too_small}); {enough}",
+                harmful=_matters_now(kind.dropped_for_pages_rps, status),
             )
         )
     return found
@@ -198,15 +199,16 @@ def overload(
             if _matters(dropped_rps, status):
                 refused_rps = _refused_rps(dropped_rps, status)
                 # Rates of kinds look back further: one more cannot answer more than is refused.
-                one_more_rps = min(kind.one_more_rps, refused_rps)
+                one_more_rps = min(kind.one_more_rps, refused_rps or kind.one_more_rps)
                 more = f"; one more would answer about {one_more_rps:.1f} r/s of it" * (
                     what == "EXEC"
                 )
                 found.append(
                     ClusterFinding(
                         name="overload",
-                        words=f"{_of_all(refused_rps, status)}, {_workers(kind)} {busy:.0%} busy with {what}; "
+                        words=f"{_how_many(dropped_rps, kind, status)}, {_workers(kind)} {busy:.0%} busy with {what}; "
                         f"send less, or add workers{more}",
+                        harmful=_matters_now(dropped_rps, status),
                     )
                 )
     return found
@@ -217,8 +219,9 @@ def thin_links(status: pb.StatusResponse) -> list[ClusterFinding]:
     return [
         ClusterFinding(
             name="thin links",
-            words=f"{_of_all(_refused_rps(kind.dropped_for_links_rps, status), status)}: the links to {_workers(kind)} carry no more; "
+            words=f"{_how_many(kind.dropped_for_links_rps, kind, status)}: the links to {_workers(kind)} carry no more; "
             "bring them nearer, or add workers",
+            harmful=_matters_now(kind.dropped_for_links_rps, status),
         )
         for kind in status.kinds
         if _matters(kind.dropped_for_links_rps, status)
@@ -338,12 +341,26 @@ def _refused_rps(
 
 
 def _matters(dropped_rps: float, status: pb.StatusResponse) -> bool:
-    """Whether so many of the requests that were dropped are a noticeable part of all.
+    """Whether requests that were dropped for a cause are a noticeable part of all, now or some seconds ago."""
+    return dropped_rps > _least_rps(status) or _matters_now(dropped_rps, status)
+
+
+def _matters_now(dropped_rps: float, status: pb.StatusResponse) -> bool:
+    """Whether they are it in the last seconds alone.
 
     What is late beside them does not make a shortage: its answer was predicted to be in time.
     """
-    rps = _refused_rps(dropped_rps, status, _SHORTAGES)
-    return rps > max(_DROPPED_SHARE * status.recent.requests / _seconds(status), 0.1)
+    return _refused_rps(dropped_rps, status, _SHORTAGES) > _least_rps(status)
+
+
+def _least_rps(status: pb.StatusResponse) -> float:
+    return max(_DROPPED_SHARE * status.recent.requests / _seconds(status), 0.1)
+
+
+def _how_many(dropped_rps: float, kind: pb.KindInfo, status: pb.StatusResponse) -> str:
+    if _matters_now(dropped_rps, status):
+        return _of_all(_refused_rps(dropped_rps, status), status)
+    return f"{dropped_rps:.1f} r/s refused{_last(kind.over_ns)}, hardly any{_last(status.recent.over_ns)}"
 
 
 def _of_all(rps: float, status: pb.StatusResponse) -> str:

@@ -49,9 +49,12 @@ def test_what_is_short_is_named_with_its_figures(shortage: str, name: str, figur
     assert finding.harmful
     assert "20.0 of 200.0 r/s refused in the last 5 s" in finding.words
     assert figure in finding.words
-    # One of 200 requests per second does not matter, and what is over is over.
+    # One of 200 requests per second does not matter.
     assert diagnose(status_of(5, **{shortage: 1.0}), WELL) == []
-    assert diagnose(status_of(0, **{shortage: 33.0}), WELL) == []
+    # What ended some seconds ago may come again.
+    (warning,) = diagnose(status_of(0, over_ns=10 * NS_PER_S, **{shortage: 33.0}), WELL)
+    assert (warning.name, warning.harmful) == (name, False)
+    assert "33.0 r/s refused in the last 10 s, hardly any in the last 5 s" in warning.words
 
 
 def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_callers_brought_about() -> (
