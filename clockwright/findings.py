@@ -11,17 +11,21 @@ from dataclasses import dataclass
 
 from clockwright.v1 import control_pb2 as pb
 
-# A worker is slow if its EXECs take so many times what others of its kind take, or what was predicted. Noise of a
-# busy processor stays below; the scheduler avoids a worker from three on.
-_SLOW_FACTOR = 1.5
+#: A worker is slow if its EXECs take so many times what others of its kind take, or what was predicted. Noise of a
+#: busy processor stays below; the scheduler avoids a worker from three on.
+SLOW_FACTOR = 1.5
 # Fewer EXECs say nothing.
 _INFERS_MIN = 5
 # Less than this share of the requests may be dropped without a word.
 _DROPPED_SHARE = 0.01
 # Fewer refusals may be chance.
 _REFUSED_MIN = 3
+# So busy may a lane be, so that bursts find room.
+_TARGET_BUSY = 0.8
 # A refusal of these kinds is not its caller's doing.
 _OWN_FAULTS = frozenset(("COLD", "FAILED", "LATE", "OVERLOADED", "WORKER_LOST"))
+# Something is short where these are.
+_SHORTAGES = frozenset(("COLD", "OVERLOADED"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +36,25 @@ class ClusterFinding:
     name: str
     #: Which, how much, and what to do; one line.
     words: str
+    #: Whether requests are refused for it now; else it is a warning.
+    harmful: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesAsked:
+    """What the models need that are asked for."""
+
+    #: Pages of all of them together.
+    num_pages: int
+    #: Pages of the smallest one that was refused; 0: none was.
+    num_least: int
 
 
 def diagnose(
     status: pb.StatusResponse,
     workers: Sequence[pb.WorkerInfo],
     models: Sequence[pb.ModelInfo] = (),
+    asked: PagesAsked | None = None,
 ) -> list[ClusterFinding]:
     """Find everything that is wrong, causes first; empty: the server is well.
 
@@ -45,16 +62,18 @@ def diagnose(
         status: the server's totals.
         workers: all of them.
         models: all of them.
+        asked: what the models need that were asked for lately; None: not known.
     """
     looks: list[Callable[[], list[ClusterFinding]]] = [
         lambda: not_serving(status, workers),
-        lambda: slow_workers(workers),
-        lambda: too_few_pages(status, workers),
-        lambda: overload(status),
+        lambda: slow_workers(workers, status),
+        lambda: too_few_pages(status, workers, asked),
+        lambda: overload(status, workers),
         lambda: thin_links(status),
         lambda: unfit_models(models),
     ]
-    return [finding for look in looks for finding in look()] or refusals(status)
+    found = [finding for look in looks for finding in look()]
+    return found if any(finding.harmful for finding in found) else [*refusals(status), *found]
 
 
 def not_serving(
@@ -93,8 +112,11 @@ def not_serving(
     return found
 
 
-def slow_workers(workers: Sequence[pb.WorkerInfo]) -> list[ClusterFinding]:
+def slow_workers(
+    workers: Sequence[pb.WorkerInfo], status: pb.StatusResponse
+) -> list[ClusterFinding]:
     """Find workers that take longer than others of their kind, or that the scheduler avoids."""
+    harmful = _is_harmed(status)
     found = []
     for worker in workers:
         name = "slow worker"
@@ -104,63 +126,89 @@ def slow_workers(workers: Sequence[pb.WorkerInfo]) -> list[ClusterFinding]:
             words = f"its GPU is unwell: {worker.complaints[0]}"
         elif whole:
             words = f"avoided: {whole[0].partition(': ')[2]}"
-        elif (times := _times_slower(worker)) >= _SLOW_FACTOR:
+        elif (times := times_slower(worker.recent)) >= SLOW_FACTOR:
             whose = (
                 f"others' of {worker.gpu_kind}"
                 if worker.recent.exec_over_others
                 else "was predicted"
             )
-            words = f"its EXECs take {times:.1f} times as long as {whose}"
+            words = (
+                f"its EXECs take {times:.1f} times as long as {whose}{_last(worker.recent.over_ns)}"
+            )
         elif worker.suspended:
             name, words = "sick worker", f"avoided for {worker.suspended[0]}"
         if words:
             found.append(
                 ClusterFinding(
                     name=name,
-                    words=f"{worker.worker_id}: {words}; look at its host, or clockwright drain {worker.worker_id}",
+                    words=f"{worker.worker_id}: {words}; look at its host; {_draining(worker, workers, status)}",
+                    harmful=harmful,
                 )
             )
     return found
 
 
 def too_few_pages(
-    status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]
+    status: pb.StatusResponse,
+    workers: Sequence[pb.WorkerInfo],
+    asked: PagesAsked | None = None,
 ) -> list[ClusterFinding]:
     """Find kinds of workers whose caches are too small for the models that are asked."""
     found = []
     for kind in status.kinds:
-        dropped_rps = kind.dropped_for_pages_rps
-        if not _matters(dropped_rps, status):
+        if not _matters(kind.dropped_for_pages_rps, status):
             continue
         mine = [worker for worker in workers if worker.gpu_kind == kind.gpu_kind]
         pages = sum(worker.num_pages for worker in mine)
         free = sum(worker.num_free_pages for worker in mine)
+        enough = "give workers more --pages, or add one"
+        if asked is not None and mine and asked.num_pages > pages:
+            each = -(-asked.num_pages // len(mine))
+            enough = (
+                f"the models asked for need {asked.num_pages} pages: give each of {_workers(kind)} at least "
+                f"--pages {each}, or add workers"
+            )
+        most_free = max((worker.num_free_pages for worker in mine), default=0)
+        too_small = ""
+        if asked is not None and most_free < asked.num_least:
+            too_small = (
+                f"; the {most_free} free ones of a worker are too few for the smallest model that was refused, "
+                f"which needs {asked.num_least}"
+            )
         found.append(
             ClusterFinding(
                 name="too few pages",
-                words=f"{dropped_rps:.1f} r/s dropped: models on {kind.gpu_kind} push each other out "
-                f"({kind.evictions_per_s:.1f} evictions/s, {free} of {pages} pages free); give workers more "
-                "--pages, or add one",
+                words=f"{_how_many(kind.dropped_for_pages_rps, kind, status)}: models on {kind.gpu_kind} push each other out "
+                f"({kind.evictions_per_s:.1f} evictions/s, {free} of {pages} pages free{too_small}); {enough}",
+                harmful=_matters_now(kind.dropped_for_pages_rps, status),
             )
         )
     return found
 
 
-def overload(status: pb.StatusResponse) -> list[ClusterFinding]:
+def overload(
+    status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo] = ()
+) -> list[ClusterFinding]:
     """Find kinds of workers that are asked for more than they can do."""
     found = []
     for kind in status.kinds:
         for dropped_rps, busy, what in (
-            (kind.dropped_for_exec_rps, kind.exec_busy, "EXEC"),
-            (kind.dropped_for_loads_rps, kind.load_busy, "loading"),
+            (kind.dropped_for_exec_rps, _busy(kind, workers, "exec_busy"), "EXEC"),
+            (kind.dropped_for_loads_rps, _busy(kind, workers, "load_busy"), "loading"),
         ):
             if _matters(dropped_rps, status):
-                more = f"; one more would answer {kind.one_more_rps:.1f} r/s" * (what == "EXEC")
+                refused_rps = _refused_rps(dropped_rps, status)
+                # Rates of kinds look back further: one more cannot answer more than is refused.
+                one_more_rps = min(kind.one_more_rps, refused_rps or kind.one_more_rps)
+                more = f"; one more would answer about {one_more_rps:.1f} r/s of it" * (
+                    what == "EXEC"
+                )
                 found.append(
                     ClusterFinding(
                         name="overload",
-                        words=f"{dropped_rps:.1f} r/s dropped, {_workers(kind)} {busy:.0%} busy with {what}; "
+                        words=f"{_how_many(dropped_rps, kind, status)}, {_workers(kind)} {busy:.0%} busy with {what}; "
                         f"send less, or add workers{more}",
+                        harmful=_matters_now(dropped_rps, status),
                     )
                 )
     return found
@@ -171,8 +219,9 @@ def thin_links(status: pb.StatusResponse) -> list[ClusterFinding]:
     return [
         ClusterFinding(
             name="thin links",
-            words=f"{kind.dropped_for_links_rps:.1f} r/s dropped: the links to {_workers(kind)} carry no more; "
+            words=f"{_how_many(kind.dropped_for_links_rps, kind, status)}: the links to {_workers(kind)} carry no more; "
             "bring them nearer, or add workers",
+            harmful=_matters_now(kind.dropped_for_links_rps, status),
         )
         for kind in status.kinds
         if _matters(kind.dropped_for_links_rps, status)
@@ -189,6 +238,7 @@ def unfit_models(models: Sequence[pb.ModelInfo]) -> list[ClusterFinding]:
         ClusterFinding(
             name="unfit model",
             words=f"{unfit[0].model_id}{more}: {unfit[0].reason or 'unavailable'}",
+            harmful=False,
         )
     ]
 
@@ -198,7 +248,7 @@ def refusals(status: pb.StatusResponse) -> list[ClusterFinding]:
     recent = status.recent
     found = {row.reason: row.count for row in recent.refusals if row.reason in _OWN_FAULTS}
     num = sum(found.values())
-    if num < _REFUSED_MIN or num <= _DROPPED_SHARE * recent.requests:
+    if not _is_harmed(status):
         return []
     reasons = ", ".join(f"{found[reason]} {reason}" for reason in sorted(found))
     return [
@@ -210,18 +260,128 @@ def refusals(status: pb.StatusResponse) -> list[ClusterFinding]:
     ]
 
 
-def _times_slower(worker: pb.WorkerInfo) -> float:
-    """How many times longer its EXECs take than those of others of its kind, or, without others, than predicted."""
-    if worker.recent.infers < _INFERS_MIN:
+def times_slower(recent: pb.RecentActions) -> float:
+    """How many times longer EXECs take than those of others of the kind, or, without others, than predicted.
+
+    0: too few were run to say.
+    """
+    if recent.infers < _INFERS_MIN:
         return 0.0
-    return worker.recent.exec_over_others or worker.recent.exec_over_predicted
+    return recent.exec_over_others or recent.exec_over_predicted
+
+
+def _draining(
+    worker: pb.WorkerInfo, workers: Sequence[pb.WorkerInfo], status: pb.StatusResponse
+) -> str:
+    """Whether others can do a worker's work, and what it costs to take it away."""
+    name = worker.worker_id
+    others = [
+        each
+        for each in workers
+        if each.gpu_kind == worker.gpu_kind and each.worker_id != name and not each.suspended
+    ]
+    if not others:
+        return f"do not drain it: no other of {worker.gpu_kind} is well"
+    num_execs = sum(each.recent.infers for each in workers)
+    rps_per_exec = status.recent.answered / _seconds(status) / num_execs if num_execs else 0.0
+    mine_rps = worker.recent.infers * rps_per_exec
+    kinds = [kind for kind in status.kinds if kind.gpu_kind == worker.gpu_kind]
+    over_ns = max((kind.over_ns for kind in kinds if _dropped_rps(kind)), default=0)
+    if _own_refusals(status) or any(map(_dropped_rps, kinds)):
+        when = _last(status.recent.over_ns if _own_refusals(status) else over_ns)
+        return f"do not drain it before another is added: it answers {mine_rps:.1f} r/s, and requests were refused{when}"
+    busy = sum(each.recent.exec_busy for each in others)
+    room = max(_TARGET_BUSY * len(others) - busy, 0.0)
+    needed = worker.recent.exec_busy / max(times_slower(worker.recent), 1.0)
+    mean = busy / len(others)
+    if needed > room or any(kind.exec_busy > _TARGET_BUSY for kind in kinds):
+        left_rps = mine_rps * (1 - min(room / needed, 1.0)) if needed else 0.0
+        return (
+            f"do not drain it before another is added: the others are {mean:.0%} busy, and {left_rps:.1f} of its "
+            f"{mine_rps:.1f} r/s would be too much for them"
+        )
+    return (
+        f"to drain it is safe (clockwright drain {name}): the others are {mean:.0%} busy, and have room for its "
+        f"{mine_rps:.1f} r/s"
+    )
+
+
+def _own_refusals(status: pb.StatusResponse, reasons: frozenset[str] = _OWN_FAULTS) -> int:
+    """Requests that were refused lately, and not for what their callers did."""
+    return sum(row.count for row in status.recent.refusals if row.reason in reasons)
+
+
+def _is_harmed(status: pb.StatusResponse) -> bool:
+    """Whether refused requests are a noticeable part of all."""
+    num = _own_refusals(status)
+    return num >= _REFUSED_MIN and num > _DROPPED_SHARE * status.recent.requests
+
+
+def _dropped_rps(kind: pb.KindInfo) -> float:
+    return (
+        kind.dropped_for_exec_rps
+        + kind.dropped_for_loads_rps
+        + kind.dropped_for_pages_rps
+        + kind.dropped_for_links_rps
+    )
+
+
+def _refused_rps(
+    dropped_rps: float, status: pb.StatusResponse, reasons: frozenset[str] = _OWN_FAULTS
+) -> float:
+    """The part of a cause in what was refused in the last seconds.
+
+    What each kind fell short of looks back further. It says which part is whose, and the last seconds how much it is:
+    so all figures of a page are about the same time.
+    """
+    all_rps = sum(map(_dropped_rps, status.kinds))
+    if not all_rps:
+        return 0.0
+    return _own_refusals(status, reasons) / _seconds(status) * dropped_rps / all_rps
 
 
 def _matters(dropped_rps: float, status: pb.StatusResponse) -> bool:
-    """Whether so many dropped requests are a noticeable part of all."""
-    seconds = status.recent.over_ns / 1e9
-    asked_rps = status.recent.requests / seconds if seconds else 0.0
-    return dropped_rps > max(_DROPPED_SHARE * asked_rps, 0.1)
+    """Whether requests that were dropped for a cause are a noticeable part of all, now or some seconds ago."""
+    return dropped_rps > _least_rps(status) or _matters_now(dropped_rps, status)
+
+
+def _matters_now(dropped_rps: float, status: pb.StatusResponse) -> bool:
+    """Whether they are it in the last seconds alone.
+
+    What is late beside them does not make a shortage: its answer was predicted to be in time.
+    """
+    return _refused_rps(dropped_rps, status, _SHORTAGES) > _least_rps(status)
+
+
+def _least_rps(status: pb.StatusResponse) -> float:
+    return max(_DROPPED_SHARE * status.recent.requests / _seconds(status), 0.1)
+
+
+def _how_many(dropped_rps: float, kind: pb.KindInfo, status: pb.StatusResponse) -> str:
+    if _matters_now(dropped_rps, status):
+        return _of_all(_refused_rps(dropped_rps, status), status)
+    return f"{dropped_rps:.1f} r/s refused{_last(kind.over_ns)}, hardly any{_last(status.recent.over_ns)}"
+
+
+def _of_all(rps: float, status: pb.StatusResponse) -> str:
+    asked_rps = status.recent.requests / _seconds(status)
+    return f"{rps:.1f} of {asked_rps:.1f} r/s refused{_last(status.recent.over_ns)}"
+
+
+def _last(over_ns: int) -> str:
+    return f" in the last {over_ns / 1e9:.0f} s" if over_ns >= 1e9 else ""
+
+
+def _seconds(status: pb.StatusResponse) -> float:
+    return max(status.recent.over_ns, 1) / 1e9
+
+
+def _busy(kind: pb.KindInfo, workers: Sequence[pb.WorkerInfo], lane: str) -> float:
+    """How busy the lanes of a kind were in the last seconds, as the list of workers says."""
+    mine = [worker for worker in workers if worker.gpu_kind == kind.gpu_kind]
+    if not mine:
+        return float(getattr(kind, lane))
+    return sum(float(getattr(worker.recent, lane)) for worker in mine) / len(mine)
 
 
 def _workers(kind: pb.KindInfo) -> str:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from clockwright.findings import PagesAsked
     from clockwright.operator import Operator
     from clockwright.v1 import control_pb2 as pb
 
 _COLUMNS = 80
 _BAR_CHARS = 10
-# Lines of the totals and the tables' heads, besides rows of workers and models. A finding takes two lines.
-_OTHER_LINES = 14
+# Lines of the totals and the tables' heads, besides rows of workers and models. A finding takes three lines.
+_OTHER_LINES = 15
 _WORKERS_SHOWN = 8
 # A look at thousands of models takes the server's time, so the next one waits so many times as long.
 _PAUSE_FACTOR = 20
@@ -72,11 +73,14 @@ def top(
         if once or json:
             time.sleep(interval_s)
             now = _look(operator)
-            findings = diagnose(now.status, now.workers, now.models)
+            findings = diagnose(now.status, now.workers, now.models, _pages_asked(before, now))
             if json:
                 print_json(
                     {
-                        "findings": [{"name": row.name, "words": row.words} for row in findings],
+                        "findings": [
+                            {"name": row.name, "words": row.words, "harmful": row.harmful}
+                            for row in findings
+                        ],
                         **plain(now.status),
                         "workers": [plain(row) for row in now.workers],
                         "models": [plain(row) for row in now.models],
@@ -114,15 +118,19 @@ def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableTy
 
     from clockwright.findings import diagnose
 
-    findings = diagnose(now.status, now.workers, now.models)
+    findings = diagnose(now.status, now.workers, now.models, _pages_asked(before, now))
     status, recent = now.status, now.status.recent
     seconds = max(recent.over_ns, 1) / NS_PER_S
     if findings:
-        head = Text(f"{findings[0].name.upper()}: {findings[0].words}", style="bold red")
+        harmful = any(row.harmful for row in findings)
+        head = Text(
+            f"{'' if harmful else 'WARNING: '}{findings[0].name.upper()}: {findings[0].words}",
+            style="bold red" if harmful else "bold yellow",
+        )
     elif not status.ready:
         head = Text("PREPARING: models are not ready yet", style="bold yellow")
     else:
-        head = Text("WELL: nothing is dropped that should not be", style="bold green")
+        head = Text("WELL: nothing is short, requests are answered in time", style="bold green")
     good = recent.answered / recent.requests if recent.requests else 1.0
     refused = ", ".join(f"{row.count / seconds:.1f} {row.reason}" for row in recent.refusals)
     totals = [
@@ -134,8 +142,11 @@ def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableTy
         f"latency p50 {format_ns(recent.latency_ns_p50)} ({recent.slo_share_p50:.0%} of its SLO), "
         f"p99 {format_ns(recent.latency_ns_p99)} ({recent.slo_share_p99:.0%})",
     ]
-    others = [Text(f"also {row.name}: {row.words}", style="red") for row in findings[1:]]
-    room = max(lines - _OTHER_LINES - 2 * len(others), 2 * _ROWS_MIN)
+    others = [
+        Text(f"also {row.name}: {row.words}", style="red" if row.harmful else "yellow")
+        for row in findings[1:]
+    ]
+    room = max(lines - _OTHER_LINES - 3 * len(others), 2 * _ROWS_MIN)
     num_workers = min(len(now.workers), _WORKERS_SHOWN, room - _ROWS_MIN)
     return Group(
         head,
@@ -144,6 +155,22 @@ def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableTy
         _worker_table(now.workers, num_workers),
         _model_table(before, now, room - num_workers),
     )
+
+
+def _pages_asked(before: Look, now: Look) -> PagesAsked:
+    """What the models need that were asked for between two looks."""
+    from clockwright.findings import PagesAsked
+    from clockwright.v1 import control_pb2 as pb
+
+    then = {row.model_id: row for row in before.models}
+    asked, refused = 0, []
+    for model in now.models:
+        earlier = then.get(model.model_id, pb.ModelInfo())
+        if model.requests > earlier.requests:
+            asked += model.num_pages
+        if model.num_pages and sum(_counts(model).values()) > sum(_counts(earlier).values()):
+            refused.append(model.num_pages)
+    return PagesAsked(num_pages=asked, num_least=min(refused, default=0))
 
 
 def _worker_table(workers: Sequence[pb.WorkerInfo], num_shown: int) -> Table:

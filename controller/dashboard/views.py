@@ -18,7 +18,7 @@ import msgspec
 
 from clockwright import __version__
 from clockwright.errors import UnknownModelError
-from clockwright.findings import diagnose
+from clockwright.findings import SLOW_FACTOR, PagesAsked, diagnose, times_slower
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Entry, ModelState, name_of
@@ -145,14 +145,15 @@ class DashboardViews:
 
     async def timeline(self) -> bytes:
         """What the lanes did in the last moments, and which requests it was for."""
-        told, load, _, _ = await self._head()
+        told, load, _, workers = await self._head()
         runtime = self._parts.runtime
         await asyncio.sleep(0)
         now_ns = runtime.clock()
         since_ns = now_ns - _TIMELINE_NS
         actions = runtime.telemetry.actions_since(since_ns, _TIMELINE_ROWS_MAX)
         requests = runtime.telemetry.requests_since(since_ns, _TIMELINE_ROWS_MAX)
-        told["lanes"] = [row.worker_id for row in load.workers[:_HOLDERS_MAX]]
+        told["lanes"] = sorted(row.worker_id for row in load.workers)[:_HOLDERS_MAX]
+        told["slow"] = {row["id"]: row["slower"] for row in workers if row["slow"]}
         told["over_ms"] = (
             min(_covered(actions, 13, since_ns, now_ns), _covered(requests, 6, since_ns, now_ns))
             / NS_PER_MS
@@ -322,6 +323,8 @@ class DashboardViews:
                     "load_busy": worked.load_busy,
                     "infers": worked.infers,
                     "slower": worked.exec_over_others or worked.exec_over_predicted,
+                    "slow": times_slower(worked) >= SLOW_FACTOR,
+                    "over_s": worked.over_ns / NS_PER_S,
                     "against": "others" if worked.exec_over_others else "prediction",
                     "too_late": worked.too_late,
                     "failed": worked.failed,
@@ -349,7 +352,11 @@ class DashboardViews:
             )
             for entry in self._unfit
         ]
-        findings = diagnose(status, infos, unfit)
+        asked = None
+        if any(kind.dropped_for_pages_rps for kind in load.kinds):
+            asked = self._pages_asked(telemetry.requests_since(self._since(now_ns), _ROWS_MAX))
+        findings = diagnose(status, infos, unfit, asked)
+        newest = telemetry.requests_since(self._started_ns, 1)
         ready = not (
             runtime.draining
             or memory.state is MemoryState.ALL_REFUSED
@@ -361,11 +368,17 @@ class DashboardViews:
             "policy": parts.policy,
             "up_s": (now_ns - self._started_ns) / NS_PER_S,
             "ready": ready,
-            "findings": [{"name": row.name, "words": row.words} for row in findings],
+            "findings": [
+                {"name": row.name, "words": row.words, "harmful": row.harmful} for row in findings
+            ],
             "num_models": sum(self._num_by_state.values()),
             "num_ready": self._num_by_state[ModelState.READY],
             "num_unfit": self._num_by_state[ModelState.UNAVAILABLE],
             "idle": not recent.requests and not runtime.num_waiting,
+            # How far figures look back: of requests, and of kinds of workers.
+            "over_s": recent.over_ns / NS_PER_S,
+            "kinds_over_s": max((kind.over_ns for kind in load.kinds), default=0) / NS_PER_S,
+            "last_ago_s": (now_ns - newest[0][6]) / NS_PER_S if newest else None,
         }
         return told, load, recent, workers
 
@@ -389,6 +402,19 @@ class DashboardViews:
             # The first is named, the others are counted.
             self._unfit.sort(key=lambda entry: entry.name)
         self._states_at_s = now_s
+
+    def _pages_asked(self, rows: Sequence[RequestRecord]) -> PagesAsked:
+        """What the models need that some requests were for."""
+        catalogue = self._parts.catalogue
+        entries = {
+            model_id: catalogue.find(name_of(model_id)) for model_id in {row[1] for row in rows}
+        }
+        pages = {
+            model_id: entry.num_pages for model_id, entry in entries.items() if entry is not None
+        }
+        refused = {row[1] for row in rows if row[7] in ("COLD", "OVERLOADED")} & pages.keys()
+        least = min([pages[model_id] for model_id in refused], default=0)
+        return PagesAsked(num_pages=sum(pages.values()), num_least=least)
 
     def _since(self, now_ns: int) -> int:
         return max(self._started_ns, now_ns - _WINDOW_NS)

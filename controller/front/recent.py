@@ -96,12 +96,18 @@ def recent_actions(
             mine[3] += load.duration_ns
     exec_ns, compared_ns, others_ns = Counter[WorkerId](), Counter[WorkerId](), Counter[WorkerId]()
     for of_all in runs.values():
-        all_ns, num_all = (sum(column) for column in zip(*of_all.values(), strict=True))
-        for worker_id, (duration_ns, num) in of_all.items():
-            exec_ns[worker_id] += duration_ns
-            if num < num_all:
-                compared_ns[worker_id] += duration_ns
-                others_ns[worker_id] += num * (all_ns - duration_ns) // (num_all - num)
+        means = sorted(
+            (duration_ns / num, worker_id) for worker_id, (duration_ns, num) in of_all.items()
+        )
+        for place, (mean_ns, worker_id) in enumerate(means):
+            num = of_all[worker_id][1]
+            exec_ns[worker_id] += of_all[worker_id][0]
+            if len(means) > 1:
+                # The lower median of the others: a slow one among them makes nobody look fast.
+                middle = (len(means) - 2) // 2
+                other_ns = means[middle + (place <= middle)][0]
+                compared_ns[worker_id] += round(num * mean_ns)
+                others_ns[worker_id] += round(num * other_ns)
     return {
         worker_id: pb.RecentActions(
             over_ns=over_ns,

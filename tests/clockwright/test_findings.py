@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.findings import diagnose, overload, slow_workers, too_few_pages
+from clockwright.findings import PagesAsked, diagnose, overload, slow_workers, too_few_pages
 from clockwright.units import NS_PER_S
 from clockwright.v1 import control_pb2 as pb
 
-ASKED = pb.RecentRequests(over_ns=5 * NS_PER_S, requests=1000, answered=900)
 
-
-def status_of(**kind: float) -> pb.StatusResponse:
+def status_of(refused: int = 0, **kind: float) -> pb.StatusResponse:
+    """A server of whose last 1000 requests, in 5 s, some were refused."""
     info = pb.KindInfo(gpu_kind="V100", num_workers=2, **kind)  # type: ignore[arg-type]
-    return pb.StatusResponse(ready=True, recent=ASKED, kinds=[info])
+    rows = [pb.RefusalCount(reason="OVERLOADED", count=refused)]
+    recent = pb.RecentRequests(
+        over_ns=5 * NS_PER_S, requests=1000, answered=1000 - refused, refusals=rows
+    )
+    return pb.StatusResponse(ready=True, recent=recent, kinds=[info])
 
 
 def worker(name: str, kind: str = "V100", **recent: float) -> pb.WorkerInfo:
@@ -40,12 +43,18 @@ def test_a_server_that_is_well_has_no_findings() -> None:
     ],
 )
 def test_what_is_short_is_named_with_its_figures(shortage: str, name: str, figure: str) -> None:
-    (finding,) = diagnose(status_of(**{shortage: 20.0}), WELL)
+    # A kind's rates look back further than those that a page shows: theirs is what counts.
+    (finding,) = diagnose(status_of(100, **{shortage: 33.0}), WELL)
     assert finding.name == name
-    assert "20.0 r/s" in finding.words
+    assert finding.harmful
+    assert "20.0 of 200.0 r/s refused in the last 5 s" in finding.words
     assert figure in finding.words
     # One of 200 requests per second does not matter.
-    assert diagnose(status_of(**{shortage: 1.0}), WELL) == []
+    assert diagnose(status_of(5, **{shortage: 1.0}), WELL) == []
+    # What ended some seconds ago may come again.
+    (warning,) = diagnose(status_of(0, over_ns=10 * NS_PER_S, **{shortage: 33.0}), WELL)
+    assert (warning.name, warning.harmful) == (name, False)
+    assert "33.0 r/s refused in the last 10 s, hardly any in the last 5 s" in warning.words
 
 
 def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_callers_brought_about() -> (
@@ -60,41 +69,99 @@ def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_c
     assert finding.name == "refusals"
     assert "25 of the 1000 requests of the last 5.0 s" in finding.words
     assert "20 LATE, 5 OVERLOADED" in finding.words
+    assert finding.harmful
     assert diagnose(status_with(QUOTA=500, INFEASIBLE=400, LATE=10), WELL) == []
-    short = status_with(LATE=200)
+    short = status_with(OVERLOADED=200)
     short.kinds.add(gpu_kind="V100", num_workers=2, dropped_for_exec_rps=40.0)
     assert [found.name for found in diagnose(short, WELL)] == ["overload"]
 
 
-def test_an_overload_says_what_one_more_worker_would_answer() -> None:
-    (finding,) = overload(status_of(dropped_for_exec_rps=50.0, exec_busy=0.98, one_more_rps=40.0))
-    assert "98% busy" in finding.words
-    assert "one more would answer 40.0 r/s" in finding.words
+def test_an_overload_says_how_busy_its_workers_were_and_what_one_more_would_answer() -> None:
+    busy = (worker("a", exec_busy=0.8), worker("b", exec_busy=0.9), worker("c", "A100"))
+    status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.98, one_more_rps=40.0)
+    (finding,) = overload(status, busy)
+    assert "85% busy" in finding.words
+    assert "one more would answer about 40.0 r/s" in finding.words
 
 
 def test_pages_are_counted_over_the_workers_of_the_kind_alone() -> None:
-    status = status_of(dropped_for_pages_rps=50.0)
+    status = status_of(250, dropped_for_pages_rps=50.0)
     (finding,) = too_few_pages(status, [*WELL, worker("c", "A100")])
     assert "0 of 16 pages free" in finding.words
 
 
+def test_too_few_pages_says_how_many_would_do() -> None:
+    status = status_of(250, dropped_for_pages_rps=50.0)
+    (finding,) = too_few_pages(status, WELL, PagesAsked(num_pages=41, num_least=6))
+    assert "the models asked for need 41 pages" in finding.words
+    # On two workers.
+    assert "at least --pages 21" in finding.words
+    assert "smallest model that was refused, which needs 6" in finding.words
+    (enough,) = too_few_pages(status, WELL, PagesAsked(num_pages=16, num_least=0))
+    assert "give workers more --pages" in enough.words
+
+
+TORTOISE = worker("tortoise", exec_over_others=1.9, exec_over_predicted=1.0, exec_busy=0.38)
+
+
 def test_a_worker_that_is_slower_than_others_is_named_and_the_others_are_not() -> None:
-    slow = worker("tortoise", exec_over_others=1.9, exec_over_predicted=1.0)
-    (finding,) = slow_workers([worker("a", exec_over_others=0.5), slow])
+    others = [worker("a", exec_over_others=0.5, exec_busy=0.4)]
+    (finding,) = slow_workers([*others, TORTOISE], status_of())
     assert finding.name == "slow worker"
+    # Nothing is refused.
+    assert not finding.harmful
     assert finding.words.startswith("tortoise: ")
     assert "1.9 times" in finding.words
-    assert "clockwright drain tortoise" in finding.words
+    # The other takes 0.2 of its time more for it, and is 0.4 busy; each runs half of 200 r/s.
+    assert "safe (clockwright drain tortoise)" in finding.words
+    assert "room for its 100.0 r/s" in finding.words
+
+
+@pytest.mark.parametrize(
+    ("others", "refused", "because"),
+    [
+        ([worker("a", exec_busy=0.7)], 0, "50.0 of its 100.0 r/s would be too much"),
+        ([worker("a", exec_busy=0.1)], 4, "requests were refused in the last 5 s"),
+        ([], 0, "no other of V100"),
+        ([worker("a", "A100")], 0, "no other of V100"),
+    ],
+)
+def test_nobody_is_told_to_drain_a_worker_whose_work_others_cannot_do(
+    others: list[pb.WorkerInfo], refused: int, because: str
+) -> None:
+    (finding,) = slow_workers([*others, TORTOISE], status_of(refused))
+    assert "do not drain it" in finding.words
+    assert because in finding.words
+    assert "clockwright drain" not in finding.words
+
+
+def test_what_is_late_is_no_overload() -> None:
+    status = status_of(5, dropped_for_exec_rps=1.0)
+    status.recent.refusals.add(reason="LATE", count=200)
+    assert [row.name for row in diagnose(status, WELL)] == ["refusals"]
+
+
+def test_a_worker_is_not_drained_while_refusals_are_remembered_that_a_page_no_more_counts() -> None:
+    status = status_of(dropped_for_exec_rps=0.4, over_ns=10 * NS_PER_S)
+    others = [worker("a", exec_busy=0.1)]
+    (finding,) = slow_workers([*others, TORTOISE], status)
+    assert "do not drain it" in finding.words
+    assert "requests were refused in the last 10 s" in finding.words
+
+
+def test_a_slow_worker_does_harm_while_requests_are_refused() -> None:
+    found = diagnose(status_of(50), (*WELL, TORTOISE))
+    assert [(row.name, row.harmful) for row in found] == [("slow worker", True)]
 
 
 def test_one_alone_is_compared_with_what_was_predicted() -> None:
-    (finding,) = slow_workers([worker("a", exec_over_predicted=2.0)])
+    (finding,) = slow_workers([worker("a", exec_over_predicted=2.0)], status_of())
     assert "2.0 times as long as was predicted" in finding.words
-    assert slow_workers([worker("a", exec_over_predicted=1.2)]) == []
+    assert slow_workers([worker("a", exec_over_predicted=1.2)], status_of()) == []
 
 
 def test_a_few_runs_say_nothing() -> None:
-    assert slow_workers([worker("a", exec_over_others=9.0, infers=2)]) == []
+    assert slow_workers([worker("a", exec_over_others=9.0, infers=2)], status_of()) == []
 
 
 def test_whom_the_scheduler_avoids_is_named_with_its_reason() -> None:
@@ -104,7 +171,8 @@ def test_whom_the_scheduler_avoids_is_named_with_its_reason() -> None:
     sick.suspended.append("m: the engine failed")
     hot = worker("u")
     hot.complaints.append("its clock is throttled by heat")
-    names = [(row.name, row.words.partition(";")[0]) for row in slow_workers([avoided, sick, hot])]
+    found = slow_workers([avoided, sick, hot], status_of())
+    names = [(row.name, row.words.partition(";")[0]) for row in found]
     assert names == [
         ("slow worker", "w: avoided: worker w takes 3 times as long as predicted"),
         ("sick worker", "v: avoided for m: the engine failed"),
@@ -114,7 +182,7 @@ def test_whom_the_scheduler_avoids_is_named_with_its_reason() -> None:
 
 def test_causes_come_before_what_follows_from_them() -> None:
     slow = (*WELL, worker("tortoise", exec_over_others=3.0))
-    status = status_of(dropped_for_exec_rps=50.0, dropped_for_pages_rps=20.0)
+    status = status_of(350, dropped_for_exec_rps=50.0, dropped_for_pages_rps=20.0)
     assert [row.name for row in diagnose(status, slow)] == [
         "slow worker",
         "too few pages",

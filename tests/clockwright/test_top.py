@@ -61,12 +61,15 @@ def shown(before: Look, now: Look, lines: int) -> list[str]:
 
 
 def test_the_first_line_says_what_is_wrong() -> None:
-    assert shown(look(0, 0), look(1, 10), 24)[0].startswith("OVERLOAD: 80.0 r/s dropped")
+    assert shown(look(0, 0), look(1, 10), 24)[0].startswith("OVERLOAD: 80.0 of 200.0 r/s refused")
     well = look(1, 10)
     well.status.kinds[0].dropped_for_exec_rps = 0
     assert shown(look(0, 0), well, 24)[0].startswith("REFUSALS: 400 of the 1000 requests")
     well.status.recent.ClearField("refusals")
     assert shown(look(0, 0), well, 24)[0].startswith("WELL")
+    # A terminal without colours tells what does no harm yet by a word.
+    well.workers[3].recent.exec_over_others = 2.5
+    assert shown(look(0, 0), well, 24)[0].startswith("WARNING: SLOW WORKER: rack-3")
 
 
 def test_a_large_cluster_fits_a_small_terminal_busiest_first() -> None:

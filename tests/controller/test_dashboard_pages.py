@@ -110,7 +110,9 @@ def test_a_browser_shows_how_the_whole_is_and_every_name_as_text(
     assert server.ask("alpha", times=5) == ["OK"] * 5
     expect(page.locator("#finding")).to_have_text("WELL")
     # What a screen reader is told.
-    expect(page.get_by_role("status")).to_have_text("WELL: nothing is dropped that should not be")
+    expect(page.get_by_role("status")).to_have_text(
+        "WELL: nothing is short, requests are answered in time"
+    )
     expect(page.get_by_role("img", name="answered in time")).to_have_accessible_name(
         re.compile(r": [1-9][0-9.]* asked for, [1-9][0-9.]* answered in time$")
     )
@@ -118,6 +120,41 @@ def test_a_browser_shows_how_the_whole_is_and_every_name_as_text(
     expect(page.get_by_role("cell", name=HOSTILE)).to_be_visible()
     assert page.title() == "Overview - Clockwright"
     assert page.locator("main b, main img").count() == page.locator(".legend b").count()
+
+
+#: The page as it looks when something is wrong: harm, a warning, and both in figures.
+SICK = """kind => {
+  document.getElementById("banner").className = kind;
+  for (const tile of document.querySelectorAll(".tile")) tile.dataset.tone = kind === "sick" ? "bad" : "warn";
+  for (const cell of document.querySelectorAll("td")) cell.dataset.tone = kind === "sick" ? "bad" : "warn";
+  const before = element => getComputedStyle(element, "::before").content;
+  return [
+    before(document.getElementById("finding")),
+    before(document.querySelector(".tile dt")),
+    getComputedStyle(document.getElementById("banner")).backgroundColor,
+    getComputedStyle(document.querySelector(".tile")).backgroundColor,
+  ];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_harm_and_a_warning_differ_by_a_sign_and_by_a_colour_that_can_be_read(
+    server: Served, browser: Browser, scheme: Literal["light", "dark"]
+) -> None:
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto(server.url)
+    expect(page.locator("main[aria-busy=false]")).to_be_visible()
+    looks = []
+    for kind in ("sick", "warning"):
+        # At once, so that no news changes it meanwhile.
+        both = f"([kind, least]) => [({SICK})(kind), ({FAULTS})(least)]"
+        look, faults = page.evaluate(both, [kind, TEXT_CONTRAST])
+        assert faults == [], kind
+        looks.append(look)
+    for harm, warning in zip(*looks, strict=True):
+        assert harm != warning
+    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -190,6 +227,12 @@ def test_a_request_is_explained_at_an_address_of_its_own(server: Served, page: P
     page.locator("tbody tr", has_text="INFEASIBLE").get_by_role("link").first.click()
     expect(page.get_by_text("▲ INFEASIBLE: alpha")).to_be_visible()
     expect(page.locator(".words li").first).to_contain_text("It was refused as INFEASIBLE")
+    # The bar has a scale up to the SLO, and sentences have the same units as tables.
+    expect(page.locator(".scale .slo")).to_have_text(re.compile("^SLO 0 µs$"))
+    expect(page.locator(".words li").first).not_to_contain_text(re.compile("[0-9] us"))
+    expect(page.locator("section .facts")).to_contain_text(
+        re.compile(r"at [0-9]{2}:[0-9]{2}:[0-9]{2}")
+    )
     page.goto(f"{server.url}/#/request/{quote(HOSTILE)}")
     expect(page.locator(".verdict")).to_contain_text("no request")
     expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()

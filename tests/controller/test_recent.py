@@ -132,6 +132,15 @@ def test_a_worker_is_compared_with_others_over_the_same_work_alone() -> None:
     assert found[B].exec_over_predicted == 2.0
 
 
+def test_a_slow_worker_makes_none_of_the_others_look_fast() -> None:
+    telemetry = Telemetry()
+    three = {A: "V100", B: "V100", WorkerId("tortoise"): "V100"}
+    for worker, exec_ms in zip(three, (20, 20, 50), strict=True):
+        done(telemetry, worker, exec_ms=exec_ms)
+    found = recent_actions(telemetry, three, since_ns=0, now_ns=NOW_NS)
+    assert [found[worker].exec_over_others for worker in three] == [1.0, 1.0, 2.5]
+
+
 def test_workers_of_other_kinds_are_no_measure() -> None:
     telemetry = Telemetry()
     done(telemetry, A, exec_ms=10)

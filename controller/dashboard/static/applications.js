@@ -4,7 +4,7 @@ import { count, el, ms, percent, say, Table } from "./dom.js";
 
 export function applications(name, query) {
   const context = el("input", { id: "context", type: "text", autocomplete: "off", spellcheck: "false", value: query.context ?? "" });
-  const form = el("form", { class: "ask" }, el("label", { for: "context", text: "Weights of one user, session or tenant (empty: of everybody)" }), context, el("button", { type: "submit", text: "Show" }));
+  const form = el("form", { class: "ask" }, el("label", { for: "context", text: "Beliefs of one user, session or tenant (empty: of everybody)" }), context, el("button", { type: "submit", text: "Show" }));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const wanted = context.value.trim();
@@ -46,7 +46,7 @@ class Card {
       `What ${name} believes of its models`,
       [
         { title: "model", text: (row) => row.model, href: (row) => `#/model/${encodeURIComponent(row.model)}` },
-        { title: "weight", kind: "number", text: (row) => percent(row.weight), share: (row) => row.weight },
+        { title: "part of its belief", kind: "number", text: (row) => percent(row.weight), share: (row) => row.weight },
         { title: "without an answer in time", kind: "number", text: (row) => count(row.missing) },
         { title: "left out because", text: (row) => row.misfit || "-", tone: (row) => (row.misfit ? "bad" : "") },
       ],

@@ -50,6 +50,8 @@ export class TimeChart {
       const swatch = el("i", { class: "limit" });
       this.legend.append(el("li", {}, swatch, ` ${limitLabel}`));
     }
+    this.period = el("li", { class: "period" });
+    this.legend.append(this.period);
     this.plot = el("div", { class: "plot", role: "img", "aria-label": `${title}: no figures yet` });
     this.body = el("tbody");
     const head = el("tr", {}, el("th", { scope: "col", text: "time" }));
@@ -101,19 +103,24 @@ export class TimeChart {
     }
   }
 
-  /** Show what was taken in. */
-  show() {
+  /** Show what was taken in; beside it, until somebody points at a time, a point of all of a period, named in words. */
+  show(whole = this.whole, period = this.wholePeriod) {
+    this.whole = whole;
+    this.wholePeriod = period;
     this.note.hidden = this.columns.some((column) => column.some((value) => value !== null));
     this.uplot.setData([this.times, ...this.columns]);
-    this.tell(this.times.length - 1);
-    const told = this.words?.(this.columns.map((column) => column.at(-1) ?? null)) ?? "";
+    this.tell(this.uplot.cursor.idx);
+    const told = this.words?.(whole ? this.series.map((each) => each.value(whole) ?? null) : this.columns.map((column) => column.at(-1) ?? null)) ?? "";
     setAttribute(this.plot, "aria-label", `${this.title}: ${told || "no figures yet"}`);
     if (this.details.open) this.tabulate();
   }
 
-  tell(index) {
+  tell(chosen) {
+    const index = chosen ?? this.times.length - 1;
+    const isWhole = (chosen === null || chosen === undefined) && this.whole !== undefined;
+    say(this.period, isWhole ? `(${this.wholePeriod})` : this.times[index] ? `(at ${clock.format(1000 * this.times[index])})` : "");
     this.columns.forEach((column, number) => {
-      const value = column[index];
+      const value = isWhole ? this.series[number].value(this.whole) : column[index];
       say(this.values[number], value === null || value === undefined ? "-" : this.format(value));
     });
   }
@@ -167,7 +174,7 @@ export class TimeChart {
       bands: this.band ? [{ series: this.band.series, fill: colour(this.band.colour) }] : [],
       hooks: {
         draw: [(plot) => this.drawLimit(plot)],
-        setCursor: [(plot) => this.tell(plot.cursor.idx ?? this.times.length - 1)],
+        setCursor: [(plot) => this.tell(plot.cursor.idx)],
       },
     };
     this.uplot = new uPlot(options, [this.times, ...this.columns], this.plot);

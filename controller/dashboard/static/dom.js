@@ -35,8 +35,9 @@ export class Table {
     this.empty = el("p", { class: "dim", text: empty });
     const head = el("tr");
     for (const column of columns)
-      head.append(el("th", { scope: "col", class: column.kind ?? "text", text: column.title }));
-    this.table = el("table", {}, el("caption", { text: caption }), el("thead", {}, head), this.body);
+      head.append(el("th", { scope: "col", class: column.kind ?? "text", text: column.title, title: column.help }));
+    this.caption = el("caption", { text: caption });
+    this.table = el("table", {}, this.caption, el("thead", {}, head), this.body);
     // Wide tables move sideways, also by keys.
     const frame = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, this.table);
     this.root = el("section", { class: "table" }, frame, this.empty);
@@ -58,6 +59,12 @@ export class Table {
     this.rows = kept;
     // What is moved loses its focus.
     if (focused !== document.activeElement && this.body.contains(focused)) focused.focus();
+  }
+
+  /** Name it anew: what it shows is of another period. */
+  name(caption) {
+    say(this.caption, caption);
+    setAttribute(this.root.firstElementChild, "aria-label", caption);
   }
 
   line() {
@@ -87,16 +94,45 @@ function fill(cell, column, row) {
 /** A figure in large letters with its name below. */
 export class Tile {
   constructor(name) {
+    this.name = el("dt", { text: name });
     this.value = el("dd");
     this.more = el("dd", { class: "dim" });
-    this.root = el("div", { class: "tile" }, el("dt", { text: name }), this.value, this.more);
+    this.root = el("div", { class: "tile" }, this.name, this.value, this.more);
   }
 
-  update(value, more = "", tone = "") {
+  /** period: what the value is of, in words. */
+  update(value, more = "", tone = "", period = "") {
+    this.label ??= this.name.textContent;
+    say(this.name, period ? `${this.label}, ${period}` : this.label);
     say(this.value, value);
     say(this.more, more);
     setAttribute(this.root, "data-tone", tone);
   }
+}
+
+/** How long ago figures begin. */
+export function lastSeconds(seconds) {
+  return `last ${seconds >= 10 || Math.abs(seconds - Math.round(seconds)) < 0.05 ? Math.round(seconds) : seconds.toFixed(1)} s`;
+}
+
+const WORDS = [
+  ["OVERLOADED", "refused before it ran: all workers that have the model were busy until its SLO would have been over"],
+  ["LATE", "its answer was ready after its SLO, or its run could not begin in time, although it was planned to be in time"],
+  ["COLD", "refused because the model's weights were on no worker, and could not be loaded within its SLO"],
+  ["INFEASIBLE", "refused because its SLO is shorter than one run takes"],
+  ["FAILED, WORKER_LOST", "its run failed, or its worker went away"],
+  ["SLO", "the time within which a request wants its answer"],
+  ["median, p99", "half of the answers took no longer than the median, 99 of 100 no longer than p99"],
+  ["EXEC, LOAD", "a worker's two lanes: it runs one batch at a time in one, and copies one model's weights onto the GPU in the other"],
+  ["pages", "a GPU's memory for weights is cut into pages of one size; a model takes as many as its weights fill"],
+  ["window", "the earliest and the latest time at which an action may begin; a worker refuses to begin later"],
+  ["planned ahead", "how long a worker needs for what it was sent and has not run yet"],
+];
+
+/** What the pages' words mean, folded. */
+export function glossary() {
+  const list = el("dl", { class: "facts" }, ...WORDS.map(([word, text]) => el("div", {}, el("dt", { text: word }), el("dd", { text }))));
+  return el("details", { class: "glossary" }, el("summary", { text: "What the words mean: OVERLOADED, LATE, window, planned ahead ..." }), list);
 }
 
 export function tiles(...all) {
@@ -124,8 +160,9 @@ export function percent(share) {
 
 export function ms(value) {
   if (value === null || value === undefined) return "-";
-  if (Math.abs(value) >= 10000) return `${(value / 1000).toFixed(1)} s`;
-  return value >= 100 ? `${value.toFixed(0)} ms` : value >= 1 ? `${value.toFixed(1)} ms` : `${(1000 * value).toFixed(0)} µs`;
+  // As `format_ns` says it in sentences.
+  if (Math.abs(value) >= 1000) return `${(value / 1000).toFixed(2)} s`;
+  return Math.abs(value) >= 0.1 ? `${value.toFixed(1)} ms` : `${(1000 * value).toFixed(0)} µs`;
 }
 
 export function sum(values) {

@@ -1,7 +1,7 @@
 // Which page is shown, what the server says of it, and whether it still says anything.
 
 import { redraw } from "./charts.js";
-import { say, setAttribute } from "./dom.js";
+import { el, say, setAttribute } from "./dom.js";
 import { follow, keepKey } from "./live.js";
 import { applications } from "./applications.js";
 import { model, models } from "./models.js";
@@ -93,17 +93,17 @@ function heard(data) {
 function head(data) {
   const [first, ...more] = data.findings;
   const models = `${data.num_ready} of ${data.num_models} models ready`;
-  if (first) show("sick", first.name.toUpperCase(), first.words, more);
+  if (first) show(data.findings.some((each) => each.harmful) ? "sick" : "warning", first.name.toUpperCase(), first.words, more);
   else if (!data.ready) show("waiting", "PREPARING", models);
-  else if (data.idle) show("well", "IDLE", "nothing has been asked for some seconds; nothing is wrong");
-  else show("well", "WELL", "nothing is dropped that should not be");
+  else if (data.idle) show("well", "IDLE", `${data.last_ago_s === null ? "no request has come yet" : `the last request was over ${age(data.last_ago_s)} ago, at ${new Date(1000 * (data.now_s - data.last_ago_s)).toLocaleTimeString("en-GB")}`}; nothing is wrong`);
+  else show("well", "WELL", "nothing is short, requests are answered in time");
   say(server, `${data.version}, ${data.policy}, up ${age(data.up_s)}, ${models}`);
 }
 
 function show(kind, name, text, more = []) {
   setAttribute(banner, "class", kind);
   say(finding, name);
-  say(words, text);
+  tellWords(words, text);
   // Figures change each second. A screen reader hears of it when something else is wrong, and what to do.
   const names = [name, ...more.map((each) => each.name)].join(", ");
   if (announced.dataset.names !== names) {
@@ -114,8 +114,21 @@ function show(kind, name, text, more = []) {
   const told = more.map((each) => `also ${each.name}: ${each.words}`);
   if (others.dataset.told !== told.join("\n")) {
     others.dataset.told = told.join("\n");
-    others.replaceChildren(...told.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
+    others.replaceChildren(
+      ...told.map((line) => {
+        const item = el("li");
+        tellWords(item, line);
+        return item;
+      }),
+    );
   }
+}
+
+/** Say it; options of commands stay on one line. */
+function tellWords(element, text) {
+  if (element.textContent === text) return;
+  const parts = text.split(/(--[a-z][a-z-]*(?: \d+)?)/);
+  element.replaceChildren(...parts.map((part, index) => (index % 2 ? el("code", { class: "whole", text: part }) : part)));
 }
 
 function gone(why, pause) {

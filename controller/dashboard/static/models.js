@@ -1,6 +1,6 @@
 // Models: the busiest, and one of them.
 
-import { count, el, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
+import { count, el, lastSeconds, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
 import { look } from "./live.js";
 import { goodputChart, shareChart } from "./overview.js";
 
@@ -12,8 +12,8 @@ export function modelTable(caption) {
       { title: "asked", kind: "number", text: (row) => `${rate(row.asked_rps)}/s` },
       { title: "in time", kind: "number", text: (row) => percent(row.good), share: (row) => row.good ?? 0, tone: (row) => (row.good !== null && row.good < 0.99 ? "bad" : "") },
       { title: "median", kind: "number", text: (row) => ms(row.p50_ms) },
-      { title: "99th percentile", kind: "number", text: (row) => ms(row.p99_ms) },
-      { title: "of its SLO", kind: "number", text: (row) => percent(row.p99_share), share: (row) => row.p99_share ?? 0 },
+      { title: "p99", kind: "number", text: (row) => ms(row.p99_ms) },
+      { title: "p99 of its SLO", kind: "number", text: (row) => percent(row.p99_share), share: (row) => row.p99_share ?? 0 },
       { title: "waiting", kind: "number", text: (row) => count(row.waiting) },
       { title: "copies", kind: "number", text: (row) => count(row.copies) },
       { title: "refused", text: (row) => reasons(row.refused_rps) || "-" },
@@ -23,7 +23,7 @@ export function modelTable(caption) {
 }
 
 export function models() {
-  const table = modelTable("Models that were asked for in the last seconds, the busiest first");
+  const table = modelTable("Models, the busiest first");
   const input = el("input", { id: "model-name", type: "text", autocomplete: "off", spellcheck: "false", required: true });
   const form = el("form", { class: "ask" }, el("label", { for: "model-name", text: "Any other model, by name" }), input, el("button", { type: "submit", text: "Show" }));
   form.addEventListener("submit", (event) => {
@@ -37,6 +37,7 @@ export function models() {
     path: "/live/models",
     update(data) {
       totals.textContent = `${count(data.num_ready)} of ${count(data.num_models)} are ready${data.num_unfit ? `, ${count(data.num_unfit)} cannot be served` : ""}.`;
+      table.name(`Models that were asked for, the busiest first (${lastSeconds(data.over_s)})`);
       table.update(data.models);
     },
   };
@@ -82,15 +83,16 @@ export function model(name) {
     update(data) {
       const told = data.model;
       const recent = told.recent ?? { asked_rps: 0, good_rps: 0, good: null, refused_rps: {}, p50_ms: null, p99_ms: null };
-      good.update(percent(recent.good), `${rate(recent.good_rps)} of ${rate(recent.asked_rps)} requests/s`, recent.good !== null && recent.good < 0.99 ? "bad" : "good");
-      refused.update(`${rate(sum(recent.refused_rps))}/s`, reasons(recent.refused_rps) || "nothing");
-      latency.update(ms(recent.p99_ms), recent.p99_share ? `${percent(recent.p99_share)} of its SLO; median ${ms(recent.p50_ms)}` : "no answer lately");
+      const period = lastSeconds(data.over_s);
+      good.update(percent(recent.good), `${rate(recent.good_rps)} of ${rate(recent.asked_rps)} requests/s`, recent.good !== null && recent.good < 0.99 ? "bad" : "good", period);
+      refused.update(`${rate(sum(recent.refused_rps))}/s`, reasons(recent.refused_rps) || "nothing", recent.good !== null && recent.good < 0.99 ? "bad" : "", period);
+      latency.update(ms(recent.p99_ms), recent.p99_share ? `${percent(recent.p99_share)} of its SLO; median ${ms(recent.p50_ms)}` : "no answer", "", period);
       waiting.update(count(told.waiting), "requests");
-      copies.update(count(told.resident_on.length), told.pinned ? "pinned: its weights stay" : "");
+      copies.update(count(told.resident_on.length), told.pinned ? "pinned: its weights stay" : "", "", "now");
       throughput.add(data.now_s, recent);
-      throughput.show();
+      throughput.show(recent, period);
       latencies.add(data.now_s, recent);
-      latencies.show();
+      latencies.show(recent, period);
       tell(facts, [
         ["state", told.reason ? `${told.state}: ${told.reason}` : told.state],
         ["version", told.version],

@@ -1,7 +1,7 @@
 // How the whole is.
 
 import { TimeChart } from "./charts.js";
-import { count, el, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
+import { count, el, glossary, lastSeconds, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
 import { look } from "./live.js";
 import { modelTable } from "./models.js";
 
@@ -15,6 +15,7 @@ export function overview() {
   const throughput = goodputChart();
   const latencies = shareChart();
   const workers = workerTable();
+  const byName = new Intl.Collator("en", { numeric: true }).compare;
   const models = modelTable("Models, the busiest first");
   const root = el(
     "div",
@@ -24,6 +25,7 @@ export function overview() {
     el("div", { class: "pair" }, throughput.root, latencies.root),
     workers.root,
     models.root,
+    glossary(),
   );
   const charts = [throughput, latencies];
   return {
@@ -37,23 +39,27 @@ export function overview() {
     },
     update(data) {
       const { recent } = data;
-      good.update(recent.asked_rps ? percent(recent.good_rps / recent.asked_rps) : "-", `${rate(recent.good_rps)} of ${rate(recent.asked_rps)} requests/s`, recent.good_rps < 0.99 * recent.asked_rps ? "bad" : "good");
+      const last = lastSeconds(data.over_s);
+      const lastOfKinds = lastSeconds(data.kinds_over_s);
+      good.update(recent.asked_rps ? percent(recent.good_rps / recent.asked_rps) : "-", `${rate(recent.good_rps)} of ${rate(recent.asked_rps)} requests/s`, recent.good_rps < 0.99 * recent.asked_rps ? "bad" : "good", last);
       const lost = sum(recent.refused_rps);
-      refused.update(`${rate(lost)}/s`, reasons(recent.refused_rps) || "nothing", lost > 0.01 * recent.asked_rps ? "bad" : "");
-      latency.update(recent.good_rps ? ms(recent.p99_ms) : "-", recent.good_rps ? `${percent(recent.p99_share)} of its SLO; median ${ms(recent.p50_ms)}` : "no answer lately");
+      refused.update(`${rate(lost)}/s`, reasons(recent.refused_rps) || "nothing", lost > 0.01 * recent.asked_rps ? "bad" : "", last);
+      latency.update(recent.good_rps ? ms(recent.p99_ms) : "-", recent.good_rps ? `${percent(recent.p99_share)} of its SLO; median ${ms(recent.p50_ms)}` : "no answer", "", last);
       waiting.update(count(data.waiting), "requests");
       const total = (field) => data.workers.reduce((all, row) => all + row[field], 0);
       const evictions = data.kinds.reduce((all, kind) => all + kind.evictions_per_s, 0);
       const homeless = data.kinds.reduce((all, kind) => all + kind.dropped_rps.pages, 0);
-      pages.update(total("pages") ? percent(1 - total("free") / total("pages")) : "-", `${rate(evictions)} evictions/s`, homeless > 0.01 * recent.asked_rps && homeless > 0.1 ? "bad" : "");
+      pages.update(total("pages") ? percent(1 - total("free") / total("pages")) : "-", `${rate(evictions)} evictions/s (${lastOfKinds})`, homeless > 0.01 * recent.asked_rps && homeless > 0.1 && lost > 0.01 * recent.asked_rps ? "bad" : "", "now");
       const have = data.kinds.reduce((total, kind) => total + kind.workers, 0);
       const want = data.kinds.reduce((total, kind) => total + kind.required, 0);
-      needed.update(count(have), want > have ? `${count(want)} are needed for what is asked` : "enough for what is asked", want > have || have === 0 ? "bad" : "");
+      needed.update(count(have), `${want > have ? `${count(want)} are needed` : "enough"} for what was asked (${lastOfKinds})`, have === 0 || (want > have && lost > 0.01 * recent.asked_rps) ? "bad" : want > have ? "warn" : "", "now");
       for (const chart of charts) {
         chart.add(data.now_s, data.second);
-        chart.show();
+        chart.show(recent, last);
       }
-      workers.update(data.workers);
+      workers.name(`Workers; EXEC, loading and their speed: ${data.workers.length ? lastSeconds(data.workers[0].over_s || data.over_s) : last}, pages and plans: now`);
+      workers.update([...data.workers].sort((a, b) => byName(a.id, b.id)));
+      models.name(`Models, the busiest first (${last})`);
       models.update(data.models);
     },
     destroy: () => charts.forEach((chart) => chart.destroy()),
@@ -62,7 +68,7 @@ export function overview() {
 
 export function goodputChart() {
   return new TimeChart(
-    "Requests per second: asked for, and answered in time",
+    "Requests per second, each second: asked for, and answered in time",
     [
       { label: "asked for", colour: "--bad", dash: [6, 4], value: (point) => point.asked_rps },
       { label: "in time", colour: "--good", width: 2.5, value: (point) => point.good_rps },
@@ -77,32 +83,32 @@ export function goodputChart() {
 
 export function shareChart() {
   return new TimeChart(
-    "Latency of what is answered, as a part of its SLO",
+    "Latency of what is answered, each second, as a part of its SLO",
     [
-      { label: "99th percentile", colour: "--good", width: 2.5, value: (point) => point.p99_share },
+      { label: "p99", colour: "--good", width: 2.5, value: (point) => point.p99_share },
       { label: "median", colour: "--second", dash: [6, 4], value: (point) => point.p50_share },
     ],
     {
       format: (value) => percent(value),
       limit: 1,
       limitLabel: "SLO",
-      say: ([p99, p50]) => (p99 === null ? "" : `99th percentile ${percent(p99)} of the SLO, median ${percent(p50)}`),
+      say: ([p99, p50]) => (p99 === null ? "" : `p99 ${percent(p99)} of the SLO, median ${percent(p50)}`),
     },
   );
 }
 
 function workerTable() {
   return new Table(
-    "Workers, and how busy their lanes are",
+    "Workers",
     [
       { title: "worker", text: (row) => row.id, href: () => "#/timeline" },
       { title: "kind", text: (row) => row.kind },
-      { title: "EXEC", kind: "number", text: (row) => percent(row.exec_busy), share: (row) => row.exec_busy },
-      { title: "loading", kind: "number", text: (row) => percent(row.load_busy), share: (row) => row.load_busy },
+      { title: "EXEC busy", help: "part of the time in which it ran batches", kind: "number", text: (row) => percent(row.exec_busy), share: (row) => row.exec_busy },
+      { title: "LOAD busy", help: "part of the time in which it copied weights onto the GPU", kind: "number", text: (row) => percent(row.load_busy), share: (row) => row.load_busy },
       { title: "pages in use", kind: "number", text: (row) => `${row.pages - row.free} of ${row.pages}`, share: (row) => (row.pages - row.free) / row.pages },
-      { title: "planned ahead", kind: "number", text: (row) => ms(row.ahead_ms) },
-      { title: "EXECs take", kind: "number", text: (row) => (row.infers ? `${row.slower.toFixed(2)} x ${row.against === "others" ? "others'" : "predicted"}` : "-"), tone: (row) => (row.infers >= 5 && row.slower >= 1.5 ? "bad" : "") },
-      { title: "state", text: state, tone: (row) => (state(row) === "ready" ? "" : "bad") },
+      { title: "planned ahead", help: "how long it needs for what it was sent and has not run yet", kind: "number", text: (row) => ms(row.ahead_ms) },
+      { title: "EXECs take", help: "as many times as long as the median of the other workers of its kind, for the same models and batch sizes; one alone is compared with what was predicted", kind: "number", text: (row) => (row.infers ? `${row.slower.toFixed(2)} × ${row.against === "others" ? "others' median" : "predicted"}` : "-"), tone: (row) => (row.slow ? "warn" : "") },
+      { title: "state", text: state, tone: (row) => (state(row) === "ready" ? "" : "warn") },
     ],
     { key: (row) => row.id, empty: "No worker is connected." },
   );

@@ -1,6 +1,6 @@
 // Which models fill the pages of which worker.
 
-import { count, el, percent, rate, say, setAttribute, Table } from "./dom.js";
+import { count, el, lastSeconds, percent, rate, say, setAttribute, Table } from "./dom.js";
 
 
 // Parts that are narrower have no name in the picture; it is in the table.
@@ -54,6 +54,7 @@ export function pages() {
     path: "/live/pages",
     update(news) {
       data = news;
+      kinds.name(`Coming and going (${lastSeconds(data.kinds_over_s)})`);
       kinds.update(data.kinds);
       const kept = new Map();
       for (const each of data.holders) {

@@ -1,7 +1,7 @@
 // The lanes of the last moments: windows, predictions, what ran, and the requests that it was for.
 
 import { colour } from "./charts.js";
-import { el, ms, say, setAttribute, Table } from "./dom.js";
+import { count, el, glossary, ms, say, setAttribute, Table } from "./dom.js";
 
 const SPANS_MS = [100, 250, 500, 1000, 2000];
 const LEFT = 150;
@@ -13,10 +13,14 @@ const REQUEST_HIGH = 5;
 const AXIS_HIGH = 26;
 const WORKERS_MAX = 8;
 const TABLE_ROWS = 40;
+// Narrower bars have no room for a name that is cut.
+const NAME_LEAST = 26;
+
+const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 export function timeline() {
   const span = el("select", { id: "span" });
-  for (const each of SPANS_MS) span.append(el("option", { value: `${each}`, text: ms(each) }));
+  for (const each of SPANS_MS) span.append(el("option", { value: `${each}`, text: `${each} ms` }));
   span.value = "1000";
   const whose = el("select", { id: "whose" }, el("option", { value: "", text: "all workers" }));
   const pause = el("button", { type: "button", "aria-pressed": "false", text: "Pause" });
@@ -31,6 +35,7 @@ export function timeline() {
     el("div", { class: "ask" }, el("label", { for: "span", text: "Shown" }), span, el("label", { for: "whose", text: "of" }), whose, pause),
     el("figure", {}, legend(), canvas, told, scope),
     table.root,
+    glossary(),
   );
   let data = null;
   let chosen = null;
@@ -38,7 +43,7 @@ export function timeline() {
   let places = [];
 
   function shown() {
-    const lanes = whose.value ? [whose.value] : data.lanes.slice(0, WORKERS_MAX);
+    const lanes = whose.value ? [whose.value] : [...data.lanes].sort(byName).slice(0, WORKERS_MAX);
     const from = -Number(span.value);
     const actions = data.actions.filter((each) => lanes.includes(each.worker) && end(each) >= from);
     return { lanes, from, actions };
@@ -47,12 +52,15 @@ export function timeline() {
   function draw() {
     if (data === null) return;
     const { lanes, from, actions } = shown();
-    places = paint(canvas, data, lanes, from, actions, chosen);
+    const drawn = paint(canvas, data, lanes, from, actions, chosen);
+    places = drawn.places;
     const failed = actions.filter((each) => each.error).length;
-    setAttribute(canvas, "aria-label", `Timeline of ${lanes.length} workers: ${actions.length} actions in ${span.value} ms, ${failed} of them failed; the table below lists them`);
+    setAttribute(canvas, "aria-label", `Timeline of ${lanes.length} workers: ${actions.length} actions in ${span.value} ms, ${failed} of them failed${lanes.filter((worker) => data.slow[worker]).map((worker) => `; ${worker} is slow`).join("")}; the table below lists them`);
     const more = data.lanes.length > lanes.length && !whose.value ? `; ${data.lanes.length - lanes.length} more workers can be chosen` : "";
-    say(scope, data.over_ms < Number(span.value) - 1 ? `So much has happened that the picture reaches ${ms(data.over_ms)} back${more}.` : `Each bar is an action where it ran${more}.`);
-    table.update(actions.slice(0, TABLE_ROWS));
+    const hidden = drawn.numHidden ? ` ${count(drawn.numHidden)} requests are not drawn: there is no room.` : "";
+    say(scope, `${data.over_ms < Number(span.value) - 1 ? `So much has happened that the picture reaches ${ms(data.over_ms)} back${more}.` : `Each bar is an action where it ran${more}.`}${hidden}`);
+    // What failed is what somebody looks for.
+    table.update([...actions.filter((each) => each.error), ...actions.filter((each) => !each.error)].slice(0, TABLE_ROWS));
   }
 
   function setPaused(value) {
@@ -117,9 +125,9 @@ function legend() {
     item("load", "LOAD of weights"),
     item("predicted", "as predicted"),
     item("window", "window in which it may begin"),
-    item("failed", "failed, or too late"),
+    item("failed", "failed, or too late: it did not run (first in the table)"),
     item("request", "request, from arrival to answer"),
-    item("refused", "refused request"),
+    el("li", {}, el("i", { class: "key refused" }), el("span", { class: "cross", text: "×" }), " request that was refused, at the ×"),
     item("deadline", "deadline"),
   );
 }
@@ -138,7 +146,7 @@ function paint(canvas, data, lanes, from, actions, chosen) {
   const laneHigh = LANE.exec + LANE.load + GAP;
   const width = canvas.parentElement.clientWidth - 28;
   const height = AXIS_HIGH + REQUESTS_HIGH + GAP + Math.max(lanes.length, 1) * laneHigh;
-  if (width <= 0) return [];
+  if (width <= 0) return { places: [], numHidden: 0 };
   canvas.width = width * ratio;
   canvas.height = height * ratio;
   canvas.style.width = `${width}px`;
@@ -147,7 +155,7 @@ function paint(canvas, data, lanes, from, actions, chosen) {
   ctx.scale(ratio, ratio);
   ctx.font = "12px system-ui, sans-serif";
   ctx.textBaseline = "middle";
-  const inks = Object.fromEntries(["--ink", "--dim", "--grid", "--good", "--bad", "--second", "--good-wash", "--bad-wash", "--panel", "--bg"].map((name) => [name.slice(2), colour(name)]));
+  const inks = Object.fromEntries(["--ink", "--dim", "--grid", "--good", "--bad", "--warn", "--second", "--good-wash", "--bad-wash", "--panel", "--bg"].map((name) => [name.slice(2), colour(name)]));
   const x = (at) => LEFT + (1 - at / from) * (width - LEFT - RIGHT);
   // Time.
   for (let tick = 0; tick <= 5; tick += 1) {
@@ -156,13 +164,13 @@ function paint(canvas, data, lanes, from, actions, chosen) {
     ctx.fillRect(Math.round(x(at)), AXIS_HIGH - 6, 1, height);
     ctx.fillStyle = inks.dim;
     ctx.textAlign = tick === 5 ? "right" : "center";
-    ctx.fillText(tick === 5 ? "now" : `-${ms(-at)}`, x(at) + (tick === 5 ? RIGHT : 0), 10);
+    ctx.fillText(tick === 5 ? "now" : `${Math.round(at)} ms`, x(at) + (tick === 5 ? RIGHT : 0), 10);
   }
   ctx.save();
   ctx.beginPath();
   ctx.rect(LEFT, 0, width - LEFT, height);
   ctx.clip();
-  requests(ctx, data.requests, from, x, inks);
+  const numHidden = requests(ctx, data.requests, from, x, inks);
   const top = AXIS_HIGH + REQUESTS_HIGH + GAP;
   const places = [];
   // In order of their begin, so that later ones are on top.
@@ -175,6 +183,10 @@ function paint(canvas, data, lanes, from, actions, chosen) {
   ctx.textAlign = "right";
   ctx.fillStyle = inks.ink;
   ctx.fillText("requests", LEFT - 12, AXIS_HIGH + REQUESTS_HIGH / 2);
+  if (numHidden) {
+    ctx.fillStyle = inks.dim;
+    ctx.fillText(`${count(numHidden)} not drawn`, LEFT - 12, AXIS_HIGH + REQUESTS_HIGH / 2 + 16, LEFT - 16);
+  }
   lanes.forEach((worker, index) => {
     const y = top + index * laneHigh;
     ctx.fillStyle = inks.grid;
@@ -183,23 +195,31 @@ function paint(canvas, data, lanes, from, actions, chosen) {
     ctx.fillText(`${short(worker)} EXEC`, LEFT - 12, y + LANE.exec / 2, LEFT - 16);
     ctx.fillStyle = inks.dim;
     ctx.fillText("LOAD", LEFT - 12, y + LANE.exec + LANE.load / 2, LEFT - 16);
+    if (data.slow[worker]) {
+      ctx.fillStyle = inks.warn;
+      ctx.fillText(`◆ slow: ${data.slow[worker].toFixed(1)} × others`, LEFT - 12, y + LANE.exec + LANE.load + 4, LEFT - 16);
+    }
   });
-  return places;
+  return { places, numHidden };
 }
 
 function short(name) {
   return name.length > 14 ? `${name.slice(0, 13)}…` : name;
 }
 
-/** Draw requests in as few rows as they fit into without touching each other. */
+/** Draw requests in as few rows as they fit into without touching each other; gives how many have no room. */
 function requests(ctx, all, from, x, inks) {
   const free = new Array(Math.floor(REQUESTS_HIGH / REQUEST_HIGH)).fill(-Infinity);
+  let numHidden = 0;
   const ordered = all.filter((each) => each.left >= from).sort((a, b) => a.arrived - b.arrived);
   for (const each of ordered) {
     const left = x(each.arrived);
     const right = Math.max(x(each.left), left + 2);
-    const fits = free.findIndex((until) => until < left - 2);
-    const row = fits < 0 ? free.indexOf(Math.min(...free)) : fits;
+    const row = free.findIndex((until) => until < left - 2);
+    if (row < 0) {
+      numHidden += 1;
+      continue;
+    }
     free[row] = right;
     const y = AXIS_HIGH + row * REQUEST_HIGH;
     const good = each.outcome === "OK";
@@ -211,6 +231,7 @@ function requests(ctx, all, from, x, inks) {
       ctx.fillRect(x(each.deadline), y - 1, 1.5, 4);
     }
   }
+  return numHidden;
 }
 
 function cross(ctx, x, y, ink) {
@@ -258,13 +279,21 @@ function bar(ctx, action, x, y, high, inks, isChosen) {
     ctx.strokeRect(left - 3, y - 5, right - left + 6, high + 10);
   }
   const whole = action.lane === "exec" ? `${action.model} ×${action.requests}` : action.model;
-  const label = [whole, action.model].find((text) => ctx.measureText(text).width < right - left - 6);
+  const room = right - left - 6;
+  const label = [whole, action.model].find((text) => ctx.measureText(text).width < room) ?? (room + 6 >= NAME_LEAST ? cut(ctx, action.model, room) : "");
   if (action.ran && label) {
     ctx.fillStyle = inks.bg;
     ctx.textAlign = "left";
     ctx.fillText(label, left + 4, y + high / 2 + 0.5);
   }
   return { left: Math.min(left, from), right: Math.max(right, to) };
+}
+
+/** As much of a name as there is room for. */
+function cut(ctx, name, room) {
+  let length = name.length - 1;
+  while (length > 1 && ctx.measureText(`${name.slice(0, length)}…`).width > room) length -= 1;
+  return length > 1 ? `${name.slice(0, length)}…` : "";
 }
 
 function describe(action) {
@@ -278,7 +307,7 @@ function describe(action) {
 
 function actionTable() {
   return new Table(
-    "The newest actions of the picture",
+    "Actions of the picture: those that failed, then the newest",
     [
       { title: "action", text: (row) => `${row.id}` },
       { title: "worker", text: (row) => row.worker },
@@ -287,7 +316,7 @@ function actionTable() {
       { title: "requests", kind: "number", text: (row) => (row.lane === "exec" ? `${row.requests} of ${row.batch}` : "-") },
       { title: "predicted", kind: "number", text: (row) => ms(row.predicted[1] - row.predicted[0]) },
       { title: "ran", kind: "number", text: (row) => (row.ran ? ms(row.ran[1] - row.ran[0]) : "-") },
-      { title: "window", kind: "number", text: (row) => (row.earliest === null ? "-" : ms(row.latest - row.earliest)) },
+      { title: "window", help: "how long the time was in which it might begin", kind: "number", text: (row) => (row.earliest === null ? "-" : ms(row.latest - row.earliest)) },
       { title: "error", text: (row) => row.error || "-", tone: (row) => (row.error ? "bad" : "") },
     ],
     { key: (row) => row.id, empty: "No action has ended in the time shown." },
