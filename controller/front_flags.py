@@ -106,7 +106,7 @@ class FrontFlags:
         str,
         typer.Option(
             metavar="HOST:PORT|URL",
-            help="Collector of OpenTelemetry that gets traces (OTLP over gRPC). Needs clockwright[otel].",
+            help="Collector of OpenTelemetry that gets traces (OTLP over gRPC). Needs the extra `otel`.",
         ),
     ] = ""
     trace_share: Annotated[
