@@ -536,7 +536,10 @@ def _await(asker: Asker, answer: Coroutine[Any, Any, Answered]) -> Callable[[], 
 def _tell(asker: Asker, task: asyncio.Task[Answered]) -> None:
     if task.cancelled():
         return
-    if isinstance(error := task.exception(), Exception):
+    error = task.exception()
+    if asker.done():
+        return  # It was withdrawn in the moment between the end of its task and this call.
+    if isinstance(error, Exception):
         asker.set_exception(error)
     else:
         asker.set_result(task.result())

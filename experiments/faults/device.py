@@ -202,10 +202,10 @@ class FoldingDevice(Device[FoldingModel]):
     def _draw_ns(self, duration_ns: int, what: str) -> int:
         """Draw how long something takes that should take so long."""
         draw = self._process.world.random
-        if what and self._has(f"{what} hangs"):
-            duration_ns += draw.randrange(_HANG_NS)
+        # A slow device hangs no longer than others do.
+        hang_ns = draw.randrange(_HANG_NS) if what and self._has(f"{what} hangs") else 0
         noise = draw.randrange(950, 1050) / 1000
-        return round(duration_ns * self.slowness * noise)
+        return round(duration_ns * self.slowness * noise) + hang_ns
 
     def _fail(self, what: str) -> None:
         """Fail as somebody told it to.

@@ -157,6 +157,12 @@ def test_a_worker_whose_load_still_runs_joins_again_when_it_has_ended_and_loses_
     assert sum("worker0 joined" in line for line in outcome.transcript) == 2
 
 
+def test_a_query_that_is_withdrawn_in_the_moment_it_ends_is_over_once() -> None:
+    # A story that met this moment, in which the controller told an answer of a request that it had closed.
+    outcome = play(Story(7392))
+    assert not outcome.violation, "\n".join(outcome.transcript)
+
+
 _PLAY = """
 from experiments.faults.story import Story, play
 outcomes = [play(Story(seed, num_requests=40, length_ns=500_000_000)) for seed in (3, 7, 11, 21)]
