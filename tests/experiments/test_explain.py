@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, ModelId, RequestId
 from controller.core.remedies import Remedy
@@ -45,6 +47,7 @@ def test_remedies_of_models_that_are_not_there_are_right_too() -> None:
     assert figures["remedy_right_share"] >= limit_of("explain", "cold_remedy_right_share")
 
 
+@pytest.mark.long
 def test_a_model_that_is_pinned_lets_its_cold_requests_succeed() -> None:
     few = replace(QUICK, num_workers=1, cold_rps=80.0, cold_duration_ns=3 * NS_PER_S)
     figures = explain.measure_pinning(explain.cold_case_of(few), 5)

@@ -46,6 +46,7 @@ def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(tmp_path: Path)
         assert ours.bound_share > theirs.bound_share + 0.05
 
 
+@pytest.mark.long
 def test_a_device_that_takes_a_moment_to_begin_costs_no_more_than_that_moment() -> None:
     def slow_to_begin(seed: int) -> Case:
         case = closed(seed, slo_ms=10, duration_ns=2 * NS_PER_S)
