@@ -17,18 +17,18 @@ What is simulated here was measured live for a device of 10 ms per request: `exp
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.bounds import Cost, density_rate
-from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, copies_of, run
-from experiments.study.report import picture, write_csv
-from modelzoo.profile import Noise, ProfileRow, load_profile
+from experiments.study.report import picture
+from experiments.study.study import Column, Study, over
+from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 
 #: By the name with which keys begin: the scheduler, and its label, colour and line in the picture.
@@ -53,6 +53,7 @@ _LOOKS = {
 class Setting:
     """How much is simulated."""
 
+    servers: tuple[str, ...] = tuple(SERVERS)
     architecture: str = "resnet50_v1b"
     num_models: int = 15
     slo_ms: int = 100
@@ -63,6 +64,12 @@ class Setting:
     noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seed: int = 1
 
+    @property
+    def capacity_rps(self) -> float:
+        """Requests per second that the GPU could answer if every batch were the best one."""
+        row = load_profile("table1").row_for(self.architecture)
+        return density_rate([Cost(row.exec_ns)], slo_ns=self.slo_ms * NS_PER_MS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
@@ -70,16 +77,11 @@ class LoadPoint:
 
     server: str
     load: float
-    offered_rps: float
+    offered_rps: Annotated[float, Column(figure="offered_x{load:g}_rps")]
     goodput_rps: float
     #: From arrival to refusal; 0: nothing was refused. A late answer is a refusal.
     refusal_p50_ms: float
     refusal_p99_ms: float
-
-
-def capacity_rps(row: ProfileRow, slo_ms: int) -> float:
-    """Requests per second that the GPU could answer if every batch were the best one."""
-    return density_rate([Cost(row.exec_ns)], slo_ns=slo_ms * NS_PER_MS)
 
 
 def measure(setting: Setting, server: str, load: float) -> LoadPoint:
@@ -89,7 +91,7 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     end_ns = setting.warmup_ns + setting.measured_ns
     arrivals = Poisson(
         models=tuple(range(setting.num_models)),
-        rate_rps=load * capacity_rps(row, setting.slo_ms),
+        rate_rps=load * setting.capacity_rps,
         slo_ns=setting.slo_ms * NS_PER_MS,
         end_ns=end_ns,
         seed=setting.seed,
@@ -113,47 +115,9 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     )
 
 
-def figures_of(points: Sequence[LoadPoint], capacity: float) -> dict[str, float]:
-    """Name every number."""
-    figures = {"capacity_rps": capacity}
-    for point in points:
-        figures[f"offered_x{point.load:g}_rps"] = point.offered_rps
-        key = f"{point.server}_x{point.load:g}"
-        figures[f"{key}_goodput_rps"] = point.goodput_rps
-        figures[f"{key}_refusal_p50_ms"] = point.refusal_p50_ms
-        figures[f"{key}_refusal_p99_ms"] = point.refusal_p99_ms
-    return figures
-
-
-def produce(setting: Setting, directory: Path = RESULTS) -> list[LoadPoint]:
-    """Measure everything and write `overload.json`, `overload.csv` and `overload.png`."""
-    points = []
-    for server in SERVERS:
-        for load in setting.loads:
-            points.append(measure(setting, server, load))
-        mine = [point for point in points if point.server == server]
-        print(f"{server:>12}:", *(f"{point.goodput_rps:5.0f}" for point in mine), flush=True)
-    write_csv(
-        directory / "overload.csv",
-        list(asdict(points[0])),
-        [tuple(asdict(point).values()) for point in points],
-    )
-    row = load_profile("table1").row_for(setting.architecture)
-    capacity = capacity_rps(row, setting.slo_ms)
-    draw(points, capacity, setting, directory / "overload.png")
-    write_results(
-        "overload",
-        figures_of(points, capacity),
-        command=f"python -m experiments overload --seed {setting.seed}",
-        seeds=[setting.seed],
-        extra={"setting": asdict(setting)},
-        directory=directory,
-    )
-    return points
-
-
-def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target: Path) -> None:
+def draw(target: Path, setting: Setting, points: Sequence[LoadPoint]) -> None:
     """Goodput over offered load, a line for each way of serving."""
+    capacity = setting.capacity_rps
     with picture(target, 1, 1, size=(10, 5.2)) as grid:
         axes = grid[0, 0]
         most = max(point.load for point in points)
@@ -200,12 +164,11 @@ def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target:
             axes.spines[side].set_visible(False)
 
 
-def main() -> None:
-    """Produce the figure."""
-    parser = argparse.ArgumentParser(description="What overload does.")
-    parser.add_argument("--seed", type=int, default=Setting().seed)
-    produce(replace(Setting(), seed=parser.parse_args().seed))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="overload",
+    setting=Setting(),
+    ask=over(measure, server="servers", load="loads"),
+    key="{server}_x{load:g}",
+    figures=lambda setting, _: {"capacity_rps": setting.capacity_rps},
+    picture=draw,
+)

@@ -97,6 +97,8 @@ class Study(Generic[SettingT, PointT]):
     paper: tuple[Paper, ...] = ()
     #: What is drawn, row by row.
     panels: Callable[[SettingT, Sequence[PointT]], Sequence[Sequence[Panel]]] | None = None
+    #: Draws, into a PNG, what no panels can show.
+    picture: Callable[[Path, SettingT, Sequence[PointT]], None] | None = None
     #: Points as a folder's tables have them, as far as `panels` asks; None: a row of `NAME.csv` is a point.
     recorded: Callable[[Path], Sequence[PointT]] | None = None
     #: Anything else worth keeping, by key of the record.
@@ -151,8 +153,7 @@ class Study(Generic[SettingT, PointT]):
                 self.name, figures, part=part, command=command, extra=about, directory=directory
             )
             return points
-        if self.panels is not None:
-            draw(directory / f"{self.name}.png", self.panels(setting, points))
+        self._draw(directory, setting, points)
         seeds = getattr(setting, "seeds", None) or [getattr(setting, "seed", None)]
         write_results(
             self.name,
@@ -178,16 +179,22 @@ class Study(Generic[SettingT, PointT]):
         Raises:
             ConfigError: nothing is recorded, or the tables lack what is drawn.
         """
-        if self.panels is None:
+        if self.panels is None and self.picture is None:
             raise ConfigError(f"--draw: found no panels in {self.name}, expected some")
         try:
             points = (self.recorded or self._rows_as_points)(directory)
-            rows = self.panels(self.setting, points)
+            self._draw(directory, self.setting, points)
         except (OSError, AttributeError, KeyError) as error:
             raise ConfigError(
                 f"--draw: found no {error} in the tables of {self.name}; run it instead"
             ) from error
-        draw(directory / f"{self.name}.png", rows)
+
+    def _draw(self, directory: Path, setting: SettingT, points: Sequence[PointT]) -> None:
+        target = directory / f"{self.name}.png"
+        if self.panels is not None:
+            draw(target, self.panels(setting, points))
+        elif self.picture is not None:
+            self.picture(target, setting, points)
 
     def _rows_as_points(self, directory: Path) -> Sequence[Any]:
         return [SimpleNamespace(**row) for row in read_table(directory / f"{self.name}.csv")]
