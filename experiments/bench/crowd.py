@@ -37,9 +37,7 @@ import grpc
 import uvloop
 
 from clockwright.process import keep_big_blocks
-from experiments.bench.frontend import INFER, OPTIONS
-from experiments.bench.grpc import infer_request
-from experiments.bench.live import INSTANT, PAYLOADS
+from experiments.bench.live import INFER, INSTANT, OPTIONS, PAYLOADS, infer_request
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
 from experiments.results_file import RESULTS, write_results
@@ -53,7 +51,7 @@ NUM_CLIENTS = 32
 NUM_SLOW, NUM_BESIDE = 8, 8
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-_SMALL = ("small", list(PAYLOADS["small"].shape))
+_SMALL = ("small", PAYLOADS["small"].shape)
 _SLOW_BYTES, _SLOW_PAUSE_S = 1000, 0.1
 _LIMIT_S = 60.0
 
@@ -164,7 +162,7 @@ class Crowd:
 async def _read_slowly(host: str, port: int) -> None:
     """Send requests for large answers on a bare connection, and read a little of them now and then."""
     reader, writer = await asyncio.open_connection(host, port, limit=_SLOW_BYTES)
-    request = infer_request("echo", list(PAYLOADS["echo"].shape))
+    request = infer_request("echo", PAYLOADS["echo"].shape)
     writer.write(_slow_calls(request, 4))
     try:
         while True:

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,14 +38,14 @@ import uvloop
 from clockwright.process import keep_big_blocks
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, NS_PER_US, PAGE_BYTES
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench.frontend import INFER, OPTIONS, PARSED
-from experiments.bench.grpc import infer_request
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
 ROUNDS = 3
 SECONDS = 2.0
 _WARM_S = 0.3
@@ -69,7 +70,6 @@ PAYLOADS = {
 }
 #: What is measured of every server: payload and clients.
 CASES = (("small", 1), ("small", 8), ("small", 32), ("top", 8), ("echo", 8))
-#: The most that each figure should be.
 INSTANT = Profile(
     name="instant",
     rows={
@@ -81,6 +81,16 @@ INSTANT = Profile(
         )
     },
 )
+
+
+def infer_request(model: str, shape: Sequence[int], *, slo_ms: int = 10_000) -> bytes:
+    """Serialise a request with one FP32 tensor of zeros; by default its SLO is never missed."""
+    request = oip.ModelInferRequest(
+        model_name=model, raw_input_contents=[bytes(4 * math.prod(shape))]
+    )
+    request.inputs.add(name="input", datatype="FP32", shape=shape)
+    request.parameters["slo_ms"].int64_param = slo_ms
+    return request.SerializeToString()
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -97,7 +107,9 @@ def _answer(request: Any) -> Any:  # noqa: ANN401  ModelInferRequest and ModelIn
 
 def _handler(behaviour: Callable[..., Any]) -> grpc.GenericRpcHandler[Any, Any]:
     service, _, method = INFER[1:].partition("/")
-    infer = grpc.unary_unary_rpc_method_handler(behaviour, *PARSED)
+    infer = grpc.unary_unary_rpc_method_handler(
+        behaviour, oip.ModelInferRequest.FromString, oip.ModelInferResponse.SerializeToString
+    )
     return grpc.method_handlers_generic_handler(service, {method: infer})
 
 
@@ -169,7 +181,7 @@ async def _ask(address: str, request: bytes, num_clients: int, seconds: float) -
 
 def measure(address: str, pid: int, payload: str, num_clients: int) -> dict[str, float]:
     """Ask a server for a while: us of its CPU per request, requests per second, and latencies."""
-    request = infer_request(payload, list(PAYLOADS[payload].shape))
+    request = infer_request(payload, PAYLOADS[payload].shape)
     uvloop.run(_ask(address, request, num_clients, _WARM_S))
     pids = family(pid)
     before_ns, begin_s = cpu_ns(pids), time.perf_counter()

@@ -1,8 +1,8 @@
 """`make bench`: what serving costs and keeps, in `experiments/results/serve.json`.
 
-The parts, each also a command of its own: `bench_core` (the scheduler per request, virtual time),
-`bench_grpc` (the whole way against a bare echo server), `bench_worker` (lateness, prediction and paging on
-the CPU), `bench_overload` (goodput at up to three times what the device can do).
+The parts, each also a command of its own: `bench_core` (the scheduler per request, virtual time), `bench_worker`
+(lateness, prediction and paging on the CPU), `bench_overload` (goodput at up to three times what the device can
+do). What a request costs is `bench_live`'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 
 from experiments.bench import core as bench_core
-from experiments.bench import grpc as bench_grpc
 from experiments.bench import overload as bench_overload
 from experiments.bench import worker as bench_worker
 from experiments.results_file import write_results
@@ -23,8 +22,6 @@ def main() -> None:
     """Run all parts, one after the other, and write the figures."""
     begin_s = time.monotonic()
     figures = bench_core.measure()
-    grpc_figures, grpc_extra = bench_grpc.measure_all()
-    figures |= grpc_figures
     figures |= bench_worker.measure_paging()
     figures |= bench_worker.measure_lateness()
     figures |= bench_overload.measure()
@@ -34,7 +31,6 @@ def main() -> None:
         figures,
         command="make bench",
         seeds=sorted(set(SEEDS)),
-        extra={"grpc": grpc_extra},
     )
     for key, figure in sorted(figures.items()):
         print(f"{key:50} {figure:12.3f}")
