@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> str | None:
         return f"study is {name!r}, expected one of {', '.join(found)}"
     if "\nSTUDY" in _file_of(found[asked]).read_text(encoding="utf-8"):
         try:
-            import_module(found[asked]).STUDY.main(options)
+            return import_module(found[asked]).STUDY.main(options) or None
         except ClockwrightError as error:
             return str(error)
     else:  # It is a script, whose module may not be imported before it runs.

@@ -33,14 +33,14 @@ class Setting:
     """How much is simulated."""
 
     repeats: int = 5
-    #: Of virtual time, of each figure's case.
+    #: Virtual time of each figure's case.
     fig5_seconds: int = 60
     fig8_seconds: int = 20
     replay: azure_replay.Setting = field(default_factory=azure_replay.Setting)
 
     @property
     def seeds(self) -> tuple[int, int]:
-        """Of both cases."""
+        """Those of both cases."""
         return fig5.Setting().seed, self.replay.seed
 
 

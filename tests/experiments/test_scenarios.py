@@ -12,7 +12,7 @@ import pytest
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
 from experiments.clockwork_paper.cases import closed
-from experiments.policies import ablation, edf_mh, floors
+from experiments.policies import ablation, edf_mh, edf_mh_cost, floors
 from experiments.policies.edf_mh import COMPARED, Row
 from experiments.policies.floors import FORMS, SCENARIOS
 from experiments.policies.scenario_runs import ScenarioOutcome, measure
@@ -229,8 +229,8 @@ def test_what_the_core_costs_is_put_beside_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_results("edf_mh", {"zoo_share": 0.9}, command="long", directory=tmp_path)
-    monkeypatch.setattr(edf_mh, "time_core", lambda policy: {f"{policy}_us": 20.0})
-    edf_mh.add_cost(tmp_path)
+    monkeypatch.setattr(edf_mh_cost, "time_core", lambda policy, _: {f"{policy}_us": 20.0})
+    edf_mh_cost.STUDY.main(["--directory", str(tmp_path)])
     record = json.loads((tmp_path / "edf_mh.json").read_text())
     assert record["figures"] == {"zoo_share": 0.9, "clockwork_us": 20.0, "edf_mh_us": 20.0}
     assert record["command"] == "long"
