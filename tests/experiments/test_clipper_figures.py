@@ -21,6 +21,7 @@ from experiments.bench import selection as bench_selection
 from experiments.clipper_paper import fig3, fig4, fig5, fig6, fig7, fig8, fig9, fig10
 from experiments.clipper_paper.models import FORMS
 from experiments.digits.stream import Delays, follow
+from experiments.policies import floors
 from experiments.results_file import RESULTS
 from experiments.study.study import Study
 
@@ -300,3 +301,9 @@ def test_a_stream_without_feedback_teaches_nothing(reward_only: bool) -> None:
         )
         # A reward compares nobody: it speaks of those who said what was served.
         assert bool(trail.heaviest[-1]) is (learned and not reward_only)
+
+
+def test_modelled_replicas_are_what_was_recorded(tmp_path: Path) -> None:
+    points = floors.FORMS["clipper_fig6"](tmp_path)
+    assert floors.faults("clipper_fig6", tmp_path) == []
+    assert {p.policy for p in points} == set(fig6.POLICIES)

@@ -317,3 +317,14 @@ def test_a_tried_scheduler_keeps_the_books() -> None:
         assert total.arrived == total.answered + total.num_refused, name
         assert result.num_unanswered == 0, name
         assert total.answered > 0.9 * total.arrived, name
+
+
+def test_a_piece_s_worth_is_what_is_lost_without_it(tmp_path: Path) -> None:
+    rows: list[Row] = FORMS["ablation"](tmp_path)
+    assert floors.faults("ablation", tmp_path) == []
+    assert [row.policy for row in rows] == ["all", "next_use", "prefetch"]
+    figures = json.loads((tmp_path / "ablation.json").read_text())["figures"]
+    whole = figures["all_unseen_random_goodput_pct"]
+    for piece in ("next_use", "prefetch"):
+        without = figures[f"{piece}_unseen_random_goodput_pct"]
+        assert figures[f"{piece}_unseen_random_worth_points"] == pytest.approx(whole - without)
