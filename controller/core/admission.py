@@ -152,9 +152,11 @@ def judge(
         # This request may be the one that tries; were it refused, so would be all until the next came.
         return judge(request, now_ns, lanes, arriving=True, room_ns=room_ns)
     best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
-    if shortest_ns > request.due_ns - request.arrival_ns:
+    # Even an idle worker begins later by what is planned for on every link.
+    way_ns = next(iter(ready)).link.usual_ns
+    if shortest_ns + way_ns > request.due_ns - request.arrival_ns:
         best.refusal = Refusal.INFEASIBLE
-        best.exec_ns, best.load_ns, best.queue_ns = shortest_ns, 0, 0
+        best.exec_ns, best.load_ns, best.queue_ns = shortest_ns, 0, way_ns
     elif any(copy.resident for copy in copies.values()):
         best.refusal = Refusal.OVERLOADED
     else:
