@@ -134,7 +134,7 @@ def after_an_outlier() -> CoreBench:
 
 def test_an_outlier_a_hair_shorter_than_the_slo_is_not_believed_for_ever() -> None:
     made = after_an_outlier()
-    assert predict(made, 10)[0].refusal is Refusal.OVERLOADED
+    assert predict(made, 10)[0].refusal is Refusal.INFEASIBLE
     assert predict(made, 10)[0].refusal is None
 
 
