@@ -156,7 +156,7 @@ def judge(
         best.doubted = True
         return best
     best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
-    # Even an idle worker begins later by what is planned for on every link.
+    # Even an idle worker begins later, by what is planned for on every link alike.
     way_ns = next(iter(ready)).link.usual_ns
     if shortest_ns + way_ns > request.due_ns - request.arrival_ns:
         best.refusal = Refusal.INFEASIBLE
