@@ -30,7 +30,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m experiments demo
 
 # Files of tests are shared out to so many processes; within a file the order stays, and so do its fixtures.
-# Two for each of two cores: half of the time of tests is waiting. By itself xdist would keep the files of few tests
+# Two for each of two cores, because tests wait a quarter of their time or more. By itself xdist would keep the files of few tests
 # for the end, which are the longest, and whoever took the last one would be alone with it; tests/conftest.py says
 # which come first.
 JOBS := 4
