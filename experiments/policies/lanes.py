@@ -19,6 +19,7 @@ from clockwright.units import NS_PER_MS, ModelId
 from controller.telemetry import OK, Telemetry
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, HostedModel, run
+from experiments.study.pictures import COLOURS
 from experiments.study.report import picture
 from modelzoo.profile import load_profile
 from traces.arrivals import Recorded, Workload
@@ -36,9 +37,8 @@ REQUESTS = (
     (158, "C", 30), (165, "A", 15), (168, "B", 10),
 )  # fmt: skip
 BEGIN_MS, END_MS = 100, 200
-# Okabe and Ito chose these colours so that colour-blind readers tell them apart.
-_COLOURS = {"A": "#0072B2", "B": "#E69F00", "C": "#009E73"}
-_REFUSED = "#D55E00"
+_COLOURS = {"A": COLOURS[0], "B": COLOURS[4], "C": COLOURS[2]}
+_REFUSED = COLOURS[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +172,11 @@ def draw(asked: Sequence[Asked], ran: Sequence[Ran], target: Path) -> None:
                 textcoords="offset points",
                 fontsize=12,
                 color="#444444",
-                ha="right" if at_ms == first.arrival_ms else "center",
+                ha="center",
             )
         above.set_ylim(len(asked), -1.8)
         above.set_yticks([])
-        above.set_ylabel("requests for models A, B, C", fontsize=14)
+        above.set_ylabel("requests, by model (A, B, C)", fontsize=14)
         above.set_title(
             "Every request is answered before its deadline, or refused before it",
             fontsize=15, loc="left", fontweight="bold",
@@ -187,9 +187,10 @@ def draw(asked: Sequence[Asked], ran: Sequence[Ran], target: Path) -> None:
         below.set_yticks([0, 1], ["LOAD\nweights", "INFER"], fontsize=13)
         below.tick_params(axis="x", labelsize=13)
         below.set_xlim(0, END_MS - BEGIN_MS)
-        below.set_xlabel("ms", fontsize=14)
+        below.set_xlabel("time, ms", fontsize=14)
         below.set_title(
-            "what the GPU does meanwhile (x4: four requests in one batch)", fontsize=13, loc="left"
+            "The GPU meanwhile: it loads one model while it runs another (x4: a batch of four)",
+            fontsize=13, loc="left",
         )
         for axes in (above, below):
             for side in ("top", "right"):
