@@ -190,7 +190,8 @@ def draw(asked: Sequence[Asked], ran: Sequence[Ran], target: Path) -> None:
         below.set_xlabel("time, ms", fontsize=14)
         below.set_title(
             "The GPU meanwhile: it loads one model while it runs another (x4: a batch of four)",
-            fontsize=13, loc="left",
+            fontsize=13,
+            loc="left",
         )
         for axes in (above, below):
             for side in ("top", "right"):
