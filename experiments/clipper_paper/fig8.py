@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -84,8 +84,6 @@ class StreamOutcome:
     last_quarter: Annotated[float, ONLY_TABLE]
     #: Share of the last quarter during which the recovered model had the most weight; None: nobody learns.
     returned: float | None
-    #: Cumulative error over the stream.
-    curve: Array = field(repr=False)
 
 
 def measure(setting: Setting) -> Iterator[StreamOutcome]:
@@ -137,7 +135,6 @@ def _answers(setting: Setting, seed: int) -> list[StreamOutcome]:
             **error,
             last_quarter=float(wrong[last].mean()),
             returned=None if trail is None else float((trail.heaviest[last] == best).mean()),
-            curve=np.cumsum(wrong) / np.arange(1, len(wrong) + 1),
         )
 
     found = [answered(name, wrong) for name, wrong in choices.items()]

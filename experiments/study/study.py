@@ -118,8 +118,9 @@ class Study(Generic[SettingT, PointT]):
     paper: tuple[Paper, ...] = ()
     #: Over the picture: what is seen, one sentence.
     title: str = ""
-    #: What is drawn, row by row, of nothing but the record.
-    panels: Callable[[SettingT, Recorded], Sequence[Sequence[Panel]]] | None = None
+    #: What is drawn, row by row, of nothing but the record: `Recorded`, or what `recorded` makes of a folder.
+    panels: Callable[[SettingT, Any], Sequence[Sequence[Panel]]] | None = None
+    recorded: Callable[[Path], Any] | None = None
     #: Anything else worth keeping, by key of the record.
     extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
 
@@ -206,13 +207,28 @@ class Study(Generic[SettingT, PointT]):
         if self.panels is None:
             raise ConfigError(f"--draw: found no panels in {self.name}, expected some")
         try:
-            recorded = read_recorded(directory, self.name, self.tables)
-            rows = self.panels(self.setting if setting is None else setting, recorded)
+            rows = self.drawn(directory, setting)
         except (OSError, KeyError) as error:
             raise ConfigError(
                 f"--draw: found no {error} in the record of {self.name}; run it instead"
             ) from error
         draw(directory / f"{self.name}.png", self.title, rows)
+
+    def drawn(
+        self, directory: Path = RESULTS, setting: SettingT | None = None
+    ) -> Sequence[Sequence[Panel]]:
+        """Panels of what a folder's record has; without any, none.
+
+        Raises:
+            OSError, KeyError: the record lacks what is drawn.
+        """
+        if self.panels is None:
+            return []
+        if self.recorded is not None:
+            recorded = self.recorded(directory)
+        else:
+            recorded = read_recorded(directory, self.name, self.tables)
+        return self.panels(self.setting if setting is None else setting, recorded)
 
     def main(self, arguments: Sequence[str]) -> None:
         """Produce it as a command line asks.
