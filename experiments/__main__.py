@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> str | None:
         return f"study is {name!r}, expected one of {', '.join(found)}"
     if _is_declared(found[asked]):
         try:
-            import_module(found[asked]).STUDY.main(options)
+            return import_module(found[asked]).STUDY.main(options) or None
         except ClockwrightError as error:
             return str(error)
     else:  # It is a script, whose module may not be imported before it runs.

@@ -16,15 +16,12 @@
   whatever else it does, which changes by the second. `cache_feedback_cpu_ratio` is the same in processor time,
   of client and server together. `feedback_by_id_...` is this server's own way, by query id,
   which needs no prediction at all.
-* `fig8_...`, `mitigated_late_answers`: from the last runs of Figures 8 and 9; `--collect` copies them anew.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import os
 import statistics
 import tempfile
@@ -32,6 +29,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,20 +46,12 @@ from controller.selection.policies import BUILT_IN, make_policy
 from experiments.demo.models import write_digit_models
 from experiments.digits.images import Array
 from experiments.live.local_server import LocalServer
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import Findings, bench
 
 MODELS = ("a", "b", "c", "d")
-NUM_CONTEXTS = 100_000
 _SEED = 0
 
 _OPTIONS: dict[str, dict[str, Any]] = {"canary": {"stable": "a", "canary": "b"}}
-
-#: File, key in this record, key in that file.
-COLLECTED = (
-    ("clipper_fig8", "fig8_cumulative_error", "cumulative_error"),
-    ("clipper_fig8", "fig8_returns_to_best", "returns_to_best"),
-    ("clipper_fig9", "mitigated_late_answers", "mitigated_late_answers"),
-)
 
 #: Whom a query of `path_round` asks, by the name of its figures.
 MODELS_ASKED = {
@@ -70,6 +60,19 @@ MODELS_ASKED = {
     "application_4": "uncached",
     "application_4_cached": "cached",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    #: Calls of each policy, in each repeat.
+    calls: int = 4_000
+    repeats: int = 5
+    contexts: int = 100_000
+    inputs: int = 300
+    rounds: int = 9
+
 
 # Queries asked at once, so that they form batches.
 _CONCURRENCY = 32
@@ -106,7 +109,7 @@ def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     return best * 1e6
 
 
-def contexts_mib(num_contexts: int = NUM_CONTEXTS) -> float:
+def contexts_mib(num_contexts: int) -> float:
     """Memory that states of so many users take, each of which has given feedback once."""
     policy = make_policy("exp4-full", {})
     contexts = Contexts(capacity=num_contexts)
@@ -336,63 +339,19 @@ def feedback_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return figures
 
 
-def produce(
-    *,
-    calls: int = 4_000,
-    repeats: int = 5,
-    num_contexts: int = NUM_CONTEXTS,
-    num_inputs: int = 300,
-    rounds: int = 9,
-    directory: Path = RESULTS,
-) -> dict[str, float]:
-    """Measure, and write `selection.json`."""
+def measure(setting: Setting) -> Findings:
+    """Time the policies' own calls, weigh the contexts, and ask live."""
     costs = {
-        name: select_combine_us(name, calls=calls, repeats=repeats) for name in sorted(BUILT_IN)
+        name: select_combine_us(name, calls=setting.calls, repeats=setting.repeats)
+        for name in sorted(BUILT_IN)
     }
     figures = {"select_combine_us_4models": max(costs.values())}
     for name, cost in costs.items():
         figures[f"select_combine_us_{name.replace('-', '_')}"] = cost
-    figures["contexts_mib_100k"] = contexts_mib(num_contexts)
-    paths, feedbacks = measure_live(num_inputs=num_inputs, rounds=rounds)
-    figures |= path_figures(paths)
-    figures |= feedback_figures(feedbacks)
-    write_results(
-        "selection",
-        figures,
-        command="python -m experiments bench-selection",
-        seeds=[_SEED],
-        extra={
-            "contexts": num_contexts,
-            "inputs": num_inputs,
-            "path_runs": paths,
-            "feedback_runs": feedbacks,
-        },
-        directory=directory,
-    )
-    return collect(directory)
+    figures["contexts_mib_100k"] = contexts_mib(setting.contexts)
+    paths, feedbacks = measure_live(num_inputs=setting.inputs, rounds=setting.rounds)
+    figures |= path_figures(paths) | feedback_figures(feedbacks)
+    return Findings(figures, {"path_runs": paths, "feedback_runs": feedbacks})
 
 
-def collect(directory: Path = RESULTS) -> dict[str, float]:
-    """Put the numbers of Figures 8 and 9, as last recorded, beside the measured ones; returns all."""
-    target = directory / "selection.json"
-    record = json.loads(target.read_text())
-    record["from"] = {}
-    for name, key, source in COLLECTED:
-        path = directory / f"{name}.json"
-        record["figures"].pop(key, None)
-        if path.is_file():
-            other = json.loads(path.read_text())
-            record["figures"][key] = other["figures"][source]
-            record["from"][key] = f"{name}.json, commit {other['commit']}"
-    target.write_text(json.dumps(record, indent=1) + "\n")
-    figures: dict[str, float] = record["figures"]
-    return figures
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--collect", action="store_true", help="measure nothing, only copy from Figures 8 and 9"
-    )
-    for key, figure in (collect() if parser.parse_args().collect else produce()).items():
-        print(f"{key}: {figure:.4g}")
+STUDY = bench("bench-selection", Setting(), measure)

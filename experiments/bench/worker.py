@@ -250,8 +250,3 @@ async def _paging(name: str, scratch: Path) -> tuple[list[int], list[int]]:
     await asyncio.to_thread(runtime.stop)
     await device.close()
     return paged[5:], plain[5:]
-
-
-if __name__ == "__main__":
-    for key, value in (measure_paging() | measure_lateness()).items():
-        print(f"{key:35} {value:12.3f}")

@@ -14,16 +14,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Annotated, Any
 
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
-from experiments.bench import core as bench_core
 from experiments.clockwork_paper.fig7 import SATISFIED, lowest_multiple
 from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.policies.scenarios import Scenario, named, scenarios
-from experiments.results_file import RESULTS, add_results
 from experiments.simulator import Case, production_scheduler
 from experiments.study.compared import POLICIES
 from experiments.study.study import NO_COLUMN, Study
@@ -306,18 +303,6 @@ def _figure_7(table: Table) -> dict[str, float]:
     return figures
 
 
-def time_core(policy: str) -> dict[str, float]:
-    """Cost per request on the largest case, by `bench_core`."""
-    setting = bench_core.SETTINGS["4026x20"]()
-    runs = [bench_core.run_case(setting, seed, policy) for seed in range(bench_core.REPEATS)]
-    prefix = "" if policy == "edf_mh" else f"{policy}_"
-    return {
-        f"{prefix}core_us_4026x20": median(run.us_per_request for run in runs),
-        f"{prefix}core_us_4026x20_min": min(run.us_per_request for run in runs),
-        f"{prefix}core_us_p999_4026x20": median(run.us_p999 for run in runs),
-    }
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -339,20 +324,6 @@ def measure_all(setting: Setting) -> list[Row]:
     """Measure the policies that are compared, under the scenarios that are asked for."""
     contenders = [Contender(name=name, config=POLICIES[name]) for name in COMPARED]
     return run_all(setting.scenarios, contenders, setting)
-
-
-def add_cost(directory: Path = RESULTS) -> None:
-    """Time the core and put what it costs into `edf_mh.json`."""
-    figures = time_core("clockwork") | time_core("edf_mh")
-    for key, value in figures.items():
-        print(f"{key}: {value:.4g}")
-    add_results(
-        "edf_mh",
-        figures,
-        part="cost",
-        command="python -m experiments edf_mh_cost",
-        directory=directory,
-    )
 
 
 def extra(_setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:

@@ -17,19 +17,19 @@ What is simulated here was measured live for a device of 10 ms per request: `exp
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.bounds import Cost, density_rate
-from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, copies_of, run
 from experiments.study.pictures import BLACK, COLOURS, colour_of
-from experiments.study.report import picture, write_csv
-from modelzoo.profile import Noise, ProfileRow, load_profile
+from experiments.study.report import picture
+from experiments.study.study import Column, Recorded, Study, over
+from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 
 #: By the name with which keys begin: the scheduler.
@@ -40,6 +40,12 @@ SERVERS = {
     "clipper": SchedulerConfig(policy="clipper"),
     "one_by_one": SchedulerConfig(policy="clipper", batching="none"),
 }
+
+
+TITLE = (
+    "Asked for more than a GPU can do, a server that queues answers nobody in time. "
+    "Clockwright refuses in time what would be late, and answers the rest (simulated)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ _LOOKS = {
 class Setting:
     """How much is simulated."""
 
+    servers: tuple[str, ...] = tuple(SERVERS)
     architecture: str = "resnet50_v1b"
     num_models: int = 15
     slo_ms: int = 100
@@ -84,6 +91,12 @@ class Setting:
     noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seed: int = 1
 
+    @property
+    def capacity_rps(self) -> float:
+        """Requests per second that the GPU could answer if every batch were the best one."""
+        row = load_profile("table1").row_for(self.architecture)
+        return density_rate([Cost(row.exec_ns)], slo_ns=self.slo_ms * NS_PER_MS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
@@ -91,16 +104,11 @@ class LoadPoint:
 
     server: str
     load: float
-    offered_rps: float
+    offered_rps: Annotated[float, Column(figure="offered_x{load:g}_rps")]
     goodput_rps: float
     #: From arrival to refusal; 0: nothing was refused. A late answer is a refusal.
     refusal_p50_ms: float
     refusal_p99_ms: float
-
-
-def capacity_rps(row: ProfileRow, slo_ms: int) -> float:
-    """Requests per second that the GPU could answer if every batch were the best one."""
-    return density_rate([Cost(row.exec_ns)], slo_ns=slo_ms * NS_PER_MS)
 
 
 def measure(setting: Setting, server: str, load: float) -> LoadPoint:
@@ -110,7 +118,7 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     end_ns = setting.warmup_ns + setting.measured_ns
     arrivals = Poisson(
         models=tuple(range(setting.num_models)),
-        rate_rps=load * capacity_rps(row, setting.slo_ms),
+        rate_rps=load * setting.capacity_rps,
         slo_ns=setting.slo_ms * NS_PER_MS,
         end_ns=end_ns,
         seed=setting.seed,
@@ -134,47 +142,10 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     )
 
 
-def figures_of(points: Sequence[LoadPoint], capacity: float) -> dict[str, float]:
-    """Name every number."""
-    figures = {"capacity_rps": capacity}
-    for point in points:
-        figures[f"offered_x{point.load:g}_rps"] = point.offered_rps
-        key = f"{point.server}_x{point.load:g}"
-        figures[f"{key}_goodput_rps"] = point.goodput_rps
-        figures[f"{key}_refusal_p50_ms"] = point.refusal_p50_ms
-        figures[f"{key}_refusal_p99_ms"] = point.refusal_p99_ms
-    return figures
-
-
-def produce(setting: Setting, directory: Path = RESULTS) -> list[LoadPoint]:
-    """Measure everything and write `overload.json`, `overload.csv` and `overload.png`."""
-    points = []
-    for server in SERVERS:
-        for load in setting.loads:
-            points.append(measure(setting, server, load))
-        mine = [point for point in points if point.server == server]
-        print(f"{server:>12}:", *(f"{point.goodput_rps:5.0f}" for point in mine), flush=True)
-    write_csv(
-        directory / "overload.csv",
-        list(asdict(points[0])),
-        [tuple(asdict(point).values()) for point in points],
-    )
-    row = load_profile("table1").row_for(setting.architecture)
-    capacity = capacity_rps(row, setting.slo_ms)
-    draw(points, capacity, setting, directory / "overload.png")
-    write_results(
-        "overload",
-        figures_of(points, capacity),
-        command=f"python -m experiments overload --seed {setting.seed}",
-        seeds=[setting.seed],
-        extra={"setting": asdict(setting)},
-        directory=directory,
-    )
-    return points
-
-
-def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target: Path) -> None:
+def draw(target: Path, setting: Setting, recorded: Recorded) -> None:
     """Goodput over offered load, a line for each way of serving."""
+    points = [SimpleNamespace(**row) for row in recorded.rows]
+    capacity = setting.capacity_rps
     with picture(target, 1, 1, size=(9, 5.2)) as grid:
         axes = grid[0, 0]
         most = max(point.load for point in points)
@@ -206,20 +177,19 @@ def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target:
         axes.set_xlabel("requests offered, times what the GPU can do", fontsize=14)
         axes.set_ylabel(f"answers within {setting.slo_ms} ms, r/s", fontsize=14)
         axes.set_title(
-            "Asked for more than a GPU can do, a server that queues answers nobody in time.\n"
-            "Clockwright refuses in time what would be late, and answers the rest (simulated).",
+            TITLE.replace(". ", ".\n"),
             fontsize=14, loc="left", fontweight="bold", x=-0.1,
         )  # fmt: skip
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
 
 
-def main() -> None:
-    """Produce the figure."""
-    parser = argparse.ArgumentParser(description="What overload does.")
-    parser.add_argument("--seed", type=int, default=Setting().seed)
-    produce(replace(Setting(), seed=parser.parse_args().seed))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="overload",
+    setting=Setting(),
+    ask=over(measure, server="servers", load="loads"),
+    key="{server}_x{load:g}",
+    figures=lambda setting, _: {"capacity_rps": setting.capacity_rps},
+    title=TITLE,
+    picture=draw,
+)

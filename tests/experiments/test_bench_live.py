@@ -25,9 +25,7 @@ from experiments.bench.controller import (
     fed,
     recovered_after_s,
 )
-from experiments.bench.frontend import INFER
-from experiments.bench.grpc import infer_request
-from experiments.bench.live import PAYLOADS, BareServer
+from experiments.bench.live import INFER, PAYLOADS, BareServer, infer_request
 from experiments.live.processor_time import cpu_ns, family
 
 
@@ -38,7 +36,7 @@ def test_a_bare_server_answers_with_as_many_bytes_as_the_model(kind: str) -> Non
             INFER, bytes, response_deserializer=oip.ModelInferResponse.FromString
         )
         for name, payload in PAYLOADS.items():
-            answer = ask(infer_request(name, list(payload.shape)), timeout=60)
+            answer = ask(infer_request(name, payload.shape), timeout=60)
             assert answer.model_name == name
             assert [len(raw) for raw in answer.raw_output_contents] == [payload.answer_bytes]
 
