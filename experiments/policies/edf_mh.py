@@ -29,7 +29,6 @@ COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
 LOW_UTILISATION = 0.7
 #: Properties of an outcome that are columns of the table.
 COLUMNS = (
-    "arrived",
     "answered",
     "bound",
     "late",
@@ -108,7 +107,7 @@ class Row:
 
     def per_million(self, name: str) -> float:
         """How many of a million requests a count stands for, all seeds together."""
-        return 1e6 * self.mean(name) / self.mean("arrived")
+        return 1e6 * self.mean(name) / self.mean("asked")
 
 
 def run_all(
@@ -208,7 +207,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
         if azure := table.get(f"azure_x1_{noise}"):
             row = azure["edf_mh"]
             figures[f"{name}_late_per_million"] = row.per_million("late")
-            figures[f"{name}_requests"] = sum(outcome.arrived for outcome in row.outcomes)
+            figures[f"{name}_requests"] = sum(outcome.asked for outcome in row.outcomes)
     return figures
 
 
@@ -261,7 +260,7 @@ def _overload(table: Table) -> dict[str, float]:
     # The overload under which `clockwork` gives the 5th-percentile model least.
     worst = min(overload, key=lambda row: row["clockwork"].mean("p5_model_share"))
     p5_share = worst["edf_mh"].mean("p5_model_share")
-    p5_bound = worst["edf_mh"].mean("bound") / worst["edf_mh"].mean("arrived")
+    p5_bound = worst["edf_mh"].mean("bound") / worst["edf_mh"].mean("asked")
     return {
         "overload_share_min": min(row["edf_mh"].mean("bound_share") for row in overload),
         "p5_model_share": p5_share,
@@ -316,6 +315,7 @@ def table(_setting: Setting, rows: Sequence[Row]) -> Iterator[Mapping[str, float
                 "scenario": row.scenario.name,
                 "policy": row.policy,
                 "run": number,
+                "arrived": outcome.asked,
                 **{name: "" if count == -1 else count for name, count in counts.items()},
             }
 

@@ -79,7 +79,7 @@ def test_batch_clients_are_counted_apart_and_leave_the_others_in_time() -> None:
         NS_PER_S,
     )
     outcome = measure(scenario, POLICIES["edf_mh"], 1)
-    assert outcome.arrived == pytest.approx(2 * 1200, rel=0.1)
+    assert outcome.asked == pytest.approx(2 * 1200, rel=0.1)
     assert outcome.share > 0.97
     assert outcome.batch_rps > 1000
 
@@ -141,7 +141,7 @@ def test_a_line_of_the_scale_table_has_its_gpus_and_begins_before_the_hour() -> 
 
 def outcome(answered: int, **changes: float) -> ScenarioOutcome:
     whole = ScenarioOutcome(
-        arrived=100,
+        asked=100,
         answered=answered,
         late=1,
         bound=90,
