@@ -22,7 +22,7 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.stream import ask
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import Recorded, Study
+from experiments.study.study import Study, StudyRecord
 
 #: Fixed choices, then the default policy. For the policy: its candidates beside the groups' models, and
 #: where a user's state begins.
@@ -200,7 +200,7 @@ def stretches(_setting: Setting, points: Sequence[SeedErrors]) -> list[dict[str,
     ]
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Error over the feedbacks that a user has given."""
     panel = Panel(
         title="Errors of each way to choose a model, by how much is known of the user",

@@ -23,7 +23,7 @@ from clockwright.units import NS_PER_MS
 from experiments.clipper_paper.bench import exec_ns, loaded
 from experiments.clipper_paper.models import FORMS, KINDS, held_out, labels_of, prepared
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Recorded, Study
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Study, StudyRecord
 
 SLO_MS = 20.0
 
@@ -127,7 +127,7 @@ def figures_of(_setting: Setting, points: Sequence[BatchPoint]) -> dict[str, flo
     return figures
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Native at the left, ONNX at the right: the median, up to the P99."""
     places = {"native": "Native, in a container's process", "onnx": "ONNX, in the CPU engine"}
     return [

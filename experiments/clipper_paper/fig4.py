@@ -22,7 +22,7 @@ from controller.core import SchedulerConfig
 from experiments.clipper_paper.bench import Serving, saturate
 from experiments.clipper_paper.models import FORMS, KINDS, prepared
 from experiments.study.pictures import Curve, Panel, lines
-from experiments.study.study import ONLY_TABLE, Column, Paper, Recorded, Study
+from experiments.study.study import ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 STRATEGIES = ("none", "aimd", "quantile")
 
@@ -90,7 +90,7 @@ def ratios(setting: Setting, points: Sequence[StrategyPoint]) -> dict[str, float
     return figures
 
 
-def panels(setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Throughput above, P99 of batches below; three dots for each model."""
     kinds = list(dict.fromkeys(row["kind"] for row in recorded.rows))
     ticks = {float(at): kind.replace("_", "\n") for at, kind in enumerate(kinds)}

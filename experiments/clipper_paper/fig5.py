@@ -31,7 +31,7 @@ from experiments.clipper_paper.bench import (
 )
 from experiments.clipper_paper.models import prepared
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Recorded, Study
+from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def gains(_setting: Setting, points: Sequence[DelayPoint]) -> dict[str, float]:
     }
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """What is served and batch sizes over the load; a column per container, a line per delay."""
     rows = (
         (

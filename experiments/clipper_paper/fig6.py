@@ -26,7 +26,7 @@ from experiments.clipper_paper.bench import Serving, saturate
 from experiments.clipper_paper.models import prepared
 from experiments.simulator import Case, Cluster, Network, copies_of, run
 from experiments.study.pictures import Curve, Panel, lines
-from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Recorded, Study
+from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study, StudyRecord
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 
@@ -149,7 +149,7 @@ def scaling(_setting: Setting, points: Sequence[ReplicaPoint]) -> dict[str, floa
     return figures
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Real ones at the left, modelled ones at the right, with the line of perfect scaling and the paper's points."""
     row = []
     for title, real in (

@@ -23,7 +23,7 @@ from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.models import Classifier, predict, train
 from experiments.digits.stream import ask
 from experiments.study.pictures import COLOURS, MARKERS, Curve, Panel
-from experiments.study.study import ONLY_TABLE, Recorded, Row, Study
+from experiments.study.study import ONLY_TABLE, Row, Study, StudyRecord
 
 #: Methods after the best single model: a policy, and its options.
 POLICIES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -158,7 +158,7 @@ def table(_setting: Setting, points: Sequence[SplitErrors]) -> Iterator[Row]:
         yield {"set": point.models, "split": point.split, **point.errors}
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Errors by method, then by agreement."""
     sets = list(dict.fromkeys(row["set"] for row in recorded.rows))
 

@@ -23,7 +23,7 @@ from experiments.digits.images import Array, load
 from experiments.digits.models import FAULTS, five_kinds, predict, train
 from experiments.digits.stream import Delays, Trail, follow
 from experiments.study.pictures import BLACK, COLOURS, LINES, MARKERS, Curve, Panel
-from experiments.study.study import ONLY_TABLE, Recorded, Row, Study
+from experiments.study.study import ONLY_TABLE, Row, Study, StudyRecord
 
 _LAST_TRAINING_FORM = 6
 _LAST_FORM = 13
@@ -201,7 +201,7 @@ def figures_of(setting: Setting, points: Sequence[StreamOutcome]) -> dict[str, f
     return figures
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Errors before, during and after the failure of the best model: learners at the left, single models at the right."""
     phases = {"before": "before", "failed": "while it\nfails", "after": "after"}
     learners = ("exp3", "exp4", "exp4-full", "exp4-full, as the paper", "thompson")

@@ -35,7 +35,7 @@ from experiments.digits.models import Classifier, export, train
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import before_others
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import ONLY_TABLE, Recorded, Study
+from experiments.study.study import ONLY_TABLE, Study, StudyRecord
 
 ARMS = ("mitigated", "blocking")
 
@@ -251,7 +251,7 @@ def totals(_setting: Setting, points: Sequence[ArmPoint]) -> dict[str, float]:
     }
 
 
-def panels(setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """What leaving stragglers behind saves, and what it costs."""
     row = []
     for title, label, name, factor in (

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.study.pictures import COLOURS, LINES, MARKERS, Curve, Panel
-from experiments.study.study import Paper, Recorded, Row, Study
+from experiments.study.study import Paper, Row, Study, StudyRecord
 from modelzoo.build import write_model
 
 MODES = ("one_at_a_time", "concurrent")
@@ -237,7 +237,7 @@ def rows(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> Iterator[Row]
             }
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Throughput at the left, EXEC durations at the right, over the requests outstanding."""
     figures = recorded.figures
     at = sorted({row["concurrency"] for row in recorded.rows})

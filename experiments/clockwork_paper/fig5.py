@@ -36,9 +36,9 @@ from experiments.study.study import (
     SHARE,
     Column,
     Paper,
-    Recorded,
     Row,
     Study,
+    StudyRecord,
     over,
     own_rows,
 )
@@ -158,7 +158,7 @@ def cdf(_setting: Setting, points: Sequence[SloPoint]) -> Iterator[Row]:
             }
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Goodput over the SLO, then when a client hears."""
     rows = recorded.rows
     slos_ms = sorted({row["slo_ms"] for row in rows})

@@ -36,7 +36,7 @@ from experiments.clockwork_paper.cases import resnets
 from experiments.simulator import Case, Cluster
 from experiments.study.compared import POLICIES, Compared, run_rows
 from experiments.study.pictures import COLOURS, LINES, Curve, Panel, of_policy
-from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Recorded, Row, Study
+from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Row, Study, StudyRecord
 from traces.arrivals import Poisson, Workload
 
 SLO_NS = 100 * NS_PER_MS
@@ -385,7 +385,7 @@ def rows(setting: Setting, ramps: Sequence[Ramp]) -> Iterator[Row]:
             yield {**row, "exec_busy": bucket.exec_busy, "load_busy": bucket.load_busy}
 
 
-def panels(setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """What both workloads get over time, at the left Minor's; below, what is the bottleneck."""
     rows, figures = recorded.rows, recorded.figures
     middle = setting.bucket_ns / (2 * _MINUTE_NS)

@@ -38,7 +38,7 @@ from experiments.clockwork_paper.cases import resnets
 from experiments.simulator import Case, Cluster
 from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
 from experiments.study.pictures import Curve, Panel, of_policy
-from experiments.study.study import ONLY_RECORD, Column, Paper, Recorded, Row, Study
+from experiments.study.study import ONLY_RECORD, Column, Paper, Row, Study, StudyRecord
 from traces.arrivals import ClosedLoop, Poisson, Workload
 
 NUM_GPUS = 6
@@ -324,7 +324,7 @@ def right_rows(setting: Setting, points: Sequence[Stages]) -> Iterator[Row]:
                 }
 
 
-def panels(setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Which SLO is met, the hardest case in full, and what batch clients beside it change."""
     left = [
         Panel(

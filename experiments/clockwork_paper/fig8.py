@@ -43,7 +43,7 @@ from experiments.simulator.costs import sources as costs_from
 from experiments.simulator.summary import Bucket, Summary
 from experiments.study.compared import POLICIES, Compared
 from experiments.study.pictures import Curve, Panel, of_policy
-from experiments.study.study import NO_COLUMN, Column, Paper, Recorded, Row, Study
+from experiments.study.study import NO_COLUMN, Column, Paper, Row, Study, StudyRecord
 from traces.arrivals import TraceReplay, Workload
 from traces.minutes import MinuteTrace
 
@@ -400,7 +400,7 @@ def rows_of(_setting: Setting, outcomes: Sequence[ReplayOutcome]) -> Iterator[Ro
         yield from outcome.rows
 
 
-def panels(setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """A column for the paper's rate and one for the most: what is asked and answered, how late, how cold."""
     # A stretch of minutes that is there to be compared with its twin has no shape over time.
     stretches = ("_free", "_charged")
@@ -418,7 +418,7 @@ def panels(setting: Setting, recorded: Recorded) -> list[list[Panel]]:
     ]
 
 
-def _over_time(setting: Setting, recorded: Recorded, source: str) -> list[Panel]:
+def _over_time(setting: Setting, recorded: StudyRecord, source: str) -> list[Panel]:
     """How a source fares, minute by minute."""
     rows: list[Mapping[str, Any]] = [row for row in recorded.rows if row["source"] == source]
     of = {

@@ -39,7 +39,7 @@ from experiments.clockwork_paper.stretch import stretch_bound
 from experiments.simulator import Case, Faults, Network
 from experiments.study.compared import POLICIES, Compared, run_rows
 from experiments.study.pictures import Curve, Panel, colour_of, tail, tail_percentiles
-from experiments.study.study import Column, Paper, Recorded, Row, Study, over
+from experiments.study.study import Column, Paper, Row, Study, StudyRecord, over
 from modelzoo.profile import Noise
 
 #: Predicted quantities, each of one kind of action.
@@ -201,7 +201,7 @@ def rows(_setting: Setting, results: Sequence[Errors]) -> Iterator[Row]:
                     }
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """A row for each noise model, a column for each quantity; over- and underpredictions beside the paper's 99 %."""
     noise_models = dict.fromkeys(str(row["noise_model"]) for row in recorded.rows)
     # The table has the ends of LOADs as well; a LOAD that ends late delays its first EXEC, which is here.

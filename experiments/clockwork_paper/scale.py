@@ -38,7 +38,7 @@ from experiments.simulator import Case, CpuCosts, bottleneck
 from experiments.simulator.costs import measured, sources
 from experiments.study.compared import POLICIES, Compared, run_rows
 from experiments.study.pictures import Curve, Panel, colour_of, tail_percentiles
-from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Paper, Recorded, Study
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 #: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
 _PAPER_RPS = 6174
@@ -265,7 +265,7 @@ def ask(setting: Setting) -> Iterator[ScaleResult]:
                 yield measure(setting, policy, size, slo_ms, bound)
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Latency of answered requests by cluster, a panel for each SLO; then how many are in time."""
     # A rate that the core cannot decide leaves nothing to be seen.
     rows = [row for row in recorded.rows if row["costs"] != "charged"]

@@ -306,7 +306,7 @@ def produce(
 
 
 def panels(directory: Path) -> list[list[Panel]]:
-    """Of what is recorded: weights above; below, the accuracy of late queries."""
+    """Weights above; below, the accuracy of late queries: all that is recorded."""
     record = read_recorded(directory, "poisoned", [""])
     rows = record.rows
     queries = [row["queries"] for row in rows]

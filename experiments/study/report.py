@@ -51,7 +51,7 @@ def picture(
         target.parent.mkdir(parents=True, exist_ok=True)
         drawn = BytesIO()
         figure.savefig(drawn, dpi=110)
-        # Of a thousand shades of a few colours, so many are seen; the file is a third.
+        # A reader sees so many of the thousand shades of a few colours; the file is a third.
         Image.open(drawn).convert("RGB").quantize(_SHADES, dither=Image.Dither.NONE).save(target)
     finally:
         pyplot.close(figure)

@@ -70,7 +70,7 @@ Row = Mapping[str, float | int | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class StudyRecord:
     """What a study left in a folder."""
 
     #: By what follows the study's name in a table's, its rows.
@@ -119,7 +119,7 @@ class Study(Generic[SettingT, PointT]):
     paper: tuple[Paper, ...] = ()
     #: Over the picture: what is seen, one sentence.
     title: str = ""
-    #: What is drawn, row by row, of nothing but the record: `Recorded`, or what `recorded` makes of a folder.
+    #: What is drawn, row by row, of nothing but the record: `StudyRecord`, or what `recorded` makes of a folder.
     panels: Callable[[SettingT, Any], Sequence[Sequence[Panel]]] | None = None
     #: Draws, into a PNG, what no panels can show of it.
     picture: Callable[[Path, SettingT, Any], None] | None = None
@@ -270,11 +270,11 @@ class Study(Generic[SettingT, PointT]):
         return self.fault(self.produce(setting, asked.directory, options=options, add=asked.add))
 
 
-def read_recorded(directory: Path, name: str, endings: Iterable[str]) -> Recorded:
+def read_recorded(directory: Path, name: str, endings: Iterable[str]) -> StudyRecord:
     """Read what a study left: its record, and the tables whose names end so."""
     record = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
     tables = {ending: read_table(directory / f"{name}{ending}.csv") for ending in endings}
-    return Recorded(tables=tables, record=record)
+    return StudyRecord(tables=tables, record=record)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

@@ -20,9 +20,9 @@ from experiments.study.study import (
     SHARE,
     Column,
     Paper,
-    Recorded,
     Row,
     Study,
+    StudyRecord,
     beside_paper,
     chosen,
     from_command_line,
@@ -64,7 +64,7 @@ def sides(_setting: Setting, points: Sequence[Square]) -> Iterator[Row]:
     return ({"size": point.size, "side": point.area**0.5} for point in points)
 
 
-def panels(_setting: Setting, recorded: Recorded) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     curve = Curve(
         x=[row["size"] for row in recorded.rows],
         y=[row["area"] for row in recorded.rows],
