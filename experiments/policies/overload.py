@@ -28,7 +28,7 @@ from experiments.bounds import Cost, density_rate
 from experiments.simulator import Case, Cluster, copies_of, run
 from experiments.study.pictures import BLACK, COLOURS, colour_of
 from experiments.study.report import picture
-from experiments.study.study import Column, Recorded, Study, over
+from experiments.study.study import Column, Study, StudyRecord, over
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 
@@ -142,7 +142,7 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     )
 
 
-def draw(target: Path, setting: Setting, recorded: Recorded) -> None:
+def draw(target: Path, setting: Setting, recorded: StudyRecord) -> None:
     """Goodput over offered load, a line for each way of serving."""
     points = [SimpleNamespace(**row) for row in recorded.rows]
     capacity = setting.capacity_rps
