@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
+from experiments.bench.request_cost import instant_device
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import ClientLoad, OpenLoop
 from experiments.live.processor_time import cpu_ns, roles
 from experiments.study.bench import Findings, bench
 from experiments.telemetry.tables import read_actions
-from modelzoo.profile import Profile, ProfileRow, save_profile
 
 _SLO_MS = 1000
 _WARM_S = 0.3
@@ -58,20 +58,13 @@ def sample(setting: Setting) -> list[Sample]:
         LiveModel(name="single", copies=1, batch_sizes=(1,)),
         LiveModel(name="batched", copies=1, batch_sizes=tuple(DEFAULT_BATCH_SIZES)),
     )
-    row = ProfileRow(
-        name="*",
-        weights_bytes=1,
-        load_ns=NS_PER_US,
-        exec_ns=dict.fromkeys(DEFAULT_BATCH_SIZES, NS_PER_US),
-    )
     runs: list[tuple[str, int, float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for model in models:
             model.write(Path(scratch) / "models" / model.name)
-        save_profile(Profile(name="instant", rows={"*": row}), Path(scratch) / "instant.json")
         telemetry = Path(scratch) / "telemetry"
         arguments = [
-            *("--models", f"{scratch}/models", "--device", f"modelled:{scratch}/instant.json"),
+            *("--models", f"{scratch}/models", *instant_device(Path(scratch))),
             *("--cache-dir", f"{scratch}/cache", "--telemetry", str(telemetry)),
         ]
         with LocalServer(arguments) as server:

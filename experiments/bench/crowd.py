@@ -32,12 +32,12 @@ import grpc
 import uvloop
 
 from clockwright.process import keep_big_blocks
-from experiments.bench.live import INFER, INSTANT, OPTIONS, PAYLOADS, infer_request
+from experiments.bench.live import INFER, OPTIONS, PAYLOADS, infer_request
+from experiments.bench.request_cost import instant_device
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
 from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
-from modelzoo.profile import save_profile
 
 # The type stubs of grpcio leave this out.
 EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
@@ -275,15 +275,13 @@ def measure_all(setting: Setting) -> Findings:
             write_model(PAYLOADS[name].architecture, models / name / "1" / "model.onnx")
         write_model(PAYLOADS["small"].architecture, models / "many" / "1" / "model.onnx")
         (models / "many" / "config.toml").write_text(f"copies = {setting.num_names}\n")
-        profile = Path(scratch) / "instant.json"
-        save_profile(INSTANT, profile)
         cores = sorted(os.sched_getaffinity(0))
         stack.callback(os.sched_setaffinity, 0, cores)
         server_core, generator_core = cores[0], cores[-1]
         os.sched_setaffinity(0, {server_core})
         servers: dict[str, LocalServer] = {}
         for prefix, tree in trees.items():
-            arguments = ["--device", f"modelled:{profile}", "--models", str(models)]
+            arguments = [*instant_device(Path(scratch)), "--models", str(models)]
             # One more than the crowd: whoever starts the server asks it, too.
             arguments += ["--cache-dir", f"{scratch}/cache-{prefix}", "--max-connections", "2000"]
             environment = {"PYTHONPATH": tree, "PYTHONSAFEPATH": "1"} if tree else {}

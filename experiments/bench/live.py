@@ -33,13 +33,12 @@ import grpc
 import uvloop
 
 from clockwright.process import keep_big_blocks
-from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, NS_PER_US, PAGE_BYTES
 from clockwright.v1 import inference_pb2 as oip
+from experiments.bench.request_cost import instant_device
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
 from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
-from modelzoo.profile import Profile, ProfileRow, save_profile
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
@@ -76,17 +75,6 @@ PAYLOADS = {
 }
 #: What is measured of every server: payload and clients.
 CASES = (("small", 1), ("small", 8), ("small", 32), ("top", 8), ("echo", 8))
-INSTANT = Profile(
-    name="instant",
-    rows={
-        "*": ProfileRow(
-            name="*",
-            weights_bytes=PAGE_BYTES,
-            load_ns=NS_PER_MS,
-            exec_ns=dict.fromkeys(DEFAULT_BATCH_SIZES, NS_PER_US),
-        )
-    },
-)
 
 
 def infer_request(model: str, shape: Sequence[int], *, slo_ms: int = 10_000) -> bytes:
@@ -217,9 +205,7 @@ def measure(setting: Setting) -> Findings:
             write_model(payload.architecture, models / name / "1" / "model.onnx")
         mlp = Path(scratch) / "mlp"
         write_model(PAYLOADS["small"].architecture, mlp / "small" / "1" / "model.onnx")
-        profile = Path(scratch) / "instant.json"
-        save_profile(INSTANT, profile)
-        modelled = ["--device", f"modelled:{profile}", "--models", str(models)]
+        modelled = [*instant_device(Path(scratch)), "--models", str(models)]
         settings: dict[str, tuple[list[str], Mapping[str, str]]] = {
             "": (modelled, {}),
             "mlp": (["--device", "cpu", "--models", str(mlp)], {}),

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.polynomial.polynomial import polyfit
 
 from clockwright.units import NS_PER_MS
-from experiments.clipper_paper.bench import exec_ns, loaded
 from experiments.clipper_paper.models import FORMS, KINDS, held_out, labels_of, prepared
+from experiments.live.bare_lanes import exec_ns, loaded
 from experiments.study.pictures import Panel, lines
 from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Study, StudyRecord
 
@@ -63,7 +63,13 @@ def measure(setting: Setting) -> Iterator[BatchPoint]:
         for form in FORMS:
             with prepared(form, kind, setting.batch_sizes) as (ready,):
                 runs_ms = [
-                    exec_ns(ready, size, runs=setting.runs, budget_s=setting.budget_s) / NS_PER_MS
+                    exec_ns(
+                        ready,
+                        np.resize(images, (size, images.shape[1])),
+                        runs=setting.runs,
+                        budget_s=setting.budget_s,
+                    )
+                    / NS_PER_MS
                     for size in setting.batch_sizes
                 ]
                 with loaded(ready) as run:

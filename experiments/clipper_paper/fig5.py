@@ -27,7 +27,6 @@ from experiments.clipper_paper.bench import (
     Offered,
     Serving,
     saturate,
-    together,
 )
 from experiments.clipper_paper.models import prepared
 from experiments.study.pictures import Panel, lines
@@ -78,7 +77,7 @@ class DelayPoint:
 def measure(setting: Setting) -> Iterator[DelayPoint]:
     """Measure every delay at every load; delays take turns."""
     for form, kind in setting.containers:
-        runs: dict[tuple[float, int], list[Measured]] = {}
+        runs: dict[tuple[float, int], Measured] = {}
         with prepared(form, kind, setting.batch_sizes) as ready:
             adapted = replace(setting, warmup_s=setting.adapt_s)
             saturated = saturate(adapted, ready, SchedulerConfig(policy="clipper"))
@@ -100,9 +99,10 @@ def measure(setting: Setting) -> Iterator[DelayPoint]:
                             warmup_s=setting.warmup_s,
                             measured_s=setting.measured_s,
                         )
-                        runs.setdefault((load, delay_ms), []).append(measured)
+                        whole = runs.setdefault((load, delay_ms), Measured())
+                        whole += measured
         for load, delay_ms in product(setting.loads, setting.delays_ms):
-            whole = together(runs[load, delay_ms])
+            whole = runs[load, delay_ms]
             yield DelayPoint(
                 form=form,
                 kind=kind,
