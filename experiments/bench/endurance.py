@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from experiments.live.live_promises import served
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
-from experiments.live.processor_time import family
+from experiments.live.processor_time import family, rss_bytes
 from experiments.study.bench import bench
 from experiments.study.study import chosen
 from modelzoo.profile import Profile, ProfileRow, save_profile
@@ -89,13 +88,8 @@ def _watched(load: ClientLoad, server: LocalServer) -> tuple[Account, list[float
     with OpenLoop(load) as client:
         for _ in range(_TENTHS):
             time.sleep(load.seconds / _TENTHS)
-            rss_mib.append(sum(map(_rss_mib, family(server.process.pid))))
+            rss_mib.append(sum(map(rss_bytes, family(server.process.pid))) / 2**20)
         return client.account(), rss_mib
-
-
-def _rss_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def decay_of(account: Account, rss_mib: Sequence[float]) -> dict[str, float]:

@@ -49,6 +49,7 @@ from controller.front.templates import cut_request
 from controller.selection.messages import read_application, read_feedback
 from controller.worker_link import parse as parse_from_worker
 from experiments.live.local_server import LocalServer
+from experiments.live.processor_time import rss_bytes
 from experiments.study.bench import Findings, bench
 from modelzoo.build import write_model
 
@@ -410,9 +411,9 @@ def fuzz_readers(num_messages: int, seed: int) -> Found:
         for name, read, mutator in kinds:
             _read_batch(found, name, read, mutator, min(_BATCH, num_messages - found.num_messages))
         if not before and found.num_messages >= warm_up:
-            before = _rss_bytes("self")
+            before = rss_bytes("self")
     gc.collect()
-    found.rss_growth_bytes = max(_rss_bytes("self") - before, 0)
+    found.rss_growth_bytes = max(rss_bytes("self") - before, 0)
     return found
 
 
@@ -429,13 +430,6 @@ def _read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: in
         stall_ns = max(stall_ns, clock() - begin_ns)
     found.num_messages += count
     found.stall_ns_max = max(found.stall_ns_max, stall_ns)
-
-
-def _rss_bytes(process: int | str) -> int:
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 # --- over sockets ---------------------------------------------------------------------------------
@@ -577,10 +571,10 @@ def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Fou
             _call_batch(found, channel, rng, mutators)
             _send_raw(found, address, mutators["http2"])
             if not before and found.num_messages >= warm_up:
-                before = _rss_bytes(process)
+                before = rss_bytes(process)
     found.num_crashes += bystander.num_unanswered
     found.stall_ns_max = bystander.waited_ns_max
-    found.rss_growth_bytes = max(_rss_bytes(process) - before, 0)
+    found.rss_growth_bytes = max(rss_bytes(process) - before, 0)
     return found
 
 

@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -38,6 +35,7 @@ import uvloop
 
 from clockwright import AsyncClient, Feedback
 from clockwright.operator import Operator
+from clockwright.units import NS_PER_S
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import Contexts
@@ -46,6 +44,7 @@ from controller.selection.policies import BUILT_IN, make_policy
 from experiments.demo.models import write_digit_models
 from experiments.digits.images import Array
 from experiments.live.local_server import LocalServer
+from experiments.live.processor_time import cpu_ns, family, rss_bytes
 from experiments.study.bench import Findings, bench
 
 MODELS = ("a", "b", "c", "d")
@@ -114,7 +113,7 @@ def contexts_mib(num_contexts: int) -> float:
     policy = make_policy("exp4-full", {})
     contexts = Contexts(capacity=num_contexts)
     gc.collect()
-    before = _resident_bytes()
+    before = rss_bytes("self")
     rng = Random(_SEED)
     choice = Choice(MODELS, (1.0,) * len(MODELS))
     for number in range(num_contexts):
@@ -124,12 +123,7 @@ def contexts_mib(num_contexts: int) -> float:
     contexts.written(contexts.changes(num_contexts))
     gc.collect()
     assert len(contexts) == num_contexts
-    return (_resident_bytes() - before) / 2**20
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return (rss_bytes("self") - before) / 2**20
 
 
 async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
@@ -200,27 +194,7 @@ async def feedback_round(
 
 def cpu_s(pids: Sequence[int]) -> float:
     """Processor time that these processes and this one have spent."""
-    return time.process_time() + sum(map(process_cpu_s, pids))
-
-
-def process_cpu_s(pid: int) -> float:
-    """Processor time that a process has spent."""
-    # Behind the command's name, which may hold anything: the 14th and 15th field of all.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def process_tree(pid: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # It has ended meanwhile.
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children[parent].append(int(stat.parent.name))
-    found = [pid]
-    for known in found:
-        found += children[known]
-    return found
+    return time.process_time() + cpu_ns(pids) / NS_PER_S
 
 
 async def path_round(
@@ -249,7 +223,7 @@ async def path_round(
             ]:  # The first queries of all find connections, code and weights cold.
                 await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS)
             times_us: list[float] = []
-            before_s, controller_s = cpu_s(pids), process_cpu_s(pids[0])
+            before_s, controller_ns = cpu_s(pids), cpu_ns(pids[:1])
             for number, image in enumerate(images):
                 began = time.perf_counter()
                 user = f"user {turn} {number}" if context else ""
@@ -260,7 +234,7 @@ async def path_round(
             row[f"{name}_p99_us"] = times_us[len(times_us) * 99 // 100]
             row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / len(images) * 1e6
             row[f"{name}_controller_cpu_us"] = (
-                (process_cpu_s(pids[0]) - controller_s) / len(images) * 1e6
+                (cpu_ns(pids[:1]) - controller_ns) / len(images) / 1e3
             )
     return row
 
@@ -303,7 +277,7 @@ def measure_live(
                 application = pb.Application(name=name, models=members, no_cache=no_cache)
                 operator.put_application(application)
             assert MODELS_ASKED["model"] == model_names[0]
-            pids = process_tree(server.process.pid)
+            pids = family(server.process.pid)
             images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
             paths, feedbacks = [], []
             for turn in range(rounds + 1):

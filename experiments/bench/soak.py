@@ -15,7 +15,6 @@ slopes. Writes part `soak` of `guard.json`.
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import subprocess
 import sys
@@ -39,7 +38,7 @@ from controller.telemetry import CAPACITY
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
-from experiments.live.processor_time import roles
+from experiments.live.processor_time import roles, rss_bytes
 from experiments.study.bench import Findings, bench
 
 _FILL_RPS, _STEADY_RPS = 1000.0, 100.0
@@ -200,8 +199,7 @@ def _soak(
 
 def _look(pid: int, size: Occupied) -> None:
     process = Path(f"/proc/{pid}")
-    pages = int((process / "statm").read_text().split()[1])
-    size.rss_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    size.rss_mib.append(rss_bytes(pid) / 2**20)
     size.handles.append(len(list((process / "fd").iterdir())))
     size.threads.append(len(list((process / "task").iterdir())))
 

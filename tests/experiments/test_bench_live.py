@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +55,21 @@ def test_processor_time_of_a_process_is_what_its_threads_used() -> None:
         before_ns = cpu_ns([pid])
         used_ns = sum(threads.map(lambda _: work(), range(2)))
         assert cpu_ns([pid]) - before_ns >= used_ns
-    assert family(pid)[0] == pid
+
+
+def test_a_family_is_a_process_and_all_that_it_has_started() -> None:
+    script = (
+        "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        tree = family(parent.pid)
+        assert tree == [parent.pid, child]
+        parent.stdin.close()
 
 
 class ScriptedPump:

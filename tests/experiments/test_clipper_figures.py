@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -255,23 +251,6 @@ def test_a_speedup_is_that_of_neighbours_and_the_median_of_rounds() -> None:
     )
     assert figures["cache_feedback_cpu_ratio"] == pytest.approx(2.0)
     assert figures["feedback_cached_per_s"] == 20
-
-
-def test_processor_time_is_counted_of_all_that_a_process_has_started() -> None:
-    script = (
-        "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        tree = bench_selection.process_tree(parent.pid)
-        assert tree == [parent.pid, child]
-        parent.stdin.close()
-    # This process, which has imported half of the world, twice: as the kernel counts it and as it does.
-    assert bench_selection.cpu_s([os.getpid()]) == pytest.approx(2 * time.process_time(), abs=1)
 
 
 def test_a_stream_is_the_same_again_with_the_same_seed() -> None:
