@@ -35,6 +35,7 @@ from experiments.study.report import write_csv
 from experiments.study.study import read_recorded
 
 APPLICATION = "read-digits"
+TITLE = "When its best model is poisoned, an application goes on with the others, and comes back."
 PHASES = ("before", "poisoned", "repaired")
 
 _LAST_TRAINING_FORM = 8
@@ -361,10 +362,7 @@ def panels(directory: Path) -> list[list[Panel]]:
 
 def redraw(directory: Path = RESULTS) -> None:
     """Draw what is recorded."""
-    title = (
-        "When its best model is poisoned, an application goes on with the others, and comes back."
-    )
-    draw(directory / "poisoned.png", title, panels(directory), height=2.6)
+    draw(directory / "poisoned.png", TITLE, panels(directory), height=2.6)
 
 
 def main() -> None:
