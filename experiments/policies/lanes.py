@@ -19,6 +19,7 @@ import numpy as np
 from clockwright.units import NS_PER_MS, ModelId
 from controller.telemetry import OK, Telemetry
 from experiments.simulator import Case, Cluster, HostedModel, run
+from experiments.study.pictures import COLOURS
 from experiments.study.report import picture
 from experiments.study.study import Column, Study
 from modelzoo.profile import load_profile
@@ -37,9 +38,9 @@ REQUESTS = (
     (158, "C", 30), (165, "A", 15), (168, "B", 10),
 )  # fmt: skip
 BEGIN_MS, END_MS = 100, 200
-# Okabe and Ito chose these colours so that colour-blind readers tell them apart.
-_COLOURS = {"A": "#0072B2", "B": "#E69F00", "C": "#009E73"}
-_REFUSED = "#D55E00"
+_COLOURS = {"A": COLOURS[0], "B": COLOURS[4], "C": COLOURS[2]}
+TITLE = "Every request is answered before its deadline, or refused before it."
+_REFUSED = COLOURS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +196,13 @@ def draw(target: Path, _setting: Setting, points: Sequence[Tenth]) -> None:
                 textcoords="offset points",
                 fontsize=12,
                 color="#444444",
-                ha="right" if at_ms == first.arrival_ms else "center",
+                ha="center",
             )
         above.set_ylim(len(asked), -1.8)
         above.set_yticks([])
-        above.set_ylabel("requests for models A, B, C", fontsize=14)
+        above.set_ylabel("requests, by model (A, B, C)", fontsize=14)
         above.set_title(
-            "Every request is answered before its deadline, or refused before it",
+            TITLE,
             fontsize=15, loc="left", fontweight="bold",
         )  # fmt: skip
         for action in ran:
@@ -210,9 +211,11 @@ def draw(target: Path, _setting: Setting, points: Sequence[Tenth]) -> None:
         below.set_yticks([0, 1], ["LOAD\nweights", "INFER"], fontsize=13)
         below.tick_params(axis="x", labelsize=13)
         below.set_xlim(0, END_MS - BEGIN_MS)
-        below.set_xlabel("ms", fontsize=14)
+        below.set_xlabel("time, ms", fontsize=14)
         below.set_title(
-            "what the GPU does meanwhile (x4: four requests in one batch)", fontsize=13, loc="left"
+            "The GPU meanwhile: it loads one model while it runs another (x4: a batch of four)",
+            fontsize=13,
+            loc="left",
         )
         for axes in (above, below):
             for side in ("top", "right"):
@@ -266,6 +269,7 @@ STUDY = Study(
     ask=lambda _: [counted(*simulate())],
     key="lanes",
     tables={},
+    title=TITLE,
     picture=draw,
     recorded=recorded,
     extra=lambda _, points: {

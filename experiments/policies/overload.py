@@ -17,21 +17,22 @@ What is simulated here was measured live for a device of 10 ms per request: `exp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.bounds import Cost, density_rate
 from experiments.simulator import Case, Cluster, copies_of, run
+from experiments.study.pictures import BLACK, COLOURS, colour_of
 from experiments.study.report import picture
-from experiments.study.study import Column, Study, over
+from experiments.study.study import Column, Study, StudyRecord, over
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 
-#: By the name with which keys begin: the scheduler, and its label, colour and line in the picture.
+#: By the name with which keys begin: the scheduler.
 SERVERS = {
     "edf_mh": SchedulerConfig(policy="edf_mh"),
     "clockwork": SchedulerConfig(policy="clockwork"),
@@ -39,13 +40,39 @@ SERVERS = {
     "clipper": SchedulerConfig(policy="clipper"),
     "one_by_one": SchedulerConfig(policy="clipper", batching="none"),
 }
-# Colours of Okabe and Ito, which colour-blind readers tell apart; lines differ as well.
+
+
+TITLE = (
+    "Asked for more than a GPU can do, a server that queues answers nobody in time. "
+    "Clockwright refuses in time what would be late, and answers the rest (simulated)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How a server is drawn."""
+
+    label: str
+    colour: str
+    line: str
+    marker: str
+    #: The label stands beside the point of this load, moved by so many points.
+    label_at: float
+    label_offset: tuple[int, int]
+
+
 _LOOKS = {
-    "edf_mh": ("Clockwright, policy edf_mh", "#0072B2", "-"),
-    "clockwork": ("Clockwright, policy clockwork", "#56B4E9", "-"),
-    "infaas": ("queues, batches of all that waits", "#D55E00", "--"),
-    "clipper": ("queues, batches as Clipper sets them", "#E69F00", "-."),
-    "one_by_one": ("queues, one request at a time", "#666666", ":"),
+    "edf_mh": _Look("Clockwright, edf_mh", colour_of("edf_mh"), "-", "o", 1.5, (-75, 14)),
+    "clockwork": _Look(
+        "Clockwright, Clockwork's policy", colour_of("clockwork"), "-", "s", 1.5, (-20, -24)
+    ),
+    "infaas": _Look(
+        "queues, batches of all that waits", colour_of("infaas"), "--", "D", 0.5, (8, 2)
+    ),
+    "clipper": _Look(
+        "queues, batches as Clipper sets them", colour_of("clipper"), ":", "^", 0.6, (10, 5)
+    ),
+    "one_by_one": _Look("queues, no batches", COLOURS[-1], "-.", "v", 0.75, (10, 34)),
 }
 
 
@@ -115,51 +142,44 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     )
 
 
-def draw(target: Path, setting: Setting, points: Sequence[LoadPoint]) -> None:
+def draw(target: Path, setting: Setting, recorded: StudyRecord) -> None:
     """Goodput over offered load, a line for each way of serving."""
+    points = [SimpleNamespace(**row) for row in recorded.rows]
     capacity = setting.capacity_rps
-    with picture(target, 1, 1, size=(10, 5.2)) as grid:
+    with picture(target, 1, 1, size=(9, 5.2)) as grid:
         axes = grid[0, 0]
         most = max(point.load for point in points)
-        for server, (label, colour, line) in _LOOKS.items():
+        for server, look in _LOOKS.items():
             mine = [point for point in points if point.server == server]
             axes.plot(
                 [point.load for point in mine],
                 [point.goodput_rps for point in mine],
-                color=colour, ls=line, lw=3, marker="o", ms=5, label=label, clip_on=False,
+                color=look.colour, ls=look.line, lw=3, marker=look.marker, ms=7, clip_on=False,
             )  # fmt: skip
-        axes.plot([0, 1, most], [0, capacity, capacity], color="black", lw=1.2, zorder=0)
+            at = min(mine, key=lambda point: abs(point.load - look.label_at))
+            axes.annotate(
+                look.label, (at.load, at.goodput_rps), look.label_offset,
+                textcoords="offset points", fontsize=13, color=look.colour, fontweight="bold",
+            )  # fmt: skip
+        axes.plot([0, 1, most], [0, capacity, capacity], color=BLACK, lw=1.5, ls=":", zorder=0)
         axes.annotate(
-            "best possible: every batch the best one", (most, capacity), (0, 6),
+            f"bound, {capacity:.0f} r/s: every batch the best one", (most, capacity), (0, 7),
             textcoords="offset points", ha="right", fontsize=13,
-        )  # fmt: skip
-        refused_ms = {point.server: point.refusal_p50_ms for point in points if point.load == most}
-        axes.text(
-            most, 85, f"refused at {most:g} times: edf_mh after "
-            f"{refused_ms['edf_mh']:.0f} ms, batches after {refused_ms['infaas'] / 1000:.1f} s ",
-            ha="right", fontsize=13, color="#444444",
         )  # fmt: skip
         axes.axvspan(1, most, color="#f2f2f2", zorder=-1)
         axes.text(
-            most, 25, "overload: more is asked than the GPU can do ", ha="right", fontsize=13,
-            color="#444444",
+            most, 0.03 * capacity, "overload: more is asked than the GPU can do ",
+            ha="right", fontsize=13, color="#444444",
         )  # fmt: skip
         axes.set_xlim(0, most)
-        axes.set_ylim(0, 1.13 * capacity)
-        axes.set_xticks(
-            [0, 0.5, 1, 1.5, 2, 2.5, 3], ["0", "0.5", "1", "1.5", "2", "2.5", "3"], fontsize=13
-        )
+        axes.set_ylim(0, 1.15 * capacity)
         axes.tick_params(labelsize=13)
-        axes.set_xlabel("requests offered, as a multiple of what the GPU can do", fontsize=14)
-        axes.set_ylabel(f"answers within {setting.slo_ms} ms, per second", fontsize=14)
+        axes.set_xlabel("requests offered, times what the GPU can do", fontsize=14)
+        axes.set_ylabel(f"answers within {setting.slo_ms} ms, r/s", fontsize=14)
         axes.set_title(
-            "Asked for more than a GPU can do, a server that queues answers nobody in time.\n"
-            "Clockwright refuses in time what would be late, and answers the rest (simulated).",
-            fontsize=14, loc="left", fontweight="bold", x=-0.085,
+            TITLE.replace(". ", ".\n"),
+            fontsize=14, loc="left", fontweight="bold", x=-0.1,
         )  # fmt: skip
-        axes.legend(
-            fontsize=13, loc="center right", bbox_to_anchor=(1, 0.4), framealpha=1, handlelength=3
-        )
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
 
@@ -170,5 +190,6 @@ STUDY = Study(
     ask=over(measure, server="servers", load="loads"),
     key="{server}_x{load:g}",
     figures=lambda setting, _: {"capacity_rps": setting.capacity_rps},
+    title=TITLE,
     picture=draw,
 )

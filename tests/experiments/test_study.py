@@ -22,6 +22,7 @@ from experiments.study.study import (
     Paper,
     Row,
     Study,
+    StudyRecord,
     beside_paper,
     chosen,
     from_command_line,
@@ -63,11 +64,16 @@ def sides(_setting: Setting, points: Sequence[Square]) -> Iterator[Row]:
     return ({"size": point.size, "side": point.area**0.5} for point in points)
 
 
-def panels(_setting: Setting, points: Sequence[Square]) -> list[list[Panel]]:
-    curve = Curve(x=[p.size for p in points], y=[p.area for p in points], label="area")
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    curve = Curve(
+        x=[row["size"] for row in recorded.rows],
+        y=[row["area"] for row in recorded.rows],
+        label="area",
+    )
+    paper = Curve(x=[2.0], y=[recorded.figures["paper_size2_area"]], label="paper", marker="x")
     latency = Curve(x=(1.0, 2.0), y=(), label="latency")
     return [
-        [Panel(title="Squares grow", x="size", y="area, m2", curves=[curve])],
+        [Panel(title="Squares grow", x="size", y="area, m2", curves=[curve, paper])],
         [tail("Tails", "latency, ms", [latency], (50.0, 99.0), marks={2.0: "the paper"})],
     ]
 
@@ -84,6 +90,7 @@ STUDY = Study(
         Paper("size1_area", 2.0, "smaller"),
         Paper("size1_late", 0.0),
     ),
+    title="Squares grow with their sides.",
     panels=panels,
     extra=lambda setting, points: {"sizes": setting.sizes},
 )
@@ -114,7 +121,7 @@ def test_a_picture_is_drawn_again_of_the_table_without_asking(tmp_path: Path) ->
     replace(STUDY, ask=refuse).redraw(tmp_path)
     assert picture.read_bytes() == drawn
     (tmp_path / "squares.csv").write_text("policy,size\nedf_mh,1\n")
-    with pytest.raises(ConfigError, match="no attribute 'area' in the tables of squares; run it"):
+    with pytest.raises(ConfigError, match="no 'area' in the record of squares; run it"):
         STUDY.redraw(tmp_path)
 
 
