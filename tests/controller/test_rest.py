@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
+import os
 import re
 import shutil
 import struct
@@ -287,36 +287,33 @@ def test_many_requests_of_httpx_are_open_together_on_connections_that_are_kept(
     assert asyncio.run(ask()) == {(2.0, 4.0, 6.0)}
 
 
-KSERVE = """
-import asyncio, sys
-import numpy as np
-from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+@pytest.fixture(scope="session")
+def kserve() -> Iterator[subprocess.Popen[str]]:
+    """KServe's clients, which take seconds to be imported, and register what they log and measure with their process."""
+    folder = Path(sys.prefix) / "kserve"
+    if not folder.exists():
+        pytest.skip(f"KServe's client is not installed: `make {folder.parent.name}/kserve`")
+    command = [sys.executable, "-m", "tests.kit.kserve_client"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        yield process
+        process.kill()
 
-async def main(url):
-    client = InferenceRESTClient(config=RESTConfig(protocol="v2", timeout=60))
-    assert await client.is_server_live(url) and await client.is_server_ready(url)
-    assert await client.is_model_ready(url, "double")
-    for binary in (False, True):
-        x = InferInput("x", [1, 3], "FP32")
-        x.set_data_from_numpy(np.array([[1, 2, 3]], np.float32), binary_data=binary)
-        asked = {"slo_ms": 60_000, "binary_data_output": binary}
-        request = InferRequest("double", [x], request_id="9", parameters=asked)
-        answer = await client.infer(url, request, model_name="double")
-        assert answer.id == "9" and answer.outputs[0].as_numpy().tolist() == [[2, 4, 6]]
 
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("kserve") is None,
-    reason="KServe's client brings Kubernetes' and pandas along, which nothing else here needs",
-)
-def test_kserves_client_infers(server: FrontEndInThread) -> None:
-    # In a process of its own: it registers what it logs and measures with the whole process.
-    command = [sys.executable, "-c", KSERVE, f"http://{server.rest}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_kserves_clients_ask_over_rest_and_over_grpc(
+    server: FrontEndInThread, kserve: subprocess.Popen[str]
+) -> None:
+    assert kserve.stdin is not None and kserve.stdout is not None and kserve.stderr is not None
+    print(server.rest, server.address, file=kserve.stdin, flush=True)
+    assert kserve.stdout.readline() == "ok\n", kserve.stderr.read()
 
 
 # --- what a request may say -----------------------------------------------------------------------
