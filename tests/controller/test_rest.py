@@ -311,7 +311,9 @@ def kserve() -> Iterator[subprocess.Popen[str]]:
 def test_kserves_clients_ask_over_rest_and_over_grpc(
     server: FrontEndInThread, kserve: subprocess.Popen[str]
 ) -> None:
-    assert kserve.stdin is not None and kserve.stdout is not None and kserve.stderr is not None
+    assert kserve.stdin is not None
+    assert kserve.stdout is not None
+    assert kserve.stderr is not None
     print(server.rest, server.address, file=kserve.stdin, flush=True)
     assert kserve.stdout.readline() == "ok\n", kserve.stderr.read()
 
