@@ -102,7 +102,7 @@ def list_keys(file: _File, json: Json = False) -> None:
 
 
 @keys.command("revoke")
-def revoke(name: str, file: _File) -> None:
+def revoke(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _File) -> None:
     """Take a key out; a running controller lets its holder do nothing more within a second or two."""
     from controller.access.key_file import revoke_key
 
