@@ -148,9 +148,11 @@ bench-unseen: $(STAMP)
 experiments: $(FIGURES) poisoned
 	@$(BIN)/python -m experiments results_page
 
-# The site of docs/, into build/site; a page or a link that is missing is an error.
+# The site of docs/, into build/site; a page or a link that is missing is an error. First what code says itself is
+# written into the pages, of which a test looks whether it is what the code says.
 .PHONY: docs
 docs: $(STAMP)
+	@$(BIN)/python -m docs.generated
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The page of all results, from their records; a test compares.
