@@ -292,7 +292,8 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     """Have a page's links lead to where things are on the site."""
     for path, place in ELSEWHERE.items():
         markdown = markdown.replace(f"]({path})", f"]({place})")
-    return markdown
+    # What lies in the repository's root names the pages from there.
+    return markdown.replace("](docs/", "](")
 
 
 def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401  mkdocs has no types for its hooks

@@ -23,10 +23,13 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from clockwright.errors import Refusal
 from controller.access.roles import ROLE_OF
 from controller.core.quotas import Quota
+from controller.front import rest, rest_server
 from controller.front.oip_json import fields_of
-from controller.front.rest import ROUTES
+from controller.front.rest import HTTP_STATUSES, ROUTES
+from controller.front.statuses import CODES
 from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
 
 SLO_MS = 600_000
@@ -485,6 +488,17 @@ def test_every_path_is_on_the_page_with_its_role() -> None:
     assert rows == [(route.verb, route.pattern, ROLE_OF[route.path].value) for route in ROUTES]
 
 
+def test_every_status_and_refusal_is_on_the_page() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rest.md"
+    rows = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", page.read_text(), re.MULTILINE))
+    source = "".join(Path(module.__file__ or "").read_text() for module in (rest, rest_server))
+    raised = set(re.findall(r"HttpError\(\s*(\d{3})|_refuse\(\s*b\"(\d{3})", source))
+    known = {"".join(each) for each in raised} | {str(each) for each in HTTP_STATUSES.values()}
+    assert rows.keys() == known | {"500"}
+    for refusal in Refusal:
+        assert f"`{refusal.value}`" in rows[str(HTTP_STATUSES.get(CODES[refusal], 500))]
+
+
 def test_a_request_is_explained_to_operators_and_to_tenants_their_own(
     server: FrontEndInThread,
 ) -> None:
@@ -499,10 +513,13 @@ def test_a_request_is_explained_to_operators_and_to_tenants_their_own(
     told = requests.get(f"{url}/greedy", timeout=60).json()
     assert told["outcome"] == refused["reason"] == "QUOTA"
     # Nobody's tenant has requests of its own.
-    for unknown in ("why/own", "never"):
+    for unknown, words in (
+        ("why/own", "no request is known to be the caller's own: who has no tenant"),
+        ("never", "no request 'never' is known"),
+    ):
         answer = requests.get(f"{url}/{unknown}", timeout=60)
         assert answer.status_code == 404
-        assert "no request" in answer.json()["error"]
+        assert words in answer.json()["error"]
 
 
 def test_applications_are_made_asked_taught_and_removed(server: FrontEndInThread) -> None:

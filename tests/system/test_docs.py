@@ -28,7 +28,7 @@ from controller.core.quotas import Quota
 from controller.model_folder import read_model_folder
 from controller.quota_book import read_quota_file
 from controller.telemetry_files import ACTION_COLUMNS, REQUEST_COLUMNS
-from docs.generated import ELSEWHERE, PARTS, whole
+from docs.generated import ELSEWHERE, PARTS, on_page_markdown, whole
 from experiments.live.local_server import LocalServer
 from tests.kit.pages import SERVED, Reader, blocks_of, serve
 
@@ -98,6 +98,14 @@ def test_every_link_leads_to_a_page_that_is_there_and_to_a_heading_of_it() -> No
             if not there.exists() or (anchor and anchor not in anchors_of(named)):
                 wrong.append(f"{page}: {target}")
     assert wrong == []
+
+
+def test_links_of_pages_that_lie_elsewhere_lead_somewhere_on_the_site() -> None:
+    for path, place in ELSEWHERE.items():
+        if place.endswith(".md"):
+            page = on_page_markdown((DOCS / path).read_text(encoding="utf-8"))
+            for target in re.findall(r"\]\(([^)#\s]+)", page):
+                assert "://" in target or (DOCS / target).exists(), f"{path}: {target}"
 
 
 def outside_blocks(page: str) -> str:
