@@ -35,6 +35,7 @@ JSON_ELEMENTS_MAX: Final = 1 << 20
 DIMENSIONS_MAX: Final = 32
 
 _BINARY, _BINARY_SIZE, _BINARY_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
+_REGION: Final = "shared_memory_region"
 
 _Parameter = bool | int | float | str
 _Dimension = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -131,11 +132,22 @@ def read_request(
         shape = tensor.shape
         entry = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
         set_parameters(entry.parameters, tensor.parameters, where=where)
-        num_bytes = (tensor.parameters or {}).get(_BINARY_SIZE)
-        if num_bytes is None:
-            if bytes(tensor.data) not in (b"", b"null"):
-                raw.append(_read_data(tensor, where))
+        own = tensor.parameters or {}
+        elsewhere = next((each for each in (_BINARY_SIZE, _REGION) if each in own), None)
+        if bytes(tensor.data) not in (b"", b"null"):
+            if elsewhere is not None:
+                raise BadRequestError(
+                    f"{where}found data as well as parameter {elsewhere}, expected one of them"
+                )
+            raw.append(_read_data(tensor, where))
             continue
+        if elsewhere is None:
+            raise BadRequestError(
+                f"{where}found no data, expected data, or parameter {_BINARY_SIZE} or {_REGION}"
+            )
+        if elsewhere == _REGION:
+            continue
+        num_bytes = own[_BINARY_SIZE]
         if not isinstance(num_bytes, int) or not 0 <= num_bytes <= len(body) - position:
             raise BadRequestError(
                 f"{where}parameter {_BINARY_SIZE}: found {quote(str(num_bytes))}, expected a number of the"
@@ -201,7 +213,7 @@ def write_answer(message: Buffer, form: AnswerForm) -> tuple[bytes, Sequence[Buf
             "datatype": tensor.datatype,
             "shape": list(tensor.shape),
         }
-        if "shared_memory_region" in parameters:
+        if _REGION in parameters:
             pass
         elif form.is_binary(tensor.name):
             parameters[_BINARY_SIZE] = len(raw[index])
@@ -338,6 +350,14 @@ def _read_data(tensor: _Tensor, where: str) -> Buffer:
             values: NDArray[Any] = np.array(list(elements), dtype=dtype)
     except (OverflowError, FloatingPointError) as error:
         raise BadRequestError(f"{where}data: {error}") from None
+    # Bytes, of which `oip` speaks, this client has not sent. A shape that no tensor has is for `oip` to refuse.
+    shape = tensor.shape
+    if len(shape) <= DIMENSIONS_MAX and min(shape, default=0) >= 0:
+        expected = math.prod(shape)
+        if len(values) != expected:
+            raise BadRequestError(
+                f"{where}found {len(values)} values as data, expected {expected} for shape {shape}"
+            )
     return values.tobytes()
 
 

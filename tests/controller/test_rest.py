@@ -385,6 +385,37 @@ def test_what_does_not_fit_is_refused_in_words(
     assert post(server, question()).status_code == 200
 
 
+def test_sizes_are_told_in_what_the_client_sent(server: FrontEndInThread) -> None:
+    def told(**fields: object) -> str:
+        tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", **fields}
+        answer = post(server, question(inputs=[tensor]))
+        assert answer.status_code == 400
+        error: str = answer.json()["error"]
+        return error
+
+    assert told(data=[1, 2]) == "input 'x': found 2 values as data, expected 3 for shape [1, 3]"
+    assert told(data=[[1, 2], [3, 4]], shape=[2, 3]).endswith(
+        "found 4 values as data, expected 6 for shape [2, 3]"
+    )
+    assert told(data=[], shape=[1, 1 << 62]).endswith(
+        "found 0 values as data, expected 4611686018427387904 for shape [1, 4611686018427387904]"
+    )
+    assert "found shape [1, 2], expected [-1, 3]" in told(data=[1, 2], shape=[1, 2])
+    assert "found shape [-1, 3]" in told(data=[1, 2, 3], shape=[-1, 3]) or "found -1 rows" in told(
+        data=[1, 2, 3], shape=[-1, 3]
+    )
+    assert (
+        told()
+        == "input 'x': found no data, expected data, or parameter binary_data_size or shared_memory_region"
+    )
+    for parameters in (
+        {"binary_data_size": 0},
+        {"shared_memory_region": "r", "shared_memory_byte_size": 12},
+    ):
+        words = f"found data as well as parameter {next(iter(parameters))}, expected one of them"
+        assert told(data=[1, 2, 3], parameters=parameters) == f"input 'x': {words}"
+
+
 def test_tensors_behind_the_json_have_to_be_as_long_as_it_says(server: FrontEndInThread) -> None:
     def ask(size: object, body: bytes, json_bytes: str | None = None) -> Any:  # noqa: ANN401
         parameters = {"binary_data_size": size}
