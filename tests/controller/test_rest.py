@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -416,6 +418,68 @@ def test_sizes_are_told_in_what_the_client_sent(server: FrontEndInThread) -> Non
         assert told(data=[1, 2, 3], parameters=parameters) == f"input 'x': {words}"
 
 
+@pytest.mark.parametrize(
+    ("datatype", "data", "words"),
+    [
+        ("FP32", "[NaN, 1]", "NaN and Infinity are no JSON"),
+        ("FP32", "[1,-Infinity]", "NaN and Infinity are no JSON"),
+        ("FP32", "[1e39, 1]", "found data from 1.0 to 1e+39, expected FP32, which goes from -3.4"),
+        (
+            "FP16",
+            "[1, -70000]",
+            "found data from -70000.0 to 1.0, expected FP16, which goes from -65504.0 to 65504",
+        ),
+        ("UINT8", "[-1, 5]", "found data from -1 to 5, expected UINT8, which goes from 0 to 255"),
+        (
+            "INT64",
+            f"[0, {1 << 63}]",
+            "found data from 0 to 9223372036854775808, expected INT64, which goes",
+        ),
+        ("INT64", "[0, 1" + "0" * 4000 + "]", "expected INT64"),
+        (
+            "BF16",
+            "[1, 2]",
+            "BF16 stands behind the JSON (binary_data_size), and BYTES is not served",
+        ),
+        ("float32", "[1, 2]", "found data of datatype 'float32', expected one of BOOL, INT8"),
+    ],
+)
+def test_numbers_that_a_datatype_has_not_are_told_in_its_range(
+    server: FrontEndInThread, datatype: str, data: str, words: str
+) -> None:
+    body = f'{{"inputs": [{{"name": "x", "shape": [1, 2], "datatype": "{datatype}", "data": {data}}}]}}'
+    url = f"http://{server.rest}/v2/models/double/infer"
+    answer = requests.post(url, data=body, timeout=60)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_an_empty_body_is_told_as_such(server: FrontEndInThread) -> None:
+    answer = requests.post(f"http://{server.rest}/v2/models/double/infer", data=b"", timeout=60)
+    assert answer.json() == {"error": "found an empty body, expected JSON"}
+
+
+@pytest.mark.parametrize("name", ["gzip", "GZIP", "x-gzip", "Deflate", "Identity"])
+def test_packings_are_known_in_every_spelling(server: FrontEndInThread, name: str) -> None:
+    body = json.dumps(question()).encode()
+    packings: dict[str, Any] = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}
+    packed = packings[name.strip().lower().removeprefix("x-")](body)
+    url = f"http://{server.rest}/v2/models/double/infer"
+    answer = requests.post(url, data=packed, headers={"Content-Encoding": name}, timeout=60)
+    assert answer.json()["outputs"][0]["data"] == [2, 4, 6]
+
+
+def test_head_is_answered_as_get_without_the_body(server: FrontEndInThread) -> None:
+    with requests.Session() as session:
+        for path in ("/v2/health/ready", "/v2/models/double", "/v2/models/none"):
+            got = session.get(f"http://{server.rest}{path}", timeout=60)
+            head = session.head(f"http://{server.rest}{path}", timeout=60)
+            assert (head.status_code, head.content) == (got.status_code, b"")
+            assert head.headers["content-length"] == got.headers["content-length"]
+    answer = requests.delete(f"http://{server.rest}/v2/models/double", timeout=60)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
 def test_tensors_behind_the_json_have_to_be_as_long_as_it_says(server: FrontEndInThread) -> None:
     def ask(size: object, body: bytes, json_bytes: str | None = None) -> Any:  # noqa: ANN401
         parameters = {"binary_data_size": size}
@@ -491,6 +555,24 @@ def test_what_tritons_clients_can_ask_and_is_not_supported_is_named(
         with pytest.raises(triton.InferenceServerException, match=words) as raised:
             ask()
         assert raised.value.status() == "501"
+
+
+def test_what_is_not_supported_is_named_over_grpc_as_well(
+    server: FrontEndInThread, request: pytest.FixtureRequest
+) -> None:
+    # grpcio answers itself what it does not know.
+    is_ours = request.node.callspec.params["server"] != "grpc"
+    with tritonclient.grpc.InferenceServerClient(server.address) as client:
+        for ask, words in (
+            (lambda: client.get_model_config("double"), "ModelMetadata"),
+            (client.get_trace_settings, "--trace-share"),
+            (client.get_log_settings, "--log-format"),
+            (client.get_cuda_shared_memory_status, "system shared memory is"),
+        ):
+            with pytest.raises(InferenceServerException, match="Method not found") as raised:
+                ask()
+            assert "UNIMPLEMENTED" in str(raised.value.status())
+            assert words in str(raised.value) or not is_ours
 
 
 def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> None:
