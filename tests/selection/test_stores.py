@@ -160,7 +160,7 @@ def test_a_redis_of_another_layout_is_refused(redis: RedisServer) -> None:
         client.flushall()
         client.set("clockwright:layout", "99")
     with pytest.raises(ConfigError, match="found layout 99, expected 1"):
-        Store(redis.url)
+        run(Store(redis.url).open)
 
 
 def test_where_no_redis_answers_is_said_without_the_password() -> None:
@@ -168,13 +168,13 @@ def test_where_no_redis_answers_is_said_without_the_password() -> None:
         taken.bind(("127.0.0.1", 0))  # Nobody listens there.
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="expected a Redis server that answers") as caught:
-            Store(f"redis://ann:secret@127.0.0.1:{port}/3")
+            run(Store(f"redis://ann:secret@127.0.0.1:{port}/3").open)
     assert f"redis://127.0.0.1:{port}/3" in str(caught.value)
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="found database 'three', expected a number"):
         Store("redis://127.0.0.1/three")
     with pytest.raises(ConfigError, match="socket_timout"):
-        Store("redis://127.0.0.1/0?socket_timout=5")
+        run(Store("redis://127.0.0.1/0?socket_timout=5").open)
     with pytest.raises(ConfigError, match="found a URL of postgres://, expected a file, or redis"):
         Store("postgres://127.0.0.1/x")
 
@@ -651,7 +651,7 @@ def test_a_redis_that_did_not_answer_is_asked_again(tmp_path: Path) -> None:
         store = Store(server.url)
         await store.save(changes(ann={"n": 1}, bob={"n": 2}))
         await store.close()
-        store = impatient(server)
+        store = await impatient(server)
         server.freeze()
         for _ in range(3):
             with pytest.raises(StoreError, match="expected a Redis server that answers"):
@@ -670,11 +670,13 @@ def test_a_redis_that_did_not_answer_is_asked_again(tmp_path: Path) -> None:
         run_on_real_time(lambda: main(server))
 
 
-def impatient(server: RedisServer) -> Store:
+async def impatient(server: RedisServer) -> Store:
     """A store that waits for a tenth of a second; on a busy machine not every attempt to open it succeeds."""
     while True:
+        store = Store(server.url.replace("socket_timeout=60", "socket_timeout=0.1"))
         with suppress(ConfigError):
-            return Store(server.url.replace("socket_timeout=60", "socket_timeout=0.1"))
+            await store.open()
+            return store
 
 
 def test_a_store_is_one_controllers_at_a_time(tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ class RedisDatabase(Database):
     faults: tuple[type[Exception], ...] = (redis.RedisError, OSError, UnicodeError)
 
     def __init__(self, url: str) -> None:
-        """Connect.
+        """Read a URL; nobody is asked yet.
 
         Raises:
-            ConfigError: the URL is malformed, no Redis answers there, or its database has another layout.
+            ConfigError: it is malformed.
         """
         self.name = _without_password(url)
         self._away_until_s = -1.0
@@ -78,6 +78,12 @@ class RedisDatabase(Database):
                 # No retries: the caller tries a write again later, and a read must not take longer.
                 retry=Retry(NoBackoff(), 0),
             )
+        except (redis.RedisError, TypeError, ValueError) as error:
+            raise ConfigError(f"selection store {self.name}: {error}; expected a Redis") from None
+
+    @override
+    def open(self) -> None:
+        try:
             self._client.setnx(_LAYOUT_KEY, _LAYOUT)
             layout: Any = self._client.get(_LAYOUT_KEY)
         except (redis.RedisError, OSError, TypeError, ValueError) as error:
