@@ -105,9 +105,9 @@ class RestServer:
         )
         self.config.load()
         self._listening: list[socket.socket] = []
-        # Connections of which it is not known whether they speak TLS, and sweeps since.
+        # Connections of which it is not known whether they speak TLS, and those that shake hands; sweeps since.
         self._silent: dict[socket.socket, int] = {}
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], int] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] | None = None
 
@@ -135,7 +135,7 @@ class RestServer:
         loop = asyncio.get_running_loop()
         for sock in self._listening:
             loop.add_reader(sock, self._accept, sock)
-        self._sweep()
+        self._keep_sweeping()
 
     async def stop(self, grace: float) -> None:
         """Stop: accept nothing more, give open requests `grace` seconds, and hang up."""
@@ -158,7 +158,7 @@ class RestServer:
                     await self._ended
         for connection in self.connections:
             connection.transport.abort()
-        waiting: set[asyncio.Task[Any]] = self.state.tasks | self._opening
+        waiting: set[asyncio.Task[Any]] = self.state.tasks | set(self._opening)
         if waiting:
             await asyncio.wait(waiting, timeout=_SWEEP_S)
 
@@ -206,13 +206,26 @@ class RestServer:
         return len(self.state.connections) + len(self._silent) + len(self._opening)
 
     def _give_up_idlest(self) -> bool:
-        """Have the connection that was idle for longest make room, if any was for long."""
+        """Have the connection that was idle for longest make room, if any was for long; first who has said nothing yet."""
+        if max(self._silent.values(), default=0) >= _IDLE_MIN:
+            self._close_silent(next(iter(self._silent)))
+            return True
+        if max(self._opening.values(), default=0) >= _IDLE_MIN:
+            task = next(iter(self._opening))
+            del self._opening[task]
+            task.cancel()
+            return True
         idlest = max(self.connections, key=lambda each: each.idle_sweeps, default=None)
         if idlest is None or idlest.idle_sweeps < _IDLE_MIN:
             return False
         self.state.connections.discard(idlest)
         idlest.transport.abort()
         return True
+
+    def _close_silent(self, sock: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(sock)
+        del self._silent[sock]
+        sock.close()
 
     def _first_byte(self, sock: socket.socket, address: tuple[Any, ...]) -> None:
         """Find out whether a client speaks TLS; on this machine nobody has to."""
@@ -239,8 +252,8 @@ class RestServer:
             crowded = self.door.crowded("connections", self._num_open, self.max_connections)
         floor_ns = self.turns.bound_ns
         task = asyncio.create_task(self._connect(sock, tls, crowded, floor_ns))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening[task] = 0
+        task.add_done_callback(lambda task: self._opening.pop(task, None))
 
     async def _connect(
         self,
@@ -259,16 +272,23 @@ class RestServer:
         except OSError as error:
             log.info("a connection did not come about: %s", error)
             sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
 
-    def _sweep(self) -> None:
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+    def _keep_sweeping(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._keep_sweeping)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Look after all connections, once a second."""
         self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         for sock, sweeps in list(self._silent.items()):
             self._silent[sock] = sweeps + 1
             if sweeps >= _FIRST_BYTE_MAX:
-                asyncio.get_running_loop().remove_reader(sock)
-                del self._silent[sock]
-                sock.close()
+                self._close_silent(sock)
+        for task in self._opening:
+            self._opening[task] += 1
         connections = self.connections
         for connection in connections:
             connection.sweep()

@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from clockwright.errors import Refusal
 from controller.access.authoriser import Authoriser, Rules
 from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.roles import ROLE_OF, Role
+from controller.front import rest_server
 from controller.front.door import Door
 from controller.front.oip_json import JSON_BYTES_MAX
 from controller.front.pressure import MemoryPressure
@@ -158,12 +159,12 @@ def test_an_answer_that_would_be_late_is_not_sent(tmp_path: Path) -> None:
 
 def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path, rest=True, max_connections=2) as server:
-        rest_server = server.front_end.rest_server
-        assert rest_server is not None
+        door = server.front_end.rest_server
+        assert door is not None
 
         def sweep(times: int) -> None:
             def work(_: FrontEnd) -> None:
-                for each in rest_server.connections * times:
+                for each in door.connections * times:
                     each.sweep()
 
             server.do(work)
@@ -178,14 +179,14 @@ def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
             assert (status, told["reason"]) == (429, "OVERLOADED")
             assert "connections, expected 2 at most" in told["error"]
             third.close()
-            server.until(lambda _: len(rest_server.connections) == 2)
+            server.until(lambda _: len(door.connections) == 2)
             sweep(3)  # `busy` has nothing open since; `slow` may still come.
             assert is_served(server)
             assert answer(busy)[0] == 0
             slow.sendall(request_of()[-1:])
             assert answer(slow)[0] == 200
             slow.sendall(request_of()[:50])
-            server.until(lambda _: len(rest_server.connections) == 1)
+            server.until(lambda _: len(door.connections) == 1)
             sweep(119)
             slow.sendall(request_of()[50:60])
             sweep(3)
@@ -552,3 +553,28 @@ def test_other_machines_have_to_use_tls_and_this_one_may(
             assert sealed.selected_alpn_protocol() == "http/1.1"
             sealed.sendall(request_of())
             assert answer(sealed)[0] == 200
+
+
+def test_who_begins_tls_and_says_no_more_makes_room(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_server, "_SPARE_CONNECTIONS", 1)
+    tls = server_context(*files, protocol="http/1.1")
+    with (
+        serving_in_thread(tmp_path, rest=True, rest_tls=tls, max_connections=2) as server,
+        ExitStack() as stack,
+    ):
+        door = server.front_end.rest_server
+        assert door is not None
+        crowd = [stack.enter_context(dial(server.rest)) for _ in range(3)]
+        for sock in crowd[1:]:
+            sock.sendall(b"\x16")
+        server.until(lambda _: door._num_open == 3 and len(door._silent) == 1)
+        with dial(server.rest) as sock:
+            assert answer(sock)[0] == 0
+        server.do(lambda _: [door.sweep() for _ in range(2)])
+        url = f"https://localhost:{server.rest.rpartition(':')[2]}"
+        with requests.Session() as session:
+            session.trust_env, session.verify = False, str(files[0])
+            assert session.post(url + INFER, json=QUESTION, timeout=60).status_code == 200
+        assert [answer(sock)[0] for sock in crowd[:2]] == [0, 0]
