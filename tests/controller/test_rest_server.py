@@ -572,7 +572,8 @@ def test_who_begins_tls_and_says_no_more_makes_room(
         server.until(lambda _: door._num_open == 3 and len(door._silent) == 1)
         with dial(server.rest) as sock:
             assert answer(sock)[0] == 0
-        server.do(lambda _: [door.sweep() for _ in range(2)])
+        for _ in range(2):
+            server.do(lambda _: door.sweep())
         url = f"https://localhost:{server.rest.rpartition(':')[2]}"
         with requests.Session() as session:
             session.trust_env, session.verify = False, str(files[0])
