@@ -17,11 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any
 
 import uvicorn
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from clockwright.errors import RefusedError
@@ -44,6 +45,11 @@ _SPARE_CONNECTIONS = 64
 _ACCEPTS_PER_TURN = 64
 #: A read that brings so much may have left something behind.
 _READ_BYTES_LEAST = 192 << 10
+
+# Requests of one connection that wait behind each other, parsed; what comes behind them waits as it came.
+_PIPELINED_MAX = 64
+# Ends headers, wherever there are any.
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
@@ -192,7 +198,7 @@ class RestServer:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.tls is None:
-                self._open(sock, None)
+                self._open(sock, address, None)
             else:
                 self._silent[sock] = 0
                 loop.add_reader(sock, self._first_byte, sock, address)
@@ -239,32 +245,33 @@ class RestServer:
         del self._silent[sock]
         is_local = ip_address(address[0].partition("%")[0]).is_loopback
         if first and first[0] == HANDSHAKE_RECORD:
-            self._open(sock, self.tls)
+            self._open(sock, address, self.tls)
         elif first and is_local:
-            self._open(sock, None)
+            self._open(sock, address, None)
         else:
             log.debug("connection of %s: found no TLS, expected it", address[0])
             sock.close()
 
-    def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def _open(
+        self, sock: socket.socket, address: tuple[Any, ...], tls: ssl.SSLContext | None
+    ) -> None:
         crowded: RefusedError | None = None
         if self._num_open >= self.max_connections:
             crowded = self.door.crowded("connections", self._num_open, self.max_connections)
-        floor_ns = self.turns.bound_ns
-        task = asyncio.create_task(self._connect(sock, tls, crowded, floor_ns))
+        # Whoever has hung up has no address any more that the socket could tell.
+        host, port = address[:2]
+        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        connection = _Connection(self, peer, crowded=crowded, floor_ns=self.turns.bound_ns)
+        task = asyncio.create_task(self._connect(sock, tls, connection))
         self._opening[task] = 0
         task.add_done_callback(lambda task: self._opening.pop(task, None))
 
     async def _connect(
-        self,
-        sock: socket.socket,
-        tls: ssl.SSLContext | None,
-        crowded: RefusedError | None,
-        floor_ns: int,
+        self, sock: socket.socket, tls: ssl.SSLContext | None, connection: _Connection
     ) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self, crowded=crowded, floor_ns=floor_ns),
+                lambda: connection,
                 sock,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else _HANDSHAKE_LIMIT_S,
@@ -304,10 +311,12 @@ class RestServer:
 class _Connection(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, server: RestServer, *, crowded: RefusedError | None, floor_ns: int) -> None:
+    def __init__(
+        self, server: RestServer, peer: str, *, crowded: RefusedError | None, floor_ns: int
+    ) -> None:
         super().__init__(server.config, server.state, {})
         #: As `rest.Connection` says.
-        self.peer = ""
+        self.peer = peer
         self.certificate: Certificate | None = None
         self.crowded = crowded
         self.when_gone: Callable[[], object] | None = None
@@ -318,6 +327,9 @@ class _Connection(HttpToolsProtocol):
         self._floor_ns = floor_ns
         # The last read took all that was there.
         self._emptied = True
+        self._answering: RequestResponseCycle | None = None
+        # Was read, and waits until the requests before it are answered.
+        self._held = b""
         # A request has begun to come, and has not ended.
         self._coming = False
         self._sweeps = 0
@@ -339,15 +351,22 @@ class _Connection(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        host, port = transport.get_extra_info("peername")[:2]
-        self.peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         tls = transport.get_extra_info("ssl_object")
         if tls is not None:
             self.certificate = client_certificate(tls)
 
     @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._answering is not None:
+            # uvicorn tells the last request that has come, and not the one that it answers.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         if self.when_gone is not None:
             self.when_gone()
         self._server.connection_over()
@@ -358,13 +377,36 @@ class _Connection(HttpToolsProtocol):
         turns.used()
         if self._emptied:
             self._floor_ns = max(self._floor_ns, turns.bound_ns)
+        self._parse(self._held + data if self._held else data)
+        self._emptied = len(data) < _READ_BYTES_LEAST and not self.flow.read_paused
+
+    def _parse(self, data: bytes) -> None:
+        """Take in no more requests than may wait, and hold what is left, which nobody reads on behind."""
+        room = max(_PIPELINED_MAX - len(self.pipeline), 1)
+        end = next(islice(_EMPTY_LINE.finditer(data), room - 1, None), None)
+        if end is not None:
+            data, self._held = data[: end.end()], data[end.end() :]
+        else:
+            self._held = b""
         self._num_pending_bytes += len(data)
         if not self._coming and b"pgrade" in data:
             data = _without_upgrade(data)
         super().data_received(data)
-        self._emptied = len(data) < _READ_BYTES_LEAST and not self.flow.read_paused
-        if self._num_pending_bytes > HEADERS_BYTES_MAX and not self.transport.is_closing():
+        if self.transport.is_closing():
+            self._held = b""
+        elif self._num_pending_bytes > HEADERS_BYTES_MAX:
             self._refuse_headers()
+        elif self._held:
+            self.flow.pause_reading()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._held and not self.transport.is_closing():
+            if len(self.pipeline) <= _PIPELINED_MAX // 2:
+                self._parse(self._held)
+            else:
+                self.flow.pause_reading()
 
     @override
     def send_400_response(self, msg: str) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import random
 import socket
 import ssl
+import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from controller.front.door import Door
 from controller.front.oip_json import JSON_BYTES_MAX
 from controller.front.pressure import MemoryPressure
 from controller.front.rest import ROUTES
-from controller.front.rest_server import HEADERS_BYTES_MAX
+from controller.front.rest_server import _PIPELINED_MAX, HEADERS_BYTES_MAX
 from controller.front.throttle import WINDOW_NS, Throttle
 from controller.front.tls import server_context
 from tests.kit.addresses import own_address
@@ -122,6 +125,60 @@ def test_requests_behind_each_other_are_answered_in_their_order(server: FrontEnd
         for byte in request_of():
             sock.sendall(bytes((byte,)))
         assert answer(sock)[0] == 200
+
+
+def test_of_requests_behind_each_other_a_bounded_number_is_taken_in_and_all_are_answered(
+    tmp_path: Path,
+) -> None:
+    number = 300
+    with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
+        server.do(lambda each: setattr(each.worker, "hold", True))
+        door = server.front_end.rest_server
+        assert door is not None
+        sock.sendall(request_of())
+        server.until(lambda each: bool(each.worker.infers))
+        (connection,) = door.connections
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(
+                sock.sendall, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n" * number
+            )
+            server.until(lambda _: len(connection.pipeline) == _PIPELINED_MAX)
+            for _ in range(100):
+                assert server.do(lambda _: len(connection.pipeline)) == _PIPELINED_MAX
+
+            def release(each: FrontEnd) -> None:
+                each.worker.hold = False
+                each.worker.release()
+
+            server.do(release)
+            for _ in range(number + 1):
+                assert answer(sock)[0] == 200
+                assert len(connection.pipeline) <= _PIPELINED_MAX
+            sending.result()
+
+
+def test_who_hangs_up_at_once_or_with_requests_behind_each_other_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving_in_thread(tmp_path, rest=True) as server:
+        door = server.front_end.rest_server
+        assert door is not None
+
+        def accept_one_that_is_gone(_: FrontEnd) -> None:
+            # Nobody accepts while this runs.
+            with dial(server.rest) as sock:
+                sock.sendall(request_of())
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        for _ in range(3):
+            server.do(accept_one_that_is_gone)
+        server.do(lambda each: setattr(each.worker, "hold", True))
+        with dial(server.rest) as sock:
+            sock.sendall(request_of() * 3)
+            server.until(lambda each: each.runtime.num_waiting == 1)
+        server.until(lambda each: each.runtime.num_waiting == 0 and not door.state.tasks)
+        server.until(lambda _: not door._num_open)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_requests_clock_starts_with_its_first_byte(tmp_path: Path) -> None:
