@@ -748,6 +748,10 @@ def _fill_feedback(message: Message, asked: RestRequest) -> None:
 
 
 def _fill_query(message: Message, asked: RestRequest) -> None:
+    known = message.DESCRIPTOR.fields_by_name
+    for name in asked.query:
+        if name not in known:
+            raise BadRequestError(f"query: found {quote(name)}, expected {' or '.join(known)}")
     _fill(message, RestRequest(asked.query | asked.names, {}, {}))
 
 

@@ -478,6 +478,11 @@ def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> 
     )
     assert ask("GET", "/v2/models/%00").status_code == 404
     assert ask("GET", "/v2/models/" + "x" * 300).status_code in (400, 404)
+    answer = ask("GET", "/v2/applications?context=ann&limit=1")
+    assert (answer.status_code, answer.json()["error"]) == (
+        400,
+        "query: found 'limit', expected name or context",
+    )
 
 
 def test_every_path_is_on_the_page_with_its_role() -> None:
