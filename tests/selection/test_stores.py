@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -556,6 +557,28 @@ def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
             assert await app.weights("bob") == bob
 
     run(main)
+
+
+def test_a_read_that_fails_when_its_query_has_given_up_waiting_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail_later(_: object) -> None:
+        await asyncio.sleep(10)
+        raise StoreError("it is away")
+
+    async def main() -> None:
+        async with desk(tmp_path, store=str(tmp_path / "store.sqlite")) as app:
+            await taught(app)
+            states = app.applications._states
+            monkeypatch.setattr(states._store, "load", fail_later)
+            await app.ask(1, context="somebody new")
+            assert len(states._reading) == 1
+            await until(lambda: not states._reading)
+            gc.collect()
+
+    run(main)
+    assert "never retrieved" not in caplog.text
+    assert "it is away; what is in memory serves" in caplog.text
 
 
 def test_a_redis_that_stops_and_starts_again_loses_nothing(tmp_path: Path) -> None:

@@ -440,7 +440,7 @@ def test_what_was_learned_and_is_not_kept_is_noticed(monkeypatch: pytest.MonkeyP
         """Write nothing."""
 
     monkeypatch.setattr(ContextStates, "flush", forget)
-    first_violation("had taught something, and 0 are remembered", learns=True)
+    first_violation("what was learned is not written", learns=True)
 
 
 def test_what_is_learned_outlives_a_redis_in_trouble_and_the_controller() -> None:
