@@ -382,21 +382,23 @@ class _Connection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Take in no more requests than may wait, and hold what is left, which nobody reads on behind."""
-        room = max(_PIPELINED_MAX - len(self.pipeline), 1)
-        end = next(islice(_EMPTY_LINE.finditer(data), room - 1, None), None)
-        if end is not None:
-            data, self._held = data[: end.end()], data[end.end() :]
-        else:
-            self._held = b""
-        self._num_pending_bytes += len(data)
-        if not self._coming and b"pgrade" in data:
-            data = _without_upgrade(data)
-        super().data_received(data)
-        if self.transport.is_closing():
-            self._held = b""
-        elif self._num_pending_bytes > HEADERS_BYTES_MAX:
-            self._refuse_headers()
-        elif self._held:
+        self._held = data
+        while self._held and len(self.pipeline) < _PIPELINED_MAX:
+            data, self._held = self._held, b""
+            room = _PIPELINED_MAX - len(self.pipeline)
+            end = next(islice(_EMPTY_LINE.finditer(data), room - 1, None), None)
+            if end is not None:
+                data, self._held = data[: end.end()], data[end.end() :]
+            self._num_pending_bytes += len(data)
+            if not self._coming and b"pgrade" in data:
+                data = _without_upgrade(data)
+            super().data_received(data)
+            if self.transport.is_closing():
+                self._held = b""
+            elif self._num_pending_bytes > HEADERS_BYTES_MAX:
+                self._held = b""
+                self._refuse_headers()
+        if self._held:
             self.flow.pause_reading()
 
     @override

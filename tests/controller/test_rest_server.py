@@ -121,6 +121,9 @@ def test_requests_behind_each_other_are_answered_in_their_order(server: FrontEnd
     with dial(server.rest) as sock:
         sock.sendall(b"".join(request_of(path=path) for path in paths))
         assert [answer(sock)[0] for _ in paths] == [200, 404, 200, 404, 200]
+        # Empty lines end headers, and in a body nothing.
+        sock.sendall(request_of(BODY + b"\r\n" * 50_000) * 2)
+        assert [answer(sock)[0] for _ in range(2)] == [200, 200]
         # It comes in pieces, one byte each, on the same connection.
         for byte in request_of():
             sock.sendall(bytes((byte,)))
