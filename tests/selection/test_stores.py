@@ -641,6 +641,36 @@ def test_a_redis_that_comes_back_empty_is_filled_again(
         run(lambda: main(server))
 
 
+def test_that_a_redis_has_lost_all_is_known_although_an_answer_was_lost(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        store = Store(redis.url)
+        await store.open()
+        assert not await store.has_lost_everything()
+        with redis.client() as client:
+            client.flushall()
+        client = store._database._client  # type: ignore[attr-defined]
+        setnx = client.setnx
+
+        def done_unheard(*words: str) -> None:
+            setnx(*words)
+            raise TimeoutError("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "setnx", done_unheard)
+            with pytest.raises(StoreError, match="no answer"):
+                await store.has_lost_everything()
+        store._database._away_until_s = -1  # type: ignore[attr-defined]
+        assert await store.has_lost_everything()
+        assert not await store.has_lost_everything()
+        await store.close()
+
+    with redis.client() as client:
+        client.flushall()
+    run(main)
+
+
 def test_a_redis_that_does_not_answer_holds_up_only_who_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

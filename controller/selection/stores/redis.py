@@ -64,6 +64,7 @@ class RedisDatabase(Database):
         self.name = _without_password(url)
         self._away_until_s = -1.0
         self._fault = ""
+        self._is_empty = False
         try:
             parts = urlsplit(url)
             database = parts.path[1:]
@@ -139,8 +140,14 @@ class RedisDatabase(Database):
 
     @override
     def has_lost_everything(self) -> bool:
-        # The layout was written when the store was opened, and nothing of ours removes it.
-        return bool(self._ask(lambda: self._client.setnx(_LAYOUT_KEY, _LAYOUT)))
+        # The layout was written when the store was opened, and nothing of ours removes it. That it is missing is noted
+        # before it is written again: whether that was done may be lost on the way.
+        if self._ask(lambda: self._client.get(_LAYOUT_KEY)) is None:
+            self._is_empty = True
+        if self._ask(lambda: self._client.setnx(_LAYOUT_KEY, _LAYOUT)):
+            self._is_empty = True
+        was_empty, self._is_empty = self._is_empty, False
+        return was_empty
 
     @override
     def close(self) -> None:
