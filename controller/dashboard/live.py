@@ -13,9 +13,10 @@ log = logging.getLogger(__name__)
 #: Viewers at a time.
 VIEWERS_MAX: Final = 16
 
-#: A look that took long is followed by a pause of so many times as long, so that looking never takes more than
-#: a part of the event loop's time.
+# A look is followed by a pause of so many times as long, whoever wants the next one, so that looking never takes more
+# than a part of the event loop's time. Longer pauses than a second would only keep people waiting.
 _PAUSE_FACTOR: Final = 20
+_PAUSE_S_MAX: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -42,6 +43,9 @@ class Live:
         """
         self._interval_s = interval_s
         self._topics: dict[str, _Topic] = {}
+        self._turn = asyncio.Lock()
+        #: When the next look may begin, by the loop's clock.
+        self._next_s = 0.0
         self._closed = False
 
     @property
@@ -66,7 +70,7 @@ class Live:
         topic = self._topics.setdefault(name, _Topic())
         topic.num_viewers += 1
         if topic.task is None:
-            topic.task = asyncio.create_task(self._look(topic, make))
+            topic.task = asyncio.create_task(self._keep_looking(topic, make))
         seen = 0
         try:
             while not self._closed:
@@ -83,18 +87,29 @@ class Live:
                 if self._topics.get(name) is topic:
                     del self._topics[name]
 
+    async def look(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Make one look, when it is time for it: one after the other, with pauses."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(max(self._next_s - loop.time(), 0))
+            began_s = loop.time()
+            try:
+                return await make()
+            finally:
+                ended_s = loop.time()
+                pause_s = min(_PAUSE_FACTOR * (ended_s - began_s), _PAUSE_S_MAX)
+                self._next_s = ended_s + pause_s
+
     def close(self) -> None:
         """End all viewers' streams."""
         self._closed = True
         for topic in self._topics.values():
             topic.changed.set()
 
-    async def _look(self, topic: _Topic, make: Callable[[], Awaitable[bytes]]) -> None:
-        loop = asyncio.get_running_loop()
+    async def _keep_looking(self, topic: _Topic, make: Callable[[], Awaitable[bytes]]) -> None:
         while not self._closed:
-            began_s = loop.time()
             try:
-                topic.newest = await make()
+                topic.newest = await self.look(make)
             except Exception:
                 # This is a bug of ours. Viewers see that nothing comes any more.
                 log.exception("a look cannot be made")
@@ -102,4 +117,4 @@ class Live:
                 topic.number += 1
                 topic.changed.set()
                 topic.changed = asyncio.Event()
-            await asyncio.sleep(max(self._interval_s, _PAUSE_FACTOR * (loop.time() - began_s)))
+            await asyncio.sleep(self._interval_s)

@@ -101,7 +101,8 @@ class DashboardSite:
         }
         make = self._maker(path, asked)
         if path.startswith("/look/"):
-            return Reply(200, [await _told(make)], _JSON, _OWN_ONLY)
+            told = await self._live.look(functools.partial(_told, make))
+            return Reply(200, [told], _JSON, _OWN_ONLY)
         if not self._live.has_room:
             words = f"found {VIEWERS_MAX} viewers, expected one less; close a dashboard\n"
             return Reply(503, [words.encode()], header="Retry-After: 5\r\n")

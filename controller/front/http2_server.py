@@ -1426,7 +1426,7 @@ class Http2Server:
         loop = asyncio.get_running_loop()
         for sock in self._listening:
             loop.add_reader(sock, self._accept, sock)
-        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+        self._sweeper = loop.call_later(_SWEEP_S, self._keep_sweeping)
 
     async def stop(self, grace: float | None) -> None:
         """Stop: accept nothing more, give open calls `grace` seconds, end the others with DRAINING."""
@@ -1525,7 +1525,9 @@ class Http2Server:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             too_many = len(self._peers) >= self.max_connections
-            self._peers[_Peer(self, sock, address, floor_ns=floor_ns, crowded=too_many)] = None
+            peer = _Peer(self, sock, address, floor_ns=floor_ns, crowded=too_many)
+            if not peer.closed:  # Its client may be gone already.
+                self._peers[peer] = None
 
     def _give_up_idlest(self) -> bool:
         """Have the connection that was idle for longest make room, if any was for long.
@@ -1542,9 +1544,15 @@ class Http2Server:
         if listening in self._listening:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    def _sweep(self) -> None:
+    def _keep_sweeping(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._keep_sweeping)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Look after all connections, once a second."""
         for peer in list(self._peers):
-            peer.sweep()
+            if not peer.closed:
+                peer.sweep()
         for sock, sweeps in list(self._leaving.items()):
             self._leaving[sock] = sweeps - 1
             if sweeps <= 1:
@@ -1555,7 +1563,6 @@ class Http2Server:
             greediest = max(self._peers, key=lambda peer: peer.num_unread_bytes)
             unread_bytes -= greediest.num_unread_bytes
             greediest.leave_unread()
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 
 @dataclass(slots=True)

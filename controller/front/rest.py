@@ -43,6 +43,7 @@ from controller.front.oip import quote
 from controller.front.oip_json import (
     fields_of,
     read_json,
+    read_object,
     read_raw_request,
     read_request,
     set_parameters,
@@ -283,6 +284,7 @@ class RestApp:
         self._slabs = slabs
         self._max_message_bytes = max_message_bytes
         self._only_here = only_here
+        self._slicing = asyncio.Lock()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._infer: Callable[[Call, Buffer], None] | None = None
 
@@ -424,14 +426,20 @@ class RestApp:
             assert isinstance(described, pb.ModelMetadataResponse)
             parts, form = read_raw_request(body, described, slo_ms=slo_ms, tenant=tenant)
         else:
-            parts, form = read_request(
-                body,
-                json_bytes,
-                model=names["name"],
-                version=names.get("version", ""),
-                slo_ms=slo_ms,
-                tenant=tenant,
-            )
+            # Others have their turn while it is read, so it has to count meanwhile.
+            self._door.num_bytes += len(body)
+            try:
+                parts, form = await read_request(
+                    body,
+                    json_bytes,
+                    model=names["name"],
+                    version=names.get("version", ""),
+                    pause=self._pause,
+                    slo_ms=slo_ms,
+                    tenant=tenant,
+                )
+            finally:
+                self._door.num_bytes -= len(body)
         call = _RestCall(origin.arrival_ns, caller, headers, self._throttle)
         connection = origin.connection
         connection.when_gone = lambda: _give_up(call)
@@ -459,6 +467,11 @@ class RestApp:
                 (_JSON_BYTES.encode(), b"%d" % len(text)),
             ],
         )
+
+    async def _pause(self) -> None:
+        """Let others have their turn; of all who read what is long, one goes on in each."""
+        async with self._slicing:
+            await asyncio.sleep(0)
 
     def _whole(self, parts: Sequence[Buffer]) -> Buffer:
         """Put a message's parts behind each other; a large one where workers of this host can read it."""
@@ -689,11 +702,8 @@ def _text(data: bytes) -> str:
 def _read_fields(body: Buffer) -> dict[str, Any]:
     if not body:
         return {}
-    fields: dict[str, Any] = read_json(body, _read_object)
+    fields: dict[str, Any] = read_json(body, read_object)
     return fields
-
-
-_read_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _fill(message: Message, asked: RestRequest) -> None:
@@ -742,6 +752,10 @@ def _fill_feedback(message: Message, asked: RestRequest) -> None:
 
 
 def _fill_query(message: Message, asked: RestRequest) -> None:
+    known = message.DESCRIPTOR.fields_by_name
+    for name in asked.query:
+        if name not in known:
+            raise BadRequestError(f"query: found {quote(name)}, expected {' or '.join(known)}")
     _fill(message, RestRequest(asked.query | asked.names, {}, {}))
 
 

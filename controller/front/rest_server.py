@@ -17,11 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any
 
 import uvicorn
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from clockwright.errors import RefusedError
@@ -44,6 +45,11 @@ _SPARE_CONNECTIONS = 64
 _ACCEPTS_PER_TURN = 64
 #: A read that brings so much may have left something behind.
 _READ_BYTES_LEAST = 192 << 10
+
+# Requests of one connection that wait behind each other, parsed; what comes behind them waits as it came.
+_PIPELINED_MAX = 64
+# Ends headers, wherever there are any.
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
@@ -105,9 +111,9 @@ class RestServer:
         )
         self.config.load()
         self._listening: list[socket.socket] = []
-        # Connections of which it is not known whether they speak TLS, and sweeps since.
+        # Connections of which it is not known whether they speak TLS, and those that shake hands; sweeps since.
         self._silent: dict[socket.socket, int] = {}
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], int] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] | None = None
 
@@ -135,7 +141,7 @@ class RestServer:
         loop = asyncio.get_running_loop()
         for sock in self._listening:
             loop.add_reader(sock, self._accept, sock)
-        self._sweep()
+        self._keep_sweeping()
 
     async def stop(self, grace: float) -> None:
         """Stop: accept nothing more, give open requests `grace` seconds, and hang up."""
@@ -158,7 +164,7 @@ class RestServer:
                     await self._ended
         for connection in self.connections:
             connection.transport.abort()
-        waiting: set[asyncio.Task[Any]] = self.state.tasks | self._opening
+        waiting: set[asyncio.Task[Any]] = self.state.tasks | set(self._opening)
         if waiting:
             await asyncio.wait(waiting, timeout=_SWEEP_S)
 
@@ -192,7 +198,7 @@ class RestServer:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.tls is None:
-                self._open(sock, None)
+                self._open(sock, address, None)
             else:
                 self._silent[sock] = 0
                 loop.add_reader(sock, self._first_byte, sock, address)
@@ -206,13 +212,26 @@ class RestServer:
         return len(self.state.connections) + len(self._silent) + len(self._opening)
 
     def _give_up_idlest(self) -> bool:
-        """Have the connection that was idle for longest make room, if any was for long."""
+        """Have the connection that was idle for longest make room, if any was for long; first who has said nothing yet."""
+        if max(self._silent.values(), default=0) >= _IDLE_MIN:
+            self._close_silent(next(iter(self._silent)))
+            return True
+        if max(self._opening.values(), default=0) >= _IDLE_MIN:
+            task = next(iter(self._opening))
+            del self._opening[task]
+            task.cancel()
+            return True
         idlest = max(self.connections, key=lambda each: each.idle_sweeps, default=None)
         if idlest is None or idlest.idle_sweeps < _IDLE_MIN:
             return False
         self.state.connections.discard(idlest)
         idlest.transport.abort()
         return True
+
+    def _close_silent(self, sock: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(sock)
+        del self._silent[sock]
+        sock.close()
 
     def _first_byte(self, sock: socket.socket, address: tuple[Any, ...]) -> None:
         """Find out whether a client speaks TLS; on this machine nobody has to."""
@@ -226,32 +245,33 @@ class RestServer:
         del self._silent[sock]
         is_local = ip_address(address[0].partition("%")[0]).is_loopback
         if first and first[0] == HANDSHAKE_RECORD:
-            self._open(sock, self.tls)
+            self._open(sock, address, self.tls)
         elif first and is_local:
-            self._open(sock, None)
+            self._open(sock, address, None)
         else:
             log.debug("connection of %s: found no TLS, expected it", address[0])
             sock.close()
 
-    def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def _open(
+        self, sock: socket.socket, address: tuple[Any, ...], tls: ssl.SSLContext | None
+    ) -> None:
         crowded: RefusedError | None = None
         if self._num_open >= self.max_connections:
             crowded = self.door.crowded("connections", self._num_open, self.max_connections)
-        floor_ns = self.turns.bound_ns
-        task = asyncio.create_task(self._connect(sock, tls, crowded, floor_ns))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        # Whoever has hung up has no address any more that the socket could tell.
+        host, port = address[:2]
+        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        connection = _Connection(self, peer, crowded=crowded, floor_ns=self.turns.bound_ns)
+        task = asyncio.create_task(self._connect(sock, tls, connection))
+        self._opening[task] = 0
+        task.add_done_callback(lambda task: self._opening.pop(task, None))
 
     async def _connect(
-        self,
-        sock: socket.socket,
-        tls: ssl.SSLContext | None,
-        crowded: RefusedError | None,
-        floor_ns: int,
+        self, sock: socket.socket, tls: ssl.SSLContext | None, connection: _Connection
     ) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self, crowded=crowded, floor_ns=floor_ns),
+                lambda: connection,
                 sock,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else _HANDSHAKE_LIMIT_S,
@@ -259,16 +279,23 @@ class RestServer:
         except OSError as error:
             log.info("a connection did not come about: %s", error)
             sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
 
-    def _sweep(self) -> None:
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+    def _keep_sweeping(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._keep_sweeping)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Look after all connections, once a second."""
         self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         for sock, sweeps in list(self._silent.items()):
             self._silent[sock] = sweeps + 1
             if sweeps >= _FIRST_BYTE_MAX:
-                asyncio.get_running_loop().remove_reader(sock)
-                del self._silent[sock]
-                sock.close()
+                self._close_silent(sock)
+        for task in self._opening:
+            self._opening[task] += 1
         connections = self.connections
         for connection in connections:
             connection.sweep()
@@ -284,10 +311,12 @@ class RestServer:
 class _Connection(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, server: RestServer, *, crowded: RefusedError | None, floor_ns: int) -> None:
+    def __init__(
+        self, server: RestServer, peer: str, *, crowded: RefusedError | None, floor_ns: int
+    ) -> None:
         super().__init__(server.config, server.state, {})
         #: As `rest.Connection` says.
-        self.peer = ""
+        self.peer = peer
         self.certificate: Certificate | None = None
         self.crowded = crowded
         self.when_gone: Callable[[], object] | None = None
@@ -298,6 +327,9 @@ class _Connection(HttpToolsProtocol):
         self._floor_ns = floor_ns
         # The last read took all that was there.
         self._emptied = True
+        self._answering: RequestResponseCycle | None = None
+        # Was read, and waits until the requests before it are answered.
+        self._held = b""
         # A request has begun to come, and has not ended.
         self._coming = False
         self._sweeps = 0
@@ -319,15 +351,22 @@ class _Connection(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        host, port = transport.get_extra_info("peername")[:2]
-        self.peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         tls = transport.get_extra_info("ssl_object")
         if tls is not None:
             self.certificate = client_certificate(tls)
 
     @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._answering is not None:
+            # uvicorn tells the last request that has come, and not the one that it answers.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         if self.when_gone is not None:
             self.when_gone()
         self._server.connection_over()
@@ -338,13 +377,38 @@ class _Connection(HttpToolsProtocol):
         turns.used()
         if self._emptied:
             self._floor_ns = max(self._floor_ns, turns.bound_ns)
-        self._num_pending_bytes += len(data)
-        if not self._coming and b"pgrade" in data:
-            data = _without_upgrade(data)
-        super().data_received(data)
+        self._parse(self._held + data if self._held else data)
         self._emptied = len(data) < _READ_BYTES_LEAST and not self.flow.read_paused
-        if self._num_pending_bytes > HEADERS_BYTES_MAX and not self.transport.is_closing():
-            self._refuse_headers()
+
+    def _parse(self, data: bytes) -> None:
+        """Take in no more requests than may wait, and hold what is left, which nobody reads on behind."""
+        self._held = data
+        while self._held and len(self.pipeline) < _PIPELINED_MAX:
+            data, self._held = self._held, b""
+            room = _PIPELINED_MAX - len(self.pipeline)
+            end = next(islice(_EMPTY_LINE.finditer(data), room - 1, None), None)
+            if end is not None:
+                data, self._held = data[: end.end()], data[end.end() :]
+            self._num_pending_bytes += len(data)
+            if not self._coming and b"pgrade" in data:
+                data = _without_upgrade(data)
+            super().data_received(data)
+            if self.transport.is_closing():
+                self._held = b""
+            elif self._num_pending_bytes > HEADERS_BYTES_MAX:
+                self._held = b""
+                self._refuse_headers()
+        if self._held:
+            self.flow.pause_reading()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._held and not self.transport.is_closing():
+            if len(self.pipeline) <= _PIPELINED_MAX // 2:
+                self._parse(self._held)
+            else:
+                self.flow.pause_reading()
 
     @override
     def send_400_response(self, msg: str) -> None:

@@ -118,7 +118,8 @@ class MetricsDoor:
         #: What connections from now on have to use; None: nobody may.
         self.tls: ssl.SSLContext | None = None
         self._listening: socket.socket | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        #: Those that are shaking hands, the first first.
+        self._opening: dict[asyncio.Task[None], None] = {}
         # Clients of this machine alone reach it, as in `front.rest.RestApp`.
         self._only_here = False
         #: All connections, the one that was used least recently first.
@@ -171,12 +172,14 @@ class MetricsDoor:
             loop.call_later(_RETRY_S, self._accept_again)
             return
         if len(self._opening) >= CONNECTIONS_MAX:
-            sock.close()
-            return
+            # Whoever shakes hands for longest may never end.
+            longest = next(iter(self._opening))
+            del self._opening[longest]
+            longest.cancel()
         sock.setblocking(False)
         task = asyncio.create_task(self._connect(sock))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening[task] = None
+        task.add_done_callback(lambda task: self._opening.pop(task, None))
 
     def _accept_again(self) -> None:
         if self._listening is not None:
@@ -196,6 +199,9 @@ class MetricsDoor:
         except OSError as error:
             log.info("a connection for metrics did not come about: %s", error)
             sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= CONNECTIONS_MAX:

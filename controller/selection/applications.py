@@ -102,9 +102,10 @@ class Applications:
         """Bring back the applications of the store, and write changes to it from now on.
 
         Raises:
-            ConfigError: the store cannot be read.
+            ConfigError: the store cannot be reached or read.
         """
         try:
+            await self._store.open()
             for settings in await self._store.applications():
                 await self._restore(settings)
         except StoreError as error:

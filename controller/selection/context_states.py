@@ -104,7 +104,7 @@ class ContextStates:
                     raise StoreError(f"selection store: {_READS_MAX} reads wait for it already")
                 reading = asyncio.create_task(self._load(running, context))
                 self._reading[address] = reading
-                reading.add_done_callback(lambda _: self._reading.pop(address))
+                reading.add_done_callback(partial(self._read_over, address))
             # Who gives up waiting must not take the state from the others, nor from the next query.
             await asyncio.shield(reading)
             held = self._in_memory(running, context)
@@ -140,6 +140,11 @@ class ContextStates:
             self._contexts.loaded(name, context, restored)
         elif self._contexts.find(name, context) is None:
             self._contexts.note_stateless(name, context)
+
+    def _read_over(self, address: Address, reading: asyncio.Task[None]) -> None:
+        del self._reading[address]
+        if not reading.cancelled():
+            reading.exception()  # Whoever wanted to know has given up, perhaps; the store's absence is logged once.
 
     async def restore(self, running: LiveApplication) -> None:
         """Give an application the global state that the store has of it.

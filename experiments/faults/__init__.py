@@ -5,6 +5,7 @@
     rpc        gRPC's client on those sockets, in place of grpcio's
     interpose  the standard library's doors (clock, socket, thread, process id) lead into the world
     leases     where it is kept which of several controllers leads
+    redis_place  a Redis, which applications may have as their store
     keys       what callers show, and the file that says what it allows
     writer     the program that a controller starts to write its telemetry
     device     a worker's device, whose answers show which inputs it has read

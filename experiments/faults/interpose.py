@@ -30,7 +30,13 @@ import worker.lane_threads
 from clockwright.units import NS_PER_S
 from experiments.faults import rpc, threads
 from experiments.faults.sockets import Poll, Socket, WorldNetwork, create_connection
-from experiments.faults.world import PROCESS_FILES, ProcessFile, World, current_thread
+from experiments.faults.world import (
+    PROCESS_FILES,
+    Executor,
+    ProcessFile,
+    World,
+    current_thread,
+)
 from experiments.faults.writer import start_writer
 
 
@@ -176,7 +182,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         for module in (worker.lane_threads, worker.controller_socket):
             put(module, "tune_thread", lambda *, realtime: None)
         for module in (controller.selection.stores, controller.state_file):
-            put(module, "ThreadPoolExecutor", threads.Executor)
+            put(module, "ThreadPoolExecutor", Executor)
         # Nobody of the world is ever busy: turns take no time.
         put(controller.front.http2_server, "thread_times", lambda: lambda: (0, 0))
         yield network

@@ -35,11 +35,13 @@ from controller.core.invariants import check as check_books
 from controller.core.quotas import Quota
 from controller.front_process import serving
 from controller.lease.lease import Lease
+from controller.selection.config import SelectionConfig
 from controller.telemetry import ActionRow, RequestRow
 from controller.telemetry_writer import TelemetryWriter
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec, QueueingFoldingDevice
 from experiments.faults.keys import KeyFile
 from experiments.faults.leases import LeasePlace, WorldLease
+from experiments.faults.redis_place import RedisPlace
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess
 from worker.config import WorkerConfig
@@ -214,6 +216,8 @@ class Plant:
     silence_ms: int = 500
     keeps_state: bool = True
     writes_telemetry: bool = False
+    #: Where applications and what they learn are kept; None: in the controller's state folder.
+    redis: RedisPlace | None = None
     #: Devices of workers have an EXEC wait for the one before it.
     devices_queue: bool = False
     #: Who may do what; None: everybody who gets there may do everything.
@@ -354,6 +358,7 @@ class Plant:
             lease=None if lease is None else "file:the world's",
             access=self._access,
             quotas_file=self.quotas_file,
+            selection=SelectionConfig(store=None if self.redis is None else self.redis.url),
             telemetry_capacity=1000,
             telemetry_dir=self.telemetry_folder(name) if self.writes_telemetry else None,
         )

@@ -37,6 +37,8 @@ from experiments.faults.keys import UNWELCOME, KeyFile
 from experiments.faults.leases import LeasePlace
 from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
+from experiments.faults.redis_place import PORT as REDIS_PORT
+from experiments.faults.redis_place import RedisPlace
 from experiments.faults.world import Violation, World, WorldProcess
 
 # Where folders are made that last as long as a story.
@@ -64,6 +66,8 @@ _MAY_FAIL = ("controller.telemetry", "controller.selection.context_states")
 
 #: The application, and the models that it chooses from.
 APPLICATION, LEARNED = "app", ("a0", "a1")
+#: The Redis that keeps it, if one does.
+STORE = "store"
 
 Act = Callable[["Play"], object]
 
@@ -129,6 +133,7 @@ class Story:
         limited: bool | None = None,
         revokes: bool | None = None,
         queues: bool | None = None,
+        redis: bool | None = None,
     ) -> None:
         """Draw a story.
 
@@ -144,6 +149,7 @@ class Story:
             limited: tenants have quotas, unless there is an application; None: the seed says.
             revokes: a key is revoked, if there are any; None: the seed says.
             queues: an EXEC waits on its device for the one before it; None: the seed says.
+            redis: an application is kept in a Redis, if there is one; None: the seed says.
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
@@ -174,6 +180,10 @@ class Story:
         self.learns = self.lease != "service" and (
             draw.random() < 0.2 if learns is None else learns
         )
+        # Drawn apart, as is what else has come to stories that are told.
+        self.has_redis = self.learns and (
+            random.Random(f"{seed}: store").random() < 0.5 if redis is None else redis
+        )
         if self.learns:
             for name in LEARNED:
                 self.specs[name] = ModelSpec(f"{name} of {seed}", 16, 2, 1, 500, 400, (1, 2, 4))
@@ -189,7 +199,8 @@ class Story:
             self.length_ns = max(self.length_ns, _WRITING_NS)
         self._requests(num_requests)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
-        known = [kind for kind in FAULTS if kind != "lease" or self.lease == "service"]
+        there = {"lease": self.lease == "service", "store": self.has_redis}
+        known = [kind for kind in FAULTS if there.get(kind, True)]
         self.kinds = draw.sample(known, draw.randint(1, 4)) if seed % 16 else []
         if kinds is not None:
             self.kinds = list(kinds)
@@ -434,6 +445,24 @@ def _lease_out_of_reach(story: Story) -> tuple[str, Act]:
     )
 
 
+def _store(story: Story) -> tuple[str, Act]:
+    for_ns = story.a_while_ns(5000)
+    trouble = story.one_of(
+        "is killed",
+        "is killed and loses all",
+        "stands still",
+        "is out of reach",
+        "is full",
+        "reads its file",
+        "loses a connection",
+    )
+    which = story.number(100)
+    return (
+        f"the store {trouble}, for {_ms(for_ns)}",
+        lambda play: play.trouble_store(trouble, for_ns, which),
+    )
+
+
 FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "crash": _crash,
     "terminate": _terminate,
@@ -451,6 +480,7 @@ FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "device": _device,
     "slow device": _slow_device,
     "lease": _lease_out_of_reach,
+    "store": _store,
 }
 
 
@@ -473,6 +503,10 @@ class Play:
             plant.controller_hosts[name] = world.host("host1") if apart else controller_host
         if story.lease:
             plant.lease = LeasePlace(world, plant.network, lease_host)
+        if story.has_redis:
+            host = world.host("host of the store")
+            url = f"redis://{plant.network.address(host)}:{REDIS_PORT}?socket_timeout=0.3&socket_connect_timeout=0.3"
+            plant.redis = RedisPlace(world, host, url)
         self.clients = WorldClients(plant, world.host("clients"))
         self._hosts = {
             name: controller_host if name in story.near else world.host(f"host of {name}")
@@ -483,6 +517,8 @@ class Play:
         self._hosts |= plant.controller_hosts
         self._hosts["clients"] = self.clients.host
         self._hosts["lease"] = lease_host or controller_host
+        if plant.redis is not None:
+            self._hosts[STORE] = plant.redis.host
 
     # --- who is there ---------------------------------------------------------------------------
 
@@ -491,7 +527,10 @@ class Play:
         if self.process(name) is not None or self.world.now_ns < self._down_until_ns[name]:
             return
         host = self._hosts[name]
-        if name in self.story.controllers:
+        if name == STORE:
+            assert self.plant.redis is not None
+            self.plant.redis.start(name)
+        elif name in self.story.controllers:
             self.plant.start_controller(name)
         elif name.startswith("front"):
             self.plant.start_front(name, host)
@@ -512,7 +551,8 @@ class Play:
     @property
     def names(self) -> list[str]:
         """All that are to run."""
-        return [*self.story._names(), *self.story.controllers]
+        store = [STORE] if self.story.has_redis else []
+        return [*store, *self.story._names(), *self.story.controllers]
 
     # --- what goes wrong ------------------------------------------------------------------------
 
@@ -599,6 +639,27 @@ class Play:
 
         self.world.after(for_ns, mend)
 
+    def trouble_store(self, trouble: str, for_ns: int, which: int) -> None:
+        redis = self.plant.redis
+        assert redis is not None
+        until_ns = self.world.now_ns + for_ns
+        match trouble:
+            case "is killed" | "is killed and loses all":
+                self.crash(STORE, for_ns)
+                if "loses" in trouble:
+                    redis.forget()
+            case "stands still":
+                self.freeze(STORE, for_ns)
+            case "is out of reach":
+                for name in self.story.controllers:
+                    self.cut(name, STORE, for_ns)
+            case "is full":
+                redis.full_until_ns = until_ns
+            case "reads its file":
+                redis.reading_until_ns = until_ns
+            case "loses a connection":
+                self.reset(STORE, which)
+
     def revoke(self) -> None:
         assert self.plant.keys is not None
         self.plant.keys.revoke(self.story.revoked)
@@ -653,6 +714,8 @@ class Play:
             worker.device.slowness = 1.0
         for process in world.processes:
             process.slowness = 1
+        if (redis := self.plant.redis) is not None:
+            redis.full_until_ns = redis.reading_until_ns = 0
         for name in self.names:
             self._down_until_ns[name] = 0
             self.start(name)
@@ -716,9 +779,16 @@ class Play:
                 raise Violation(
                     f"{model} is to be {spec}, and is {controller.catalogue.find(model)}"
                 )
+        if self._may_forget():
+            self.operator.applications.clear()
         for name in self.operator.applications:
             if controller.applications.find(name) is None:
                 raise Violation(f"application {name} is to be there, and is not")
+
+    def _may_forget(self) -> bool:
+        """Whether the store has lost all, and a controller that would have filled it again has ended."""
+        redis = self.plant.redis
+        return redis is not None and redis.num_lost > 0 and self.plant.num_ended > 0
 
     def _keeps_out(self) -> None:
         """Look whether who has no key any more is denied everywhere, and give it again."""
@@ -748,11 +818,16 @@ class Play:
         if before > told + clients.in_doubt or (not plant.num_ended and before < told):
             raise Violation(f"{before} feedbacks have taught something, and {told} were to")
         self.world.run(self.world.now_ns + _KEPT_NS)
+        self._wait(self._is_kept, _RECOVERY_LIMIT_NS, "what was learned is not written")
         for name in self.story.controllers:
             self.crash(name, 0)
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
         if (after := self._num_learned()) != before:
             raise Violation(f"{before} feedbacks had taught something, and {after} are remembered")
+
+    def _is_kept(self) -> bool:
+        controller = self.plant.controller
+        return controller is not None and not controller.applications._states.num_waiting
 
     def _is_written(self) -> None:
         """Look whether telemetry is whole: rows, once each, and all those of a controller that nothing has befallen."""

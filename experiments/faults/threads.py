@@ -6,7 +6,6 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from clockwright.units import NS_PER_S
@@ -91,25 +90,6 @@ class Thread:
         while not self._thread.is_over:
             self._thread.when_over(waiting.waker())
             waiting.block()
-
-
-class Executor:
-    """In place of a pool of one thread: what is submitted is done at once."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Do it."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self) -> None:
-        """Nothing is left to be done."""
 
 
 class Threading:

@@ -19,6 +19,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -479,6 +480,42 @@ class WorldThread:
             self._greenlet.throw(greenlet.GreenletExit)
 
 
+class Executor:
+    """In place of a pool of one thread: what loops ask for is done in turn, what is submitted otherwise at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._queue: deque[WorldThread] = deque()
+        self._wakers: dict[WorldThread, Callable[[], None]] = {}
+
+    def queue(self, thread: WorldThread) -> None:
+        """Take in a thread of the world that does a loop's work, behind those that are here."""
+        self._queue.append(thread)
+
+    def wait_for_turn(self, thread: WorldThread) -> None:
+        """Block that thread until those before it are done."""
+        while self._queue[0] is not thread:
+            self._wakers[thread] = thread.waker()
+            thread.block()
+
+    def done(self) -> None:
+        """The first thread has done its work."""
+        self._queue.popleft()
+        if self._queue and (wake := self._wakers.pop(self._queue[0], None)) is not None:
+            wake()
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Do it."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None:
+        """Nothing is left to be done."""
+
+
 def current_thread() -> WorldThread | None:
     """The thread that runs; None: it is a loop's."""
     running = greenlet.getcurrent()
@@ -694,6 +731,8 @@ class WorldLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Future[Any]:
         future = self.create_future()
         process = self.process
+        # A pool of one thread works in the order in which it is asked; Python's own has many.
+        executor = executor if isinstance(executor, Executor) else None
 
         def tell(result: object, error: Exception | None) -> None:
             if future.done():
@@ -708,15 +747,22 @@ class WorldLoop(asyncio.AbstractEventLoop):
             fault: Exception | None = None
             thread = current_thread()
             assert thread is not None
+            if executor is not None:
+                executor.wait_for_turn(thread)
             thread.block(self._world.random.randrange(2 * process.host.work_ns))
             try:
                 process.host.before_work(func, args)
                 result = func(*args)
             except Exception as error:
                 fault = error
+            if executor is not None:
+                executor.done()
             self.call_soon_threadsafe(tell, result, fault)
 
-        WorldThread(process, work).start()
+        thread = WorldThread(process, work)
+        if executor is not None:
+            executor.queue(thread)
+        thread.start()
         return future
 
     @override

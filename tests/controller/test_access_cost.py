@@ -32,7 +32,7 @@ GUARDED = Rules(
 #: What is counted: who may do what, how a call begins, and how its message is served.
 COUNTED = ("controller/access/", "controller/front/http2_server.py", "controller/front/server.py")
 #: Housekeeping that goes by the clock.
-UNCOUNTED = {"sweep", "_sweep", "_weigh"}
+UNCOUNTED = {"sweep", "_keep_sweeping", "_weigh"}
 
 
 class Counting(Authoriser):

@@ -19,6 +19,7 @@ from controller.access.key_file import add_key, revoke_key
 from controller.access.roles import ROLE_OF, Role
 from controller.dashboard.live import VIEWERS_MAX, Live
 from controller.dashboard.site import METHOD_OF
+from tests.kit import virtual_time
 from tests.kit.processes import until
 from tests.kit.watched import Served, guarded, serving
 
@@ -133,6 +134,36 @@ def test_nobody_looks_and_nothing_is_made_and_a_slow_viewer_gets_the_newest() ->
         assert made == so_far
 
     asyncio.run(test())
+
+
+def test_however_many_look_it_takes_a_part_of_the_loops_time() -> None:
+    looking_s = 0.0
+
+    async def make() -> bytes:
+        nonlocal looking_s
+        await asyncio.sleep(0.01)
+        looking_s += 0.01
+        return b""
+
+    async def ask_without_a_pause(live: Live) -> None:
+        while True:
+            await live.look(make)
+
+    async def view(live: Live, name: str) -> None:
+        async for _ in live.watch(name, make):
+            pass
+
+    async def test() -> None:
+        live = Live()
+        viewers = [view(live, f"page {number}") for number in range(VIEWERS_MAX)]
+        tasks = [asyncio.create_task(each) for each in (*viewers, ask_without_a_pause(live))]
+        await asyncio.sleep(60)
+        assert 60 / 25 < looking_s < 60 / 20
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    virtual_time.run(test)
 
 
 def test_the_past_says_of_each_second_what_was_asked_and_what_was_answered(

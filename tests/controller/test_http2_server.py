@@ -25,8 +25,8 @@ from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller.front import http2_server
 from controller.front.door import Door
-from controller.front.http2_server import STREAM_REQUESTS_MAX
-from tests.kit.front_end import FrontEndInThread, serving_in_thread
+from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server
+from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread
 from tests.kit.raw_http2 import (
     DATA,
     END_HEADERS,
@@ -274,6 +274,27 @@ def test_a_second_message_ends_a_call_that_takes_one(tmp_path: Path) -> None:
         )
         [end] = client.wait([stream_id])
         assert end.text == "found 2 messages, expected one"
+
+
+def test_who_is_gone_before_the_connection_begins_is_not_counted_and_others_are_looked_after(
+    tmp_path: Path,
+) -> None:
+    with serving_in_thread(tmp_path, max_connections=2) as server:
+        http2 = server.front_end.server
+        assert isinstance(http2, Http2Server)
+        host, _, port = server.address.rpartition(":")
+
+        def reset_before_it_is_accepted(_: FrontEnd) -> None:
+            # Nobody accepts while this runs.
+            with socket.create_connection((host, int(port))) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        for _ in range(3):
+            server.do(reset_before_it_is_accepted)
+        with RawClient(server.address) as client:
+            assert client.wait([client.infer(question())])[0].status == 0
+            server.do(lambda _: http2.sweep())
+            assert len(http2._peers) == 1
 
 
 def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) -> None:

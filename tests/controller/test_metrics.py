@@ -695,6 +695,33 @@ def test_with_a_certificate_metrics_are_for_tls_alone_and_a_new_one_is_shown(
     run(test)
 
 
+def test_whoever_begins_tls_and_says_no_more_keeps_nobody_out(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.private_key_pem.write_to_path(key)
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    tls = ssl.create_default_context()
+    authority.configure_trust(tls)
+
+    async def test() -> None:
+        models = make_models(tmp_path / "models", "m")
+        files = {"tls_certificate": certificate, "tls_key": key}
+        async with running(config(models, **files)) as controller:
+            port = controller.metrics_port
+            crowd = []
+            for _ in range(CONNECTIONS_MAX + 3):
+                crowd.append(await asyncio.open_connection("127.0.0.1", port))
+                crowd[-1][1].write(b"\x16")
+            status, _, _ = await fetch(controller, tls=tls)
+            assert status == 200
+            assert await crowd[0][0].read() == b""
+            for _, writer in crowd:
+                writer.close()
+
+    run(test)
+
+
 def test_who_signs_clients_certificates_may_change_while_metrics_are_served(tmp_path: Path) -> None:
     authority, before, after = trustme.CA(), trustme.CA(), trustme.CA()
     certificate, key, client_ca = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))

@@ -371,7 +371,7 @@ def test_a_refusal_says_its_reason_and_whether_a_retry_can_help(server: FrontEnd
         ({"id": 7}, 400, "Expected `str | null`, got `int`"),
         ({"id": "x" * 257}, 400, "id: found 257 characters"),
         ({"parameters": {"slo": 1}}, 400, "did you mean slo_ms?"),
-        ({"parameters": {"slo_ms": []}}, 400, "got `array`"),
+        ({"parameters": {"slo_ms": []}}, 400, "expected a truth value, a number or a string"),
         ({"parameters": {"slo_ms": "soon"}}, 400, "slo_ms"),
         ({"parameters": {"priority": 1 << 70}}, 400, "priority"),
         ({"outputs": [{"name": "z"}]}, 400, "output 'z': found no such output"),
@@ -593,6 +593,11 @@ def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> 
     )
     assert ask("GET", "/v2/models/%00").status_code == 404
     assert ask("GET", "/v2/models/" + "x" * 300).status_code in (400, 404)
+    answer = ask("GET", "/v2/applications?context=ann&limit=1")
+    assert (answer.status_code, answer.json()["error"]) == (
+        400,
+        "query: found 'limit', expected name or context",
+    )
 
 
 def test_every_path_is_on_the_page_with_its_role() -> None:

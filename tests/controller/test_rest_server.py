@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import random
 import socket
 import ssl
+import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,12 @@ from clockwright.errors import Refusal
 from controller.access.authoriser import Authoriser, Rules
 from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.roles import ROLE_OF, Role
+from controller.front import rest_server
 from controller.front.door import Door
 from controller.front.oip_json import JSON_BYTES_MAX
 from controller.front.pressure import MemoryPressure
 from controller.front.rest import ROUTES
-from controller.front.rest_server import HEADERS_BYTES_MAX
+from controller.front.rest_server import _PIPELINED_MAX, HEADERS_BYTES_MAX
 from controller.front.throttle import WINDOW_NS, Throttle
 from controller.front.tls import server_context
 from tests.kit.addresses import own_address
@@ -117,10 +121,67 @@ def test_requests_behind_each_other_are_answered_in_their_order(server: FrontEnd
     with dial(server.rest) as sock:
         sock.sendall(b"".join(request_of(path=path) for path in paths))
         assert [answer(sock)[0] for _ in paths] == [200, 404, 200, 404, 200]
+        # Empty lines end headers, and in a body nothing.
+        sock.sendall(request_of(BODY + b"\r\n" * 50_000) * 2)
+        assert [answer(sock)[0] for _ in range(2)] == [200, 200]
         # It comes in pieces, one byte each, on the same connection.
         for byte in request_of():
             sock.sendall(bytes((byte,)))
         assert answer(sock)[0] == 200
+
+
+def test_of_requests_behind_each_other_a_bounded_number_is_taken_in_and_all_are_answered(
+    tmp_path: Path,
+) -> None:
+    number = 300
+    with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
+        server.do(lambda each: setattr(each.worker, "hold", True))
+        door = server.front_end.rest_server
+        assert door is not None
+        sock.sendall(request_of())
+        server.until(lambda each: bool(each.worker.infers))
+        (connection,) = door.connections
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(
+                sock.sendall, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n" * number
+            )
+            server.until(lambda _: len(connection.pipeline) == _PIPELINED_MAX)
+            for _ in range(100):
+                assert server.do(lambda _: len(connection.pipeline)) == _PIPELINED_MAX
+
+            def release(each: FrontEnd) -> None:
+                each.worker.hold = False
+                each.worker.release()
+
+            server.do(release)
+            for _ in range(number + 1):
+                assert answer(sock)[0] == 200
+                assert len(connection.pipeline) <= _PIPELINED_MAX
+            sending.result()
+
+
+def test_who_hangs_up_at_once_or_with_requests_behind_each_other_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving_in_thread(tmp_path, rest=True) as server:
+        door = server.front_end.rest_server
+        assert door is not None
+
+        def accept_one_that_is_gone(_: FrontEnd) -> None:
+            # Nobody accepts while this runs.
+            with dial(server.rest) as sock:
+                sock.sendall(request_of())
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        for _ in range(3):
+            server.do(accept_one_that_is_gone)
+        server.do(lambda each: setattr(each.worker, "hold", True))
+        with dial(server.rest) as sock:
+            sock.sendall(request_of() * 3)
+            server.until(lambda each: each.runtime.num_waiting == 1)
+        server.until(lambda each: each.runtime.num_waiting == 0 and not door.state.tasks)
+        server.until(lambda _: not door._num_open)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_requests_clock_starts_with_its_first_byte(tmp_path: Path) -> None:
@@ -158,12 +219,12 @@ def test_an_answer_that_would_be_late_is_not_sent(tmp_path: Path) -> None:
 
 def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path, rest=True, max_connections=2) as server:
-        rest_server = server.front_end.rest_server
-        assert rest_server is not None
+        door = server.front_end.rest_server
+        assert door is not None
 
         def sweep(times: int) -> None:
             def work(_: FrontEnd) -> None:
-                for each in rest_server.connections * times:
+                for each in door.connections * times:
                     each.sweep()
 
             server.do(work)
@@ -178,14 +239,14 @@ def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
             assert (status, told["reason"]) == (429, "OVERLOADED")
             assert "connections, expected 2 at most" in told["error"]
             third.close()
-            server.until(lambda _: len(rest_server.connections) == 2)
+            server.until(lambda _: len(door.connections) == 2)
             sweep(3)  # `busy` has nothing open since; `slow` may still come.
             assert is_served(server)
             assert answer(busy)[0] == 0
             slow.sendall(request_of()[-1:])
             assert answer(slow)[0] == 200
             slow.sendall(request_of()[:50])
-            server.until(lambda _: len(rest_server.connections) == 1)
+            server.until(lambda _: len(door.connections) == 1)
             sweep(119)
             slow.sendall(request_of()[50:60])
             sweep(3)
@@ -559,3 +620,29 @@ def test_other_machines_have_to_use_tls_and_this_one_may(
             assert sealed.selected_alpn_protocol() == "http/1.1"
             sealed.sendall(request_of())
             assert answer(sealed)[0] == 200
+
+
+def test_who_begins_tls_and_says_no_more_makes_room(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_server, "_SPARE_CONNECTIONS", 1)
+    tls = server_context(*files, protocol="http/1.1")
+    with (
+        serving_in_thread(tmp_path, rest=True, rest_tls=tls, max_connections=2) as server,
+        ExitStack() as stack,
+    ):
+        door = server.front_end.rest_server
+        assert door is not None
+        crowd = [stack.enter_context(dial(server.rest)) for _ in range(3)]
+        for sock in crowd[1:]:
+            sock.sendall(b"\x16")
+        server.until(lambda _: door._num_open == 3 and len(door._silent) == 1)
+        with dial(server.rest) as sock:
+            assert answer(sock)[0] == 0
+        for _ in range(2):
+            server.do(lambda _: door.sweep())
+        url = f"https://localhost:{server.rest.rpartition(':')[2]}"
+        with requests.Session() as session:
+            session.trust_env, session.verify = False, str(files[0])
+            assert session.post(url + INFER, json=QUESTION, timeout=60).status_code == 200
+        assert [answer(sock)[0] for sock in crowd[:2]] == [0, 0]

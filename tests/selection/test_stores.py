@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -160,7 +161,7 @@ def test_a_redis_of_another_layout_is_refused(redis: RedisServer) -> None:
         client.flushall()
         client.set("clockwright:layout", "99")
     with pytest.raises(ConfigError, match="found layout 99, expected 1"):
-        Store(redis.url)
+        run(Store(redis.url).open)
 
 
 def test_where_no_redis_answers_is_said_without_the_password() -> None:
@@ -168,13 +169,13 @@ def test_where_no_redis_answers_is_said_without_the_password() -> None:
         taken.bind(("127.0.0.1", 0))  # Nobody listens there.
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="expected a Redis server that answers") as caught:
-            Store(f"redis://ann:secret@127.0.0.1:{port}/3")
+            run(Store(f"redis://ann:secret@127.0.0.1:{port}/3").open)
     assert f"redis://127.0.0.1:{port}/3" in str(caught.value)
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="found database 'three', expected a number"):
         Store("redis://127.0.0.1/three")
     with pytest.raises(ConfigError, match="socket_timout"):
-        Store("redis://127.0.0.1/0?socket_timout=5")
+        run(Store("redis://127.0.0.1/0?socket_timout=5").open)
     with pytest.raises(ConfigError, match="found a URL of postgres://, expected a file, or redis"):
         Store("postgres://127.0.0.1/x")
 
@@ -558,6 +559,28 @@ def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
     run(main)
 
 
+def test_a_read_that_fails_when_its_query_has_given_up_waiting_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail_later(_: object) -> None:
+        await asyncio.sleep(10)
+        raise StoreError("it is away")
+
+    async def main() -> None:
+        async with desk(tmp_path, store=str(tmp_path / "store.sqlite")) as app:
+            await taught(app)
+            states = app.applications._states
+            monkeypatch.setattr(states._store, "load", fail_later)
+            await app.ask(1, context="somebody new")
+            assert len(states._reading) == 1
+            await until(lambda: not states._reading)
+            gc.collect()
+
+    run(main)
+    assert "never retrieved" not in caplog.text
+    assert "it is away; what is in memory serves" in caplog.text
+
+
 def test_a_redis_that_stops_and_starts_again_loses_nothing(tmp_path: Path) -> None:
     async def main(server: RedisServer) -> None:
         async with desk(tmp_path, store=server.url, contexts_max=2) as app:
@@ -618,6 +641,36 @@ def test_a_redis_that_comes_back_empty_is_filled_again(
         run(lambda: main(server))
 
 
+def test_that_a_redis_has_lost_all_is_known_although_an_answer_was_lost(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        store = Store(redis.url)
+        await store.open()
+        assert not await store.has_lost_everything()
+        with redis.client() as client:
+            client.flushall()
+        client = store._database._client  # type: ignore[attr-defined]
+        setnx = client.setnx
+
+        def done_unheard(*words: str) -> None:
+            setnx(*words)
+            raise TimeoutError("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "setnx", done_unheard)
+            with pytest.raises(StoreError, match="no answer"):
+                await store.has_lost_everything()
+        store._database._away_until_s = -1  # type: ignore[attr-defined]
+        assert await store.has_lost_everything()
+        assert not await store.has_lost_everything()
+        await store.close()
+
+    with redis.client() as client:
+        client.flushall()
+    run(main)
+
+
 def test_a_redis_that_does_not_answer_holds_up_only_who_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -651,7 +704,7 @@ def test_a_redis_that_did_not_answer_is_asked_again(tmp_path: Path) -> None:
         store = Store(server.url)
         await store.save(changes(ann={"n": 1}, bob={"n": 2}))
         await store.close()
-        store = impatient(server)
+        store = await impatient(server)
         server.freeze()
         for _ in range(3):
             with pytest.raises(StoreError, match="expected a Redis server that answers"):
@@ -670,11 +723,13 @@ def test_a_redis_that_did_not_answer_is_asked_again(tmp_path: Path) -> None:
         run_on_real_time(lambda: main(server))
 
 
-def impatient(server: RedisServer) -> Store:
+async def impatient(server: RedisServer) -> Store:
     """A store that waits for a tenth of a second; on a busy machine not every attempt to open it succeeds."""
     while True:
+        store = Store(server.url.replace("socket_timeout=60", "socket_timeout=0.1"))
         with suppress(ConfigError):
-            return Store(server.url.replace("socket_timeout=60", "socket_timeout=0.1"))
+            await store.open()
+            return store
 
 
 def test_a_store_is_one_controllers_at_a_time(tmp_path: Path) -> None:

@@ -548,13 +548,20 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
         "/v2/repository/index", bytes((128 << 10) + 1)
     ),
     "JSON of a request": lambda _: refusal(
-        lambda: read_request(bytes(4 * MIB + 1), None, model="m", version="")
+        lambda: asyncio.run(
+            read_request(
+                bytes(4 * MIB + 1), None, model="m", version="", pause=lambda: asyncio.sleep(0)
+            )
+        )
     ),
     "elements of an answer in JSON": large_answer,
     "lists in each other": lambda place: place.rest_tensor("[" * 33 + "1" + "]" * 33),
     "parameters": lambda place: place.rest(
         INFER_PATH,
         json.dumps({"inputs": [], "parameters": dict.fromkeys(map(str, range(1025)), 1)}),
+    ),
+    "bytes of parameters": lambda place: place.rest(
+        INFER_PATH, json.dumps({"inputs": [], "parameters": {"a": "x" * MIB}})
     ),
     "SLO in a header": lambda place: place.rest(
         INFER_PATH, '{"inputs": []}', **{"x-clockwright-slo-ms": "86400000.1"}

@@ -16,18 +16,20 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
-from clockwright.errors import DeniedError
+from clockwright.errors import DeniedError, StoreError
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
 from controller.access.authoriser import Authoriser, Credentials
 from controller.access.caller import Caller
@@ -44,7 +46,9 @@ from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
 from controller.lease import lease as lease_rules
 from controller.selection.context_states import ContextStates
+from controller.selection.core.contexts import Address
 from controller.selection.core.journal import FeedbackItem, Joined, Journal
+from controller.selection.stores import Store
 from controller.slab_book import SlabBook
 from controller.telemetry_files import TableFile
 from experiments.faults.device import FoldingModel, ModelSpec, QueueingFoldingDevice
@@ -73,6 +77,7 @@ def story_of(
     limited: bool | None = None,
     revokes: bool | None = None,
     queues: bool | None = None,
+    redis: bool | None = None,
 ) -> Story:
     return Story(
         seed,
@@ -86,6 +91,7 @@ def story_of(
         limited=limited,
         revokes=revokes,
         queues=queues,
+        redis=redis,
     )
 
 
@@ -434,7 +440,34 @@ def test_what_was_learned_and_is_not_kept_is_noticed(monkeypatch: pytest.MonkeyP
         """Write nothing."""
 
     monkeypatch.setattr(ContextStates, "flush", forget)
-    first_violation("had taught something, and 0 are remembered", learns=True)
+    first_violation("what was learned is not written", learns=True)
+
+
+def test_what_is_learned_outlives_a_redis_in_trouble_and_the_controller() -> None:
+    for seed in range(2):
+        outcome = play(story_of(seed, ("store", "store", "crash"), learns=True, redis=True))
+        assert not outcome.violation, "\n".join((f"seed {seed}", *outcome.transcript))
+
+
+def test_a_write_that_a_redis_refused_and_that_is_forgotten_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save = Store.save
+
+    async def save_perhaps(
+        self: Store, changes: Mapping[Address, Callable[[], dict[str, Any]]]
+    ) -> dict[Address, Exception]:
+        with suppress(StoreError):
+            return await save(self, changes)
+        return {}
+
+    monkeypatch.setattr(Store, "save", save_perhaps)
+    for seed in range(_STORIES_MAX):
+        story = story_of(seed, ("store",) * 4, learns=True, redis=True)
+        if violation := play(story).violation:
+            assert re.search(r"had taught something, and \d+ are remembered", violation), violation
+            return
+    pytest.fail(f"nothing is noticed in {_STORIES_MAX} stories")
 
 
 def test_telemetry_waits_for_room_on_the_disk_and_is_whole_afterwards() -> None:

@@ -38,7 +38,7 @@ class Store:
     def __init__(
         self, where: StateFile | str | Path | None, *, contexts_max: int | None = None
     ) -> None:
-        """Open a database.
+        """Open a file; `open` has yet to be called, which reaches a Redis.
 
         Args:
             where: a state file, which stays its owner's; the path of one of the store's own, made if need
@@ -46,7 +46,7 @@ class Store:
             contexts_max: about so many are kept where they are kept in memory; None: all are.
 
         Raises:
-            ConfigError: it cannot be opened, or is of another kind.
+            ConfigError: it cannot be opened, is of another kind, or is no URL of a Redis.
         """
         #: What is closed with the store, if anything.
         self._file: StateFile | None = None
@@ -58,16 +58,20 @@ class Store:
             rows_max = contexts_max if where.path is None else None
             self._database = SqliteDatabase(where.connection, where.name, rows_max=rows_max)
         else:
+            self._database = _redis(str(where))
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="selection-store")
-            try:
-                self._database = self._thread.submit(_open_redis, str(where)).result()
-            except BaseException:
-                self._thread.shutdown()
-                raise
         #: The store outlives the process, so it may hold states that were never in memory.
         self.persistent = not isinstance(where, StateFile) or where.path is not None
         #: For people.
         self.name = f"selection store {self._database.name}"
+
+    async def open(self) -> None:
+        """Reach the database, which comes first.
+
+        Raises:
+            ConfigError: it does not answer, or is of another version.
+        """
+        await self._run(self._database.open)
 
     async def load(self, address: Address) -> dict[str, Any] | None:
         """Find the record of a context, if there is one that can be read."""
@@ -137,7 +141,7 @@ class Store:
         return faults
 
 
-def _open_redis(url: str) -> Database:
+def _redis(url: str) -> Database:
     scheme = url.partition("://")[0]
     if scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(

@@ -19,6 +19,13 @@ class Database(Protocol):
     #: Exceptions that mean that the database cannot be reached or does not work.
     faults: tuple[type[Exception], ...]
 
+    def open(self) -> None:
+        """Reach it, before anything else is asked.
+
+        Raises:
+            ConfigError: it does not answer, or is of another version.
+        """
+
     def load(self, address: Address) -> str | None:
         """Find the record of a context, if there is one."""
 

@@ -56,14 +56,15 @@ class RedisDatabase(Database):
     faults: tuple[type[Exception], ...] = (redis.RedisError, OSError, UnicodeError)
 
     def __init__(self, url: str) -> None:
-        """Connect.
+        """Read a URL; nobody is asked yet.
 
         Raises:
-            ConfigError: the URL is malformed, no Redis answers there, or its database has another layout.
+            ConfigError: it is malformed.
         """
         self.name = _without_password(url)
         self._away_until_s = -1.0
         self._fault = ""
+        self._is_empty = False
         try:
             parts = urlsplit(url)
             database = parts.path[1:]
@@ -78,6 +79,12 @@ class RedisDatabase(Database):
                 # No retries: the caller tries a write again later, and a read must not take longer.
                 retry=Retry(NoBackoff(), 0),
             )
+        except (redis.RedisError, TypeError, ValueError) as error:
+            raise ConfigError(f"selection store {self.name}: {error}; expected a Redis") from None
+
+    @override
+    def open(self) -> None:
+        try:
             self._client.setnx(_LAYOUT_KEY, _LAYOUT)
             layout: Any = self._client.get(_LAYOUT_KEY)
         except (redis.RedisError, OSError, TypeError, ValueError) as error:
@@ -133,8 +140,14 @@ class RedisDatabase(Database):
 
     @override
     def has_lost_everything(self) -> bool:
-        # The layout was written when the store was opened, and nothing of ours removes it.
-        return bool(self._ask(lambda: self._client.setnx(_LAYOUT_KEY, _LAYOUT)))
+        # The layout was written when the store was opened, and nothing of ours removes it. That it is missing is noted
+        # before it is written again: whether that was done may be lost on the way.
+        if self._ask(lambda: self._client.get(_LAYOUT_KEY)) is None:
+            self._is_empty = True
+        if self._ask(lambda: self._client.setnx(_LAYOUT_KEY, _LAYOUT)):
+            self._is_empty = True
+        was_empty, self._is_empty = self._is_empty, False
+        return was_empty
 
     @override
     def close(self) -> None:
