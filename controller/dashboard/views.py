@@ -368,9 +368,7 @@ class DashboardViews:
             "policy": parts.policy,
             "up_s": (now_ns - self._started_ns) / NS_PER_S,
             "ready": ready,
-            "findings": [
-                {"name": row.name, "words": row.words, "harmful": row.harmful} for row in findings
-            ],
+            "findings": [dataclasses.asdict(row) for row in findings],
             "num_models": sum(self._num_by_state.values()),
             "num_ready": self._num_by_state[ModelState.READY],
             "num_unfit": self._num_by_state[ModelState.UNAVAILABLE],

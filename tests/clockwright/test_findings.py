@@ -51,10 +51,13 @@ def test_what_is_short_is_named_with_its_figures(shortage: str, name: str, figur
     assert figure in finding.words
     # One of 200 requests per second does not matter.
     assert diagnose(status_of(5, **{shortage: 1.0}), WELL) == []
-    # What ended some seconds ago may come again.
-    (warning,) = diagnose(status_of(0, over_ns=10 * NS_PER_S, **{shortage: 33.0}), WELL)
-    assert (warning.name, warning.harmful) == (name, False)
-    assert "33.0 r/s refused in the last 10 s, hardly any in the last 5 s" in warning.words
+    # What ended some seconds ago is told as past, behind what is so now, and without advice.
+    over = status_of(0, over_ns=10 * NS_PER_S, **{shortage: 33.0})
+    (past,) = diagnose(over, WELL)
+    assert (past.name, past.harmful, past.past) == (name, False, True)
+    assert past.words.startswith("33.0 r/s were refused for want of ")
+    assert past.words.endswith(" on V100 in the last 10 s, none in the last 5 s")
+    assert [row.past for row in diagnose(over, (*WELL, TORTOISE))] == [False, True]
 
 
 def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_callers_brought_about() -> (
@@ -82,6 +85,10 @@ def test_an_overload_says_how_busy_its_workers_were_and_what_one_more_would_answ
     (finding,) = overload(status, busy)
     assert "85% busy" in finding.words
     assert "one more would answer about 40.0 r/s" in finding.words
+    # Nothing was run, so that nobody knows what one more would run.
+    status.kinds[0].one_more_rps = 0.04
+    (finding,) = overload(status, busy)
+    assert finding.words.endswith("add workers")
 
 
 def test_pages_are_counted_over_the_workers_of_the_kind_alone() -> None:
