@@ -266,17 +266,30 @@ def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainRe
     return response
 
 
+#: Why an action was not run, by the name of its error.
+_NOT_RUN = {
+    "TOO_LATE": "the worker could not begin it within that window",
+    "WITHDRAWN": "the controller took it back, because it could not be in time any more, or nobody waited for it",
+    "WORKER_LOST": "the worker was lost",
+}
+
+
 def _run_words(response: pb.ExplainResponse, run: ActionRow) -> list[str]:
     told = response.run
+    action = f"ction {told.action_id} on worker {told.worker_id}"
+    was_run = run.exec is not None
     words = [
-        f"Action {told.action_id} on worker {told.worker_id} ran it in a batch of {told.batch_size}"
-        f" with {told.num_requests} requests. It was sent after {format_ns(told.sent_ns)} and might begin"
+        (f"A{action} ran it" if was_run else f"It was in a{action},")
+        + f" in a batch of {told.batch_size} with {_times(told.num_requests, 'request')}."
+        f" The action was sent after {format_ns(told.sent_ns)} and might begin"
         f" from {format_ns(told.earliest_ns)} to {format_ns(told.latest_ns)} after the request came;"
-        f" {format_ns(told.expected_duration_ns)} were predicted, and {format_ns(told.duration_ns)} were"
-        " measured."
+        f" {format_ns(told.expected_duration_ns)} were predicted"
+        + (f", and {format_ns(told.duration_ns)} were measured." if was_run else ".")
     ]
-    if run.error != "NONE":
-        words.append(f"The worker did not do it: {run.error}.")
+    if not was_run:
+        words.append(f"It was not run: {_NOT_RUN.get(run.error, run.error)}.")
+    elif run.error != "NONE":
+        words.append(f"It failed: {run.error}.")
     if response.HasField("load"):
         load = response.load
         words.append(
@@ -290,12 +303,20 @@ def _run_words(response: pb.ExplainResponse, run: ActionRow) -> list[str]:
     return words
 
 
+def _times(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
 def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
     words = []
     if response.num_open:
         words.append(
-            f"{response.num_waiting} requests of its model were waiting, and {response.num_open} of all"
-            " models had no answer yet."
+            f"{_times(response.num_waiting, 'request')} of its model {_were(response.num_waiting)} waiting, and"
+            f" {response.num_open} of all models had no answer yet."
         )
     if response.dropped_share:
         words.append(
@@ -304,7 +325,7 @@ def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
     for lane in response.lanes:
         where = "resident" if lane.resident else "on their way" if lane.loading else "not there"
         words.append(
-            f"Worker {lane.worker_id}: its weights ({response.num_pages} pages) were {where};"
+            f"Worker {lane.worker_id}: its weights ({_times(response.num_pages, 'page')}) were {where};"
             f" EXEC was busy for {format_ns(lane.exec_busy_ns)}, LOAD for"
             f" {format_ns(lane.load_busy_ns)}; {lane.num_free_pages} of {lane.num_pages} pages were free."
         )

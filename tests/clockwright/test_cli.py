@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
+from clockwright.cli.inference import print_result
 from clockwright.cli.main import main
 from clockwright.cli.show import print_models
+from clockwright.client import InferResult
 from clockwright.operator import Operator
 from controller.front_flags import FrontFlags
 from experiments.live.local_server import LocalServer
@@ -310,6 +312,19 @@ def test_infer_draws_random_inputs_and_explains(run: Run, server: LocalServer) -
     assert code == 0
     assert "output: float32 (1, 4): " in out
     assert "worker: local-0" in out
+
+
+def test_an_application_is_explained_only_to_whom_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"query_id": "q7", "models": "a,b", "confidence": 0.5, "default": False}
+    result = InferResult("app", "1", {"label": np.array([4])}, said)
+    print_result(result, explain=False, json=False)
+    # Feedback takes the id, and is given by a command.
+    assert capsys.readouterr().out.splitlines() == ["label: int64 (1): 4", "  query_id: q7"]
+    print_result(result, explain=True, json=False)
+    assert "  models: a,b" in capsys.readouterr().out
+    result.explanation.update(default=True, default_reason="NO_ANSWER")
+    print_result(result, explain=False, json=False)
+    assert "  default_reason: NO_ANSWER" in capsys.readouterr().out
 
 
 def test_infer_reads_arrays_and_prints_json(run: Run, server: LocalServer, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from clockwright.actions import ActionError, Result
 from clockwright.channel import Access
 from clockwright.errors import ClockwrightError, RefusedError, UnknownModelError
 from clockwright.operator import Operator
@@ -24,6 +25,7 @@ from controller.access.roles import Role
 from controller.core.quotas import Quota
 from controller.selection.core.application import Application
 from tests.kit.front_end import FrontEnd, serving, until
+from tests.kit.scripted_worker import WORKER
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 CLIENT = frozenset((Role.INFERENCE,))
@@ -151,6 +153,37 @@ def test_a_request_that_waits_is_known_and_so_is_one_that_was_given_up(tmp_path:
             await until(lambda: front_end.runtime.num_waiting == 0)
             assert (await explain(front_end, "slow")).outcome == "CANCELLED"
             front_end.worker.release()
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["TOO_LATE", "failed", "answered"])
+def test_of_a_late_request_it_is_said_whether_its_batch_was_run(tmp_path: Path, end: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            worker = front_end.worker
+            worker.hold = True
+            refused = await ask(front_end, "late", slo_ms=300)
+            assert refused is not None
+            assert refused.refusal.value == "LATE"
+            if end == "failed":
+                worker.failing.add("double")
+            if end == "TOO_LATE":
+                for action, _ in worker.take_held():
+                    result = Result(action_id=action.action_id, error=ActionError.TOO_LATE)
+                    front_end.runtime.action_finished(WORKER, result, ())
+            worker.release()
+            await front_end.runtime.wait_idle()
+            words = " ".join((await explain(front_end, "late")).words)
+            assert "with 1 request." in words
+            if end == "TOO_LATE":
+                assert "ran it" not in words
+                assert "measured" not in words
+                assert "It was not run: the worker could not begin it within that window." in words
+            else:
+                assert "ran it in a batch of 1" in words
+                assert "1.0 ms were measured" in words
+                assert ("It failed: DEVICE." in words) is (end == "failed")
 
     run(main())
 
