@@ -82,6 +82,12 @@ function heard(data) {
   saidAt = Date.now();
   document.body.classList.remove("stale");
   setAttribute(main, "aria-busy", "false");
+  main.hidden = data.standby !== undefined;
+  if (main.hidden) {
+    show("waiting", "STANDBY", data.standby);
+    say(server, "");
+    return;
+  }
   if (data.error !== undefined) {
     show("waiting", "NOT THERE", data.error);
     return;
