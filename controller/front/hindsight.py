@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from clockwright.errors import UnknownRequestError
+from clockwright.errors import Refusal, UnknownRequestError
 from clockwright.foreign import check_name_length
 from clockwright.units import ActionId, RequestId, format_ns
 from clockwright.v1 import control_pb2 as pb
@@ -149,6 +149,12 @@ def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
     slo = format_ns(row.slo_ns)
     if row.outcome == CANCELLED:
         words.append(f"Its client gave it up after {format_ns(latency_ns)}, of an SLO of {slo}.")
+        return response
+    if row.outcome not in (OK, Refusal.LATE.value):
+        words.append(
+            f"It was refused as {row.outcome} {format_ns(latency_ns)} after it came, with an SLO of {slo}. So many"
+            " were refused since that what stood in its way is not known any more."
+        )
         return response
     how = "in time" if row.outcome == OK else "too late"
     words.append(f"It was answered {how}: after {format_ns(latency_ns)}, of an SLO of {slo}.")

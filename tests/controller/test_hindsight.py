@@ -23,6 +23,7 @@ from controller.access.authoriser import Authoriser, Rules
 from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.roles import Role
 from controller.core.quotas import Quota
+from controller.past_requests import PastRequests
 from controller.selection.core.application import Application
 from tests.kit.front_end import FrontEnd, serving, until
 from tests.kit.scripted_worker import WORKER
@@ -153,6 +154,23 @@ def test_a_request_that_waits_is_known_and_so_is_one_that_was_given_up(tmp_path:
             await until(lambda: front_end.runtime.num_waiting == 0)
             assert (await explain(front_end, "slow")).outcome == "CANCELLED"
             front_end.worker.release()
+
+    run(main())
+
+
+def test_a_refused_request_whose_obstacles_are_forgotten_is_not_said_to_be_answered(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            front_end.runtime.past = PastRequests(num_refused=1)
+            assert await ask(front_end) is None
+            first, second = [await ask(front_end, slo_ms=0.5) for _ in range(2)]
+            assert first is not None
+            assert second is not None
+            (words,) = (await explain(front_end, str(first.figures["request_id"]))).words
+            assert words.startswith("It was refused as INFEASIBLE ")
+            assert "not known any more" in words
 
     run(main())
 
