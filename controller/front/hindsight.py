@@ -46,7 +46,8 @@ def explain_request(
         if (response := _of_number(runtime, number, "", may_see)) is not None:
             return response
     raise UnknownRequestError(
-        f"no request {quote(asked)} is known: answered ones are kept for the last moments only"
+        f"no request {quote(asked)} is known: answered ones are kept for the last moments only, and of those that"
+        " were refused at the door few or none"
     )
 
 
@@ -250,6 +251,8 @@ def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainRe
     words.append(
         f"It was refused as {found.outcome} {format_ns(waited_ns)} after it came, with an SLO of {slo}."
     )
+    if found.by_front:
+        words.append("Its front refused it by itself, for a quota that the controller had told it.")
     if found.detail:
         words.append(f"The reason in words: {found.detail}.")
     if found.exec_ns:
@@ -268,7 +271,7 @@ def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainRe
             _fill_action(response.run, run, found.arrival_ns)
             words.extend(_run_words(response, run))
     words.extend(_obstacle_words(response))
-    words.append(_remedy_words(response))
+    words.append(_remedy_words(response, found.remedy))
     return response
 
 
@@ -338,7 +341,7 @@ def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
     return words
 
 
-def _remedy_words(response: pb.ExplainResponse) -> str:
+def _remedy_words(response: pb.ExplainResponse, remedy: str) -> str:
     parts = []
     if response.enough_slo_ns:
         more_ns = response.enough_slo_ns - response.slo_ns
@@ -349,6 +352,8 @@ def _remedy_words(response: pb.ExplainResponse) -> str:
     ways = [" and ".join(parts)] if parts else []
     if response.pinning:
         ways.append(f"model {response.model_id} pinned (`clockwright models pin`)")
+    if remedy:
+        ways.append(remedy)
     if not ways:
         return "Nothing is known that would have let it succeed."
     return f"What would have let it succeed: {', or '.join(ways)}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,13 @@ async def explain(
             return operator.explain(request_id)
 
     return await asyncio.to_thread(call)
+
+
+async def explain_once_known(front_end: FrontEnd, request_id: str) -> control.ExplainResponse:
+    """Ask until the controller has heard of it."""
+    while True:
+        with suppress(UnknownModelError):
+            return await explain(front_end, request_id)
 
 
 def test_an_answered_request_is_known_by_its_clients_name_with_its_batch_and_where_its_time_went(
@@ -269,6 +277,38 @@ def test_a_quota_that_stood_in_the_way_is_named(tmp_path: Path, front: str) -> N
             told = await explain(front_end, "greedy")
             assert (told.outcome, told.tenant, told.request_id) == ("QUOTA", "gold", 0)
             assert "slo_ns_max" in told.detail
+            assert told.words[-1] == "What would have let it succeed: an SLO of 1.00 s at most."
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("quota", "remedy"),
+    [
+        (Quota(slo_ns_min=60 * NS_PER_S), "an SLO of 60.00 s at least."),
+        (
+            Quota(rate_rps=1e-4),
+            "later, or more rate_rps for its tenant (`clockwright quotas set`).",
+        ),
+    ],
+)
+def test_what_a_front_refuses_by_itself_is_explained_too(
+    tmp_path: Path, quota: Quota, remedy: str
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, front="apart") as front_end:
+            await front_end.quotas.set("gold", quota)
+            told = control.ExplainResponse()
+            # The controller refuses until it has told its front, which tells at its next beat whom it refused.
+            for name in (f"greedy-{number}" for number in range(1000)):
+                if await ask(front_end, name, tenant="gold") is not None:
+                    told = await explain_once_known(front_end, name)
+                if any("front refused it by itself" in sentence for sentence in told.words):
+                    break
+            assert (told.outcome, told.tenant, told.model_id) == ("QUOTA", "gold", "double")
+            assert told.client_request_id == name
+            assert 0 <= told.latency_ns < 10 * NS_PER_S
+            assert told.words[-1].endswith(remedy)
 
     run(main())
 
