@@ -44,6 +44,8 @@ def check(scheduler: Scheduler) -> None:
     for model in models:
         _check_queue(model, sent_of[model])
         assert not model.suspended.keys() & (model.ready.keys() | model.copies.keys())
+    assert books.suspended.keys() >= {model for model in models if model.suspended}
+    assert not any(model.removed for model in books.suspended)
     assert books.pinned.keys() == {model for model in models if model.pinned}
     waiting = sum(len(model.queue) for model in models)
     sent = sum([request.phase is Phase.SENT for request in books.requests.values()])
