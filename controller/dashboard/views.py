@@ -27,7 +27,7 @@ from controller.front.hindsight import explain_request
 from controller.front.oip import quote
 from controller.front.oip_json import fields_of
 from controller.front.pressure import MemoryState
-from controller.front.recent import recent_actions, recent_requests
+from controller.front.recent import kind_info, recent_actions, recent_requests
 from controller.metrics.capacity import required_workers
 from controller.metrics.page import Parts
 from controller.selection.messages import application_info
@@ -342,7 +342,7 @@ class DashboardViews:
             memory_bytes=memory.used_bytes,
             memory_limit_bytes=memory.limit_bytes,
             memory_state=memory.state.value,
-            kinds=[_kind_info(kind) for kind in load.kinds],
+            kinds=[kind_info(kind) for kind in load.kinds],
             dropped_without_worker_rps=load.dropped_without_worker_rps,
             recent=recent,
         )
@@ -565,9 +565,3 @@ def _kind(row: KindStatistics) -> dict[str, Any]:
         },
         "one_more_rps": row.one_more_rps,
     }
-
-
-def _kind_info(row: KindStatistics) -> pb.KindInfo:
-    return pb.KindInfo(
-        **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -25,14 +24,14 @@ from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
-from controller.core import KindStatistics, ModelStatistics, WorkerStatistics
+from controller.core import ModelStatistics, WorkerStatistics
 from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.front_link import FrontLink, FrontLinks
 from controller.front.hindsight import explain_request
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.pressure import MemoryPressure, MemoryState
-from controller.front.recent import recent_actions, recent_requests
+from controller.front.recent import kind_info, recent_actions, recent_requests
 from controller.front.statuses import fail
 from controller.model_folder import check_name
 from controller.quota_book import QuotaBook
@@ -166,7 +165,7 @@ class ControlService:
             refusals=_reasons(total.refusals),
             cold_starts=total.cold_starts,
             waiting=self._runtime.num_waiting,
-            kinds=[_kind_info(kind) for kind in load.kinds],
+            kinds=[kind_info(kind) for kind in load.kinds],
             dropped_without_worker_rps=load.dropped_without_worker_rps,
             fronts=[_front_info(front, self._runtime.clock()) for front in self._fronts.links],
             memory_bytes=self._memory.used_bytes,
@@ -522,12 +521,6 @@ def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInf
             f"{name_of(model)}: {words}" for model, words in sorted(row.suspended.items())
         )
     return info
-
-
-def _kind_info(row: KindStatistics) -> pb.KindInfo:
-    return pb.KindInfo(
-        **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    )
 
 
 def _reasons(counts: Mapping[str, int]) -> list[pb.RefusalCount]:

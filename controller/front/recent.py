@@ -6,12 +6,14 @@ where more came, it looks back less far and says how far.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from clockwright.actions import ActionError
 from clockwright.units import NS_PER_S, ModelId, WorkerId
 from clockwright.v1 import control_pb2 as pb
+from controller.core import KindStatistics
 from controller.telemetry import CANCELLED, OK, ActionRecord, Telemetry
 
 #: How far a look goes back. Less: few rows; more: what was sick looks sick for long.
@@ -107,6 +109,13 @@ def recent_actions(
             failed=num_failed[worker_id][False],
         )
     return told
+
+
+def kind_info(row: KindStatistics) -> pb.KindInfo:
+    """Say what a kind of worker did, and fell short of."""
+    return pb.KindInfo(
+        **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    )
 
 
 def _over_others(groups: Iterable[Sequence[ActionRecord]]) -> dict[WorkerId, float]:
