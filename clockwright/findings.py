@@ -22,6 +22,8 @@ _DROPPED_SHARE = 0.01
 _REFUSED_MIN = 3
 # So busy may a lane be, so that bursts find room.
 _TARGET_BUSY = 0.8
+# Fewer actions that came too late to be run may be chance.
+_LATE_MIN = 5
 # A rate that is less would be shown as 0.0.
 _RATE_SHOWN_MIN = 0.05
 # A refusal of these kinds is not its caller's doing.
@@ -80,6 +82,20 @@ def diagnose(
     if not any(finding.harmful for finding in found):
         found = [*refusals(status), *found]
     return sorted(found, key=lambda finding: finding.past)
+
+
+def well(status: pb.StatusResponse) -> str:
+    """Say in words how a server is in which nothing is wrong: what is refused there is no shortage."""
+    recent = status.recent
+    others = {row.reason: row.count for row in recent.refusals if row.reason not in _OWN_FAULTS}
+    num = sum(others.values())
+    if num <= _DROPPED_SHARE * recent.requests:
+        return "nothing is short, requests are answered in time"
+    reasons = ", ".join(f"{others[reason]} {reason}" for reason in sorted(others))
+    return (
+        f"nothing is short; {num / recent.requests:.0%} of the requests{_last(recent.over_ns)} were refused for other"
+        f" reasons: {reasons}"
+    )
 
 
 def not_serving(
@@ -209,6 +225,17 @@ def overload(
         ):
             if not _matters_now(dropped_rps, status):
                 found += _past("overload", dropped_rps, want, kind, status)
+                continue
+            late = sum(
+                worker.recent.too_late for worker in workers if worker.gpu_kind == kind.gpu_kind
+            )
+            if what == "EXEC" and late >= _LATE_MIN and busy < _TARGET_BUSY:
+                words = (
+                    f"{_how_many(dropped_rps, status)}, though {_workers(kind)} only {busy:.0%} busy with {what}: "
+                    f"{late} actions came too late to be run, so controller or workers get too little of their "
+                    "processors, or the way between them is slow; clockwright doctor on their hosts says more"
+                )
+                found.append(ClusterFinding(name="late workers", words=words))
                 continue
             # Rates of kinds look back further: one more cannot answer more than is refused.
             one_more_rps = min(kind.one_more_rps, _refused_rps(dropped_rps, status))

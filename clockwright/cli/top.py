@@ -154,6 +154,8 @@ def _head(findings: Sequence[ClusterFinding], status: pb.StatusResponse) -> Text
     """The first line: what is wrong now, or that nothing is."""
     from rich.text import Text
 
+    from clockwright.findings import well
+
     recent = status.recent
     if findings and not findings[0].past:
         harmful = any(row.harmful for row in findings)
@@ -163,7 +165,7 @@ def _head(findings: Sequence[ClusterFinding], status: pb.StatusResponse) -> Text
         )
     if not status.ready:
         return Text("PREPARING: models are not ready yet", style="bold yellow")
-    words = "WELL: nothing is short, requests are answered in time"
+    words = f"WELL: {well(status)}"
     if not recent.requests and not status.waiting:
         words = f"IDLE: no request ended in the last {recent.over_ns / NS_PER_S:.0f} s; nothing is wrong"
     return Text(words, style="bold green")

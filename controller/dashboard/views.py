@@ -18,7 +18,7 @@ import msgspec
 
 from clockwright import __version__
 from clockwright.errors import UnknownModelError
-from clockwright.findings import SLOW_FACTOR, PagesAsked, diagnose, times_slower
+from clockwright.findings import SLOW_FACTOR, PagesAsked, diagnose, times_slower, well
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Entry, ModelState, name_of
@@ -369,6 +369,7 @@ class DashboardViews:
             "up_s": (now_ns - self._started_ns) / NS_PER_S,
             "ready": ready,
             "findings": [dataclasses.asdict(row) for row in findings],
+            "well": well(status),
             "num_models": sum(self._num_by_state.values()),
             "num_ready": self._num_by_state[ModelState.READY],
             "num_unfit": self._num_by_state[ModelState.UNAVAILABLE],

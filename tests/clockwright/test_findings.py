@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.findings import PagesAsked, diagnose, overload, slow_workers, too_few_pages
+from clockwright.findings import PagesAsked, diagnose, overload, slow_workers, too_few_pages, well
 from clockwright.units import NS_PER_S
 from clockwright.v1 import control_pb2 as pb
 
@@ -73,7 +73,13 @@ def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_c
     assert "25 of the 1000 requests of the last 5.0 s" in finding.words
     assert "20 LATE, 5 OVERLOADED" in finding.words
     assert finding.harmful
-    assert diagnose(status_with(QUOTA=500, INFEASIBLE=400, LATE=10), WELL) == []
+    others = status_with(QUOTA=500, INFEASIBLE=400, LATE=10)
+    assert diagnose(others, WELL) == []
+    # It is well, but nobody is told that all are answered.
+    assert well(others) == (
+        "nothing is short; 90% of the requests in the last 5 s were refused for other reasons: 400 INFEASIBLE, 500 QUOTA"
+    )
+    assert well(status_with(QUOTA=1)) == "nothing is short, requests are answered in time"
     short = status_with(OVERLOADED=200)
     short.kinds.add(gpu_kind="V100", num_workers=2, dropped_for_exec_rps=40.0)
     assert [found.name for found in diagnose(short, WELL)] == ["overload"]
@@ -89,6 +95,20 @@ def test_an_overload_says_how_busy_its_workers_were_and_what_one_more_would_answ
     status.kinds[0].one_more_rps = 0.04
     (finding,) = overload(status, busy)
     assert finding.words.endswith("add workers")
+
+
+def test_workers_that_wait_while_requests_are_refused_are_not_asked_for_too_much() -> None:
+    status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.4, one_more_rps=40.0)
+    (finding,) = overload(status, [worker("a", exec_busy=0.4, too_late=3), worker("b", too_late=2)])
+    assert finding.name == "late workers"
+    assert (
+        "50.0 of 200.0 r/s refused in the last 5 s, though 2 workers of V100 only 20% busy"
+        in finding.words
+    )
+    assert "5 actions came too late" in finding.words
+    # Of a full lane some actions are too late, and that is the overload.
+    (finding,) = overload(status, [worker("a", exec_busy=0.9, too_late=30)])
+    assert finding.name == "overload"
 
 
 def test_pages_are_counted_over_the_workers_of_the_kind_alone() -> None:

@@ -104,7 +104,7 @@ function head(data) {
   if (first) show(data.findings.some((each) => each.harmful) ? "sick" : "warning", first.name.toUpperCase(), first.words, more);
   else if (!data.ready) show("waiting", "PREPARING", models, more);
   else if (data.idle) show("well", "IDLE", `${data.last_ago_s === null ? "no request has come yet" : `the last request was over ${age(data.last_ago_s)} ago, at ${new Date(1000 * (data.now_s - data.last_ago_s)).toLocaleTimeString("en-GB")}`}; nothing is wrong`, more);
-  else show("well", "WELL", "nothing is short, requests are answered in time", more);
+  else show("well", "WELL", data.well, more);
   say(server, `${data.version}, ${data.policy}, up ${age(data.up_s)}, ${models}`);
 }
 
