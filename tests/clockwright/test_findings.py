@@ -106,7 +106,7 @@ def test_workers_that_wait_while_requests_are_refused_are_not_asked_for_too_much
         in finding.words
     )
     assert "5 actions came too late" in finding.words
-    # Of a full lane some actions are too late, and that is the overload.
+    # A full lane is too late for some of its actions, and that is the overload.
     (finding,) = overload(status, [worker("a", exec_busy=0.9, too_late=30)])
     assert finding.name == "overload"
 
