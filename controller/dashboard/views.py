@@ -130,7 +130,8 @@ class DashboardViews:
                 {
                     "id": worker.worker_id,
                     "pages": worker.num_pages,
-                    "free": worker.num_free_pages,
+                    # Others may have come and gone since the head was made: parts and the whole are of one time.
+                    "free": worker.num_pages - sum(row[1] for row in found),
                     "models": [
                         {"name": name_of(model), "pages": num, "resident": resident}
                         for model, num, resident in found[:_HELD_MAX]
