@@ -22,6 +22,10 @@ _DROPPED_SHARE = 0.01
 _REFUSED_MIN = 3
 # So busy may a lane be, so that bursts find room.
 _TARGET_BUSY = 0.8
+# Fewer actions that came too late to be run may be chance.
+_LATE_MIN = 5
+# A rate that is less would be shown as 0.0.
+_RATE_SHOWN_MIN = 0.05
 # A refusal of these kinds is not its caller's doing.
 _OWN_FAULTS = frozenset(("COLD", "FAILED", "LATE", "OVERLOADED", "WORKER_LOST"))
 # Something is short where these are.
@@ -38,6 +42,8 @@ class ClusterFinding:
     words: str
     #: Whether requests are refused for it now; else it is a warning.
     harmful: bool = True
+    #: Requests were refused for it some seconds ago, and hardly any since: nothing is wrong now.
+    past: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +62,7 @@ def diagnose(
     models: Sequence[pb.ModelInfo] = (),
     asked: PagesAsked | None = None,
 ) -> list[ClusterFinding]:
-    """Find everything that is wrong, causes first; empty: the server is well.
+    """Find everything that is wrong, causes first, then what is past; the server is well if there is nothing else.
 
     Args:
         status: the server's totals.
@@ -73,7 +79,23 @@ def diagnose(
         lambda: unfit_models(models),
     ]
     found = [finding for look in looks for finding in look()]
-    return found if any(finding.harmful for finding in found) else [*refusals(status), *found]
+    if not any(finding.harmful for finding in found):
+        found = [*refusals(status), *found]
+    return sorted(found, key=lambda finding: finding.past)
+
+
+def well(status: pb.StatusResponse) -> str:
+    """Say in words how a server is in which nothing is wrong: what is refused there is no shortage."""
+    recent = status.recent
+    others = {row.reason: row.count for row in recent.refusals if row.reason not in _OWN_FAULTS}
+    num = sum(others.values())
+    if num <= _DROPPED_SHARE * recent.requests:
+        return "nothing is short, requests are answered in time"
+    reasons = ", ".join(f"{others[reason]} {reason}" for reason in sorted(others))
+    return (
+        f"nothing is short; {num / recent.requests:.0%} of the requests{_last(recent.over_ns)} were refused for other"
+        f" reasons: {reasons}"
+    )
 
 
 def not_serving(
@@ -156,7 +178,8 @@ def too_few_pages(
     """Find kinds of workers whose caches are too small for the models that are asked."""
     found = []
     for kind in status.kinds:
-        if not _matters(kind.dropped_for_pages_rps, status):
+        if not _matters_now(kind.dropped_for_pages_rps, status):
+            found += _past("too few pages", kind.dropped_for_pages_rps, "pages", kind, status)
             continue
         mine = [worker for worker in workers if worker.gpu_kind == kind.gpu_kind]
         pages = sum(worker.num_pages for worker in mine)
@@ -178,9 +201,8 @@ def too_few_pages(
         found.append(
             ClusterFinding(
                 name="too few pages",
-                words=f"{_how_many(kind.dropped_for_pages_rps, kind, status)}: models on {kind.gpu_kind} push each other out "
+                words=f"{_how_many(kind.dropped_for_pages_rps, status)}: models on {kind.gpu_kind} push each other out "
                 f"({kind.evictions_per_s:.1f} evictions/s, {free} of {pages} pages free{too_small}); {enough}",
-                harmful=_matters_now(kind.dropped_for_pages_rps, status),
             )
         )
     return found
@@ -192,40 +214,59 @@ def overload(
     """Find kinds of workers that are asked for more than they can do."""
     found = []
     for kind in status.kinds:
-        for dropped_rps, busy, what in (
-            (kind.dropped_for_exec_rps, _busy(kind, workers, "exec_busy"), "EXEC"),
-            (kind.dropped_for_loads_rps, _busy(kind, workers, "load_busy"), "loading"),
+        for dropped_rps, busy, what, want in (
+            (kind.dropped_for_exec_rps, _busy(kind, workers, "exec_busy"), "EXEC", "EXEC time"),
+            (
+                kind.dropped_for_loads_rps,
+                _busy(kind, workers, "load_busy"),
+                "loading",
+                "time to load",
+            ),
         ):
-            if _matters(dropped_rps, status):
-                refused_rps = _refused_rps(dropped_rps, status)
-                # Rates of kinds look back further: one more cannot answer more than is refused.
-                one_more_rps = min(kind.one_more_rps, refused_rps or kind.one_more_rps)
-                more = f"; one more would answer about {one_more_rps:.1f} r/s of it" * (
-                    what == "EXEC"
+            if not _matters_now(dropped_rps, status):
+                found += _past("overload", dropped_rps, want, kind, status)
+                continue
+            late = sum(
+                worker.recent.too_late for worker in workers if worker.gpu_kind == kind.gpu_kind
+            )
+            if what == "EXEC" and late >= _LATE_MIN and busy < _TARGET_BUSY:
+                words = (
+                    f"{_how_many(dropped_rps, status)}, though {_workers(kind)} only {busy:.0%} busy with {what}: "
+                    f"{late} actions came too late to be run, so controller or workers get too little of their "
+                    "processors, or the way between them is slow; clockwright doctor on their hosts says more"
                 )
-                found.append(
-                    ClusterFinding(
-                        name="overload",
-                        words=f"{_how_many(dropped_rps, kind, status)}, {_workers(kind)} {busy:.0%} busy with {what}; "
-                        f"send less, or add workers{more}",
-                        harmful=_matters_now(dropped_rps, status),
-                    )
+                found.append(ClusterFinding(name="late workers", words=words))
+                continue
+            # Rates of kinds look back further: one more cannot answer more than is refused.
+            one_more_rps = min(kind.one_more_rps, _refused_rps(dropped_rps, status))
+            more = ""
+            if what == "EXEC" and one_more_rps >= _RATE_SHOWN_MIN:
+                more = f"; one more would answer about {one_more_rps:.1f} r/s of it"
+            found.append(
+                ClusterFinding(
+                    name="overload",
+                    words=f"{_how_many(dropped_rps, status)}, {_workers(kind)} {busy:.0%} busy with {what}; "
+                    f"send less, or add workers{more}",
                 )
+            )
     return found
 
 
 def thin_links(status: pb.StatusResponse) -> list[ClusterFinding]:
     """Find kinds of workers whose links carry less than is asked for."""
-    return [
-        ClusterFinding(
-            name="thin links",
-            words=f"{_how_many(kind.dropped_for_links_rps, kind, status)}: the links to {_workers(kind)} carry no more; "
-            "bring them nearer, or add workers",
-            harmful=_matters_now(kind.dropped_for_links_rps, status),
+    found = []
+    for kind in status.kinds:
+        if not _matters_now(kind.dropped_for_links_rps, status):
+            found += _past("thin links", kind.dropped_for_links_rps, "links", kind, status)
+            continue
+        found.append(
+            ClusterFinding(
+                name="thin links",
+                words=f"{_how_many(kind.dropped_for_links_rps, status)}: the links to {_workers(kind)} carry no more; "
+                "bring them nearer, or add workers",
+            )
         )
-        for kind in status.kinds
-        if _matters(kind.dropped_for_links_rps, status)
-    ]
+    return found
 
 
 def unfit_models(models: Sequence[pb.ModelInfo]) -> list[ClusterFinding]:
@@ -340,13 +381,8 @@ def _refused_rps(
     return _own_refusals(status, reasons) / _seconds(status) * dropped_rps / all_rps
 
 
-def _matters(dropped_rps: float, status: pb.StatusResponse) -> bool:
-    """Whether requests that were dropped for a cause are a noticeable part of all, now or some seconds ago."""
-    return dropped_rps > _least_rps(status) or _matters_now(dropped_rps, status)
-
-
 def _matters_now(dropped_rps: float, status: pb.StatusResponse) -> bool:
-    """Whether they are it in the last seconds alone.
+    """Whether requests that were dropped for a cause are a noticeable part of those of the last seconds.
 
     What is late beside them does not make a shortage: its answer was predicted to be in time.
     """
@@ -357,15 +393,24 @@ def _least_rps(status: pb.StatusResponse) -> float:
     return max(_DROPPED_SHARE * status.recent.requests / _seconds(status), 0.1)
 
 
-def _how_many(dropped_rps: float, kind: pb.KindInfo, status: pb.StatusResponse) -> str:
-    if _matters_now(dropped_rps, status):
-        return _of_all(_refused_rps(dropped_rps, status), status)
-    return f"{dropped_rps:.1f} r/s refused{_last(kind.over_ns)}, hardly any{_last(status.recent.over_ns)}"
-
-
-def _of_all(rps: float, status: pb.StatusResponse) -> str:
+def _how_many(dropped_rps: float, status: pb.StatusResponse) -> str:
     asked_rps = status.recent.requests / _seconds(status)
-    return f"{rps:.1f} of {asked_rps:.1f} r/s refused{_last(status.recent.over_ns)}"
+    refused_rps = _refused_rps(dropped_rps, status)
+    return f"{refused_rps:.1f} of {asked_rps:.1f} r/s refused{_last(status.recent.over_ns)}"
+
+
+def _past(
+    name: str, dropped_rps: float, want: str, kind: pb.KindInfo, status: pb.StatusResponse
+) -> list[ClusterFinding]:
+    """Find what was short before the last seconds, if it was: a kind's rates look back further than those."""
+    if dropped_rps <= _least_rps(status):
+        return []
+    since = "hardly any" if _own_refusals(status, _SHORTAGES) else "none"
+    words = (
+        f"{dropped_rps:.1f} r/s were refused for want of {want} on {kind.gpu_kind}"
+        f"{_last(kind.over_ns)}, {since}{_last(status.recent.over_ns)}"
+    )
+    return [ClusterFinding(name=name, words=words, harmful=False, past=True)]
 
 
 def _last(over_ns: int) -> str:

@@ -27,6 +27,7 @@ from controller.config import ControllerConfig
 from controller.core.events import TenantsWeighed
 from controller.dashboard.live import Live
 from controller.dashboard.site import DashboardSite
+from controller.dashboard.standby import StandbySite
 from controller.dashboard.views import DashboardViews
 from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
@@ -394,16 +395,16 @@ async def _measuring(
 
 
 @asynccontextmanager
-async def _measuring_standby(config: ControllerConfig) -> AsyncIterator[int | None]:
+async def _measuring_standby(
+    config: ControllerConfig, leader: Callable[[], str]
+) -> AsyncIterator[int | None]:
     """Serve what there is to say while another controller leads; gives the port, None: there are no metrics."""
     if config.metrics_port is None:
         yield None
         return
     guard = Guard(config.access)
-    async with (
-        _measuring(StandbyPage(config.scheduler.policy), config, guard) as port,
-        guard.looking(),
-    ):
+    pages, site = StandbyPage(config.scheduler.policy), StandbySite(leader)
+    async with _measuring(pages, config, guard, site) as port, guard.looking():
         yield port
 
 
@@ -449,24 +450,21 @@ async def serve(
                 config, Term(), signals, never, started, draining, rest_started, measured
             )
         store = open_store(config.lease)
-        async with (
-            standing_by_at(config) as (port, http_port),
-            _measuring_standby(config) as metrics_port,
-        ):
+        async with AsyncExitStack() as stack:
+            port, http_port = await stack.enter_async_context(standing_by_at(config))
+            # It is found where it was; a port that was taken is tried again.
+            config = replace(config, port=port, http_port=http_port or config.http_port)
+            keeper = LeaseKeeper(store, holder_name(config.address))
+            metrics_port = await stack.enter_async_context(
+                _measuring_standby(config, lambda: keeper.leader)
+            )
+            config = replace(config, metrics_port=metrics_port or config.metrics_port)
             if standing_by is not None:
                 standing_by(port)
             if rest_started is not None and http_port is not None:
                 rest_started(http_port)
             if measured is not None and metrics_port is not None:
                 measured(metrics_port)
-            # It is found where it was; a port that was taken is tried again.
-            config = replace(
-                config,
-                port=port,
-                http_port=http_port or config.http_port,
-                metrics_port=metrics_port or config.metrics_port,
-            )
-            keeper = LeaseKeeper(store, holder_name(config.address))
             told = asyncio.create_task(signals.get())
             taken = asyncio.create_task(keeper.take())
             await asyncio.wait((told, taken), return_when=asyncio.FIRST_COMPLETED)

@@ -48,6 +48,10 @@ class RefusedRequest:
     outcome: str
     #: What the figures do not say.
     detail: str
+    #: What would have let it succeed, in words, where no figure says it.
+    remedy: str
+    #: Its front has refused it by itself.
+    by_front: bool
     #: What was predicted, as in `RefuseRequest`.
     load_ns: int = 0
     exec_ns: int = 0
@@ -131,6 +135,8 @@ class PastRequests:
                 departure_ns,
                 command.refusal.value,
                 command.detail,
+                "",
+                False,
                 command.load_ns,
                 command.exec_ns,
                 command.queue_ns,
@@ -157,10 +163,27 @@ class PastRequests:
         slo_ns: int,
         departure_ns: int,
         error: RefusedError,
+        remedy: str,
+        *,
+        by_front: bool = False,
     ) -> None:
-        """A request was refused of which the scheduler does not hear."""
+        """A request was refused of which the scheduler does not hear.
+
+        Args:
+            name: its client's for it.
+            model_name: what was asked.
+            tenant: whose it was.
+            rows: of it.
+            arrival_ns: when it came.
+            slo_ns: its SLO.
+            departure_ns: when it was refused.
+            error: why.
+            remedy: what would have let it succeed, in words.
+            by_front: its front has refused it by itself, for what it was told before.
+        """
         row = (name, RequestId(0), ModelId(model_name), tenant, rows, arrival_ns, slo_ns)
-        self._refused.append((*row, departure_ns, error.refusal.value, error.message))
+        told = (departure_ns, error.refusal.value, error.message, remedy, by_front)
+        self._refused.append((*row, *told))
 
     def queried(
         self,

@@ -149,8 +149,8 @@ class Runtime:
         return max(0, max(deadlines_ns, default=0) - self.clock())
 
     def statistics(self) -> Statistics:
-        """What the scheduler believes; linear in models and workers."""
-        return self._scheduler.statistics()
+        """What the scheduler believes now; linear in models and workers."""
+        return self._scheduler.statistics(self.clock())
 
     def cluster_load(self) -> ClusterLoad:
         """What all workers have to do now; linear in workers, and hardly in models."""

@@ -110,7 +110,8 @@ def load(
     """Put a load on a server and say how much of it was answered in time.
 
     The server may be any that speaks the Open Inference Protocol over gRPC. Requests leave when they are due,
-    and latency counts from then, so a server that stalls cannot hide it.
+    and latency counts from then, so a server that stalls cannot hide it. One process sends some thousands a
+    second at most: if this client is what is slow, it says so at the end, and how the server did meanwhile.
     """
     import contextlib
     import sys

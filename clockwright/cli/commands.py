@@ -275,7 +275,7 @@ def infer(
         result = client.infer(
             model, arrays, slo_ms=slo_ms, explain=explain, context=context, tenant=tenant
         )
-    print_result(result, json=json)
+    print_result(result, explain=explain, json=json)
 
 
 @takes_flags

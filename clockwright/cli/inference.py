@@ -14,6 +14,8 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_US, format_ns
 
 _VALUES_SHOWN = 8
+# What an application says that whoever gives feedback, or believes the answer, has to know.
+_ALWAYS_SAID = ("query_id", "default_reason")
 # What a server describes is made for it, but no more than any message may have.
 _VALUES_MAX = 1 << 28
 _DIMENSIONS_MAX = 32
@@ -74,8 +76,8 @@ def random_array(random: np.random.Generator, datatype: str, shape: tuple[int, .
     return drawn.astype(dtype)
 
 
-def print_result(result: InferResult, *, json: bool) -> None:
-    """Print the outputs, and the explanation if there is one."""
+def print_result(result: InferResult, *, explain: bool, json: bool) -> None:
+    """Print the outputs, and if somebody asks, the explanation; programs get all that the server said."""
     if json:
         print_json(
             {
@@ -92,6 +94,8 @@ def print_result(result: InferResult, *, json: bool) -> None:
         more = " ..." if array.size > _VALUES_SHOWN else ""
         print(f"{name}: {array.dtype.name} ({shape}): {values}{more}")
     for name, value in result.explanation.items():
+        if not explain and name not in _ALWAYS_SAID:
+            continue
         if name.endswith("_us") and isinstance(value, int):
             print(f"  {name.removesuffix('_us')}: {format_ns(value * NS_PER_US)}")
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,8 +18,9 @@ from clockwright.units import NS_PER_S, format_ns
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
-    from clockwright.findings import PagesAsked
+    from clockwright.findings import ClusterFinding, PagesAsked
     from clockwright.operator import Operator
     from clockwright.v1 import control_pb2 as pb
 
@@ -77,10 +78,7 @@ def top(
             if json:
                 print_json(
                     {
-                        "findings": [
-                            {"name": row.name, "words": row.words, "harmful": row.harmful}
-                            for row in findings
-                        ],
+                        "findings": [asdict(row) for row in findings],
                         **plain(now.status),
                         "workers": [plain(row) for row in now.workers],
                         "models": [plain(row) for row in now.models],
@@ -88,7 +86,7 @@ def top(
                 )
             else:
                 console.print(screen(before, now, lines=1000, address=to.server))
-            if findings:
+            if not all(row.past for row in findings):
                 raise typer.Exit(1)
             return
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
@@ -121,16 +119,7 @@ def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableTy
     findings = diagnose(now.status, now.workers, now.models, _pages_asked(before, now))
     status, recent = now.status, now.status.recent
     seconds = max(recent.over_ns, 1) / NS_PER_S
-    if findings:
-        harmful = any(row.harmful for row in findings)
-        head = Text(
-            f"{'' if harmful else 'WARNING: '}{findings[0].name.upper()}: {findings[0].words}",
-            style="bold red" if harmful else "bold yellow",
-        )
-    elif not status.ready:
-        head = Text("PREPARING: models are not ready yet", style="bold yellow")
-    else:
-        head = Text("WELL: nothing is short, requests are answered in time", style="bold green")
+    head = _head(findings, status)
     good = recent.answered / recent.requests if recent.requests else 1.0
     refused = ", ".join(f"{row.count / seconds:.1f} {row.reason}" for row in recent.refusals)
     totals = [
@@ -143,8 +132,12 @@ def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableTy
         f"p99 {format_ns(recent.latency_ns_p99)} ({recent.slo_share_p99:.0%})",
     ]
     others = [
-        Text(f"also {row.name}: {row.words}", style="red" if row.harmful else "yellow")
-        for row in findings[1:]
+        Text(
+            f"{'before' if row.past else 'also'} {row.name}: {row.words}",
+            style="" if row.past else "red" if row.harmful else "yellow",
+        )
+        for position, row in enumerate(findings)
+        if row.past or position
     ]
     room = max(lines - _OTHER_LINES - 3 * len(others), 2 * _ROWS_MIN)
     num_workers = min(len(now.workers), _WORKERS_SHOWN, room - _ROWS_MIN)
@@ -155,6 +148,27 @@ def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableTy
         _worker_table(now.workers, num_workers),
         _model_table(before, now, room - num_workers),
     )
+
+
+def _head(findings: Sequence[ClusterFinding], status: pb.StatusResponse) -> Text:
+    """The first line: what is wrong now, or that nothing is."""
+    from rich.text import Text
+
+    from clockwright.findings import well
+
+    recent = status.recent
+    if findings and not findings[0].past:
+        harmful = any(row.harmful for row in findings)
+        return Text(
+            f"{'' if harmful else 'WARNING: '}{findings[0].name.upper()}: {findings[0].words}",
+            style="bold red" if harmful else "bold yellow",
+        )
+    if not status.ready:
+        return Text("PREPARING: models are not ready yet", style="bold yellow")
+    words = f"WELL: {well(status)}"
+    if not recent.requests and not status.waiting:
+        words = f"IDLE: no request ended in the last {recent.over_ns / NS_PER_S:.0f} s; nothing is wrong"
+    return Text(words, style="bold green")
 
 
 def _pages_asked(before: Look, now: Look) -> PagesAsked:

@@ -107,6 +107,8 @@ class Books:
         self.load_lanes = LoadLanes()
         #: Models that are pinned, in order. That is an operator's wish and changes nothing that a policy keeps.
         self.pinned: dict[Model, None] = {}
+        #: Models that were suspended on some worker, in order; those that are now are among them.
+        self.suspended: dict[Model, None] = {}
         #: What happened on each kind of worker, and what was missing there.
         self.shortages = Shortages()
         self._sequence = count()
@@ -331,6 +333,7 @@ class Books:
         model = self.models.pop(model_id, None)
         if model is not None:
             model.removed = True
+            self.suspended.pop(model, None)
         return model
 
     def pin(self, model: Model, *, pinned: bool) -> None:
@@ -367,6 +370,8 @@ class Books:
         """To the model, it is from now on as if the worker did not have it."""
         model.not_ready_on(worker)
         model.suspended[worker] = suspension
+        if not model.removed:
+            self.suspended[model] = None
         worker.leave_idle()
         copy = model.copies.pop(worker, None)
         if copy is not None:

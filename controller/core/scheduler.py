@@ -280,9 +280,13 @@ class Scheduler:
             now_ns=self._now_ns,
         )
 
-    def statistics(self) -> Statistics:
-        """A frozen snapshot for people and dashboards; linear in models and workers."""
-        return snapshot(self._books, self._now_ns)
+    def statistics(self, now_ns: int = 0) -> Statistics:
+        """A frozen snapshot for people and dashboards; linear in models and workers.
+
+        Args:
+            now_ns: the present; the default is the time of the last event, which may be long ago.
+        """
+        return snapshot(self._books, max(now_ns, self._now_ns))
 
     def cluster_load(self, now_ns: int) -> ClusterLoad:
         """What all workers have to do; linear in workers, and hardly in models."""

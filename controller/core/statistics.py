@@ -143,8 +143,11 @@ def model_statistics_of(books: Books, model_id: ModelId) -> ModelStatistics | No
 
 def _suspended(books: Books) -> dict[WorkerState, dict[ModelId, str]]:
     suspended: dict[WorkerState, dict[ModelId, str]] = {}
-    # Hardly any of thousands of models is suspended.
-    for model in [each for each in books.models.values() if each.suspended]:
+    # Hardly any of thousands of models ever was.
+    for model in list(books.suspended):
+        if not model.suspended:
+            del books.suspended[model]
+            continue
         for worker, suspension in model.suspended.items():
             suspended.setdefault(worker, {})[model.model_id] = suspension.words
     return suspended

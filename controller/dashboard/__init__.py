@@ -3,6 +3,7 @@
     views   what each page shows, as JSON, read off the controller's parts when somebody asks
     live    the same again once a second, for some viewers at a time
     site    paths: the page's files, which everybody may have, and what they ask for
+    standby the same paths where another controller leads: that it does
     static  the page itself: HTML, style, scripts and uPlot, as browsers take them; there is no build step
 
 Nobody looks: nothing is done. Nothing is counted for the dashboard while requests are served; a look reads at most some

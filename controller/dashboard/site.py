@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
@@ -64,6 +64,40 @@ METHOD_OF: Final[Mapping[str, str]] = {
 }
 
 
+def page_files() -> dict[str, tuple[str, bytes]]:
+    """Read the page's own files: by path, what they are and what is in them."""
+    files = {
+        f"/{path.relative_to(_STATIC)}": (_TYPES[path.suffix], path.read_bytes())
+        for path in _STATIC.rglob("*")
+        if path.suffix in _TYPES
+    }
+    return {**files, "/": files["/index.html"]}
+
+
+def method_of(files: Container[str], path: str) -> str | None:
+    """Say whose role a path takes, as `Site.method_of` does."""
+    if path in files:
+        return ""
+    method = METHOD_OF.get(path)
+    return None if method is None else _CONTROL + method
+
+
+def file_reply(file: tuple[str, bytes]) -> Reply:
+    """Answer with a file of the page."""
+    content_type, data = file
+    return Reply(200, [data], content_type, _HEADERS)
+
+
+def json_reply(data: bytes) -> Reply:
+    """Answer with a look."""
+    return Reply(200, [data], _JSON, _OWN_ONLY)
+
+
+def events_reply(events: AsyncGenerator[bytes, None]) -> Reply:
+    """Answer with Server-Sent Events."""
+    return Reply(200, [], _EVENTS, _OWN_ONLY, stream=events)
+
+
 class DashboardSite:
     """Answers for the paths of the dashboard. It lives in the controller's event loop."""
 
@@ -76,38 +110,28 @@ class DashboardSite:
         """
         self._views = views
         self._live = live
-        self._files = {
-            f"/{path.relative_to(_STATIC)}": (_TYPES[path.suffix], path.read_bytes())
-            for path in _STATIC.rglob("*")
-            if path.suffix in _TYPES
-        }
-        self._files["/"] = self._files["/index.html"]
+        self._files = page_files()
 
     def method_of(self, path: str) -> str | None:
         """Path of the gRPC method whose role a page takes; empty: everybody may see it; None: there is none."""
-        if path in self._files:
-            return ""
-        method = METHOD_OF.get(path)
-        return None if method is None else _CONTROL + method
+        return method_of(self._files, path)
 
     async def reply(self, path: str, query: str) -> Reply:
         """Answer for a path that there is."""
         if path in self._files:
-            content_type, data = self._files[path]
-            return Reply(200, [data], content_type, _HEADERS)
+            return file_reply(self._files[path])
         asked = {
             name: values[0][:_NAME_CHARS_MAX]
             for name, values in parse_qs(query, errors="replace").items()
         }
         make = self._maker(path, asked)
         if path.startswith("/look/"):
-            told = await self._live.look(functools.partial(_told, make))
-            return Reply(200, [told], _JSON, _OWN_ONLY)
+            return json_reply(await self._live.look(functools.partial(_told, make)))
         if not self._live.has_room:
             words = f"found {VIEWERS_MAX} viewers, expected one less; close a dashboard\n"
             return Reply(503, [words.encode()], header="Retry-After: 5\r\n")
         topic = f"{path}?{sorted(asked.items())}"
-        return Reply(200, [], _EVENTS, _OWN_ONLY, stream=self._events(topic, make))
+        return events_reply(self._events(topic, make))
 
     def _maker(self, path: str, asked: Mapping[str, str]) -> Callable[[], Awaitable[bytes]]:
         views, name = self._views, asked.get("name", "")

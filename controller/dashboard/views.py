@@ -18,7 +18,7 @@ import msgspec
 
 from clockwright import __version__
 from clockwright.errors import UnknownModelError
-from clockwright.findings import SLOW_FACTOR, PagesAsked, diagnose, times_slower
+from clockwright.findings import SLOW_FACTOR, PagesAsked, diagnose, times_slower, well
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Entry, ModelState, name_of
@@ -27,7 +27,7 @@ from controller.front.hindsight import explain_request
 from controller.front.oip import quote
 from controller.front.oip_json import fields_of
 from controller.front.pressure import MemoryState
-from controller.front.recent import recent_actions, recent_requests
+from controller.front.recent import kind_info, recent_actions, recent_requests
 from controller.metrics.capacity import required_workers
 from controller.metrics.page import Parts
 from controller.selection.messages import application_info
@@ -130,7 +130,8 @@ class DashboardViews:
                 {
                     "id": worker.worker_id,
                     "pages": worker.num_pages,
-                    "free": worker.num_free_pages,
+                    # Others may have come and gone since the head was made: parts and the whole are of one time.
+                    "free": worker.num_pages - sum(row[1] for row in found),
                     "models": [
                         {"name": name_of(model), "pages": num, "resident": resident}
                         for model, num, resident in found[:_HELD_MAX]
@@ -342,7 +343,7 @@ class DashboardViews:
             memory_bytes=memory.used_bytes,
             memory_limit_bytes=memory.limit_bytes,
             memory_state=memory.state.value,
-            kinds=[_kind_info(kind) for kind in load.kinds],
+            kinds=[kind_info(kind) for kind in load.kinds],
             dropped_without_worker_rps=load.dropped_without_worker_rps,
             recent=recent,
         )
@@ -368,9 +369,8 @@ class DashboardViews:
             "policy": parts.policy,
             "up_s": (now_ns - self._started_ns) / NS_PER_S,
             "ready": ready,
-            "findings": [
-                {"name": row.name, "words": row.words, "harmful": row.harmful} for row in findings
-            ],
+            "findings": [dataclasses.asdict(row) for row in findings],
+            "well": well(status),
             "num_models": sum(self._num_by_state.values()),
             "num_ready": self._num_by_state[ModelState.READY],
             "num_unfit": self._num_by_state[ModelState.UNAVAILABLE],
@@ -567,9 +567,3 @@ def _kind(row: KindStatistics) -> dict[str, Any]:
         },
         "one_more_rps": row.one_more_rps,
     }
-
-
-def _kind_info(row: KindStatistics) -> pb.KindInfo:
-    return pb.KindInfo(
-        **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    )

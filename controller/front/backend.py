@@ -17,6 +17,7 @@ from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, U
 from clockwright.units import NS_PER_MS, format_ns
 from controller.catalogue import Catalogue, Entry
 from controller.core.quotas import Exceeded, Quotas, TenantUse
+from controller.front.link_frames import RefusedEarly
 from controller.front.oip import Servable, quote
 from controller.runtime import Answer, Runtime
 from controller.selection.applications import Applications
@@ -269,7 +270,7 @@ class MeteredAnswerer:
         answerer: LocalAnswerer,
         quotas: Quotas,
         clock: Callable[[], int],
-        refused: Callable[[str, Question, int, RefusedError], None],
+        refused: Callable[[str, Question, int, OverQuotaError], None],
     ) -> None:
         self.servable = answerer.servable
         self.keeps_inputs = answerer.keeps_inputs
@@ -360,6 +361,16 @@ class OverQuotaError(RefusedError):
             words += f"; again in {format_ns(exceeded.retry_ns)}"
         super().__init__(Refusal.QUOTA, words, figures=figures)
         self.exceeded = exceeded
+
+    @property
+    def remedy(self) -> str:
+        """What would have let the request succeed."""
+        bound, retry_ns = self.exceeded.bound, self.exceeded.retry_ns
+        if bound in ("slo_ns_min", "slo_ns_max"):
+            limit = "at least" if bound == "slo_ns_min" else "at most"
+            return f"an SLO of {format_ns(round(self.exceeded.expected))} {limit}"
+        again = "" if retry_ns is None else f"to come again {format_ns(retry_ns)} later, or "
+        return f"{again}more {bound} for its tenant (`clockwright quotas set`)"
 
 
 class LocalBackend:
@@ -452,7 +463,7 @@ class LocalBackend:
         return slo_ns if slo_ns is not None else self.default_slo_ns
 
     def _over_quota(
-        self, name: str, question: Question, arrival_ns: int, error: RefusedError
+        self, name: str, question: Question, arrival_ns: int, error: OverQuotaError
     ) -> None:
         """Count a refusal for a quota, and keep it for whoever asks about it."""
         self.refused_at_door(error.refusal)
@@ -465,6 +476,30 @@ class LocalBackend:
             question.slo_ns,
             self.clock(),
             error,
+            error.remedy,
+        )
+
+    def keep_early(self, told: RefusedEarly, offset_ns: int) -> None:
+        """Keep what a front has refused because of a quota, for whoever asks about it.
+
+        Args:
+            told: the request, and what its tenant may have.
+            offset_ns: how far the front's clock is ahead of this one.
+        """
+        found = None if told.bound == "rate_rps" else told.slo_ns
+        exceeded = Exceeded(told.bound, found, told.expected, retry_ns=told.retry_ns)
+        error = OverQuotaError(told.tenant, exceeded)
+        self._runtime.past.refused_at_door(
+            told.request_id,
+            told.name,
+            told.tenant,
+            told.rows,
+            told.arrival_ns - offset_ns,
+            told.slo_ns,
+            told.departure_ns - offset_ns,
+            error,
+            error.remedy,
+            by_front=True,
         )
 
     def refused_at_door(self, refusal: Refusal, number: int = 1) -> None:

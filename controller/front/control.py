@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -26,14 +25,14 @@ from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
-from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
+from controller.core import ModelStatistics, WorkerStatistics
 from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.front_link import FrontLink, FrontLinks
 from controller.front.hindsight import explain_request
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.pressure import MemoryPressure, MemoryState
-from controller.front.recent import recent_actions, recent_requests
+from controller.front.recent import kind_info, recent_actions, recent_requests
 from controller.front.statuses import fail
 from controller.model_folder import check_name
 from controller.quota_book import QuotaBook
@@ -148,7 +147,7 @@ class ControlService:
         models = self._catalogue.models
         total = self._runtime.telemetry.total
         states = [self._catalogue.state(model) for model in models]
-        statistics = self._runtime.statistics()
+        load = self._runtime.cluster_load()
         return pb.StatusResponse(
             version=__version__,
             policy=self._policy,
@@ -167,8 +166,8 @@ class ControlService:
             refusals=_reasons(total.refusals),
             cold_starts=total.cold_starts,
             waiting=self._runtime.num_waiting,
-            kinds=[_kind_info(kind) for kind in statistics.kinds],
-            dropped_without_worker_rps=statistics.dropped_without_worker_rps,
+            kinds=[kind_info(kind) for kind in load.kinds],
+            dropped_without_worker_rps=load.dropped_without_worker_rps,
             fronts=[_front_info(front, self._runtime.clock()) for front in self._fronts.links],
             memory_bytes=self._memory.used_bytes,
             memory_limit_bytes=self._memory.limit_bytes,
@@ -439,7 +438,7 @@ class ControlService:
         return link
 
     def _model_infos(self, models: list[Entry]) -> list[pb.ModelInfo]:
-        statistics: Statistics = self._runtime.statistics()
+        statistics = self._runtime.statistics()
         rows = {row.model_id: row for row in statistics.models}
         return [self._model_info(model, rows.get(model.model_id)) for model in models]
 
@@ -527,12 +526,6 @@ def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInf
             f"{name_of(model)}: {words}" for model, words in sorted(row.suspended.items())
         )
     return info
-
-
-def _kind_info(row: KindStatistics) -> pb.KindInfo:
-    return pb.KindInfo(
-        **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    )
 
 
 def _reasons(counts: Mapping[str, int]) -> list[pb.RefusalCount]:

@@ -560,6 +560,8 @@ class FrontLink:
             self.links.denied_at_fronts(denial, number)
         for tenant, number in beat.refused_early.items():
             self.links.refused_early(tenant, number)
+        for told in beat.early:
+            self.links.keep_early(told, self.offset_ns or 0)
         if not was_known:
             self.beat()
 
@@ -832,6 +834,10 @@ class FrontLinks:
     def refused_early(self, tenant: str, number: int) -> None:
         """Count what a front has refused because a tenant's rate was used up."""
         self._backend.refused_early(tenant, number)
+
+    def keep_early(self, told: frames.RefusedEarly, offset_ns: int) -> None:
+        """Keep what a front has refused, for whoever asks about it; its clock is so far ahead."""
+        self._backend.keep_early(told, offset_ns)
 
     def denied_at_fronts(self, denial: Denial, number: int) -> None:
         """Count what a front has denied."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from clockwright.errors import UnknownRequestError
+from clockwright.errors import Refusal, UnknownRequestError
 from clockwright.foreign import check_name_length
 from clockwright.units import ActionId, RequestId, format_ns
 from clockwright.v1 import control_pb2 as pb
@@ -46,7 +46,8 @@ def explain_request(
         if (response := _of_number(runtime, number, "", may_see)) is not None:
             return response
     raise UnknownRequestError(
-        f"no request {quote(asked)} is known: answered ones are kept for the last moments only"
+        f"no request {quote(asked)} is known: answered ones are kept for the last moments only, and of those that"
+        " were refused at the door few or none"
     )
 
 
@@ -150,6 +151,12 @@ def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
     if row.outcome == CANCELLED:
         words.append(f"Its client gave it up after {format_ns(latency_ns)}, of an SLO of {slo}.")
         return response
+    if row.outcome not in (OK, Refusal.LATE.value):
+        words.append(
+            f"It was refused as {row.outcome} {format_ns(latency_ns)} after it came, with an SLO of {slo}. So many"
+            " were refused since that what stood in its way is not known any more."
+        )
+        return response
     how = "in time" if row.outcome == OK else "too late"
     words.append(f"It was answered {how}: after {format_ns(latency_ns)}, of an SLO of {slo}.")
     response.expected_latency_ns = row.expected_departure_ns - row.arrival_ns
@@ -244,6 +251,8 @@ def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainRe
     words.append(
         f"It was refused as {found.outcome} {format_ns(waited_ns)} after it came, with an SLO of {slo}."
     )
+    if found.by_front:
+        words.append("Its front refused it by itself, for a quota that the controller had told it.")
     if found.detail:
         words.append(f"The reason in words: {found.detail}.")
     if found.exec_ns:
@@ -262,21 +271,34 @@ def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainRe
             _fill_action(response.run, run, found.arrival_ns)
             words.extend(_run_words(response, run))
     words.extend(_obstacle_words(response))
-    words.append(_remedy_words(response))
+    words.append(_remedy_words(response, found.remedy))
     return response
+
+
+#: Why an action was not run, by the name of its error.
+_NOT_RUN = {
+    "TOO_LATE": "the worker could not begin it within that window",
+    "WITHDRAWN": "the controller took it back, because it could not be in time any more, or nobody waited for it",
+    "WORKER_LOST": "the worker was lost",
+}
 
 
 def _run_words(response: pb.ExplainResponse, run: ActionRow) -> list[str]:
     told = response.run
+    action = f"ction {told.action_id} on worker {told.worker_id}"
+    was_run = run.exec is not None
     words = [
-        f"Action {told.action_id} on worker {told.worker_id} ran it in a batch of {told.batch_size}"
-        f" with {told.num_requests} requests. It was sent after {format_ns(told.sent_ns)} and might begin"
+        (f"A{action} ran it" if was_run else f"It was in a{action},")
+        + f" in a batch of {told.batch_size} with {_times(told.num_requests, 'request')}."
+        f" The action was sent after {format_ns(told.sent_ns)} and might begin"
         f" from {format_ns(told.earliest_ns)} to {format_ns(told.latest_ns)} after the request came;"
-        f" {format_ns(told.expected_duration_ns)} were predicted, and {format_ns(told.duration_ns)} were"
-        " measured."
+        f" {format_ns(told.expected_duration_ns)} were predicted"
+        + (f", and {format_ns(told.duration_ns)} were measured." if was_run else ".")
     ]
-    if run.error != "NONE":
-        words.append(f"The worker did not do it: {run.error}.")
+    if not was_run:
+        words.append(f"It was not run: {_NOT_RUN.get(run.error, run.error)}.")
+    elif run.error != "NONE":
+        words.append(f"It failed: {run.error}.")
     if response.HasField("load"):
         load = response.load
         words.append(
@@ -290,12 +312,20 @@ def _run_words(response: pb.ExplainResponse, run: ActionRow) -> list[str]:
     return words
 
 
+def _times(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
 def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
     words = []
     if response.num_open:
         words.append(
-            f"{response.num_waiting} requests of its model were waiting, and {response.num_open} of all"
-            " models had no answer yet."
+            f"{_times(response.num_waiting, 'request')} of its model {_were(response.num_waiting)} waiting, and"
+            f" {response.num_open} of all models had no answer yet."
         )
     if response.dropped_share:
         words.append(
@@ -304,14 +334,14 @@ def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
     for lane in response.lanes:
         where = "resident" if lane.resident else "on their way" if lane.loading else "not there"
         words.append(
-            f"Worker {lane.worker_id}: its weights ({response.num_pages} pages) were {where};"
+            f"Worker {lane.worker_id}: its weights ({_times(response.num_pages, 'page')}) were {where};"
             f" EXEC was busy for {format_ns(lane.exec_busy_ns)}, LOAD for"
             f" {format_ns(lane.load_busy_ns)}; {lane.num_free_pages} of {lane.num_pages} pages were free."
         )
     return words
 
 
-def _remedy_words(response: pb.ExplainResponse) -> str:
+def _remedy_words(response: pb.ExplainResponse, remedy: str) -> str:
     parts = []
     if response.enough_slo_ns:
         more_ns = response.enough_slo_ns - response.slo_ns
@@ -322,6 +352,8 @@ def _remedy_words(response: pb.ExplainResponse) -> str:
     ways = [" and ".join(parts)] if parts else []
     if response.pinning:
         ways.append(f"model {response.model_id} pinned (`clockwright models pin`)")
+    if remedy:
+        ways.append(remedy)
     if not ways:
         return "Nothing is known that would have let it succeed."
     return f"What would have let it succeed: {', or '.join(ways)}."

@@ -19,7 +19,7 @@ Nothing is built from a length before the length is found to be possible: see `c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,8 @@ from controller.front.oip import Servable
 #: the small ones waiting that came before it.
 REQUESTS_MAX: Final = 1024
 PAYLOAD_BYTES: Final = 64 << 10
+#: Requests of which a beat says that the front has refused them by itself. More are only counted.
+EARLY_TOLD_MAX: Final = 64
 
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -99,6 +101,23 @@ class Describe(msgspec.Struct, array_like=True, tag=_DESCRIBE, forbid_unknown_fi
     version: _Name
 
 
+class RefusedEarly(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A request with a name that a front has refused by itself, for whoever asks what became of it."""
+
+    #: What its client calls it, and what was asked for.
+    request_id: _Name
+    name: _Name
+    tenant: _Name
+    rows: _Count
+    arrival_ns: _Time
+    departure_ns: _Time
+    slo_ns: _Slo
+    #: What its tenant may have, as in `core.quotas.Exceeded`.
+    bound: Literal["rate_rps", "slo_ns_min", "slo_ns_max"]
+    expected: float
+    retry_ns: _Time | None
+
+
 class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown_fields=True):
     """A front's sign of life."""
 
@@ -112,6 +131,8 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     denied: dict[Denial, _Count] = {}
     #: Requests that it has refused since then because their tenant's rate was used up, by tenant.
     refused_early: Annotated[dict[_Name, _Count], Meta(max_length=TENANTS_MAX)] = {}
+    #: The first of them that have a name.
+    early: Annotated[tuple[RefusedEarly, ...], Meta(max_length=EARLY_TOLD_MAX)] = ()
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

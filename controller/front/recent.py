@@ -6,13 +6,15 @@ where more came, it looks back less far and says how far.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from clockwright.actions import ActionError
 from clockwright.units import NS_PER_S, ModelId, WorkerId
 from clockwright.v1 import control_pb2 as pb
-from controller.telemetry import CANCELLED, OK, Telemetry
+from controller.core import KindStatistics
+from controller.telemetry import CANCELLED, OK, ActionRecord, Telemetry
 
 #: How far a look goes back. Less: few rows; more: what was sick looks sick for long.
 _WINDOW_NS = 5 * NS_PER_S
@@ -36,8 +38,9 @@ def recent_requests(telemetry: Telemetry, *, since_ns: int, now_ns: int) -> pb.R
     if len(rows) == _ROWS_MAX:
         since_ns = rows[-1][6]
     outcomes = Counter([row[7] for row in rows])
-    latencies = sorted([(row[6] - row[3], row[4]) for row in rows if row[7] == OK])
-    shares = sorted([latency_ns / slo_ns for latency_ns, slo_ns in latencies if slo_ns])
+    done = [row for row in rows if row[7] == OK]
+    latencies = sorted([row[6] - row[3] for row in done])
+    shares = sorted([(row[6] - row[3]) / row[4] for row in done if row[4]])
     num_cancelled = outcomes.pop(CANCELLED, 0)
     recent = pb.RecentRequests(
         over_ns=max(now_ns - since_ns, 1),
@@ -47,8 +50,8 @@ def recent_requests(telemetry: Telemetry, *, since_ns: int, now_ns: int) -> pb.R
         refusals=[pb.RefusalCount(reason=name, count=outcomes[name]) for name in sorted(outcomes)],
     )
     if latencies:
-        recent.latency_ns_p50 = latencies[_rank(len(latencies), 50)][0]
-        recent.latency_ns_p99 = latencies[_rank(len(latencies), 99)][0]
+        recent.latency_ns_p50 = latencies[_rank(len(latencies), 50)]
+        recent.latency_ns_p99 = latencies[_rank(len(latencies), 99)]
     if shares:
         recent.slo_share_p50 = shares[_rank(len(shares), 50)]
         recent.slo_share_p99 = shares[_rank(len(shares), 99)]
@@ -71,63 +74,79 @@ def recent_actions(
     if len(rows) == _ROWS_MAX:
         since_ns = rows[-1][13]
     over_ns = max(now_ns - since_ns, 1)
-    # Numbers of too late and of failed actions, of loads and their time, of EXECs and what they were to take.
-    sums: dict[WorkerId, list[int]] = {}
-    # Time and number of EXECs of one model in one batch size.
-    runs: dict[tuple[str, ModelId, int], dict[WorkerId, list[int]]] = {}
+    # What a look costs is the time in here: nothing is done for each row that can be done for many.
+    runs: defaultdict[WorkerId, list[ActionRecord]] = defaultdict(list)
+    alike: defaultdict[tuple[str, ModelId, int], list[ActionRecord]] = defaultdict(list)
+    loads: defaultdict[WorkerId, list[int]] = defaultdict(list)
+    num_failed: defaultdict[WorkerId, Counter[bool]] = defaultdict(Counter)
     for row in rows:
-        worker_id, error, load, run = row[2], row[14], row[15], row[17]
+        worker_id, error = row[2], row[14]
         kind = kinds.get(worker_id)
-        if kind is None or error == _WITHDRAWN:
+        if kind is None:
             continue
-        mine = sums.setdefault(worker_id, [0] * 6)
-        if error == _TOO_LATE:
-            mine[0] += 1
-        elif error != _NO_ERROR:
-            mine[1] += 1
-        elif run is not None:
-            mine[4] += 1
-            mine[5] += row[11]
-            same = runs.setdefault((kind, row[3], row[4]), {}).setdefault(worker_id, [0, 0])
-            same[0] += run.duration_ns
-            same[1] += 1
-        elif load is not None:
-            mine[2] += 1
-            mine[3] += load.duration_ns
-    exec_ns, compared_ns, others_ns = Counter[WorkerId](), Counter[WorkerId](), Counter[WorkerId]()
-    for of_all in runs.values():
-        means = sorted(
-            (duration_ns / num, worker_id) for worker_id, (duration_ns, num) in of_all.items()
-        )
-        for place, (mean_ns, worker_id) in enumerate(means):
-            num = of_all[worker_id][1]
-            exec_ns[worker_id] += of_all[worker_id][0]
-            if len(means) > 1:
-                # The lower median of the others: a slow one among them makes nobody look fast.
-                middle = (len(means) - 2) // 2
-                other_ns = means[middle + (place <= middle)][0]
-                compared_ns[worker_id] += round(num * mean_ns)
-                others_ns[worker_id] += round(num * other_ns)
-    return {
-        worker_id: pb.RecentActions(
+        if error == _NO_ERROR:
+            if row[17] is not None:
+                runs[worker_id].append(row)
+                alike[kind, row[3], row[4]].append(row)
+            elif row[15] is not None:
+                loads[worker_id].append(row[15].duration_ns)
+        elif error != _WITHDRAWN:
+            num_failed[worker_id][error == _TOO_LATE] += 1
+    over_others = _over_others(alike.values()) if len(runs) > 1 else {}
+    told = {}
+    for worker_id in runs.keys() | loads.keys() | num_failed.keys():
+        mine = runs[worker_id]
+        exec_ns = sum([row[17].duration_ns for row in mine if row[17]])
+        told[worker_id] = pb.RecentActions(
             over_ns=over_ns,
-            infers=num_infers,
-            loads=num_loads,
-            exec_busy=exec_ns[worker_id] / over_ns,
-            load_busy=load_ns / over_ns,
-            exec_over_predicted=exec_ns[worker_id] / max(predicted_ns, 1),
-            exec_over_others=compared_ns[worker_id] / max(others_ns[worker_id], 1),
-            too_late=num_too_late,
-            failed=num_failed,
+            infers=len(mine),
+            loads=len(loads[worker_id]),
+            exec_busy=exec_ns / over_ns,
+            load_busy=sum(loads[worker_id]) / over_ns,
+            exec_over_predicted=exec_ns / max(sum([row[11] for row in mine]), 1),
+            exec_over_others=over_others.get(worker_id, 0.0),
+            too_late=num_failed[worker_id][True],
+            failed=num_failed[worker_id][False],
         )
-        for worker_id, (
-            num_too_late,
-            num_failed,
-            num_loads,
-            load_ns,
-            num_infers,
-            predicted_ns,
-        ) in sums.items()
+    return told
+
+
+def kind_info(row: KindStatistics) -> pb.KindInfo:
+    """Say what a kind of worker did, and fell short of."""
+    return pb.KindInfo(
+        **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    )
+
+
+def _over_others(groups: Iterable[Sequence[ActionRecord]]) -> dict[WorkerId, float]:
+    """How many times as long each worker's EXECs took as those of others.
+
+    Args:
+        groups: EXECs of one kind of worker, of one model, in one batch size each.
+
+    Returns:
+        It by worker; who has run nothing that another has run too is missing.
+    """
+    compared_ns, others_ns = Counter[WorkerId](), Counter[WorkerId]()
+    for group in groups:
+        if len(group) == 1:
+            continue
+        took: dict[WorkerId, list[int]] = {}
+        for row in group:
+            if row[17] is not None:
+                took.setdefault(row[2], []).append(row[17].duration_ns)
+        if len(took) == 1:
+            continue
+        means = sorted([(sum(each) / len(each), worker_id) for worker_id, each in took.items()])
+        # The lower median of the others: a slow one among them makes nobody look fast.
+        middle = (len(means) - 2) // 2
+        for place, (mean_ns, worker_id) in enumerate(means):
+            num = len(took[worker_id])
+            compared_ns[worker_id] += round(num * mean_ns)
+            others_ns[worker_id] += round(num * means[middle + (place <= middle)][0])
+    return {
+        worker_id: duration_ns / max(others_ns[worker_id], 1)
+        for worker_id, duration_ns in compared_ns.items()
     }
 
 

@@ -20,7 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, cast
 
 import grpc
 
@@ -155,6 +155,8 @@ class RemoteBackend:
         self._slos_ns: dict[str, int | None] = {}
         self._refused: Counter[Refusal] = Counter()
         self._denied: Counter[Denial] = Counter()
+        #: Refused by this front since its last beat, the first of those that have names.
+        self._early: list[frames.RefusedEarly] = []
         self._spent = EarlyQuotas()
         # What tenants over their quota hear, and since when.
         self._said: dict[str, tuple[int, Status]] = {}
@@ -260,6 +262,8 @@ class RemoteBackend:
         if spent:
             now_ns = self.clock()
             if (exceeded := spent.judge(tenant, now_ns, question.slo_ns)) is not None:
+                if question.request_id and len(self._early) < frames.EARLY_TOLD_MAX:
+                    self._keep_early(answerer.servable.name, question, arrival_ns, exceeded, now_ns)
                 raise ToldStatusError(self._over_quota(tenant, exceeded, now_ns))
         ask_id = self._book.send(asker, due_ns, answerer.servable.name)
         if spent:
@@ -316,6 +320,25 @@ class RemoteBackend:
                 self._said.clear()
             self._said[tenant] = now_ns, status
         return status
+
+    def _keep_early(
+        self, name: str, question: Question, arrival_ns: int, exceeded: Exceeded, now_ns: int
+    ) -> None:
+        """Have the controller hear of a refusal, which somebody may ask it about."""
+        self._early.append(
+            frames.RefusedEarly(
+                question.request_id,
+                name,
+                question.tenant,
+                question.rows,
+                arrival_ns,
+                now_ns,
+                question.slo_ns,
+                cast("Literal['rate_rps', 'slo_ns_min', 'slo_ns_max']", exceeded.bound),
+                exceeded.expected,
+                exceeded.retry_ns,
+            )
+        )
 
     def _withdraw(self, ask_id: int) -> None:
         if self._take(ask_id) is not None:
@@ -791,12 +814,14 @@ class RemoteBackend:
             self._flush_soon()
         refused, self._refused = dict(self._refused), Counter()
         denied, self._denied = dict(self._denied), Counter()
+        early, self._early = tuple(self._early), []
         beat = frames.FrontBeat(
             self.clock(),
             self._clock_sync.min_delta_ns,
             refused,
             denied,
             self._spent.take_refused(),
+            early,
         )
         self._data.send_now(frames.encode(beat))
 

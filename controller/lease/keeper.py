@@ -52,6 +52,18 @@ class LeaseKeeper:
         """The generation in which this controller leads."""
         return self._lease.term
 
+    @property
+    def leader(self) -> str:
+        """Who leads, in words, as far as a controller that stands by knows."""
+        if self._problem:
+            return f"who leads is not known: {self._problem}"
+        record = self._lease.seen
+        if record is None or record.released:
+            return "nobody leads yet"
+        # By `holder_name`.
+        host, address = record.holder.partition(" ")[0], record.holder.rpartition(" ")[2]
+        return f"the one on {host} that listens on {address} leads, in generation {record.term.generation}"
+
     async def take(self) -> Term:
         """Stand by until this controller leads."""
         # Others change the record, in other processes.

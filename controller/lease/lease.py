@@ -76,6 +76,11 @@ class Lease:
         assert self._seen is not None
         return self._seen.term
 
+    @property
+    def seen(self) -> LeaseRecord | None:
+        """The record as it was found, or put by this controller, last; None: there is none yet."""
+        return self._seen
+
     def check(self, now_ns: int) -> Standing:
         """Say what this controller may do now: time alone can end its lead."""
         if self.standing is Standing.LEADING and now_ns >= self._until_ns:

@@ -18,8 +18,10 @@ import pytest
 import typer
 
 from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
+from clockwright.cli.inference import print_result
 from clockwright.cli.main import app, main
 from clockwright.cli.show import print_models
+from clockwright.client import InferResult
 from clockwright.operator import Operator
 from controller.front_flags import FrontFlags
 from experiments.live.local_server import LocalServer
@@ -315,6 +317,19 @@ def test_infer_draws_random_inputs_and_explains(run: Run, server: LocalServer) -
     assert "worker: local-0" in out
 
 
+def test_an_application_is_explained_only_to_whom_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"query_id": "q7", "models": "a,b", "confidence": 0.5, "default": False}
+    result = InferResult("app", "1", {"label": np.array([4])}, said)
+    print_result(result, explain=False, json=False)
+    # Feedback takes the id, and is given by a command.
+    assert capsys.readouterr().out.splitlines() == ["label: int64 (1): 4", "  query_id: q7"]
+    print_result(result, explain=True, json=False)
+    assert "  models: a,b" in capsys.readouterr().out
+    result.explanation.update(default=True, default_reason="NO_ANSWER")
+    print_result(result, explain=False, json=False)
+    assert "  default_reason: NO_ANSWER" in capsys.readouterr().out
+
+
 def test_infer_reads_arrays_and_prints_json(run: Run, server: LocalServer, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones((1, 3), np.float32))
     np.save(tmp_path / "b.npy", np.ones((1, 2), np.int64))
@@ -524,12 +539,12 @@ def test_top_prints_once_for_scripts_and_says_whether_all_is_well(
     code, out, _ = run(*once, "--once")
     first = out.splitlines()[0]
     # Whatever other tests left behind: the exit code says what the first line says.
-    assert code == (0 if first.startswith(("WELL", "PREPARING")) else 1)
+    assert code == (0 if first.startswith(("WELL", "IDLE", "PREPARING")) else 1)
     assert "local-0" in out
     assert "dense" in out
     code, out, _ = run(*once, "--json")
     shown = json.loads(out)
-    assert code == bool(shown["findings"])
+    assert code == any(not row["past"] for row in shown["findings"])
     assert shown["recent"]["over_ns"] > 0
     assert {row["model_id"] for row in shown["models"]} >= {"dense", "pair"}
 

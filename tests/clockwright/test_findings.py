@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.findings import PagesAsked, diagnose, overload, slow_workers, too_few_pages
+from clockwright.findings import PagesAsked, diagnose, overload, slow_workers, too_few_pages, well
 from clockwright.units import NS_PER_S
 from clockwright.v1 import control_pb2 as pb
 
@@ -51,10 +51,13 @@ def test_what_is_short_is_named_with_its_figures(shortage: str, name: str, figur
     assert figure in finding.words
     # One of 200 requests per second does not matter.
     assert diagnose(status_of(5, **{shortage: 1.0}), WELL) == []
-    # What ended some seconds ago may come again.
-    (warning,) = diagnose(status_of(0, over_ns=10 * NS_PER_S, **{shortage: 33.0}), WELL)
-    assert (warning.name, warning.harmful) == (name, False)
-    assert "33.0 r/s refused in the last 10 s, hardly any in the last 5 s" in warning.words
+    # What ended some seconds ago is told as past, behind what is so now, and without advice.
+    over = status_of(0, over_ns=10 * NS_PER_S, **{shortage: 33.0})
+    (past,) = diagnose(over, WELL)
+    assert (past.name, past.harmful, past.past) == (name, False, True)
+    assert past.words.startswith("33.0 r/s were refused for want of ")
+    assert past.words.endswith(" on V100 in the last 10 s, none in the last 5 s")
+    assert [row.past for row in diagnose(over, (*WELL, TORTOISE))] == [False, True]
 
 
 def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_callers_brought_about() -> (
@@ -70,7 +73,13 @@ def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_c
     assert "25 of the 1000 requests of the last 5.0 s" in finding.words
     assert "20 LATE, 5 OVERLOADED" in finding.words
     assert finding.harmful
-    assert diagnose(status_with(QUOTA=500, INFEASIBLE=400, LATE=10), WELL) == []
+    others = status_with(QUOTA=500, INFEASIBLE=400, LATE=10)
+    assert diagnose(others, WELL) == []
+    # It is well, but nobody is told that all are answered.
+    assert well(others) == (
+        "nothing is short; 90% of the requests in the last 5 s were refused for other reasons: 400 INFEASIBLE, 500 QUOTA"
+    )
+    assert well(status_with(QUOTA=1)) == "nothing is short, requests are answered in time"
     short = status_with(OVERLOADED=200)
     short.kinds.add(gpu_kind="V100", num_workers=2, dropped_for_exec_rps=40.0)
     assert [found.name for found in diagnose(short, WELL)] == ["overload"]
@@ -82,6 +91,24 @@ def test_an_overload_says_how_busy_its_workers_were_and_what_one_more_would_answ
     (finding,) = overload(status, busy)
     assert "85% busy" in finding.words
     assert "one more would answer about 40.0 r/s" in finding.words
+    # Nothing was run, so that nobody knows what one more would run.
+    status.kinds[0].one_more_rps = 0.04
+    (finding,) = overload(status, busy)
+    assert finding.words.endswith("add workers")
+
+
+def test_workers_that_wait_while_requests_are_refused_are_not_asked_for_too_much() -> None:
+    status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.4, one_more_rps=40.0)
+    (finding,) = overload(status, [worker("a", exec_busy=0.4, too_late=3), worker("b", too_late=2)])
+    assert finding.name == "late workers"
+    assert (
+        "50.0 of 200.0 r/s refused in the last 5 s, though 2 workers of V100 only 20% busy"
+        in finding.words
+    )
+    assert "5 actions came too late" in finding.words
+    # A full lane is too late for some of its actions, and that is the overload.
+    (finding,) = overload(status, [worker("a", exec_busy=0.9, too_late=30)])
+    assert finding.name == "overload"
 
 
 def test_pages_are_counted_over_the_workers_of_the_kind_alone() -> None:

@@ -72,6 +72,21 @@ def test_the_first_line_says_what_is_wrong() -> None:
     assert shown(look(0, 0), well, 24)[0].startswith("WARNING: SLOW WORKER: rack-3")
 
 
+def test_what_is_over_is_said_as_past_below_what_is_so_now() -> None:
+    quiet = look(1, 0)
+    quiet.status.recent.Clear()
+    quiet.status.recent.over_ns = 5 * NS_PER_S
+    lines = shown(look(0, 0), quiet, 24)
+    assert lines[0] == "IDLE: no request ended in the last 5 s; nothing is wrong"
+    assert lines[1].startswith(
+        "before overload: 80.0 r/s were refused for want of EXEC time on V100"
+    )
+    quiet.status.recent.requests = quiet.status.recent.answered = 1000
+    lines = shown(look(0, 0), quiet, 24)
+    assert lines[0].startswith("WELL")
+    assert lines[1].startswith("before overload")
+
+
 def test_a_large_cluster_fits_a_small_terminal_busiest_first() -> None:
     lines = shown(look(0, 0), look(2, 10), 24)
     assert max(map(len, lines)) <= 80

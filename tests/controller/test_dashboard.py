@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from clockwright.units import ModelId, WorkerId
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key, revoke_key
 from controller.access.roles import ROLE_OF, Role
@@ -186,6 +187,18 @@ def test_the_past_says_of_each_second_what_was_asked_and_what_was_answered(
         assert sum(second["asked_rps"] for second in past("alpha")) == 3
         assert all(0 < second["p99_share"] < 1 for second in past("alpha") if second["good_rps"])
         assert past("nobody") == [] or not any(second["asked_rps"] for second in past("nobody"))
+
+
+def test_parts_of_a_workers_pages_are_its_whole_whatever_comes_and_goes_during_a_look(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker_id = WorkerId(server.worker.register.worker_id)
+    # The head of the page was made before these were loaded.
+    held = {worker_id: [(ModelId("alpha"), 3, True), (ModelId("beta"), 2, False)]}
+    monkeypatch.setattr(server.controller.runtime, "held_pages", lambda: held)
+    _, words = get(f"{server.url}/live/pages")
+    (shown,) = json.loads(words.removeprefix("data: "))["holders"]
+    assert (shown["pages"], shown["free"]) == (8, 3)
 
 
 def test_all_files_of_the_page_are_shipped() -> None:

@@ -11,6 +11,8 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
+from controller.dashboard.site import DashboardSite
+from controller.dashboard.standby import StandbySite
 from tests.kit.browser import chromium
 from tests.kit.watched import HOSTILE, Served, guarded, serving
 
@@ -252,6 +254,21 @@ def test_a_server_that_goes_away_is_said_to_be_gone_and_found_again(
     with serving(tmp_path / "second", metrics_port=port):
         expect(page.locator("#finding")).to_have_text("IDLE", timeout=30_000)
     context.close()
+
+
+def test_a_page_of_a_controller_that_stands_by_says_so_until_it_leads(
+    server: Served, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standby = StandbySite(lambda: "the one on elsewhere leads")
+    monkeypatch.setattr(DashboardSite, "reply", lambda _, path, query: standby.reply(path, query))
+    page.goto(server.url)
+    expect(page.locator("#words")).to_contain_text("elsewhere leads")
+    expect(page.locator("#finding")).to_have_text("STANDBY")
+    expect(page.locator("main")).to_be_hidden()
+    monkeypatch.undo()
+    page.get_by_role("link", name="Pages").click()
+    expect(page.locator("main")).to_be_visible()
+    expect(page.locator("#finding")).not_to_have_text("STANDBY")
 
 
 def test_a_key_is_asked_for_and_stays_in_its_tab(

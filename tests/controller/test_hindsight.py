@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from clockwright.actions import ActionError, Result
 from clockwright.channel import Access
 from clockwright.errors import ClockwrightError, RefusedError, UnknownModelError
 from clockwright.operator import Operator
@@ -22,8 +24,10 @@ from controller.access.authoriser import Authoriser, Rules
 from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.roles import Role
 from controller.core.quotas import Quota
+from controller.past_requests import PastRequests
 from controller.selection.core.application import Application
 from tests.kit.front_end import FrontEnd, serving, until
+from tests.kit.scripted_worker import WORKER
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 CLIENT = frozenset((Role.INFERENCE,))
@@ -79,6 +83,13 @@ async def explain(
             return operator.explain(request_id)
 
     return await asyncio.to_thread(call)
+
+
+async def explain_once_known(front_end: FrontEnd, request_id: str) -> control.ExplainResponse:
+    """Ask until the controller has heard of it."""
+    while True:
+        with suppress(UnknownModelError):
+            return await explain(front_end, request_id)
 
 
 def test_an_answered_request_is_known_by_its_clients_name_with_its_batch_and_where_its_time_went(
@@ -155,6 +166,54 @@ def test_a_request_that_waits_is_known_and_so_is_one_that_was_given_up(tmp_path:
     run(main())
 
 
+def test_a_refused_request_whose_obstacles_are_forgotten_is_not_said_to_be_answered(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            front_end.runtime.past = PastRequests(num_refused=1)
+            assert await ask(front_end) is None
+            first, second = [await ask(front_end, slo_ms=0.5) for _ in range(2)]
+            assert first is not None
+            assert second is not None
+            (words,) = (await explain(front_end, str(first.figures["request_id"]))).words
+            assert words.startswith("It was refused as INFEASIBLE ")
+            assert "not known any more" in words
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["TOO_LATE", "failed", "answered"])
+def test_of_a_late_request_it_is_said_whether_its_batch_was_run(tmp_path: Path, end: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            worker = front_end.worker
+            worker.hold = True
+            refused = await ask(front_end, "late", slo_ms=300)
+            assert refused is not None
+            assert refused.refusal.value == "LATE"
+            if end == "failed":
+                worker.failing.add("double")
+            if end == "TOO_LATE":
+                for action, _ in worker.take_held():
+                    result = Result(action_id=action.action_id, error=ActionError.TOO_LATE)
+                    front_end.runtime.action_finished(WORKER, result, ())
+            worker.release()
+            await front_end.runtime.wait_idle()
+            words = " ".join((await explain(front_end, "late")).words)
+            assert "with 1 request." in words
+            if end == "TOO_LATE":
+                assert "ran it" not in words
+                assert "measured" not in words
+                assert "It was not run: the worker could not begin it within that window." in words
+            else:
+                assert "ran it in a batch of 1" in words
+                assert "1.0 ms were measured" in words
+                assert ("It failed: DEVICE." in words) is (end == "failed")
+
+    run(main())
+
+
 def test_a_request_to_an_application_is_explained_with_the_requests_to_its_models(
     tmp_path: Path, front: str
 ) -> None:
@@ -218,6 +277,38 @@ def test_a_quota_that_stood_in_the_way_is_named(tmp_path: Path, front: str) -> N
             told = await explain(front_end, "greedy")
             assert (told.outcome, told.tenant, told.request_id) == ("QUOTA", "gold", 0)
             assert "slo_ns_max" in told.detail
+            assert told.words[-1] == "What would have let it succeed: an SLO of 1.00 s at most."
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("quota", "remedy"),
+    [
+        (Quota(slo_ns_min=60 * NS_PER_S), "an SLO of 60.00 s at least."),
+        (
+            Quota(rate_rps=1e-4),
+            "later, or more rate_rps for its tenant (`clockwright quotas set`).",
+        ),
+    ],
+)
+def test_what_a_front_refuses_by_itself_is_explained_too(
+    tmp_path: Path, quota: Quota, remedy: str
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, front="apart") as front_end:
+            await front_end.quotas.set("gold", quota)
+            told = control.ExplainResponse()
+            # The controller refuses until it has told its front, which tells at its next beat whom it refused.
+            for name in (f"greedy-{number}" for number in range(1000)):
+                if await ask(front_end, name, tenant="gold") is not None:
+                    told = await explain_once_known(front_end, name)
+                if any("front refused it by itself" in sentence for sentence in told.words):
+                    break
+            assert (told.outcome, told.tenant, told.model_id) == ("QUOTA", "gold", "double")
+            assert told.client_request_id == name
+            assert 0 <= told.latency_ns < 10 * NS_PER_S
+            assert told.words[-1].endswith(remedy)
 
     run(main())
 

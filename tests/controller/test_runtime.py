@@ -319,6 +319,28 @@ def test_an_answer_after_the_deadline_is_a_late_refusal() -> None:
     run(test)
 
 
+def test_what_was_short_before_a_silence_is_not_said_to_be_short_now() -> None:
+    async def test() -> None:
+        bench = RuntimeBench(exec_ns=100 * MS)
+        first = bench.submit(b"x")
+        action, _ = await bench.infer()
+        bench.succeed(action, [b"out"])
+        await first
+        refused = await asyncio.gather(
+            *(bench.submit(b"x", slo_ns=150 * MS, rows=4) for _ in range(9)), return_exceptions=True
+        )
+        assert sum(isinstance(each, NoAnswerError) for each in refused) >= 8
+        (kind,) = bench.runtime.statistics().kinds
+        assert kind.dropped_for_exec_rps > 0
+        for _ in range(2):  # The scheduler hears of nothing meanwhile.
+            await asyncio.sleep(20)
+            statistics = bench.runtime.statistics()
+        assert statistics.kinds[0].dropped_for_exec_rps == 0
+        assert bench.runtime.cluster_load().kinds == statistics.kinds
+
+    run(test)
+
+
 def test_a_lost_worker_ends_its_actions_and_its_requests() -> None:
     async def test() -> None:
         bench = RuntimeBench()

@@ -131,7 +131,7 @@ def test_a_standby_says_that_it_does_not_lead_and_at_the_same_place_when_it_does
         except OSError:
             return False  # It stands by no more and does not lead yet.
 
-    with standing_by("controller", *flags) as (leader, _):
+    with standing_by("controller", *flags) as (leader, address):
         _, first = places_of(leader)
         until(functools.partial(leads, first), what="the first leads")
         with standing_by("controller", *flags) as (standby, _):
@@ -140,6 +140,12 @@ def test_a_standby_says_that_it_does_not_lead_and_at_the_same_place_when_it_does
             assert (health(rest, "live"), health(rest, "ready")) == (200, 400)
             assert "\nclockwright_leader 0\n" in read(second)
             assert "clockwright_workers" not in read(second)
+            # The dashboard is there, and says why it shows nothing.
+            site = second.removesuffix("metrics")
+            assert "This controller stands by" in read(site)
+            with urllib.request.urlopen(f"{site}live/overview") as events:
+                said = json.loads(events.readline().removeprefix(b"data: "))["standby"]
+            assert f"that listens on {address} leads, in generation 1" in said
             leader.send_signal(signal.SIGTERM)
             until(functools.partial(leads, second), what="the second leads")
             assert 'clockwright_workers{state="READY"} 0' in read(second)

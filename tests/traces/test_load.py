@@ -18,7 +18,7 @@ from tests.kit.foreign_server import foreign_server
 from traces.arrivals import FixedRate, Workload
 from traces.arrivals_file import read_workload
 from traces.client_record import ClientRecord, summarise
-from traces.load import OfferedLoad, read_weights, report_of
+from traces.load import OfferedLoad, read_weights, report_of, too_late
 from traces.load_show import histogram
 from traces.replay import AskingStyle, play
 from traces.request_inputs import RequestInputs, model_inputs
@@ -94,6 +94,20 @@ def test_each_slo_has_numbers_of_its_own_and_the_warm_up_none() -> None:
 
 
 # --- what is asked --------------------------------------------------------------------------------
+
+
+def test_what_the_client_sent_late_is_named_and_not_the_servers() -> None:
+    # Two requests left 90 ms late, and were answered 10 ms after that.
+    prompt = [(due, due, due + 10, 50, "OK") for due in range(0, 1000, 100)]
+    late = [(due, due + 90, due + 100, 50, "OK") for due in (50, 150)]
+    report = report_of(record_of(*prompt, *late), address="", begin_s=0.0, seconds=1.0)
+    assert (report.kept_up, report.client_late) == (False, 2)
+    assert report.left_in_time.good_request_fraction == 1.0
+    words = too_late(None, report)
+    assert "2 of 12 requests left over 5 ms late" in words
+    assert "Of the 10 others 100.00% were answered in time, p99 10.0 ms" in words
+    report = report_of(record_of(*prompt), address="", begin_s=0.0, seconds=1.0)
+    assert too_late(None, report) == ""
 
 
 def load_of(**settings: object) -> Workload:

@@ -82,6 +82,12 @@ function heard(data) {
   saidAt = Date.now();
   document.body.classList.remove("stale");
   setAttribute(main, "aria-busy", "false");
+  main.hidden = data.standby !== undefined;
+  if (main.hidden) {
+    show("waiting", "STANDBY", data.standby);
+    say(server, "");
+    return;
+  }
   if (data.error !== undefined) {
     show("waiting", "NOT THERE", data.error);
     return;
@@ -91,12 +97,14 @@ function heard(data) {
 }
 
 function head(data) {
-  const [first, ...more] = data.findings;
+  // What is past comes last, and is nowhere the first thing to say.
+  const first = data.findings.find((each) => !each.past);
+  const more = data.findings.filter((each) => each !== first);
   const models = `${data.num_ready} of ${data.num_models} models ready`;
   if (first) show(data.findings.some((each) => each.harmful) ? "sick" : "warning", first.name.toUpperCase(), first.words, more);
-  else if (!data.ready) show("waiting", "PREPARING", models);
-  else if (data.idle) show("well", "IDLE", `${data.last_ago_s === null ? "no request has come yet" : `the last request was over ${age(data.last_ago_s)} ago, at ${new Date(1000 * (data.now_s - data.last_ago_s)).toLocaleTimeString("en-GB")}`}; nothing is wrong`);
-  else show("well", "WELL", "nothing is short, requests are answered in time");
+  else if (!data.ready) show("waiting", "PREPARING", models, more);
+  else if (data.idle) show("well", "IDLE", `${data.last_ago_s === null ? "no request has come yet" : `the last request was over ${age(data.last_ago_s)} ago, at ${new Date(1000 * (data.now_s - data.last_ago_s)).toLocaleTimeString("en-GB")}`}; nothing is wrong`, more);
+  else show("well", "WELL", data.well, more);
   say(server, `${data.version}, ${data.policy}, up ${age(data.up_s)}, ${models}`);
 }
 
@@ -105,13 +113,13 @@ function show(kind, name, text, more = []) {
   say(finding, name);
   tellWords(words, text);
   // Figures change each second. A screen reader hears of it when something else is wrong, and what to do.
-  const names = [name, ...more.map((each) => each.name)].join(", ");
+  const names = [name, ...more.filter((each) => !each.past).map((each) => each.name)].join(", ");
   if (announced.dataset.names !== names) {
     announced.dataset.names = names;
     say(announced, `${name}: ${text}`);
   }
   others.hidden = more.length === 0;
-  const told = more.map((each) => `also ${each.name}: ${each.words}`);
+  const told = more.map((each) => `${each.past ? "before" : "also"} ${each.name}: ${each.words}`);
   if (others.dataset.told !== told.join("\n")) {
     others.dataset.told = told.join("\n");
     others.replaceChildren(

@@ -97,8 +97,9 @@ class Holder {
   }
 
   update(data) {
+    const num = data.models.length + data.others.models;
     const used = data.pages - data.free;
-    say(this.words, `${count(used)} of ${count(data.pages)} pages in use, ${count(data.free)} free; ${count(data.models.length + data.others.models)} models`);
+    say(this.words, `${count(used)} of ${count(data.pages)} pages in use, ${count(data.free)} free; ${count(num)} model${num === 1 ? "" : "s"}`);
     setAttribute(this.strip, "aria-label", `${count(used)} of ${count(data.pages)} pages in use`);
     const wanted = data.models.map((model) => [model.name, model.pages, model.resident ? "resident" : "loading"]);
     if (data.others.models) wanted.push([`${count(data.others.models)} more models`, data.others.pages, "resident others"]);
