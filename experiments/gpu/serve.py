@@ -33,8 +33,8 @@ from experiments.gpu.hardware import (
     arguments,
     open_accelerator,
 )
-from experiments.gpu.live import Server
-from experiments.live.live_run import LiveModel, LiveRun
+from experiments.gpu.live import on_card
+from experiments.live.live_run import LiveRun, Served, play
 from experiments.results_file import write_results
 from traces.arrivals import Poisson, Workload
 from worker.devices.accelerator import Accelerator
@@ -51,21 +51,28 @@ _IN_FLIGHT = 4
 class Setting:
     """The server, its clients, and how long they ask."""
 
-    server: Server
+    served: Served
     #: Requests per second of all copies of each of the server's models.
     rates_rps: tuple[float, ...]
     live_s: float
     #: Memory for the measurement without a controller, and how long the lanes run there.
     room: Room
     lanes_s: float
+    #: Compiled models; None: the user's.
+    cache_dir: Path | None = None
     seed: int = 1
+
+    @property
+    def model_ids(self) -> tuple[str, ...]:
+        """Ids of all models."""
+        return tuple(model.model_id for model in self.served.case.cluster.models)
 
     @property
     def workload(self) -> Workload:
         """Poisson arrivals, all copies of a model alike."""
         sources, first = [], 0
         for number, (model, rate_rps) in enumerate(
-            zip(self.server.models, self.rates_rps, strict=True)
+            zip(self.served.models, self.rates_rps, strict=True)
         ):
             sources.append(
                 Poisson(
@@ -77,7 +84,7 @@ class Setting:
                 )
             )
             first += model.copies
-        return Workload(models=self.server.model_ids, sources=tuple(sources))
+        return Workload(models=self.model_ids, sources=tuple(sources))
 
 
 def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
@@ -86,13 +93,9 @@ def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
     rates_rps = [120.0, 120.0, 60.0]
     if load.architecture is not None:
         copies, rates_rps = {load.architecture: sum(copies.values())}, [sum(rates_rps)]
-    models = tuple(
-        LiveModel(name=name, copies=count, batch_sizes=(1, 2, 4, 8, 16), architecture=name)
-        for name, count in copies.items()
-    )
     num_pages = load.num_pages or 700
     return Setting(
-        server=Server(device=device, models=models, num_pages=num_pages, host_mib=1024),
+        served=on_card(device, copies, num_pages=num_pages, host_mib=1024),
         rates_rps=tuple(rate_rps * load.share for rate_rps in rates_rps),
         live_s=seconds * 3 / 4,
         room=Room(
@@ -104,12 +107,13 @@ def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
 
 def live_figures(setting: Setting, run: LiveRun) -> dict[str, float]:
     """Figures of the workload served over gRPC."""
-    answered = sum(request.outcome == OK for request in run.requests)
+    requests = run.rows.requests
+    answered = sum(request.outcome == OK for request in requests)
     return {
-        "live_num_instances": float(len(setting.server.model_ids)),
-        "live_goodput_pct": 100 * answered / max(1, len(run.requests)),
+        "live_num_instances": float(len(setting.model_ids)),
+        "live_goodput_pct": 100 * answered / max(1, len(requests)),
         "live_client_late_ms_p99": run.report.lateness_ns_p99 / NS_PER_MS,
-        **{f"live_{key}": value for key, value in action_figures(run.actions).items()},
+        **{f"live_{key}": value for key, value in action_figures(run.rows.actions).items()},
     }
 
 
@@ -120,11 +124,11 @@ async def lanes(
     bench = BareDevice(accelerator, setting.room, cache_dir=cache_dir)
     prepared = [
         await bench.model(model.architecture or model.name, model.batch_sizes)
-        for model in setting.server.models
+        for model in setting.served.models
     ]
     models = [
         replace(each, model_id=ModelId(model_id))
-        for each, model in zip(prepared, setting.server.models, strict=True)
+        for each, model in zip(prepared, setting.served.models, strict=True)
         for model_id in model.model_ids
     ]
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -212,11 +216,11 @@ def _drive(
 
 def measure(setting: Setting) -> tuple[dict[str, float], dict[str, object]]:
     """Measure both parts, and ask the hardware when the worker has gone."""
-    (run,) = setting.server.play([setting.workload]).runs
+    (run,) = play([setting.workload], setting.served).runs
     figures = live_figures(setting, run)
-    accelerator = open_accelerator(setting.server.device)
+    accelerator = open_accelerator(setting.served.device)
     hardware = about(accelerator)
-    figures |= asyncio.run(lanes(setting, accelerator, setting.server.cache_dir))
+    figures |= asyncio.run(lanes(setting, accelerator, setting.cache_dir))
     return figures, hardware
 
 

@@ -6,7 +6,7 @@ answer, and leaves `NAME.json` (the numbers, ours and the paper's), `NAME.csv` (
 
 Its answers, *points*, are dataclasses, and their fields are the columns: each is spelt once, there, with its unit. A number
 of a point is a column of the table, and a figure of the record under the point's key. Where a field is more or less
-than that, its type is `Annotated` with a `Column`.
+than that, its type is `Annotated` with a `Column`; one that is a dataclass itself has a column for each of its fields.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import csv
 import shlex
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from clockwright.errors import ConfigError
 from experiments.results_file import RESULTS, add_results, write_results
@@ -38,7 +38,8 @@ PointT = TypeVar("PointT")
 class Column:
     """How a field of a point is written, where its name and its number do not say so."""
 
-    #: The figure's key, of the point's `key`, the field's `name` and other fields; empty: no figure.
+    #: The figure's key, of the point's `key`, the field's `name` and other fields; empty: no figure. `part` is the
+    #: name inside a field that is a dataclass itself; its `name` is that of both, FIELD_PART.
     figure: str = "{key}_{name}"
     #: A figure is so many times the table's number.
     factor: float = 1.0
@@ -72,8 +73,8 @@ Row = Mapping[str, float | int | str]
 def own_rows(_setting: object, points: Sequence[object]) -> Iterator[Row]:
     """The points themselves are a table's rows, a column for each field that has one."""
     for point in points:
-        columns = columns_of(point).items()
-        yield {name: getattr(point, name) for name, column in columns if column.in_table}
+        cells = cells_of(point).items()
+        yield {name: value for name, (column, value) in cells if column.in_table}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +102,15 @@ class Study(Generic[SettingT, PointT]):
     recorded: Callable[[Path], Sequence[PointT]] | None = None
     #: Anything else worth keeping, by key of the record.
     extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
+    #: One line about a point, of `key` and the point.
+    say: Callable[[str, PointT], str] = lambda key, point: said(key, point)
+    #: The folder of the results in which the files are; the command has it before the name.
+    folder: str = ""
 
     def produce(
         self,
         setting: SettingT | None = None,
-        directory: Path = RESULTS,
+        directory: Path | None = None,
         *,
         options: str = "",
         add: bool = False,
@@ -114,7 +119,7 @@ class Study(Generic[SettingT, PointT]):
 
         Args:
             setting: how much is asked; None: as declared.
-            directory: where the files go.
+            directory: where the files go; None: to the results.
             options: what the command line had, for the record.
             add: keep what is recorded of other points; the picture stays as it is.
 
@@ -125,12 +130,13 @@ class Study(Generic[SettingT, PointT]):
             ConfigError: there is no record to add to.
         """
         setting = self.setting if setting is None else setting
+        directory = directory or RESULTS / self.folder
         if add and not (record := directory / f"{self.name}.json").exists():
             raise ConfigError(f"--add: found no {record} to add to, expected one")
         points = []
         for point in self.ask(setting):
             points.append(point)
-            print(said(self.key, point), flush=True)
+            print(self.say(self.key, point), flush=True)
         for ending, rows in self.tables.items():
             table = list(rows(setting, points))
             target = directory / f"{self.name}{ending}.csv"
@@ -139,14 +145,14 @@ class Study(Generic[SettingT, PointT]):
         figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
         _show(compared)
-        command = f"python -m experiments {self.name} {options}{' --add' * add}".rstrip()
+        command = f"python -m experiments {self.command} {options}{' --add' * add}".rstrip()
         about = {
             "comparison": compared,
             "setting": asdict(setting) | _said_otherwise(setting),  # type: ignore[call-overload]
             **self.extra(setting, points),
         }
         if add:
-            part = ", ".join(_key(self.key, point) for point in points)
+            part = ", ".join(key_of(self.key, point) for point in points)
             add_results(
                 self.name, figures, part=part, command=command, extra=about, directory=directory
             )
@@ -172,7 +178,12 @@ class Study(Generic[SettingT, PointT]):
         figures |= self.figures(setting, points)
         return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
 
-    def redraw(self, directory: Path = RESULTS) -> None:
+    @property
+    def command(self) -> str:
+        """What the study is called by."""
+        return f"{self.folder}-{self.name}" if self.folder else self.name
+
+    def redraw(self, directory: Path | None = None) -> None:
         """Draw what is recorded, without asking again.
 
         Raises:
@@ -180,6 +191,7 @@ class Study(Generic[SettingT, PointT]):
         """
         if self.panels is None:
             raise ConfigError(f"--draw: found no panels in {self.name}, expected some")
+        directory = directory or RESULTS / self.folder
         try:
             points = (self.recorded or self._rows_as_points)(directory)
             rows = self.panels(self.setting, points)
@@ -201,13 +213,13 @@ class Study(Generic[SettingT, PointT]):
         frame = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
         frame.add_argument("--add", action="store_true", help="keep what is recorded of others")
         frame.add_argument("--draw", action="store_true", help="only the picture, of the tables")
-        frame.add_argument("--directory", type=Path, default=RESULTS, help="where all files go")
+        frame.add_argument("--directory", type=Path, help="where all files go")
         asked, others = frame.parse_known_args(arguments)
         if asked.draw:
             self.redraw(asked.directory)
             return
         more = frame.format_help()
-        setting, options = from_command_line(self.name, self.setting, others, more=more)
+        setting, options = from_command_line(self.command, self.setting, others, more=more)
         self.produce(setting, asked.directory, options=options, add=asked.add)
 
 
@@ -244,16 +256,26 @@ def over(measure: Callable[..., PointT], **axes: str) -> Callable[[SettingT], It
     return ask
 
 
-def columns_of(point: object) -> dict[str, Column]:
-    """How each field of a point is written; fields that are no number or word are not, unless they say so."""
+def cells_of(point: object) -> dict[str, tuple[Column, Any]]:
+    """How each field of a point is written, and its value; fields that are no number or word are not, unless they say so."""
     hints = get_type_hints(type(point), include_extras=True)
-    found = {}
+    found: dict[str, tuple[Column, Any]] = {}
     for entry in fields(point):  # type: ignore[arg-type]
-        hint = hints[entry.name]
+        hint, value = hints[entry.name], getattr(point, entry.name)
         column = next((c for c in getattr(hint, "__metadata__", ()) if isinstance(c, Column)), None)
-        plain = hint in (int, float, str, bool)
-        if column is not None or plain:
-            found[entry.name] = column or (ONLY_TABLE if hint is str else Column())
+        if column is None:
+            if hint in (int, float, str, bool):
+                found[entry.name] = ONLY_TABLE if hint is str else Column(), value
+            continue
+        kinds = (hint.__origin__, *get_args(hint.__origin__))
+        whole = next((kind for kind in kinds if is_dataclass(kind)), None)
+        if whole is None or column == NO_COLUMN:
+            found[entry.name] = column, value
+            continue
+        for part in fields(whole):
+            figure = column.figure.replace("{part}", part.name)
+            cell = getattr(value, part.name, None)
+            found[f"{entry.name}_{part.name}"] = replace(column, figure=figure), cell
     return found
 
 
@@ -263,7 +285,8 @@ def axes_of(key: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _key(key: str, point: object) -> str:
+def key_of(key: str, point: object) -> str:
+    """Name a point by its axes."""
     return key.format(**{name: getattr(point, name) for name in axes_of(key)})
 
 
@@ -280,27 +303,27 @@ def _others(target: Path, table: Sequence[Row], axes: set[str]) -> list[Row]:
 
 def point_figures(key: str, point: object) -> dict[str, float]:
     """A point's own figures, under its key."""
-    values = {name: getattr(point, name) for name in columns_of(point)}
+    cells = cells_of(point)
+    values = {name: value for name, (_, value) in cells.items()}
     axes = axes_of(key)
-    values["key"] = _key(key, point)
+    values["key"] = key_of(key, point)
     return {
         column.figure.format(**values, name=name): (
-            values[name] * column.factor if column.factor != 1.0 else values[name]
+            value * column.factor if column.factor != 1.0 else value
         )
-        for name, column in columns_of(point).items()
-        if column.figure and name not in axes and values[name] is not None
+        for name, (column, value) in cells.items()
+        if column.figure and name not in axes and value is not None
     }
 
 
 def said(key: str, point: object) -> str:
     """One line about a point: its key, and its numbers."""
-    values = {name: getattr(point, name) for name in columns_of(point)}
     numbers = (
         f"{name} {value:.4g}"
-        for name, value in values.items()
+        for name, (_, value) in cells_of(point).items()
         if isinstance(value, int | float) and f"{{{name}" not in key
     )
-    return f"{_key(key, point)}: {', '.join(numbers)}"
+    return f"{key_of(key, point)}: {', '.join(numbers)}"
 
 
 def beside_paper(
