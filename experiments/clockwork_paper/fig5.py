@@ -226,4 +226,7 @@ STUDY = Study(
     tables={"": own_rows, "_cdf": cdf},
     paper=PAPER,
     panels=panels,
+    cases=lambda setting: {
+        f"slo{slo_ms}": case_of(setting, setting.policies[0], slo_ms) for slo_ms in setting.slos_ms
+    },
 )

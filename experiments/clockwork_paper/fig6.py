@@ -475,4 +475,5 @@ STUDY = Study(
     tables={"": rows},
     paper=PAPER,
     panels=panels,
+    cases=lambda setting: {"ramp": case_of(setting, setting.policies[0])},
 )

@@ -445,4 +445,8 @@ STUDY = Study(
         ),
     ),
     panels=panels,
+    cases=lambda setting: {
+        mix.name: case_of(setting, setting.policies[0], mix)
+        for mix in (*setting.left, *setting.right)
+    },
 )

@@ -252,4 +252,7 @@ STUDY = Study(
         for name, us in _PAPER_US.items()
     ),
     panels=panels,
+    cases=lambda setting: {
+        "replay": case_of(setting, setting.policies[0], setting.noise_models[0])
+    },
 )

@@ -343,5 +343,12 @@ STUDY = Study(
     figures=lambda *_: {"core_rps": measured().requests_per_s(1)},
     paper=PAPER,
     panels=panels,
+    cases=lambda setting: {
+        f"gpus{size.num_gpus}_slo{slo_ms}{size.label}": case_of(
+            setting, setting.policies[0], size, slo_ms
+        )
+        for size in setting.sizes
+        for slo_ms in size.slos_ms
+    },
     extra=extra,
 )

@@ -23,7 +23,7 @@ from experiments.gpu.hardware import about, arguments, open_accelerator
 from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel, compiled_for
 from experiments.results_file import write_results
 from experiments.simulator import Case, Cluster, HostedModel, Network
-from experiments.study.beside import simulated
+from experiments.study.sides import simulated
 from experiments.study.study import said
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload

@@ -20,7 +20,8 @@ from experiments.clockwork_paper.cases import ARCHITECTURE, case_of
 from experiments.gpu.hardware import about, open_accelerator
 from experiments.live.beside import measured, rehearsals, sides
 from experiments.live.live_run import Played, Served, hosted, play, unmeasured
-from experiments.study.beside import Beside, say, simulated, worst
+from experiments.study.beside import Beside, say, worst
+from experiments.study.sides import simulated
 from experiments.study.study import Study
 from traces.arrivals import Workload
 from worker.config import default_cache_dir

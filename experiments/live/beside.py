@@ -16,7 +16,7 @@ from clockwright.units import NS_PER_MS
 from experiments.live.calibration import Calibration, calibrate, calibration_workloads, measured_row
 from experiments.live.live_run import LiveRun, Served
 from experiments.simulator import Case, CpuCosts
-from experiments.study.beside import RunRows
+from experiments.study.sides import RunRows
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Recorded, Workload
 

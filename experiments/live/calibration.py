@@ -16,7 +16,7 @@ import numpy as np
 from clockwright.units import NS_PER_S, NS_PER_US
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.simulator import Network
-from experiments.study.beside import RunRows
+from experiments.study.sides import RunRows
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 

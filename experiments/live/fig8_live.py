@@ -50,8 +50,9 @@ from experiments.live.open_loop import Account, ClientLoad, OpenLoop, write_sche
 from experiments.live.processor_time import cpu_ns, roles
 from experiments.native import TARGET
 from experiments.simulator import Case, CpuCosts
-from experiments.study.beside import Beside, Side, say, side_of, simulated_record, worst
+from experiments.study.beside import Beside, say, worst
 from experiments.study.compared import POLICIES
+from experiments.study.sides import Side, side_of, simulated_record
 from experiments.study.study import NO_COLUMN, Column, Study
 from traces.client_record import ClientRecord
 from traces.minutes import MinuteTrace

@@ -21,9 +21,10 @@ from experiments.live.beside import measured, rehearsals, sides
 from experiments.live.live_run import Served, hosted, play
 from experiments.live.truth import AIMS, mix_of, modelled, on_processor, row_of
 from experiments.live.truth import Setting as RunSetting
-from experiments.study.beside import Beside, recorded, say, simulated
+from experiments.study.beside import Beside, recorded, say
 from experiments.study.compared import POLICIES
 from experiments.study.pictures import Curve, Panel, colour_of
+from experiments.study.sides import simulated
 from experiments.study.study import Study
 from modelzoo.profile import ProfileRow
 

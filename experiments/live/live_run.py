@@ -14,7 +14,7 @@ from clockwright.units import NS_PER_MS, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
 from experiments.live.local_server import LocalServer
 from experiments.simulator import Case, HostedModel
-from experiments.study.beside import RunRows
+from experiments.study.sides import RunRows, reported_rows
 from experiments.telemetry.tables import read_actions, read_requests
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
@@ -166,7 +166,7 @@ def play(workloads: Sequence[Workload], served: Served) -> Played:
     with tempfile.TemporaryDirectory() as telemetry:
         with served.running("--telemetry", telemetry) as (server, _):
             with Operator(server.address) as operator:
-                rows, policy = _rows(operator), operator.status().policy
+                rows, policy = reported_rows(operator), operator.status().policy
             reports = [replay(server.address, workload) for workload in workloads]
         requests = list(read_requests(Path(telemetry)))
         actions = list(read_actions(Path(telemetry)))
@@ -192,15 +192,3 @@ def command_line(scheduler: SchedulerConfig) -> tuple[str, ...]:
         raise ValueError(f"scheduler is {scheduler}, expected no more than {said}")
     lookahead_ms = scheduler.lookahead_ns / NS_PER_MS
     return ("--policy", scheduler.policy, "--lookahead-ms", f"{lookahead_ms:g}")
-
-
-def _rows(operator: Operator) -> dict[str, ProfileRow]:
-    return {
-        model.model_id: ProfileRow(
-            name=model.model_id,
-            weights_bytes=model.weights_bytes,
-            load_ns=model.load_ns,
-            exec_ns={batch.batch_size: batch.exec_ns for batch in model.exec},
-        )
-        for model in operator.models()
-    }

@@ -33,8 +33,9 @@ from experiments.live.beside import MeasuredCase, as_arrived, measured, rehearsa
 from experiments.live.live_run import Served, hosted, play, unmeasured
 from experiments.simulator import HostedModel
 from experiments.study.aims import limit_of
-from experiments.study.beside import METRICS, Beside, RunRows, Side, gap_pct, say, simulated, worst
+from experiments.study.beside import Beside, say, worst
 from experiments.study.pictures import COLOURS, Curve, Panel
+from experiments.study.sides import METRICS, RunRows, Side, gap_pct, simulated
 from experiments.study.study import Row, Study
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Bursty, ClosedLoop, Poisson, Source, Workload

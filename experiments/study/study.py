@@ -2,7 +2,8 @@
 
 A file of a study ends with `STUDY = Study(...)`, and `python -m experiments NAME` runs it: it asks, prints a line for each
 answer, and leaves `NAME.json` (the numbers, ours and the paper's), `NAME.csv` (a row for each answer) and `NAME.png` in
-`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed.
+`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed. `--live HOST:PORT`
+plays the same cases to a server that runs.
 
 Its answers, *points*, are dataclasses, and their fields are the columns: each is spelt once, there, with its unit. A number
 of a point is a column of the table, and a figure of the record under the point's key. Where a field is more or less
@@ -24,8 +25,10 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from clockwright.errors import ConfigError
 from experiments.results_file import RESULTS, add_results, write_results
+from experiments.simulator import Case
 from experiments.study.pictures import Panel, draw
 from experiments.study.report import write_csv
+from experiments.study.sides import beside_server, words
 
 # A gap to the paper beyond this share needs a reason.
 _NOTABLE_GAP = 0.10
@@ -106,6 +109,8 @@ class Study(Generic[SettingT, PointT]):
     say: Callable[[str, PointT], str] = lambda key, point: said(key, point)
     #: The folder of the results in which the files are; the command has it before the name.
     folder: str = ""
+    #: Cases that a server can be played, whatever its policy is, by name; None: the study has none.
+    cases: Callable[[SettingT], Mapping[str, Case]] | None = None
 
     def produce(
         self,
@@ -214,13 +219,29 @@ class Study(Generic[SettingT, PointT]):
         frame.add_argument("--add", action="store_true", help="keep what is recorded of others")
         frame.add_argument("--draw", action="store_true", help="only the picture, of the tables")
         frame.add_argument("--directory", type=Path, help="where all files go")
+        frame.add_argument("--live", metavar="HOST:PORT", help="play its cases to this server")
         asked, others = frame.parse_known_args(arguments)
         if asked.draw:
             self.redraw(asked.directory)
             return
         more = frame.format_help()
         setting, options = from_command_line(self.command, self.setting, others, more=more)
+        if asked.live:
+            self.play(setting, asked.live)
+            return
         self.produce(setting, asked.directory, options=options, add=asked.add)
+
+    def play(self, setting: SettingT, address: str) -> None:
+        """Play its cases to a server that runs, print each beside the same simulated, and write nothing.
+
+        Raises:
+            ConfigError: there are no such cases, or no server answers.
+            UnknownModelError: the server lacks a model.
+        """
+        if self.cases is None:
+            raise ConfigError(f"--live: found no cases in {self.command}, expected some")
+        for name, live, simulated in beside_server(address, self.cases(setting)):
+            print(f"{name}: {words(live, simulated)}", flush=True)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

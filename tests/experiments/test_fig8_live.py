@@ -30,8 +30,8 @@ from experiments.live.fig8_live import (
 )
 from experiments.live.open_loop import Account, End
 from experiments.simulator import Case, CpuCosts, run
-from experiments.study.beside import Side, side_of, simulated_record
 from experiments.study.results_page import TEMPLATE
+from experiments.study.sides import Side, side_of, simulated_record
 from tests.kit.pretended_play import pretend_play
 from traces.minutes import MinuteTrace
 

@@ -26,7 +26,7 @@ from experiments.gpu import fig2, fig5, fig6, live, serve
 from experiments.gpu.hardware import Room
 from experiments.live.beside import rehearsals
 from experiments.live.live_run import Played, Served, play
-from experiments.study.beside import RunRows
+from experiments.study.sides import RunRows
 from experiments.study.study import from_command_line
 from tests.kit.aims import wanted_of
 from tests.kit.pretended_play import pretend_play

@@ -13,8 +13,8 @@ import pytest
 from experiments.live import live_ranking
 from experiments.live.live_ranking import METRICS, Ranked, figures_of, loads, pairs_of
 from experiments.live.live_run import Played, Served, command_line
-from experiments.study.beside import Side
 from experiments.study.compared import POLICIES
+from experiments.study.sides import Side
 from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload
 

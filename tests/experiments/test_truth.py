@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
+from experiments.clockwork_paper import fig5
 from experiments.clockwork_paper.cases import case_of
 from experiments.live import truth
 from experiments.live.beside import as_arrived, sides
 from experiments.live.calibration import calibrate, calibration_workloads, measured_row
 from experiments.live.live_run import Served, hosted, play
 from experiments.simulator import Case, Cluster, HostedModel, Network
-from experiments.study.beside import Beside, RunRows, simulated
+from experiments.study.beside import Beside
 from experiments.study.compared import POLICIES
+from experiments.study.sides import RunRows, simulated
 from modelzoo.profile import Noise, ProfileRow
 from tests.kit.pretended_play import ROW, pretend_live, pretend_play
 from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload
@@ -250,3 +253,18 @@ def test_a_live_server_answers_what_the_simulator_says_where_the_device_sets_the
     assert both.live.goodput_pct == pytest.approx(both.simulated.goodput_pct, rel=0.15)
     # Batches of one, each on its own, one after the other.
     assert all(action.rows == 1 for action in run.rows.actions if action.type == "Infer")
+
+
+@pytest.mark.long
+def test_a_figure_is_played_to_a_server_that_runs_beside_what_the_simulator_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setting = replace(fig5.Setting(), warmup_ns=0, measured_ns=2 * NS_PER_S)
+    case = fig5.case_of(setting, "edf_mh", 500)
+    with Served(case=replace(case, scheduler=POLICIES["clipper"])).running() as (server, _):
+        words = "--warmup-ns 0 --measured-ns 2000000000 --slos-ms 250 500"
+        fig5.STUDY.main([*words.split(), "--live", server.address])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["slo250", "slo500"]
+    for line in lines:
+        assert re.search(r"live [\d.,]+ of [\d.,]+ r/s.*; simulated [\d.,]+ of [\d.,]+ r/s", line)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
 from experiments.live.live_run import LiveRun, Played, Served
 from experiments.simulator import Case, Network
-from experiments.study.beside import RunRows, simulated
+from experiments.study.sides import RunRows, simulated
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Workload
 from traces.replay import ReplayReport
