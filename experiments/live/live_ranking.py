@@ -19,8 +19,9 @@ from typing import Any
 
 from experiments.live.beside import measured, rehearsals, sides
 from experiments.live.live_run import Served, hosted, play
-from experiments.live.truth import AIMS, mix_of, modelled, on_processor, row_of
 from experiments.live.truth import Setting as RunSetting
+from experiments.live.truth import mix_of, modelled, on_processor, row_of
+from experiments.study.aims import limit_of
 from experiments.study.beside import Beside, recorded, say
 from experiments.study.compared import POLICIES
 from experiments.study.pictures import Curve, Panel, colour_of
@@ -30,7 +31,10 @@ from modelzoo.profile import ProfileRow
 
 #: Figures by which policies are compared, under each load.
 METRICS = {"moderate": ("goodput_rps", "p50_ms"), "overload": ("goodput_rps",)}
-_AIM = {"goodput_rps": AIMS["goodput"], "p50_ms": AIMS["p50"]}
+_AIM = {
+    "goodput_rps": limit_of("truth", "goodput_gap_pct"),
+    "p50_ms": limit_of("truth", "p50_gap_pct"),
+}
 
 # 1, 5 and some 70 ms of two cores: at these rates about all that slow ones can do, half of what fast ones can. The quick one is first,
 # because it is what pauses between EXECs are measured with.

@@ -19,9 +19,9 @@ import os
 import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -29,19 +29,15 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
 from controller.telemetry import OK
 from experiments.clockwork_paper.cases import case_of
-from experiments.live.beside import MeasuredCase, as_arrived, measured, rehearsals, sides, slowed
+from experiments.live.beside import MeasuredCase, as_arrived, measured, rehearsals, slowed
 from experiments.live.live_run import Served, hosted, play, unmeasured
 from experiments.simulator import HostedModel
 from experiments.study.aims import limit_of
-from experiments.study.beside import Beside, say, worst
 from experiments.study.pictures import COLOURS, Curve, Panel
-from experiments.study.sides import METRICS, RunRows, Side, gap_pct, simulated
-from experiments.study.study import Row, Study
+from experiments.study.sides import METRICS, RunRows, Side, simulated
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Study, own_rows
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Bursty, ClosedLoop, Poisson, Source, Workload
-
-#: Largest gaps that the comparison aims at, in per cent.
-AIMS = {metric: limit_of("truth", f"{metric}_gap_pct") for metric in METRICS}
 
 NOISE = Noise(exec_sigma=0.01, load_sigma=0.01)
 _PERCENTILES = tuple(range(101))
@@ -76,21 +72,41 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruthLine(Beside):
-    """A case; both sides are the medians of several runs."""
+class PlayedCase:
+    """A case that was played several times, and simulated."""
 
-    case: str
     what: str
     measured: MeasuredCase
-    live_runs: list[Side]
-    simulated_runs: list[Side]
+    live: list[Side]
+    simulated: list[Side]
     #: Each live run simulated again with its requests as they arrived. Empty for closed loops, whose
     #: arrivals depend on the server.
     as_arrived: list[Side]
-    #: Latencies of the answers of one run, live and simulated, at `_PERCENTILES`.
-    latencies_ms: Mapping[str, Sequence[float]]
+    client_late_p99_ms: float
     #: The machine's load average before; the case itself adds less than 1.
     load_average: float
+    #: Latencies of the answers of one run, live and simulated, at `_PERCENTILES`.
+    latencies_ms: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruthLine:
+    """A line of the table: one metric of one case, the medians of its runs."""
+
+    case: str
+    metric: str
+    live: Annotated[float, Column(figure="{case}_{name}_{metric}")]
+    live_min: Annotated[float, Column(figure="{case}_{name}_{metric}")]
+    live_max: Annotated[float, Column(figure="{case}_{name}_{metric}")]
+    simulated: Annotated[float, Column(figure="{case}_{name}_{metric}")]
+    gap_pct: Annotated[float, Column(figure="{case}_{short}_{name}")]
+    #: The same for the requests as they arrived; of closed loops, the same.
+    gap_as_arrived_pct: Annotated[float, Column(figure="{case}_{short}_{name}")]
+    aim_pct: Annotated[float, ONLY_TABLE]
+    reason: str
+    #: The metric without its unit.
+    short: Annotated[str, NO_COLUMN]
+    of: PlayedCase
 
 
 # --- cases ------------------------------------------------------------------------------------------
@@ -236,35 +252,23 @@ def mix_of(served: Served) -> Workload | None:
 # --- running ----------------------------------------------------------------------------------------
 
 
-def measure(setting: Setting, case: str) -> TruthLine:
-    """Calibrate, play the case live, and simulate it."""
-    served = cases(setting)[case]
-    workload = served.case.workload
+def play_case(setting: Setting, served: Served) -> PlayedCase:
+    """Calibrate, play a case live, and simulate it."""
+    workload, stretch_ns = served.case.workload, setting.stretch_ns
     first = rehearsals(served, setting.calibration_s, mix_of(served))
-    load_before = os.getloadavg()[0]
+    load_average = os.getloadavg()[0]
     played = play([*first, *[workload] * setting.repeats], served)
     runs = played.runs[len(first) :]
-    stretch_ns = setting.stretch_ns
     given = measured(served, played.runs[: len(first)], played.rows)
-    seeded = (replace(given.case, seed=setting.seed + number) for number in range(setting.repeats))
-    on_virtual_time = [simulated(each) for each in seeded]
+    seeds = range(setting.seed, setting.seed + setting.repeats)
+    told = [simulated(replace(given.case, seed=seed)) for seed in seeds]
     live = [run.rows.side(*stretch_ns) for run in runs]
-    told = [rows.side(*stretch_ns) for rows in on_virtual_time]
     median = sorted(range(len(live)), key=lambda number: live[number].p99_ms)[len(live) // 2]
-    return TruthLine(
-        **sides(runs[median], None, *stretch_ns)
-        | {
-            "live": _middle(live),
-            "simulated": _middle(told),
-            "client_late_p99_ms": statistics.median(
-                run.report.lateness_ns_p99 / NS_PER_MS for run in runs
-            ),
-        },
-        case=case,
+    return PlayedCase(
         what=served.what,
         measured=given,
-        live_runs=live,
-        simulated_runs=told,
+        live=live,
+        simulated=[rows.side(*stretch_ns) for rows in told],
         as_arrived=[
             simulated(replace(given.case, workload=as_arrived(workload, run.rows))).side(
                 *stretch_ns
@@ -272,20 +276,70 @@ def measure(setting: Setting, case: str) -> TruthLine:
             for run in runs
             if not workload.closed_loops
         ],
+        client_late_p99_ms=statistics.median(run.report.lateness_ns_p99 for run in runs)
+        / NS_PER_MS,
+        load_average=load_average,
         latencies_ms={
             "live": _latencies_ms(runs[median].rows, setting),
-            "simulated": _latencies_ms(on_virtual_time[-1], setting),
+            "simulated": _latencies_ms(told[-1], setting),
         },
-        load_average=load_before,
     )
 
 
-def _middle(several: Sequence[Side]) -> Side:
-    """The median of each figure."""
-    names = [entry.name for entry in fields(Side)]
-    return Side(
-        **{name: statistics.median(getattr(side, name) for side in several) for name in names}
+def ask(setting: Setting) -> Iterator[TruthLine]:
+    """Play every case, and compare each metric."""
+    for name, served in cases(setting).items():
+        played = play_case(setting, served)
+        yield from (compare(name, short, metric, played) for short, metric in METRICS.items())
+
+
+def compare(case: str, short: str, metric: str, played: PlayedCase) -> TruthLine:
+    """Sum up one metric.
+
+    Raises:
+        ValueError: nobody was answered live.
+    """
+    live, told, again = (
+        [getattr(side, metric) for side in sides]
+        for sides in (played.live, played.simulated, played.as_arrived)
     )
+    middle, middle_told = statistics.median(live), statistics.median(told)
+    if not min(live):
+        raise ValueError(f"{case}: nobody was answered live, expected somebody")
+    gap_pct = 100 * (middle_told / middle - 1)
+    # The gap of each live run to its own simulation.
+    gaps = [100 * (arrived / own - 1) for own, arrived in zip(live, again, strict=False)]
+    arrived_pct = statistics.median(gaps) if gaps else gap_pct
+    aim_pct = limit_of("truth", f"{short}_gap_pct")
+    return TruthLine(
+        case=case,
+        metric=metric,
+        live=middle,
+        live_min=min(live),
+        live_max=max(live),
+        simulated=middle_told,
+        gap_pct=gap_pct,
+        gap_as_arrived_pct=arrived_pct,
+        aim_pct=aim_pct,
+        reason=_reason(played, aim_pct, gap_pct, arrived_pct),
+        short=short,
+        of=played,
+    )
+
+
+def _reason(played: PlayedCase, aim_pct: float, gap_pct: float, arrived_pct: float) -> str:
+    """Say where a gap above the aim comes from, as far as the run itself shows it."""
+    if abs(gap_pct) <= aim_pct:
+        return ""
+    load, cores = played.load_average, os.cpu_count() or 1
+    if load > cores:
+        return (
+            f"the machine had other work: load average {load:.1f} on {cores} cores before the case"
+        )
+    if abs(arrived_pct) <= aim_pct:
+        late_ms = played.client_late_p99_ms
+        return f"requests reached the controller late: the client's p99 is {late_ms:.1f} ms"
+    return "not explained by this run"
 
 
 def _latencies_ms(rows: RunRows, setting: Setting) -> list[float]:
@@ -298,87 +352,32 @@ def _latencies_ms(rows: RunRows, setting: Setting) -> list[float]:
     return [float(value) for value in np.percentile(latencies_ms or [0], _PERCENTILES)]
 
 
-# --- the table --------------------------------------------------------------------------------------
+# --- the record -------------------------------------------------------------------------------------
 
 
-def compared(_setting: Setting, lines: Iterable[TruthLine]) -> Iterator[Row]:
-    """Rows of `truth.csv`: of each case, one per metric."""
-    for line in lines:
-        for metric, name in METRICS.items():
-            live = [getattr(side, name) for side in line.live_runs]
-            gap = getattr(line, f"{metric}_gap_pct")
-            if gap is None:
-                raise ValueError(f"{line.case}: nobody was answered live, expected somebody")
-            as_arrived = _gap_as_arrived_pct(line, name, gap)
-            yield {
-                "case": line.case,
-                "metric": name,
-                "live": getattr(line.live, name),
-                "live_min": min(live),
-                "live_max": max(live),
-                "simulated": getattr(line.simulated, name),
-                "gap_pct": gap,
-                "gap_as_arrived_pct": as_arrived,
-                "aim_pct": AIMS[metric],
-                "reason": _reason(line, metric, gap, as_arrived),
-            }
-
-
-def _gap_as_arrived_pct(line: TruthLine, name: str, usual_pct: float) -> float:
-    """The median gap of live runs to their simulation; that of the workload where there is none."""
-    gaps = [
-        gap
-        for live, again in zip(line.live_runs, line.as_arrived, strict=False)
-        if (gap := gap_pct(live, again, name)) is not None
-    ]
-    return statistics.median(gaps) if gaps else usual_pct
-
-
-def _reason(line: TruthLine, metric: str, gap: float, as_arrived: float) -> str:
-    """Say where a gap above the aim comes from, as far as the run itself shows it."""
-    aim_pct = AIMS[metric]
-    if abs(gap) <= aim_pct:
-        return ""
-    load, cores = line.load_average, os.cpu_count() or 1
-    if load > cores:
-        return (
-            f"the machine had other work: load average {load:.1f} on {cores} cores before the case"
-        )
-    if abs(as_arrived) <= aim_pct:
-        return f"requests reached the controller late: the client's p99 is {line.client_late_p99_ms:.1f} ms"
-    return "not explained by this run"
-
-
-def figures_of(setting: Setting, lines: Sequence[TruthLine]) -> dict[str, float]:
-    """The spread of live runs, gaps of requests as they arrived, and the worst gaps of all cases."""
-    figures: dict[str, float] = {}
-    arrived: dict[str, list[float]] = {}
-    for row in compared(setting, lines):
-        case, name = row["case"], str(row["metric"])
-        metric = name.rpartition("_")[0]
-        for edge in ("live_min", "live_max"):
-            figures[f"{case}_{edge}_{name}"] = float(row[edge])
-        gap = float(row["gap_as_arrived_pct"])
-        figures[f"{case}_{metric}_gap_as_arrived_pct"] = gap
-        arrived.setdefault(metric, []).append(gap)
-    for metric, gaps in arrived.items():
-        figures |= worst(lines, f"{metric}_gap_pct")
-        figures[f"{metric}_gap_as_arrived_pct"] = max(gaps, key=abs)
-    return figures
+def figures_of(_setting: Setting, lines: Sequence[TruthLine]) -> dict[str, float]:
+    """The worst gaps of all cases."""
+    return {
+        f"{short}_{gap}": max((getattr(p, gap) for p in lines if p.short == short), key=abs)
+        for short in METRICS
+        for gap in ("gap_pct", "gap_as_arrived_pct")
+    }
 
 
 def extra(setting: Setting, lines: Sequence[TruthLine]) -> dict[str, Any]:
     """The comparison, and each run on its own."""
     return {
-        "comparison": list(compared(setting, lines)),
+        "comparison": list(own_rows(setting, lines)),
         "cases": {
             line.case: {
-                "what": line.what,
-                **line.measured.about,
-                "live": [asdict(side) for side in line.live_runs],
-                "simulated": [asdict(side) for side in line.simulated_runs],
-                "as_arrived": [asdict(side) for side in line.as_arrived],
-                "load_average": line.load_average,
+                "what": line.of.what,
+                **line.of.measured.about,
+                **{
+                    name: [asdict(side) for side in getattr(line.of, name)]
+                    for name in ("live", "simulated", "as_arrived")
+                },
+                "client_late_p99_ms": line.of.client_late_p99_ms,
+                "load_average": line.of.load_average,
             }
             for line in lines
         },
@@ -389,12 +388,16 @@ def panels(_setting: Setting, lines: Sequence[TruthLine]) -> list[list[Panel]]:
     """A panel for each case: how many answers were no slower."""
     found = [
         Panel(
-            title=f"{textwrap.fill(line.what, 44)}\nsimulated p99 {line.p99_gap_pct or 0.0:+.1f} %",
+            title=f"{textwrap.fill(line.of.what, 44)}\nsimulated p99 {line.gap_pct:+.1f} %",
             x="latency, ms",
             y="answers that were no slower, %",
             curves=[
                 Curve(
-                    x=line.latencies_ms[side], y=_PERCENTILES, label=side, colour=colour, line=style
+                    x=line.of.latencies_ms[side],
+                    y=_PERCENTILES,
+                    label=side,
+                    colour=colour,
+                    line=style,
                 )
                 for side, colour, style in (
                     ("live", COLOURS[0], "-"),
@@ -404,6 +407,7 @@ def panels(_setting: Setting, lines: Sequence[TruthLine]) -> list[list[Panel]]:
             y_range=(0, 100),
         )
         for line in lines
+        if line.short == "p99"
     ]
     return [found[:3], found[3:]]
 
@@ -411,11 +415,9 @@ def panels(_setting: Setting, lines: Sequence[TruthLine]) -> list[list[Panel]]:
 STUDY = Study(
     name="truth",
     setting=Setting(),
-    ask=lambda setting: (measure(setting, case) for case in cases(setting)),
-    key="{case}",
+    ask=ask,
+    key="{case}_{metric}",
     figures=figures_of,
-    tables={"": compared},
     panels=panels,
     extra=extra,
-    say=say,
 )
