@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ConfigError
@@ -25,36 +24,6 @@ from experiments.study.sides import simulated
 from experiments.study.study import Study
 from traces.arrivals import Workload
 from worker.config import default_cache_dir
-
-
-def on_card(
-    device: str,
-    copies: Mapping[str, int],
-    *,
-    num_pages: int,
-    host_mib: int,
-    cache_dir: Path | str = "",
-) -> Served:
-    """A server of copies of some networks.
-
-    Args:
-        device: as `--device` has it.
-        copies: of each network.
-        num_pages: of the weights cache.
-        host_mib: host memory for weights, which models of one network share.
-        cache_dir: compiled models; empty: the user's.
-    """
-    models = tuple(
-        model
-        for name, count in copies.items()
-        for model in hosted(unmeasured(name, DEFAULT_BATCH_SIZES), count)
-    )
-    cache = str(cache_dir or default_cache_dir())
-    return Served(
-        case=case_of(models, seed=1, end_ns=1, num_pages=num_pages),
-        device=device,
-        options=("--host-mib", str(host_mib), "--cache-dir", cache),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +41,8 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(ABC):
-    """The server of a figure, its load, and which parts of the run count."""
+class CardSetting:
+    """The server of a figure, and how much is asked of it."""
 
     #: As `--device` has it; torch:cpu tries the code only.
     device: str = "cuda:0"
@@ -84,7 +53,10 @@ class Setting(ABC):
     pages: int
     share: float = 1.0
     num_models: int
+    #: Host memory for weights, which models of one network share.
+    host_mib: int = 512
     seed: int = 1
+    #: Compiled models; empty: the user's.
     cache_dir: str = field(default="", metadata={"said": "DIR"})
 
     def __post_init__(self) -> None:
@@ -94,20 +66,34 @@ class Setting(ABC):
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
 
     @property
+    def copies(self) -> dict[str, int]:
+        """Number of copies of each network."""
+        return {self.architecture: self.num_models}
+
+    @property
     def served(self) -> Served:
         """The server on which every workload is played."""
-        return on_card(
-            self.device,
-            {self.architecture: self.num_models},
-            num_pages=self.pages,
-            host_mib=512,
-            cache_dir=self.cache_dir,
+        models = tuple(
+            model
+            for name, count in self.copies.items()
+            for model in hosted(unmeasured(name, DEFAULT_BATCH_SIZES), count)
+        )
+        cache = self.cache_dir or str(default_cache_dir())
+        return Served(
+            case=case_of(models, seed=1, end_ns=1, num_pages=self.pages),
+            device=self.device,
+            options=("--host-mib", str(self.host_mib), "--cache-dir", cache),
         )
 
     @property
     def model_ids(self) -> tuple[str, ...]:
         """Ids of all models."""
         return tuple(model.model_id for model in self.served.case.cluster.models)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(CardSetting, ABC):
+    """A figure's load, and which parts of the run count."""
 
     @property
     @abstractmethod

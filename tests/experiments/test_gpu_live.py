@@ -23,7 +23,6 @@ from experiments.bench.worker import action_figures
 from experiments.clockwork_paper import fig2 as processor_fig2
 from experiments.gpu import __main__ as everything
 from experiments.gpu import fig2, fig5, fig6, live, serve
-from experiments.gpu.hardware import Room
 from experiments.live.beside import rehearsals
 from experiments.live.live_run import Played, Served, play
 from experiments.study.sides import RunRows
@@ -42,16 +41,16 @@ US, MS, S = NS_PER_US, NS_PER_MS, NS_PER_S
 TINY: dict[str, Any] = {"device": "torch:cpu", "architecture": "tiny_conv", "pages": 3}
 
 
-def small_serve(copies: int, cache_dir: Path) -> serve.Setting:
+def small_serve(cache_dir: Path) -> serve.Setting:
     return serve.Setting(
-        served=live.on_card(
-            "torch:cpu", {"tiny_conv": copies}, num_pages=3, host_mib=16, cache_dir=cache_dir
-        ),
-        rates_rps=(50.0,),
-        live_s=0.5,
-        room=Room(num_pages=3, arena_bytes=16 << 20, io_bytes=1 << 20, host_bytes=16 << 20),
-        lanes_s=0.1,
-        cache_dir=cache_dir,
+        **TINY,
+        num_models=6,
+        seconds=0.6,
+        share=1 / 6,
+        host_mib=16,
+        arena_mib=16,
+        io_mib=1,
+        cache_dir=str(cache_dir),
     )
 
 
@@ -83,7 +82,7 @@ def test_all_live_workloads_are_played_on_a_server_with_more_instances_than_page
     others: Any = TINY | {"num_models": 6, "cache_dir": str(tmp_path)}
     five = fig5.Setting(**others, seconds=1.6, slos_ms=(100, 500), concurrency=2)
     six = fig6.Setting(**others, seconds=1.2, share=0.25, num_parts=2)
-    mixed = small_serve(6, tmp_path)
+    mixed = small_serve(tmp_path)
     # On one server: to start one takes longer than all of them together.
     rehearsed = rehearsals(five.served, 0.2, mixed.workload)
     played = play([*rehearsed, *five.workloads, *six.workloads, mixed.workload], five.served)
@@ -166,8 +165,8 @@ def test_figure_6_counts_minor_and_major_apart(
 def test_lanes_of_a_worker_take_no_memory_while_they_serve(
     pretended: list[Sequence[str]], tmp_path: Path
 ) -> None:
-    figures = serve.produce(small_serve(6, tmp_path), "here", tmp_path)
-    assert json.loads((tmp_path / "serve.json").read_text())["figures"] == figures
+    serve.STUDY.produce(small_serve(tmp_path), tmp_path)
+    figures = json.loads((tmp_path / "serve.json").read_text())["figures"]
     assert wanted_of("serve") <= figures.keys()
     assert figures["live_goodput_pct"] > 0
     assert figures["lanes_num_instances"] == 6
@@ -196,7 +195,7 @@ def test_a_lane_that_takes_memory_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
         run_load(device, step)
 
     monkeypatch.setattr(TorchDevice, "run_load", takes)
-    figures = asyncio.run(serve.lanes(small_serve(6, tmp_path), Card(), tmp_path))
+    figures = asyncio.run(serve.lanes(small_serve(tmp_path), Card()))
     assert figures["lanes_num_LoadWeights"] > 0
     assert figures["lanes_memory_taken_while_serving"] == figures["lanes_num_LoadWeights"]
     assert figures["lanes_free_bytes_change"] == -4096
@@ -221,26 +220,20 @@ def test_a_server_that_answers_too_little_has_live_figures_only() -> None:
     assert "0 requests of one client" in points[0].about["not_simulated"]
 
 
-@pytest.mark.parametrize("section", [fig2, serve], ids=lambda module: module.__name__)
-def test_a_section_does_what_make_gpu_asks(
-    section: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (name, _, seconds, _) = next(
-        part for part in everything.PARTS if part[1] == (section.__name__,)
-    )
+def test_a_section_does_what_make_gpu_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (seconds,) = (part[2] for part in everything.PARTS if part[1] == (fig2.__name__,))
     asked: list[Any] = []
-    monkeypatch.setattr(section, "produce", lambda *arguments: asked.extend(arguments))
+    monkeypatch.setattr(fig2, "produce", lambda *arguments: asked.extend(arguments))
     words = ["--device", "cuda:0", "--seconds", str(seconds), "--results", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", [name, *words])
-    section.main()
-    *_, setting, command, directory = asked
-    device = setting.device if section is fig2 else setting.served.device
-    assert device == "cuda:0"
-    assert command == f"python -m experiments.gpu.{name} --device cuda:0 --seconds {seconds:g}"
+    monkeypatch.setattr("sys.argv", ["fig2", *words])
+    fig2.main()
+    setting, command, directory = asked
+    assert setting.device == "cuda:0"
+    assert command == f"python -m experiments.gpu.fig2 --device cuda:0 --seconds {seconds:g}"
     assert directory == tmp_path
 
 
-@pytest.mark.parametrize("section", [fig5, fig6], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("section", [fig5, fig6, serve], ids=lambda module: module.__name__)
 def test_a_declared_section_does_what_make_gpu_asks(section: ModuleType) -> None:
     study = section.STUDY
     (part,) = (part for part in everything.PARTS if part[1] == ("experiments", study.command))
@@ -249,12 +242,10 @@ def test_a_declared_section_does_what_make_gpu_asks(section: ModuleType) -> None
     setting, options = from_command_line(study.command, study.setting, words)
     assert (setting.device, setting.seconds) == ("cuda:0", part[2])
     assert setting.served.device == "cuda:0"
-    assert f"--seconds {part[2]}" in options
+    assert from_command_line(study.command, study.setting, options.split()) == (setting, options)
 
 
-def test_a_section_may_be_asked_for_what_a_processor_can_serve(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_section_may_be_asked_for_what_a_processor_can_serve() -> None:
     words = "--device torch:cpu --seconds 30 --architecture tiny_conv --pages 201 --share 0.5"
     for study in (fig5.STUDY, fig6.STUDY):
         whole: Any = study.setting
@@ -269,16 +260,12 @@ def test_a_section_may_be_asked_for_what_a_processor_can_serve(
         ]
         assert asked[0] / 30 == pytest.approx(asked[1] / whole.seconds / 2)
         assert clients[0] == clients[1] / 2
-    asked_of_serve: list[Any] = []
-    monkeypatch.setattr(serve, "produce", lambda *arguments: asked_of_serve.extend(arguments))
-    monkeypatch.setattr("sys.argv", ["section", *words.split()])
-    serve.main()
-    setting, command, _ = asked_of_serve
-    assert command == f"python -m experiments.gpu.serve {words}"
-    usual = serve.setting_of("torch:cpu", 30.0)
-    assert len(setting.model_ids) == len(usual.model_ids)
-    assert sum(setting.rates_rps) == sum(usual.rates_rps) / 2
-    assert setting.room.num_pages == setting.served.case.cluster.num_pages == 201
+    half, _ = from_command_line("gpu-serve", serve.STUDY.setting, words.split())
+    usual = serve.STUDY.setting
+    assert len(half.model_ids) == len(usual.model_ids) == 300
+    asked = [setting.workload.expected_requests() for setting in (half, usual)]
+    assert asked[0] / 30 == pytest.approx(asked[1] / usual.seconds / 2)
+    assert half.room.num_pages == half.served.case.cluster.num_pages == 201
 
 
 @pytest.mark.parametrize("words", ["--pages 0", "--share -1", "--share nan", "--seconds 0"])
@@ -295,9 +282,7 @@ def test_settings_keep_to_the_time_that_they_are_told() -> None:
         six = fig6.Setting(seconds=seconds)
         assert 3 * six.rehearsal_s + six.borders_ns[-1] / S < seconds * 1.1
         assert six.workloads[0].end_ns == six.borders_ns[-1]
-    mixed = serve.setting_of("cuda:0", 20.0)
-    assert len(mixed.model_ids) == 300
-    assert mixed.workload.end_ns == 15 * S
+    assert serve.Setting(seconds=20.0).workload.end_ns == 15 * S
 
 
 def test_figure_6_asks_a_thousand_instances() -> None:
