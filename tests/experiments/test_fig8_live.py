@@ -31,8 +31,8 @@ from experiments.live.fig8_live import (
 from experiments.live.open_loop import Account, End
 from experiments.simulator import Case, CpuCosts, run
 from experiments.study.results_page import TEMPLATE
-from experiments.study.sides import Side, side_of, simulated_record
-from tests.kit.pretended_play import pretend_play
+from experiments.study.sides import side_of, simulated_record
+from tests.kit.pretended_play import pretend_play, pretended_side
 from traces.minutes import MinuteTrace
 
 LINE = "gpus6"
@@ -147,26 +147,13 @@ def test_a_request_s_time_begins_when_it_was_due() -> None:
 
 
 def line(name: str, case: Case, live: float, simulated: float) -> LiveLine:
-    def side(goodput_pct: float) -> Side:
-        return Side(
-            offered=1000,
-            offered_rps=100.0,
-            goodput_rps=goodput_pct,
-            goodput_pct=goodput_pct,
-            late_per_million=10 * (100 - goodput_pct),
-            refused_per_million=0.0,
-            p50_ms=5.0,
-            p99_ms=10.0,
-            max_ms=99.0,
-        )
-
     calibration = Calibration(
         down_samples_ns=(1,), up_samples_ns=(1,), client_samples_ns=(1,), start_delay_ns=1
     )
     return LiveLine(
         line=name,
-        live=side(live),
-        simulated=side(simulated),
+        live=pretended_side(live),
+        simulated=pretended_side(simulated),
         measured=MeasuredCase(case=case, calibration=calibration),
         pinned=True,
         cpu_us={"controller": 100.0, "client": 20.0},

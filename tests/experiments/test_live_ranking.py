@@ -14,8 +14,7 @@ from experiments.live import live_ranking
 from experiments.live.live_ranking import METRICS, Ranked, figures_of, loads, pairs_of
 from experiments.live.live_run import Played, Served, command_line
 from experiments.study.compared import POLICIES
-from experiments.study.sides import Side
-from tests.kit.pretended_play import pretend_play
+from tests.kit.pretended_play import pretend_play, pretended_side
 from traces.arrivals import Workload
 
 SETTING = live_ranking.Setting(
@@ -24,25 +23,12 @@ SETTING = live_ranking.Setting(
 
 
 def line(policy: str, live: float, simulated: float, *, load: str = "overload") -> Ranked:
-    def side(goodput_rps: float) -> Side:
-        return Side(
-            offered=200,
-            offered_rps=100.0,
-            goodput_rps=goodput_rps,
-            goodput_pct=goodput_rps,
-            late_per_million=0.0,
-            refused_per_million=500_000.0,
-            p50_ms=1000 / goodput_rps,
-            p99_ms=90.0,
-            max_ms=99.0,
-        )
-
     return Ranked(
         device="mixed",
         load=load,
         policy=policy,
-        live=side(live),
-        simulated=side(simulated),
+        live=pretended_side(live),
+        simulated=pretended_side(simulated),
         client_late_p99_ms=1.0,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
 from experiments.live.live_run import LiveRun, Played, Served
 from experiments.simulator import Case, Network
-from experiments.study.sides import RunRows, simulated
+from experiments.study.sides import RunRows, Side, simulated
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Workload
 from traces.replay import ReplayReport
@@ -78,3 +78,18 @@ def pretend_play(workloads: Sequence[Workload], served: Served) -> Played:
         str(model.model_id): replace(model.row, name=model.model_id) for model in cluster.models
     }
     return Played(runs=runs, rows=rows, policy=case.scheduler.policy)
+
+
+def pretended_side(goodput_rps: float) -> Side:
+    """A side on which so many of 100 requests per second were answered in time, the others late."""
+    return Side(
+        offered=1000,
+        offered_rps=100.0,
+        goodput_rps=goodput_rps,
+        goodput_pct=goodput_rps,
+        late_per_million=10 * (100 - goodput_rps),
+        refused_per_million=0.0,
+        p50_ms=1000 / goodput_rps,
+        p99_ms=90.0,
+        max_ms=99.0,
+    )
