@@ -30,8 +30,15 @@ demo: $(STAMP)
 	@$(BIN)/python -m experiments demo
 
 # Files of tests are shared out to so many processes; within a file the order stays, and so do its fixtures.
-JOBS := 2
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# Two for each of two cores, because tests wait a quarter of their time or more. By itself xdist would keep the files of few tests
+# for the end, which are the longest, and whoever took the last one would be alone with it; tests/conftest.py says
+# which come first.
+JOBS := 4
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Where Python may not keep what it compiled, as in many images of containers, each of these processes would compile
+# every source anew, and so would each of the servers, workers and commands that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 test: check
 	$(PYTEST)

@@ -96,7 +96,7 @@ class ProtocolError(ClockwrightError):
 class Refusal(enum.Enum):
     """Why a request got no answer. The values are the wire's (`google.rpc.ErrorInfo.reason`)."""
 
-    #: The SLO is below what the model can ever do, even resident on an idle GPU.
+    #: The SLO is below what the model can ever do, even resident on an idle GPU: the way to a worker, and the EXEC.
     INFEASIBLE = "INFEASIBLE"
     #: The weights are not resident and cannot be loaded in time.
     COLD = "COLD"

@@ -103,9 +103,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("seed", seeds, ids=[f"seed={seed}" for seed in seeds])
 
 
+#: Folders of tests in the order in which `make test` begins them, and after these the others: the rooms where
+#: one file takes a minute and waits for most of it come first, so that none of them is left over for the end.
+_FIRST: Final = ("system", "experiments", "controller", "worker", "clockwright")
+
+
 @pytest.hookimpl(trylast=True)  # behind Hypothesis, which marks its tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out of a long run what does not depend on its seed, and of any other what is marked `long`."""
+    """Leave out of a long run what does not depend on its seed, and of any other what is marked `long`.
+
+    What is left is put in the order in which files are shared out.
+    """
     is_long = config.getoption("--long") is not None
     random_or_slow = {"seeds", "hypothesis", "long"}
 
@@ -117,6 +125,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if runs(item)]
+
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+    items.sort(key=turn)
 
 
 _responded: weakref.WeakKeyDictionary[Scheduler, set[RequestId]] = weakref.WeakKeyDictionary()

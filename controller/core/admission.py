@@ -31,6 +31,8 @@ class Verdict:
     #: When to judge a waiting request again: with nothing ahead of it, it would be too late then.
     hopeless_ns: int = 0
     detail: str = ""
+    #: An estimate that alone ruled it out is less now: a load may help others that wait, which it did not before.
+    doubted: bool = False
 
 
 def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
@@ -148,13 +150,17 @@ def judge(
                 return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
 
     assert best is not None  # whoever can hold it has a copy or not
-    if _doubt(request, shortest_ns, now_ns, lanes) and arriving:
+    if _doubt(best, request, shortest_ns, now_ns, lanes) and arriving:
         # This request may be the one that tries; were it refused, so would be all until the next came.
-        return judge(request, now_ns, lanes, arriving=True, room_ns=room_ns)
+        best = judge(request, now_ns, lanes, arriving=True, room_ns=room_ns)
+        best.doubted = True
+        return best
     best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
-    if shortest_ns > request.due_ns - request.arrival_ns:
+    # Even an idle worker begins later, by what is planned for on every link alike.
+    way_ns = next(iter(ready)).link.usual_ns
+    if shortest_ns + way_ns > request.due_ns - request.arrival_ns:
         best.refusal = Refusal.INFEASIBLE
-        best.exec_ns, best.load_ns, best.queue_ns = shortest_ns, 0, 0
+        best.exec_ns, best.load_ns, best.queue_ns = shortest_ns, 0, way_ns
     elif any(copy.resident for copy in copies.values()):
         best.refusal = Refusal.OVERLOADED
     else:
@@ -201,8 +207,10 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
     )
 
 
-def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) -> bool:
-    """Where one estimate alone rules the request out, make sure that the estimate is true.
+def _doubt(
+    verdict: Verdict, request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes
+) -> bool:
+    """Where one estimate alone rules the request out, make sure that the estimate is true, and note it in the verdict.
 
     Returns:
         Whether an EXEC is to try it from now on.
@@ -214,7 +222,9 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) ->
             break
         for estimates in model.estimates:
             if request.rows <= estimates.sizes[-1]:
-                tries |= _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
+                tries |= _doubt_estimates(
+                    verdict, request, estimates, shortest_ns, budget_ns, now_ns
+                )
         return tries
     for worker, readiness in model.ready.items():
         estimates = readiness.estimates
@@ -229,12 +239,17 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) ->
             link.doubt(now_ns)
             if budget_ns <= 0:
                 continue  # Whatever the estimates are, the way alone takes too long.
-        tries |= _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
+        tries |= _doubt_estimates(verdict, request, estimates, shortest_ns, budget_ns, now_ns)
     return tries
 
 
 def _doubt_estimates(
-    request: Request, estimates: Estimates, shortest_ns: int, budget_ns: int, now_ns: int
+    verdict: Verdict,
+    request: Request,
+    estimates: Estimates,
+    shortest_ns: int,
+    budget_ns: int,
+    now_ns: int,
 ) -> bool:
     # Loads of a model that has copies are no trial: they would be for this request only.
     cold = not request.model.copies
@@ -242,9 +257,14 @@ def _doubt_estimates(
     if cold and estimates.load_ns < budget_ns and not estimates.has_run(request.rows):
         exec_ns -= estimates.load_ns  # between two that nobody measured, the EXEC is tried
     if shortest_ns > exec_ns:
-        return estimates.doubt_exec(request.rows, exec_ns, now_ns=now_ns)
-    if estimates.load_ns + shortest_ns > budget_ns:
+        index = estimates.cover[request.rows]
+        before_ns = estimates.exec_ns[index]
+        tries = estimates.doubt_exec(request.rows, exec_ns, now_ns=now_ns)
+        verdict.doubted |= estimates.exec_ns[index] < before_ns
+        return tries
+    if (before_ns := estimates.load_ns) + shortest_ns > budget_ns:
         estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=cold)
+        verdict.doubted |= estimates.load_ns < before_ns
     return False
 
 

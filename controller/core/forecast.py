@@ -133,7 +133,8 @@ def _doubt(model: Model, rows: int, left_ns: int, now_ns: int, num_bytes: int) -
 
 
 def _reason(model: Model, exec_ns: int, left_ns: int) -> Refusal:
-    if exec_ns > left_ns:
+    way_ns = next((worker.link.usual_ns for worker in model.ready), 0)
+    if exec_ns + way_ns > left_ns:
         return Refusal.INFEASIBLE
     if any(copy.resident for copy in model.copies.values()):
         return Refusal.OVERLOADED

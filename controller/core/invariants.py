@@ -42,12 +42,23 @@ def check(scheduler: Scheduler) -> None:
         for action in worker.in_flight.values():
             sent_of[action.copy.model] += own_requests(action) if action.shared else action.requests
     for model in models:
-        _check_queue(model, sent_of[model])
-        assert not model.suspended.keys() & (model.ready.keys() | model.copies.keys())
+        sent = sent_of.get(model, ())
+        # Most models are idle at any time, and there is nothing to add up then.
+        if (
+            model.queue
+            or sent
+            or model.num_sent
+            or model.demand_ns
+            or model.num_multi_row
+            or model.extra_rows.total
+        ):
+            _check_queue(model, sent)
+        if model.suspended:
+            assert not model.suspended.keys() & (model.ready.keys() | model.copies.keys())
     assert books.pinned.keys() == {model for model in models if model.pinned}
-    waiting = sum(len(model.queue) for model in models)
-    sent = sum([request.phase is Phase.SENT for request in books.requests.values()])
-    assert len(books.requests) == waiting + sent, "an open request is neither waiting nor sent"
+    waiting = sum([len(model.queue) for model in models])
+    num_sent = sum([request.phase is Phase.SENT for request in books.requests.values()])
+    assert len(books.requests) == waiting + num_sent, "an open request is neither waiting nor sent"
     if predicts:
         _check_expiries(scheduler._alarms, books)
 
@@ -135,15 +146,16 @@ def _check_copies(worker: WorkerState) -> None:
         sent.copy for sent in worker.in_flight.values() if isinstance(sent.action, Infer)
     )
     for copy in worker.copies.values():
-        pins = infers[copy]
-        assert copy.num_pins == pins, f"{copy.model.model_id}: {copy.num_pins} pins, {pins} Infers"
-        assert copy.resident is (copy.model not in worker.loading)
-        suspension = copy.model.suspended.get(worker)
-        readiness = suspension.readiness if suspension else copy.model.ready.get(worker)
+        model = copy.model
+        pins = infers.get(copy, 0)
+        assert copy.num_pins == pins, f"{model.model_id}: {copy.num_pins} pins, {pins} Infers"
+        assert copy.resident is (model not in worker.loading)
+        suspension = model.suspended.get(worker) if model.suspended else None
+        readiness = suspension.readiness if suspension else model.ready.get(worker)
         assert readiness is None or copy.estimates is readiness.estimates
         # To its model, a copy on a worker that drains is gone already, or where it is suspended.
         seen = not worker.draining and suspension is None
-        assert copy.model.copies.get(worker) is (copy if seen else None)
+        assert model.copies.get(worker) is (copy if seen else None)
 
 
 def _check_pages(worker: WorkerState) -> None:
@@ -176,7 +188,7 @@ def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
         )
 
 
-def _check_queue(model: Model, sent: list[Request]) -> None:
+def _check_queue(model: Model, sent: Sequence[Request]) -> None:
     # One loop, because a generator for each sum doubled what the audit of a test costs.
     due_ns, num_multi_row, extra_rows, demand_ns = 0, 0, 0, 0
     for request in model.queue:

@@ -401,6 +401,8 @@ class Scheduler:
             self._gates.dropped(request, verdict.refusal, self._now_ns, waited=False)
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(refusal_of(request, verdict))
+            if verdict.doubted and model.queue and not model.copies:
+                self._dispatch.seek_copy(model, self._now_ns)
             if len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, self._now_ns, refusal=verdict.refusal)
             if model.suspended:
@@ -526,6 +528,8 @@ class Scheduler:
             self._books.dropped(request, verdict.refusal, now_ns)
             self._refuse(request, verdict)
             model = request.model
+            if verdict.doubted and model.queue and not model.copies:
+                self._dispatch.seek_copy(model, now_ns)
             if verdict.refusal is Refusal.OVERLOADED and len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, now_ns, refusal=verdict.refusal)
 

@@ -49,7 +49,7 @@ class Setting:
     num_rare: int = 300
     num_pages: int = 700
     slo_ms: int = 100
-    #: Below what the model takes on an idle GPU.
+    #: Below what the model and the way to it take on an idle GPU.
     tight_slo_ms: float = 3.0
     duration_ns: int = 30 * NS_PER_S
     #: Multiples of what the GPUs can do: always, in seconds of overload, and in crowds that pass.

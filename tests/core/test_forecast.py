@@ -134,13 +134,13 @@ def after_an_outlier() -> CoreBench:
 
 def test_an_outlier_a_hair_shorter_than_the_slo_is_not_believed_for_ever() -> None:
     made = after_an_outlier()
-    assert predict(made, 10)[0].refusal is Refusal.OVERLOADED
+    assert predict(made, 10)[0].refusal is Refusal.INFEASIBLE
     assert predict(made, 10)[0].refusal is None
 
 
 def test_nor_does_admission_believe_it_for_ever() -> None:
     made = after_an_outlier()
-    assert refusals(made.request(A, slo_ms=10)) == [(2, Refusal.OVERLOADED)]
+    assert refusals(made.request(A, slo_ms=10)) == [(2, Refusal.INFEASIBLE)]
     (infer,) = actions(made.request(A, slo_ms=10))
     assert isinstance(infer, Infer)
 

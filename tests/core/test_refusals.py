@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typing_extensions import override
 
+from clockwright.actions import Infer, LoadWeights
 from clockwright.errors import Refusal
 from clockwright.units import ModelId, RequestId, WorkerId
 from controller.core import SchedulerConfig
@@ -18,7 +19,7 @@ from controller.core.events import (
 from controller.core.policies.edf_mh import EdfMhPolicy
 from controller.core.policy import PolicyKind, Traits
 from controller.core.state import Request
-from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, loads, refusals
+from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, answers, loads, refusals
 
 
 def burst(bench: CoreBench, numbers: dict[ModelId, int], *, slo_ms: int) -> list[Command]:
@@ -37,8 +38,10 @@ def burst(bench: CoreBench, numbers: dict[ModelId, int], *, slo_ms: int) -> list
     return bench.tell(RequestsArrived(requests=tuple(arrivals)))
 
 
-def idle(policy: str, *workers: WorkerId, models: tuple[ModelId, ...] = (A,)) -> CoreBench:
-    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0))
+def idle(
+    policy: str, *workers: WorkerId, models: tuple[ModelId, ...] = (A,), delay_ns: int = 0
+) -> CoreBench:
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=delay_ns))
     for worker in workers:
         bench.join(worker)
     for model in models:
@@ -70,6 +73,47 @@ def test_a_burst_takes_no_idle_worker_from_the_other_models_in_it() -> None:
     commands = burst(bench, {A: 12, B: 12}, slo_ms=100)
     assert refusals(commands) == []
     assert sorted(loads(commands))[:2] == [(GPU, A), (GPU2, B)]
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("slo_ms", [1.0, 10.2, 11.2, 11.6])
+def test_an_slo_without_time_for_the_way_is_infeasible_calls_for_no_worker_and_the_stated_one_is_enough(
+    slo_ms: float, warm: bool, policy: str
+) -> None:
+    """An EXEC takes 10 ms and the way to the idle worker 0.5 ms; a tenth of the SLO is kept free for the way back."""
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=MS // 2))
+    if warm:
+        bench.join()
+        bench.warm(A)
+    else:
+        bench = idle(policy, GPU, delay_ns=MS // 2)
+    for number in range(20):
+        asked = RequestArrived(
+            request_id=RequestId(1000 + number),
+            model_id=A,
+            rows=1,
+            arrival_ns=bench.now_ns,
+            slo_ns=int(slo_ms * MS),
+        )
+        (refused,) = bench.tell(asked)
+        assert isinstance(refused, RefuseRequest)
+        assert refused.refusal is Refusal.INFEASIBLE
+        remedy = bench.scheduler.obstacles(asked, refused).remedy
+        needed_ns = refused.load_ns + refused.exec_ns + refused.queue_ns + refused.margin_ns
+        assert remedy.slo_ns >= needed_ns > asked.slo_ns
+        assert remedy.more_workers == 0
+    (kind,) = bench.scheduler.statistics().kinds
+    assert kind.dropped_for_exec_rps == kind.dropped_for_loads_rps == 0
+    assert refusals(bench.request(A, slo_ms=remedy.slo_ns / MS)) == []
+    told: list[Command] = []
+    while bench.in_flight:
+        sent = next(iter(bench.in_flight.values()))
+        assert isinstance(sent.action, LoadWeights | Infer)
+        end_ns = sent.expected_begin_ns + sent.action.expected_duration_ns
+        bench.wait(end_ns)
+        told = bench.done(sent.action.action_id, sent.expected_begin_ns / MS, end_ns / MS)
+    assert answers(told) == [bench.num_requests]
 
 
 class Crowded(EdfMhPolicy):

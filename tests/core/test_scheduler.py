@@ -790,6 +790,29 @@ def test_one_request_tries_whether_a_profile_is_true_and_delays_nobody(policy: s
     assert behind.expected_begin_ns == trial.expected_begin_ns + 50 * MS
 
 
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+@pytest.mark.parametrize("slo_ms", [5, 8], ids=["at arrival", "after it waited"])
+def test_a_load_time_that_one_refusal_puts_in_doubt_is_tried_for_those_that_wait(
+    slo_ms: float, policy: str
+) -> None:
+    """The fast worker's pages are in use, and a profile says that the idle slow one would take too long to load."""
+    fast, slow = WorkerId("fast"), WorkerId("slow")
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=MS // 2, margin_ns=0))
+    bench.join(fast, pages=2)
+    bench.tell(ModelAdded(model_id=A))
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready(A, fast, load_ms=6, exec_ms={1: 1})
+    bench.ready(B, fast)
+    assert loads(bench.request(B, slo_ms=3000)) == [(fast, B)]
+    bench.tell(WorkerJoined(worker_id=slow, gpu_kind=GpuKind("old"), num_pages=10))
+    bench.ready(A, slow, load_ms=40, exec_ms={1: 10})
+    assert not bench.request(A, slo_ms=49, at_ms=1)
+    assert refusals(bench.request(A, slo_ms=5, at_ms=2)) == [(3, Refusal.COLD)]
+    assert slow not in [command.worker_id for command in bench.wait(23 * MS)]
+    sent = sends(bench.request(A, slo_ms=slo_ms)) + bench.wait(25 * MS)
+    assert [(load.worker_id, load.action.model_id) for load in sent] == [(slow, A)]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_remembers_a_worker_that_was_lost_nor_a_model_that_was_removed(policy: str) -> None:
     """Workers come and go for months; each that left would keep its heaps and what they hold."""

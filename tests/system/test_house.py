@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -63,11 +64,9 @@ def imports_of(name: str) -> Iterator[str]:
                 yield whole if whole in MODULES else base
 
 
+@cache  # Reading takes seconds, so whoever only collects tests does without.
 def arrows_between_files() -> dict[str, set[str]]:
     return {name: {other for other in imports_of(name) if other in MODULES} for name in MODULES}
-
-
-FILES = arrows_between_files()
 
 
 def folder_of(name: str) -> str:
@@ -88,7 +87,7 @@ def room_of(name: str) -> str:
 
 def arrows_between_rooms() -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = {room_of(name): set() for name in MODULES}
-    for name, others in FILES.items():
+    for name, others in arrows_between_files().items():
         arrows[room_of(name)] |= {room_of(other) for other in others} - {room_of(name)}
     return arrows
 
@@ -125,16 +124,16 @@ def through(circle: Iterable[str], arrows: Arrows) -> list[tuple[str, str]]:
 
 
 def test_no_package_imports_one_above_it_or_beside_it() -> None:
-    assert arrows_upward(FILES) == []
+    assert arrows_upward(arrows_between_files()) == []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    assert circle(FILES) == []
+    assert circle(arrows_between_files()) == []
 
 
 def test_no_rooms_import_each_other_in_a_circle() -> None:
     found = circle(arrows_between_rooms())
-    assert found == [], through(found, FILES)
+    assert found == [], through(found, arrows_between_files())
 
 
 # --- the reading itself ---------------------------------------------------------------------------
@@ -142,8 +141,9 @@ def test_no_rooms_import_each_other_in_a_circle() -> None:
 
 def test_a_lazy_import_and_one_for_type_checkers_are_seen() -> None:
     # Both stand there on purpose: gRPC would slow the command's help down.
-    assert "clockwright.operator" in FILES["clockwright.cli.flags"]
-    assert "controller.core" in FILES["controller.cli"]
+    files = arrows_between_files()
+    assert "clockwright.operator" in files["clockwright.cli.flags"]
+    assert "controller.core" in files["controller.cli"]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ const WORDS = [
   ["OVERLOADED", "refused before it ran: all workers that have the model were busy until its SLO would have been over"],
   ["LATE", "its answer was ready after its SLO, or its run could not begin in time, although it was planned to be in time"],
   ["COLD", "refused because the model's weights were on no worker, and could not be loaded within its SLO"],
-  ["INFEASIBLE", "refused because its SLO is shorter than one run takes"],
+  ["INFEASIBLE", "refused because its SLO is shorter than one run and the way to a worker take"],
   ["FAILED, WORKER_LOST", "its run failed, or its worker went away"],
   ["SLO", "the time within which a request wants its answer"],
   ["median, p99", "half of the answers took no longer than the median, 99 of 100 no longer than p99"],
