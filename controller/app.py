@@ -600,10 +600,7 @@ def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:
 
 def _bind(server: grpc.aio.Server | Http2Server, config: ControllerConfig) -> int:
     if isinstance(server, Http2Server):
-        try:
-            return server.add_insecure_port(config.address)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
+        return server.add_insecure_port(config.address)
     # gRPC says only that binding failed. A socket of our own says why.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from clockwright.errors import ConfigError
 from clockwright.process import freeze_garbage
 from controller.access.guard import Guard
 from controller.app import run_loop, signals_to_end
@@ -125,10 +124,7 @@ async def serving(
             client_shm=regions is not None,
         )
         server.add_generic_rpc_handlers((forwarding,))
-        try:
-            port = server.add_insecure_port(config.address, shared=config.shares_port)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
+        port = server.add_insecure_port(config.address, shared=config.shares_port)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from clockwright.errors import ConfigError, Refusal, RefusedError
+from clockwright.errors import Refusal, RefusedError
 from clockwright.v1 import inference_pb2
 from controller.access.guard import Guard
 from controller.access.roles import ROLE_OF
@@ -96,10 +96,7 @@ async def standing_by(config: ControllerConfig) -> AsyncIterator[tuple[int, int 
 
     not_here = _NotHere()
     server.add_generic_rpc_handlers((leadership_handler(lambda: None), not_here))
-    try:
-        port = server.add_insecure_port(config.address)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
+    port = server.add_insecure_port(config.address)
     await server.start()
     try:
         # Whoever looks by HTTP whether it lives would end it, if nobody answered there.

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from clockwright.errors import ClockwrightError
 
@@ -63,9 +64,9 @@ def main(arguments: list[str]) -> str | None:
     asked = called(name)
     if asked is None:
         return f"study is {name!r}, expected one of {', '.join(found)}"
-    if "\nSTUDY" in _file_of(found[asked]).read_text(encoding="utf-8"):
+    if _is_declared(found[asked]):
         try:
-            import_module(found[asked]).STUDY.main(options)
+            return import_module(found[asked]).STUDY.main(options) or None
         except ClockwrightError as error:
             return str(error)
     else:  # It is a script, whose module may not be imported before it runs.
@@ -80,6 +81,17 @@ def called(*names: str) -> str | None:
     return next(
         (spelt[plain] for name in names if (plain := name.replace("-", "_")) in spelt), None
     )
+
+
+def declared() -> Iterator[Any]:
+    """Every study that is a declaration."""
+    for module in studies().values():
+        if _is_declared(module):
+            yield import_module(module).STUDY
+
+
+def _is_declared(module: str) -> bool:
+    return "\nSTUDY = " in _file_of(module).read_text(encoding="utf-8")
 
 
 def _lines(found: dict[str, str]) -> Iterator[str]:

@@ -53,8 +53,8 @@ themselves what it would refuse; so a flood over its quota ends at the fronts.
 
 Why the server is our own: grpcio spends more on a small request than everything else here does, most of it on
 threads that wake each other. `pygrpc-native` 0.5.0, which serves in Rust, is no cheaper than `http2_server`:
-48 us against 49 at 8 clients, 36 against 33 at 32, and 495 against 411 for a message of 602 kB
-(`experiments.bench.frontend`). It has no TLS and no streams of requests, and does not know when a request's
+48 us against 49 at 8 clients, 36 against 33 at 32, and 495 against 411 for a message of 602 kB, each server bare
+and both in turns (commit 2596042). It has no TLS and no streams of requests, and does not know when a request's
 first byte came.
 
 REST is uvicorn's business, for its requests are few beside gRPC's and HTTP/1.1 has more corners than a server of our

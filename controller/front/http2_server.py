@@ -33,7 +33,7 @@ import grpc
 from typing_extensions import override
 
 from clockwright.bulk import Buffer
-from clockwright.errors import DeniedError, Refusal, RefusedError
+from clockwright.errors import ConfigError, DeniedError, Refusal, RefusedError
 from clockwright.units import NS_PER_S
 from controller.access.authoriser import Authoriser, Certificate, credentials_of
 from controller.access.caller import CALLER, Caller
@@ -1407,9 +1407,13 @@ class Http2Server:
             shared: other processes of this user may listen there too, and get connections each.
 
         Raises:
-            OSError: the address cannot be used.
+            ConfigError: the address cannot be used.
         """
-        for sock in listening_sockets(address, shared=shared):
+        try:
+            sockets = listening_sockets(address, shared=shared)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
+        for sock in sockets:
             self._listening[sock] = None
             port: int = sock.getsockname()[1]
         return port

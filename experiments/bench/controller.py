@@ -10,13 +10,10 @@ as one of three tries passes it, since whoever else uses the machine can only ma
 what was answered per second in the last step that passed: `fed_rps_15` and `fed_rps_4000` by models in use, and
 with `_native` what `make native` compiled. Then it is asked three times as much for a while; `recovered_s` is how
 long it takes until half of what it can do is answered in time again.
-
-    python -m experiments bench-controller [--native] [--directory FOLDER]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
 import itertools
@@ -51,7 +48,7 @@ from controller.config import ControllerConfig
 from controller.front import link_frames
 from experiments.bench.live import NATIVE
 from experiments.live.processor_time import cpu_ns
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import Findings, bench, need_cores
 
 SLO_NS = 100 * NS_PER_MS
 NUM_FRONTS, NUM_WORKERS = 4, 15
@@ -590,7 +587,7 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
         (folder / "1" / "model.onnx").write_bytes(b"nobody reads it")
         (folder / "config.toml").write_text(f"copies = {num_models}\n")
         command = [sys.executable, "-m", "experiments.bench.controller"]
-        command += ["--serve", str(folder.parent), str(num_models)]
+        command += [str(folder.parent), str(num_models)]
         cores = os.sched_getaffinity(0)
         if len(cores) > 1:
             os.sched_setaffinity(0, {_CONTROLLER_CORE})
@@ -616,7 +613,7 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
             control.join()
 
 
-def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]:
+def measure_fed(num_models: int, environment: Mapping[str, str]) -> dict[str, float]:
     """Feed a controller with so many models; the figures of its last step that passed."""
     with fed(num_models, environment) as (pump, pid):
         pump.ask_each()
@@ -646,37 +643,33 @@ def _show(rate_rps: float, step: RateStep) -> None:
     )
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--serve", nargs=2, metavar=("MODELS", "N"), help=argparse.SUPPRESS)
-    parser.add_argument("--native", action="store_true", help="measure build/native, too")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
-    options = parser.parse_args()
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    #: Measure `build/native`, too.
+    native: bool = False
+
+
+def measure(setting: Setting) -> Findings:
+    """Feed controllers of few models and of many."""
+    need_cores(2)
     keep_big_blocks()
-    if options.serve:
-        models, num_models = options.serve
-        uvloop.run(serve(Path(models), int(num_models)))
-        return
-    if len(os.sched_getaffinity(0)) < 2:
-        sys.exit("bench_controller: found 1 core, expected 2: one for the controller")
-    figures: dict[str, float] = {}
-    settings: list[tuple[str, dict[str, str]]] = [("", {})]
-    if options.native:
-        settings.append(("_native", {"PYTHONPATH": str(NATIVE), "PYTHONSAFEPATH": "1"}))
-    for suffix, environment in settings:
-        for num_models in NUM_MODELS:
-            for key, value in measure(num_models, environment).items():
-                figures[f"{key}_{num_models}{suffix}"] = round(value, 3)
-    for key, value in figures.items():
-        print(f"{key:32} {value:12.3f}")
-    command = "python -m experiments bench-controller" + " --native" * options.native
+    trees: dict[str, dict[str, str]] = {"": {}}
+    if setting.native:
+        trees["_native"] = {"PYTHONPATH": str(NATIVE), "PYTHONSAFEPATH": "1"}
+    figures = {
+        f"{key}_{num_models}{suffix}": round(value, 3)
+        for suffix, environment in trees.items()
+        for num_models in NUM_MODELS
+        for key, value in measure_fed(num_models, environment).items()
+    }
     extra = {"num_fronts": NUM_FRONTS, "num_workers": NUM_WORKERS, "zipf": ZIPF, "step_s": STEP_S}
-    written = write_results(
-        "controller", figures, command=command, extra=extra, directory=options.directory
-    )
-    print(f"recorded in {written}")
+    return Findings(figures, extra)
 
 
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-controller", Setting(), measure)
+
+if __name__ == "__main__":  # The controller, in its own process.
+    keep_big_blocks()
+    uvloop.run(serve(Path(sys.argv[1]), int(sys.argv[2])))

@@ -9,7 +9,6 @@ actions; both runs together tell the two apart. The simulator charges what is re
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -19,18 +18,27 @@ from pathlib import Path
 import numpy as np
 
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
+from experiments.bench.request_cost import instant_device
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import ClientLoad, OpenLoop
 from experiments.live.processor_time import cpu_ns, roles
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import Findings, bench
 from experiments.telemetry.tables import read_actions
-from modelzoo.profile import Profile, ProfileRow, save_profile
 
 _SLO_MS = 1000
 _WARM_S = 0.3
 #: Requests under way, so many that the loop has work in every turn, as it has when its cost matters.
 _CONCURRENCY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    rounds: int = 3
+    #: Length of each run.
+    seconds: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,33 +52,26 @@ class Sample:
     num_actions: int
 
 
-def measure(rounds: int = 3, seconds: float = 2.0) -> list[Sample]:
+def sample(setting: Setting) -> list[Sample]:
     """Ask both models in turns, each so many times for so long."""
     models = (
         LiveModel(name="single", copies=1, batch_sizes=(1,)),
         LiveModel(name="batched", copies=1, batch_sizes=tuple(DEFAULT_BATCH_SIZES)),
     )
-    row = ProfileRow(
-        name="*",
-        weights_bytes=1,
-        load_ns=NS_PER_US,
-        exec_ns=dict.fromkeys(DEFAULT_BATCH_SIZES, NS_PER_US),
-    )
     runs: list[tuple[str, int, float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for model in models:
             model.write(Path(scratch) / "models" / model.name)
-        save_profile(Profile(name="instant", rows={"*": row}), Path(scratch) / "instant.json")
         telemetry = Path(scratch) / "telemetry"
         arguments = [
-            *("--models", f"{scratch}/models", "--device", f"modelled:{scratch}/instant.json"),
+            *("--models", f"{scratch}/models", *instant_device(Path(scratch))),
             *("--cache-dir", f"{scratch}/cache", "--telemetry", str(telemetry)),
         ]
         with LocalServer(arguments) as server:
             pids = roles(server.process.pid)
-            for _ in range(rounds):
+            for _ in range(setting.rounds):
                 for model in models:
-                    for length_s in (_WARM_S, seconds):
+                    for length_s in (_WARM_S, setting.seconds):
                         runs.append((model.name, *_ask(server, pids, model.name, length_s)))
         sizes = _actions_by_model(telemetry)
     samples = []
@@ -153,30 +154,10 @@ def _mean_us(samples: Sequence[Sample], model: str) -> float:
     return statistics.median(s.controller_us / s.num_requests for s in samples if s.model == model)
 
 
-def produce(rounds: int, seconds: float, directory: Path = RESULTS) -> dict[str, float]:
-    """Measure and write `costs.json`."""
-    samples = measure(rounds, seconds)
-    figures = figures_of(samples)
-    write_results(
-        "costs",
-        figures,
-        command=f"python -m experiments bench-controller-costs --rounds {rounds} --seconds {seconds:g}",
-        extra={"samples": [asdict(sample) for sample in samples]},
-        directory=directory,
-    )
-    return figures
+def measure(setting: Setting) -> Findings:
+    """Ask, and split what was used."""
+    samples = sample(setting)
+    return Findings(figures_of(samples), {"samples": [asdict(each) for each in samples]})
 
 
-def main() -> None:
-    """Measure as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
-    options = parser.parse_args()
-    for key, figure in produce(options.rounds, options.seconds, options.directory).items():
-        print(f"{key:32} {figure:10.3f}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-controller-costs", Setting(), measure, record="costs")

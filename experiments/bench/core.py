@@ -14,10 +14,7 @@ Each case runs some virtual time unmeasured, but for 4026x20_cold until the cach
 all time in the core divided by the requests that arrived; p99.9 is over single calls, which is how long
 a request can be held up by another's event.
 
-    python -m experiments bench-core
-    python -m experiments bench-core --beside TREE [--native]
-
-With `--beside` two trees are compared on the very same events: each case is played once here and its
+That is a part of `make bench`. `bench-core --beside TREE` compares two trees on the very same events: each case is played once here and its
 events are kept with their times; then each tree's scheduler hears them in processes of its own, the
 trees by turns. Both have to answer with the same commands. `--native` compares what `make native`
 made in each tree as well.
@@ -25,7 +22,6 @@ made in each tree as well.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -37,7 +33,7 @@ import sys
 import tempfile
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from time import thread_time_ns
@@ -46,12 +42,14 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event, RequestsArrived
 from experiments.bench import core_replay
-from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, HostedModel, Progress, Run, copies_of, run
+from experiments.study.bench import Findings, bench
+from experiments.study.study import chosen
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Recorded, Workload
 
@@ -374,35 +372,6 @@ def _replay(tree: Path, stream: str, *options: str) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description="CPU time of the scheduler's core per request")
-    parser.add_argument("--beside", type=Path, help="another checkout to compare with")
-    parser.add_argument("--native", action="store_true", help="with --beside: build/native as well")
-    parser.add_argument("--rounds", type=int, default=5, help="with --beside: of each case")
-    parser.add_argument("--cases", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
-    parser.add_argument("--directory", type=Path, help="record the comparison here, as core.json")
-    options = parser.parse_args()
-    if options.beside is None:
-        for key, value in measure().items():
-            print(f"{key:32} {value:10.2f}")
-        return
-    figures = compare(
-        options.beside, names=options.cases, rounds=options.rounds, native=options.native
-    )
-    command = f"python -m experiments bench-core --beside TREE --rounds {options.rounds}"
-    command += f"{' --native' * options.native} --cases {' '.join(options.cases)}"
-    written = write_results(
-        "core",
-        figures,
-        command=command,
-        seeds=[0],
-        extra={"beside": _commit_of(options.beside)},
-        directory=options.directory or RESULTS,
-    )
-    print(f"recorded in {written}")
-
-
 def _commit_of(tree: Path) -> str:
     return subprocess.run(
         ["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"],
@@ -412,5 +381,33 @@ def _commit_of(tree: Path) -> str:
     ).stdout.strip()
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared with this tree, and where."""
+
+    #: Another checkout.
+    beside: str = field(default="", metadata={"said": "TREE"})
+    #: Compare each tree's `build/native` as well.
+    native: bool = False
+    #: Times that each tree hears each case.
+    rounds: int = 5
+    cases: tuple[str, ...] = tuple(SETTINGS)
+
+    def __post_init__(self) -> None:
+        chosen("case", self.cases, SETTINGS)
+
+
+def measure_beside(setting: Comparison) -> Findings:
+    """Compare two trees.
+
+    Raises:
+        ConfigError: there is no other.
+    """
+    if not setting.beside:
+        raise ConfigError("--beside: found nothing, expected the folder of another checkout")
+    beside = Path(setting.beside)
+    figures = compare(beside, names=setting.cases, rounds=setting.rounds, native=setting.native)
+    return Findings(figures, {"beside": _commit_of(beside)})
+
+
+STUDY = bench("bench-core", Comparison(), measure_beside)

@@ -10,14 +10,11 @@ threads bound to cores and with as many threads that are not.
 
 **Memory.** What 20 models add to the private memory of a second worker of the same host.
 
-    python -m experiments bench-cpu [--quick] [--directory FOLDER]
-
 `--quick` takes a minute and proves nothing but that all of it runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import statistics
@@ -39,7 +36,7 @@ from clockwright.operator import Operator
 from experiments.bench.worker import action_figures
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import ClientLoad, OpenLoop
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import Findings, bench
 from experiments.telemetry.tables import read_actions
 from modelzoo.build import write_model
 
@@ -65,6 +62,14 @@ NETWORKS = {
 }
 # Layers of 34 MB, so that files are far larger than what belongs to a model besides.
 MEMORY_NETWORK = "mlp-2048-4096-10"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    #: See whether it runs.
+    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def measure_goodput(extent: Extent) -> dict[str, float]:
 
 def _plain_alone(path: Path, batch_size: int, seconds: float) -> float:
     command = [sys.executable, "-m", "experiments.bench.cpu"]
-    command += ["--plain", str(path), str(batch_size), str(seconds)]
+    command += [str(path), str(batch_size), str(seconds)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -242,32 +247,20 @@ def _private_bytes(pid: int) -> int:
     return 1024 * sum(map(int, re.findall(r"^Private_Dirty:\s+(\d+) kB$", text, re.MULTILINE)))
 
 
-def main() -> None:
-    """Measure everything and write the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="see whether it runs")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where cpu.json goes")
-    options = parser.parse_args()
-    if options.plain:
-        path, batch_size, seconds = options.plain
-        print(plain_rps(Path(path), int(batch_size), float(seconds)))
-        return
-    extent = QUICK if options.quick else FULL
-    figures = measure_goodput(extent) | measure_prediction(extent) | measure_memory(extent)
-    command = "make bench-cpu" + " (quick)" * options.quick
-    extra = {
-        "concurrency": CONCURRENCY,
-        "num_models": extent.num_models,
-        "cores": spell_cores(usable_cores()),
-    }
-    written = write_results(
-        "cpu", figures, command=command, extra=extra, directory=options.directory
+def measure(setting: Setting) -> Findings:
+    """Measure everything."""
+    extent = QUICK if setting.quick else FULL
+    return Findings(
+        measure_goodput(extent) | measure_prediction(extent) | measure_memory(extent),
+        {
+            "concurrency": CONCURRENCY,
+            "num_models": extent.num_models,
+            "cores": spell_cores(usable_cores()),
+        },
     )
-    for key, figure in sorted(figures.items()):
-        print(f"{key:40} {figure:12.3f}")
-    print(f"recorded in {written}")
 
 
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-cpu", Setting(), measure)
+
+if __name__ == "__main__":  # Plain onnxruntime, in its own process.
+    print(plain_rps(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -11,25 +11,20 @@ The cases, against a real `clockwright up` on a device that takes 1 us, with req
 All of the server has one core, the generator, clients of grpc.aio in this process, another. With `--beside`
 another tree's server takes turns with this one's within a round; every figure is the median of the rounds.
 
-    make bench-crowd
-    python -m experiments bench-crowd [--beside TREE] [--directory FOLDER]
-
 `make bench-crowd` holds it against the last commit before the front was our own.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +32,12 @@ import grpc
 import uvloop
 
 from clockwright.process import keep_big_blocks
-from experiments.bench.frontend import INFER, OPTIONS
-from experiments.bench.grpc import infer_request
-from experiments.bench.live import INSTANT, PAYLOADS
+from experiments.bench.live import INFER, OPTIONS, PAYLOADS, infer_request
+from experiments.bench.request_cost import instant_device
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
-from modelzoo.profile import save_profile
 
 # The type stubs of grpcio leave this out.
 EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
@@ -53,7 +46,7 @@ NUM_CLIENTS = 32
 NUM_SLOW, NUM_BESIDE = 8, 8
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-_SMALL = ("small", list(PAYLOADS["small"].shape))
+_SMALL = ("small", PAYLOADS["small"].shape)
 _SLOW_BYTES, _SLOW_PAUSE_S = 1000, 0.1
 _LIMIT_S = 60.0
 
@@ -164,7 +157,7 @@ class Crowd:
 async def _read_slowly(host: str, port: int) -> None:
     """Send requests for large answers on a bare connection, and read a little of them now and then."""
     reader, writer = await asyncio.open_connection(host, port, limit=_SLOW_BYTES)
-    request = infer_request("echo", list(PAYLOADS["echo"].shape))
+    request = infer_request("echo", PAYLOADS["echo"].shape)
     writer.write(_slow_calls(request, 4))
     try:
         while True:
@@ -207,11 +200,13 @@ def _slow_calls(request: bytes, num_calls: int) -> bytes:
 class Setting:
     """How many there are, and for how long they ask."""
 
+    #: Another tree, whose server is measured too.
+    beside: str = field(default="", metadata={"said": "TREE"})
     num_connections: int = 1000
     num_names: int = 4000
     #: Times that each case is measured.
-    num_rounds: int = 3
-    #: Measured time of a case, and the time before it that does not count.
+    rounds: int = 3
+    #: Findings time of a case, and the time before it that does not count.
     seconds: float = 3.0
     warm_s: float = 1.0
 
@@ -227,7 +222,7 @@ class Setting:
         }
 
 
-async def measure(
+async def measure_case(
     address: str, pid: int, make: Callable[[Crowd], list[Ask]], warm_s: float, seconds: float
 ) -> dict[str, float]:
     """Have a crowd ask for a while: us of the server's processors per answer, answers per second, latencies."""
@@ -263,15 +258,15 @@ async def _ask(askers: list[Ask], seconds: float) -> list[float]:
     return latencies_s
 
 
-def measure_all(
-    trees: Mapping[str, Path | None], setting: Setting
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Run all cases against the servers of some trees, by turns; medians over the rounds, and all rounds.
+def measure(setting: Setting) -> Findings:
+    """Run all cases against the servers of one tree or two, by turns; medians over the rounds, and all rounds."""
+    need_cores(2)
+    return measure_all(setting)
 
-    Args:
-        setting: how many, and for how long.
-        trees: by prefix of their figures; None: this one.
-    """
+
+def measure_all(setting: Setting) -> Findings:
+    """The same, however few cores there are."""
+    trees = {"": ""} | ({"beside_": str(Path(setting.beside).resolve())} if setting.beside else {})
     keep_big_blocks()
     samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -280,58 +275,31 @@ def measure_all(
             write_model(PAYLOADS[name].architecture, models / name / "1" / "model.onnx")
         write_model(PAYLOADS["small"].architecture, models / "many" / "1" / "model.onnx")
         (models / "many" / "config.toml").write_text(f"copies = {setting.num_names}\n")
-        profile = Path(scratch) / "instant.json"
-        save_profile(INSTANT, profile)
         cores = sorted(os.sched_getaffinity(0))
         stack.callback(os.sched_setaffinity, 0, cores)
         server_core, generator_core = cores[0], cores[-1]
         os.sched_setaffinity(0, {server_core})
         servers: dict[str, LocalServer] = {}
         for prefix, tree in trees.items():
-            arguments = ["--device", f"modelled:{profile}", "--models", str(models)]
+            arguments = [*instant_device(Path(scratch)), "--models", str(models)]
             # One more than the crowd: whoever starts the server asks it, too.
             arguments += ["--cache-dir", f"{scratch}/cache-{prefix}", "--max-connections", "2000"]
-            environment = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"} if tree else {}
+            environment = {"PYTHONPATH": tree, "PYTHONSAFEPATH": "1"} if tree else {}
             server = LocalServer(arguments, environment=environment)
             servers[prefix] = stack.enter_context(server)
         os.sched_setaffinity(0, {generator_core})
-        for number in range(setting.num_rounds):
+        for number in range(setting.rounds):
             for case, make in setting.cases.items():
                 for prefix in [*servers][:: -1 if number % 2 else 1]:
                     server = servers[prefix]
-                    measured = measure(
+                    measured = measure_case(
                         server.address, server.process.pid, make, setting.warm_s, setting.seconds
                     )
                     for unit, value in uvloop.run(measured).items():
                         samples.setdefault(f"{prefix}{case}_{unit}", []).append(value)
     figures = {key: round(statistics.median(values), 3) for key, values in sorted(samples.items())}
     rounds = {key: [round(value, 3) for value in values] for key, values in sorted(samples.items())}
-    return figures, {"setting": asdict(setting), "rounds": rounds}
+    return Findings(figures, {"rounds": rounds})
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--beside", type=Path, help="another tree, whose server is measured too")
-    parser.add_argument("--seconds", type=float, default=Setting().seconds, help="of each case")
-    parser.add_argument("--rounds", type=int, default=Setting().num_rounds)
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where crowd.json goes")
-    options = parser.parse_args()
-    if len(os.sched_getaffinity(0)) < 2:
-        sys.exit("bench_crowd: found 1 core, expected 2: one for the server, one for the clients")
-    trees: dict[str, Path | None] = {"": None}
-    command = "python -m experiments bench-crowd"
-    if options.beside is not None:
-        trees["beside_"] = options.beside.resolve()
-        command += " --beside TREE"
-    figures, extra = measure_all(trees, Setting(seconds=options.seconds, num_rounds=options.rounds))
-    for key, value in figures.items():
-        print(f"{key:32} {value:12.3f}")
-    written = write_results(
-        "crowd", figures, command=command, extra=extra, directory=options.directory
-    )
-    print(f"recorded in {written}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-crowd", Setting(), measure)

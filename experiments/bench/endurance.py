@@ -17,8 +17,6 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -26,16 +24,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, PAGE_BYTES
 from experiments.live.live_promises import served
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
-from experiments.live.processor_time import family
-from experiments.results_file import RESULTS, write_results
+from experiments.live.processor_time import family, rss_bytes
+from experiments.study.bench import bench
+from experiments.study.study import chosen
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
 _DEVICE_RPS = 100.0
@@ -55,7 +55,13 @@ class Setting:
     turn_seconds: float = 20.0
     own_share: float = 0.2
     neighbour_multiple: float = 10.0
+    parts: tuple[str, ...] = ("overload", "neighbour_apart", "neighbour_shared")
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        chosen("part", self.parts, PARTS)
+        if min(self.seconds, self.turns, self.turn_seconds) < 1:
+            raise ConfigError("--seconds, --turns and --turn-seconds: expected 1 or more")
 
 
 # --- overload --------------------------------------------------------------------------------------
@@ -82,13 +88,8 @@ def _watched(load: ClientLoad, server: LocalServer) -> tuple[Account, list[float
     with OpenLoop(load) as client:
         for _ in range(_TENTHS):
             time.sleep(load.seconds / _TENTHS)
-            rss_mib.append(sum(map(_rss_mib, family(server.process.pid))))
+            rss_mib.append(sum(map(rss_bytes, family(server.process.pid))) / 2**20)
         return client.account(), rss_mib
-
-
-def _rss_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def decay_of(account: Account, rss_mib: Sequence[float]) -> dict[str, float]:
@@ -232,50 +233,13 @@ PARTS: Mapping[str, Callable[[Setting], dict[str, float]]] = {
 }
 
 
-def produce(
-    setting: Setting, directory: Path = RESULTS, *, parts: Sequence[str] = tuple(PARTS)
-) -> dict[str, float]:
-    """Measure some parts and write `endurance.json`."""
+def measure(setting: Setting) -> dict[str, float]:
+    """Measure the parts that are asked for."""
     figures: dict[str, float] = {}
-    for part in parts:
+    for part in setting.parts:
         start = "" if part == "overload" else f"{part}_"
         figures |= {f"{start}{name}": value for name, value in PARTS[part](setting).items()}
-    write_results(
-        "endurance",
-        figures,
-        command=(
-            f"python -m experiments bench-endurance --seconds {setting.seconds:g} "
-            f"--turns {setting.turns} --turn-seconds {setting.turn_seconds:g} --parts {' '.join(parts)}"
-        ),
-        seeds=[setting.seed],
-        extra={
-            "setting": asdict(setting),
-        },
-        directory=directory,
-    )
     return figures
 
 
-def main() -> None:
-    """Measure as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    usual = Setting()
-    parser.add_argument("--seconds", type=float, default=usual.seconds, help="of each overload")
-    parser.add_argument(
-        "--turns", type=int, default=usual.turns, help="without and with the neighbour"
-    )
-    parser.add_argument("--turn-seconds", type=float, default=usual.turn_seconds)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS))
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
-    options = parser.parse_args()
-    if options.seconds < 1 or options.turns < 1 or options.turn_seconds < 1:
-        parser.error("--seconds, --turns and --turn-seconds: expected 1 or more")
-    setting = Setting(
-        seconds=options.seconds, turns=options.turns, turn_seconds=options.turn_seconds
-    )
-    for key, figure in produce(setting, options.directory, parts=options.parts).items():
-        print(f"{key:45} {figure:12.3f}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-endurance", Setting(), measure)

@@ -18,13 +18,11 @@ wrong. Run `python -m experiments bench-explain`; the same seed gives the same f
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
@@ -32,8 +30,8 @@ from controller.core import Scheduler
 from controller.core.events import RefuseRequest, RequestArrived
 from controller.core.remedies import Remedy
 from experiments.bounds import Cost, density_rate
-from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, copies_of, run
+from experiments.study.bench import bench
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Source, Workload
 
@@ -353,30 +351,4 @@ def measure_case(case: Case, num_tried: int) -> dict[str, float]:
     return figures
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> dict[str, float]:
-    """Measure, and write `explain.json`."""
-    figures = measure(setting)
-    for name, value in figures.items():
-        print(f"{name:40} {value:12.4g}")
-    write_results(
-        "explain",
-        figures,
-        command=f"python -m experiments bench-explain --seed {setting.seed}",
-        seeds=[setting.seed],
-        extra={"setting": asdict(setting)},
-        directory=directory,
-    )
-    return figures
-
-
-def main() -> None:
-    """Produce the record."""
-    parser = argparse.ArgumentParser(description="Whether the remedies of refusals are right.")
-    parser.add_argument("--seed", type=int, default=Setting().seed)
-    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of explain.json")
-    options = parser.parse_args()
-    produce(replace(Setting(), seed=options.seed), options.to)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-explain", Setting(), measure)

@@ -15,9 +15,7 @@ the server, whichever grew more.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import multiprocessing
 import random
 import socket
@@ -51,13 +49,12 @@ from controller.front.templates import cut_request
 from controller.selection.messages import read_application, read_feedback
 from controller.worker_link import parse as parse_from_worker
 from experiments.live.local_server import LocalServer
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.live.processor_time import rss_bytes
+from experiments.study.bench import Findings, bench
 from modelzoo.build import write_model
 
-MESSAGES: Final = 10_000_000
 #: This part of them goes to a server that runs.
 LIVE_PART: Final = 0.01
-SEED: Final = 14
 
 # Numbers at which lengths, signs and widths go over.
 _EDGES: Final = (
@@ -71,6 +68,14 @@ _WARM_UP_PART: Final = 0.1
 _BATCH: Final = 1000
 
 Read = Callable[[bytes], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is sent."""
+
+    messages: int = 10_000_000
+    seed: int = 14
 
 
 @dataclass(slots=True)
@@ -406,9 +411,9 @@ def fuzz_readers(num_messages: int, seed: int) -> Found:
         for name, read, mutator in kinds:
             _read_batch(found, name, read, mutator, min(_BATCH, num_messages - found.num_messages))
         if not before and found.num_messages >= warm_up:
-            before = _rss_bytes("self")
+            before = rss_bytes("self")
     gc.collect()
-    found.rss_growth_bytes = max(_rss_bytes("self") - before, 0)
+    found.rss_growth_bytes = max(rss_bytes("self") - before, 0)
     return found
 
 
@@ -425,13 +430,6 @@ def _read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: in
         stall_ns = max(stall_ns, clock() - begin_ns)
     found.num_messages += count
     found.stall_ns_max = max(found.stall_ns_max, stall_ns)
-
-
-def _rss_bytes(process: int | str) -> int:
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 # --- over sockets ---------------------------------------------------------------------------------
@@ -573,10 +571,10 @@ def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Fou
             _call_batch(found, channel, rng, mutators)
             _send_raw(found, address, mutators["http2"])
             if not before and found.num_messages >= warm_up:
-                before = _rss_bytes(process)
+                before = rss_bytes(process)
     found.num_crashes += bystander.num_unanswered
     found.stall_ns_max = bystander.waited_ns_max
-    found.rss_growth_bytes = max(_rss_bytes(process) - before, 0)
+    found.rss_growth_bytes = max(rss_bytes(process) - before, 0)
     return found
 
 
@@ -609,20 +607,16 @@ def _send_raw(found: Found, address: str, mutator: Mutator) -> None:
 # --- the benchmark --------------------------------------------------------------------------------
 
 
-def run(num_messages: int, seed: int = SEED) -> tuple[dict[str, float], dict[str, bytes]]:
-    """Read and send so many broken messages in all.
-
-    Returns:
-        The figures, and by what was raised a message that did it.
-    """
-    num_live = int(num_messages * LIVE_PART)
-    found = fuzz_readers(num_messages - num_live, seed)
+def measure(setting: Setting) -> Findings:
+    """Read and send broken messages."""
+    num_live = int(setting.messages * LIVE_PART)
+    found = fuzz_readers(setting.messages - num_live, setting.seed)
     with tempfile.TemporaryDirectory() as scratch:
         models = Path(scratch) / "models"
         write_model("mlp-16-4", models / "double" / "1" / "model.onnx")
         arguments = ("--models", str(models), "--device", "modelled:1ms")
         with LocalServer([*arguments, "--cache-dir", f"{scratch}/cache"]) as server:
-            live = fuzz_server(server.address, server.process.pid, num_live, seed)
+            live = fuzz_server(server.address, server.process.pid, num_live, setting.seed)
             if server.process.poll() is not None:
                 live.crash("the server has ended", b"")
     found.num_messages += live.num_messages
@@ -630,33 +624,8 @@ def run(num_messages: int, seed: int = SEED) -> tuple[dict[str, float], dict[str
     found.crashes |= live.crashes
     found.stall_ns_max = max(found.stall_ns_max, live.stall_ns_max)
     found.rss_growth_bytes = max(found.rss_growth_bytes, live.rss_growth_bytes)
-    return found.figures(), found.crashes
+    crashes = [f"CRASH {what}: {message[:200].hex()}" for what, message in found.crashes.items()]
+    return Findings(found.figures(), {"seed": setting.seed}, fault="\n".join(crashes))
 
 
-def main() -> int:
-    """Run the benchmark, print its figures and record them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=MESSAGES)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--no-record", action="store_true", help="only print")
-    chosen = parser.parse_args()
-    figures, crashes = run(chosen.messages, chosen.seed)
-    for what, message in crashes.items():
-        print(f"CRASH {what}: {message[:200].hex()}")
-    print(json.dumps(figures, indent=1))
-    if not chosen.no_record:
-        command = f"make bench-fuzz MESSAGES={chosen.messages}"
-        if not (RESULTS / "guard.json").exists():
-            write_results("guard", {}, command=command)
-        add_results(
-            "guard",
-            figures,
-            part="fuzz",
-            command=command,
-            extra={"seed": chosen.seed},
-        )
-    return 1 if crashes else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+STUDY = bench("bench-fuzz", Setting(), measure, record="guard", part="fuzz")

@@ -2,20 +2,18 @@
 
 One `clockwright up` for each variant, all beside each other, asked in turns, in random order
 (`experiments.bench.request_cost`). The variant without keys runs twice: how far its two servers lie apart says what a
-ratio here is worth. Writes part `cost` of `guard.json`.
-
+ratio here is worth.
 A refusal over quota, too: one tenant is over its rate, which a front refuses by itself, and another has too many bytes
-open, which the controller refuses. Both ask one server with one front, in turns. Writes part
-`refusals`.
+open, which the controller refuses. Both ask one server with one front, in turns. Writes part `cost` of `guard.json`.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
@@ -29,7 +27,7 @@ from experiments.bench.request_cost import (
     prepare,
     start_beside,
 )
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.study.bench import bench
 
 #: Models by the bytes of a request, and what they are made of.
 _MODELS = {"small": "mlp-784-8-4", "large": "mlp-150528-4-4"}
@@ -43,7 +41,16 @@ open_bytes = 1
 _VARIANTS = ("off", "off_again", "keys", "keys_tls", "keys_tls_quotas")
 
 
-def measure(rounds: int, num_requests: int) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    rounds: int = 9
+    #: Asked of each variant in each round.
+    requests: int = 2000
+
+
+def measure_cost(rounds: int, num_requests: int) -> dict[str, float]:
     """Ask all variants in turns.
 
     Returns:
@@ -64,10 +71,10 @@ def measure(rounds: int, num_requests: int) -> dict[str, float]:
                         used_us.setdefault((size, variant), []).append(used)
     figures: dict[str, float] = {}
     for (size, variant), found_us in sorted(used_us.items()):
-        figures[f"{size}_{variant}_us"] = statistics.median(found_us)
+        figures[f"cost_{size}_{variant}_us"] = statistics.median(found_us)
         if variant != "off":
             ratios = [cost / off for cost, off in zip(found_us, used_us[size, "off"], strict=True)]
-            figures[f"{size}_{variant}_ratio"] = statistics.median(ratios)
+            figures[f"cost_{size}_{variant}_ratio"] = statistics.median(ratios)
     return figures
 
 
@@ -123,29 +130,11 @@ def _start(scratch: Path, stack: ExitStack) -> dict[str, ServerBeside]:
     }
 
 
-def produce(rounds: int, num_requests: int, directory: Path = RESULTS) -> dict[str, float]:
-    """Measure, and write part `cost` of `guard.json`."""
-    figures = measure(rounds, num_requests)
-    command = f"python -m experiments bench-guard --rounds {rounds} --requests {num_requests}"
-    if not (directory / "guard.json").exists():
-        write_results("guard", {}, command=command, directory=directory)
-    cost = {f"cost_{key}": figure for key, figure in figures.items()}
-    add_results("guard", cost, part="cost", command=command, directory=directory)
-    refusals = measure_refusals(rounds, num_requests)
-    add_results("guard", refusals, part="refusals", command=command, directory=directory)
-    return figures | refusals
+def measure(setting: Setting) -> dict[str, float]:
+    """Measure requests, then refusals."""
+    return measure_cost(setting.rounds, setting.requests) | measure_refusals(
+        setting.rounds, setting.requests
+    )
 
 
-def main() -> None:
-    """Measure as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--requests", type=int, default=2000, help="of each variant and round")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
-    options = parser.parse_args()
-    for key, figure in produce(options.rounds, options.requests, options.directory).items():
-        print(f"{key:32} {figure:10.3f}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-guard", Setting(), measure, record="guard", part="cost")

@@ -9,22 +9,20 @@ CPU time is that of all processes of a server, as the kernel's scheduler counts 
 bytes out; `top` 602 kB in and 4 kB out; `echo` 602 kB in and out. The device of these is modelled and takes
 1 us, so that the server is what is measured; `mlp` is `small` on the processor.
 
-    python -m experiments bench-live [--native] [--directory FOLDER]
-
 `--native` measures what `make native` compiled, too: as `small_us_c32_native`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,21 +33,29 @@ import grpc
 import uvloop
 
 from clockwright.process import keep_big_blocks
-from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, NS_PER_US, PAGE_BYTES
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench.frontend import INFER, OPTIONS, PARSED
-from experiments.bench.grpc import infer_request
+from experiments.bench.request_cost import instant_device
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
-from modelzoo.profile import Profile, ProfileRow, save_profile
 
-ROUNDS = 3
-SECONDS = 2.0
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
 _WARM_S = 0.3
 _SERVER_CORE, _GENERATOR_CORE = 0, 1
 NATIVE = Path(__file__).resolve().parents[2] / "build" / "native"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    #: Measure `build/native`, too.
+    native: bool = False
+    rounds: int = 3
+    #: Length of each turn.
+    seconds: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +75,16 @@ PAYLOADS = {
 }
 #: What is measured of every server: payload and clients.
 CASES = (("small", 1), ("small", 8), ("small", 32), ("top", 8), ("echo", 8))
-#: The most that each figure should be.
-INSTANT = Profile(
-    name="instant",
-    rows={
-        "*": ProfileRow(
-            name="*",
-            weights_bytes=PAGE_BYTES,
-            load_ns=NS_PER_MS,
-            exec_ns=dict.fromkeys(DEFAULT_BATCH_SIZES, NS_PER_US),
-        )
-    },
-)
+
+
+def infer_request(model: str, shape: Sequence[int], *, slo_ms: int = 10_000) -> bytes:
+    """Serialise a request with one FP32 tensor of zeros; by default its SLO is never missed."""
+    request = oip.ModelInferRequest(
+        model_name=model, raw_input_contents=[bytes(4 * math.prod(shape))]
+    )
+    request.inputs.add(name="input", datatype="FP32", shape=shape)
+    request.parameters["slo_ms"].int64_param = slo_ms
+    return request.SerializeToString()
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -97,7 +101,9 @@ def _answer(request: Any) -> Any:  # noqa: ANN401  ModelInferRequest and ModelIn
 
 def _handler(behaviour: Callable[..., Any]) -> grpc.GenericRpcHandler[Any, Any]:
     service, _, method = INFER[1:].partition("/")
-    infer = grpc.unary_unary_rpc_method_handler(behaviour, *PARSED)
+    infer = grpc.unary_unary_rpc_method_handler(
+        behaviour, oip.ModelInferRequest.FromString, oip.ModelInferResponse.SerializeToString
+    )
     return grpc.method_handlers_generic_handler(service, {method: infer})
 
 
@@ -130,7 +136,7 @@ class BareServer:
 
     def __init__(self, kind: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.bench.live", "--serve", kind],
+            [sys.executable, "-m", "experiments.bench.live", kind],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -167,13 +173,15 @@ async def _ask(address: str, request: bytes, num_clients: int, seconds: float) -
     return latencies
 
 
-def measure(address: str, pid: int, payload: str, num_clients: int) -> dict[str, float]:
+def measure_turn(
+    address: str, pid: int, payload: str, num_clients: int, seconds: float
+) -> dict[str, float]:
     """Ask a server for a while: us of its CPU per request, requests per second, and latencies."""
-    request = infer_request(payload, list(PAYLOADS[payload].shape))
+    request = infer_request(payload, PAYLOADS[payload].shape)
     uvloop.run(_ask(address, request, num_clients, _WARM_S))
     pids = family(pid)
     before_ns, begin_s = cpu_ns(pids), time.perf_counter()
-    latencies = sorted(uvloop.run(_ask(address, request, num_clients, SECONDS)))
+    latencies = sorted(uvloop.run(_ask(address, request, num_clients, seconds)))
     elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
         "us": used_ns / len(latencies) / 1e3,
@@ -186,8 +194,9 @@ def measure(address: str, pid: int, payload: str, num_clients: int) -> dict[str,
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def measure_all(*, native: bool = False) -> tuple[dict[str, float], dict[str, Any]]:
+def measure(setting: Setting) -> Findings:
     """Run the comparison; medians over the rounds, and all rounds."""
+    need_cores(2)
     keep_big_blocks()
     samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -196,14 +205,12 @@ def measure_all(*, native: bool = False) -> tuple[dict[str, float], dict[str, An
             write_model(payload.architecture, models / name / "1" / "model.onnx")
         mlp = Path(scratch) / "mlp"
         write_model(PAYLOADS["small"].architecture, mlp / "small" / "1" / "model.onnx")
-        profile = Path(scratch) / "instant.json"
-        save_profile(INSTANT, profile)
-        modelled = ["--device", f"modelled:{profile}", "--models", str(models)]
+        modelled = [*instant_device(Path(scratch)), "--models", str(models)]
         settings: dict[str, tuple[list[str], Mapping[str, str]]] = {
             "": (modelled, {}),
             "mlp": (["--device", "cpu", "--models", str(mlp)], {}),
         }
-        if native:
+        if setting.native:
             # With the safe path, nothing of the working folder comes before what is compiled.
             compiled = {"PYTHONPATH": str(NATIVE), "PYTHONSAFEPATH": "1"}
             settings["native"] = (modelled, compiled)
@@ -220,21 +227,25 @@ def measure_all(*, native: bool = False) -> tuple[dict[str, float], dict[str, An
             bare = stack.enter_context(BareServer(kind))
             addresses[kind] = bare.address, bare.process.pid
         os.sched_setaffinity(0, {_GENERATOR_CORE})
-        for number in range(ROUNDS):
-            _run_round(addresses, samples, backwards=number % 2 == 1)
+        for number in range(setting.rounds):
+            _run_round(addresses, samples, setting.seconds, backwards=number % 2 == 1)
     figures = {key: round(statistics.median(values), 3) for key, values in sorted(samples.items())}
     rounds = {key: [round(value, 3) for value in values] for key, values in sorted(samples.items())}
-    return figures, {"num_rounds": ROUNDS, "seconds": SECONDS, "rounds": rounds}
+    return Findings(figures, {"rounds": rounds})
 
 
 def _run_round(
-    addresses: dict[str, tuple[str, int]], samples: dict[str, list[float]], *, backwards: bool
+    addresses: dict[str, tuple[str, int]],
+    samples: dict[str, list[float]],
+    seconds: float,
+    *,
+    backwards: bool,
 ) -> None:
     for payload, num_clients in CASES:
         found: dict[str, dict[str, float]] = {}
         for name in [*reversed(addresses)] if backwards else [*addresses]:
             if name in ("", "sync", "aio"):
-                found[name] = measure(*addresses[name], payload, num_clients)
+                found[name] = measure_turn(*addresses[name], payload, num_clients, seconds)
         for name, figures in found.items():
             for unit, value in figures.items():
                 key = f"{payload}_{name}_{unit}_c{num_clients}".replace("__", "_")
@@ -242,35 +253,17 @@ def _run_round(
         for name, suffix in (("sync", ""), ("aio", "_aio")):
             key = f"{payload}_ratio{suffix}_c{num_clients}"
             samples.setdefault(key, []).append(found[""]["us"] / found[name]["us"])
-    for unit, value in measure(*addresses["mlp"], "small", 8).items():
+    for unit, value in measure_turn(*addresses["mlp"], "small", 8, seconds).items():
         samples.setdefault(f"mlp_{unit}_c8", []).append(value)
     if "native" in addresses:
         for num_clients in (1, 8, 32):
-            for unit, value in measure(*addresses["native"], "small", num_clients).items():
+            for unit, value in measure_turn(
+                *addresses["native"], "small", num_clients, seconds
+            ).items():
                 samples.setdefault(f"small_{unit}_c{num_clients}_native", []).append(value)
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--serve", choices=("sync", "aio"), help=argparse.SUPPRESS)
-    parser.add_argument("--native", action="store_true", help="measure build/native, too")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where live.json goes")
-    options = parser.parse_args()
-    if options.serve:
-        serve_bare(options.serve)
-        return
-    if len(os.sched_getaffinity(0)) < 2:
-        sys.exit("bench_live: found 1 core, expected 2: one for the servers, one for the generator")
-    figures, extra = measure_all(native=options.native)
-    for key, value in figures.items():
-        print(f"{key:32} {value:12.3f}")
-    command = "python -m experiments bench-live" + " --native" * options.native
-    written = write_results(
-        "live", figures, command=command, extra=extra, directory=options.directory
-    )
-    print(f"recorded in {written}")
+STUDY = bench("bench-live", Setting(), measure)
 
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # A bare server, in its own process.
+    serve_bare(sys.argv[1])

@@ -8,7 +8,6 @@ onnxruntime's to that row alone. Answers that are drawn by chance cannot be comp
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -28,15 +27,23 @@ from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
 from experiments.bench.mixing_models import Array, MixingModel, Row, all_models
 from experiments.live.local_server import LocalServer
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import Findings, bench
 
-SEED = 7
-NUM_STRANGERS = 6
-NUM_ROWS = 12
-QUESTIONS = 120
 _SCALES = (100.0, -1.0, 1e4, 0.0)
 # Nobody is in a hurry here: a model may have to be loaded, and seven clients share it.
 _SLO_MS = 20_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is asked."""
+
+    #: Clients that send outliers to each model.
+    strangers: int = 6
+    rows: int = 12
+    #: Times that each model is asked.
+    questions: int = 120
+    seed: int = 7
 
 
 @dataclass(slots=True)
@@ -84,11 +91,11 @@ def distance(found: Array, wanted: Array) -> float:
 
 
 async def ask(
-    address: str, model: MixingModel, outcome: Outcome, rows: Sequence[Row], questions: int
+    address: str, model: MixingModel, outcome: Outcome, rows: Sequence[Row], setting: Setting
 ) -> None:
     """Ask a model's rows while strangers send outliers to it."""
     expected = expected_answers(model, rows)
-    generator = np.random.default_rng(SEED + 1)
+    generator = np.random.default_rng(setting.seed + 1)
     strange = [model.rows(generator, 2, scale) for scale in _SCALES]
     strangers = [row for pair in strange for row in pair]
 
@@ -98,9 +105,9 @@ async def ask(
                 await client.infer(model.name, strangers[number % len(strangers)], slo_ms=_SLO_MS)
 
     async with AsyncClient(address) as client, AsyncClient(address) as other:
-        others = [asyncio.create_task(disturb(other, n)) for n in range(NUM_STRANGERS)]
+        others = [asyncio.create_task(disturb(other, n)) for n in range(setting.strangers)]
         try:
-            for number in range(questions):
+            for number in range(setting.questions):
                 place = number % len(rows)
                 result = await client.infer(model.name, rows[place], slo_ms=_SLO_MS, explain=True)
                 outcome.answers += 1
@@ -120,7 +127,7 @@ async def ask(
             await asyncio.gather(*others, return_exceptions=True)
 
 
-def measure(models: Iterable[MixingModel], questions: int = QUESTIONS) -> list[Outcome]:
+def ask_all(models: Iterable[MixingModel], setting: Setting) -> list[Outcome]:
     """Serve the models and ask each of them in turn."""
     with tempfile.TemporaryDirectory() as scratch:
         kept: dict[str, MixingModel] = {}
@@ -133,12 +140,12 @@ def measure(models: Iterable[MixingModel], questions: int = QUESTIONS) -> list[O
         with LocalServer(arguments) as server:
             operator = Operator(server.address)
             told = {info.model_id: info for info in operator.models()}
-            return [_asked(server.address, kept[name], told[name], questions) for name in kept]
+            return [_asked(server.address, kept[name], told[name], setting) for name in kept]
 
 
-def _asked(address: str, model: MixingModel, info: pb.ModelInfo, questions: int) -> Outcome:
+def _asked(address: str, model: MixingModel, info: pb.ModelInfo, setting: Setting) -> Outcome:
     outcome = Outcome(model.name, model.row_by_row, one_by_one=info.one_by_one)
-    rows = model.rows(np.random.default_rng(SEED), NUM_ROWS)
+    rows = model.rows(np.random.default_rng(setting.seed), setting.rows)
     try:
         expected_answers(model, rows)
     except Exception:  # onnxruntime's exceptions have no common base
@@ -146,7 +153,7 @@ def _asked(address: str, model: MixingModel, info: pb.ModelInfo, questions: int)
         return outcome
     outcome.served = info.state == "READY"
     if outcome.served:
-        asyncio.run(ask(address, model, outcome, rows, questions))
+        asyncio.run(ask(address, model, outcome, rows, setting))
     else:
         outcome.refused = info.reason
     return outcome
@@ -170,47 +177,27 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Run all models and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
-    directory = parser.parse_args().out
+def measure(setting: Setting) -> Findings:
+    """Ask all models, and count."""
     begin_s = time.monotonic()
-    outcomes = measure(all_models())
-    figures = figures_of(outcomes) | {"wall_s": round(time.monotonic() - begin_s, 1)}
-    path = write_results(
-        "mixing",
-        figures,
-        command="make bench-mixing",
-        seeds=[SEED],
-        extra={
-            "setting": {
-                "strangers": NUM_STRANGERS,
-                "rows": NUM_ROWS,
-                "questions_per_model": QUESTIONS,
-            },
-            "by_model": {
-                each.name: {
-                    "row_by_row": each.row_by_row,
-                    "one_by_one": each.one_by_one,
-                    "refused": each.refused,
-                    "shared_answers": each.shared,
-                    "mixed_answers": each.mixed,
-                    "worst": float(f"{each.worst:.2e}"),
-                }
-                for each in outcomes
-            },
-        },
-        directory=directory,
-    )
+    outcomes = ask_all(all_models(), setting)
     for each in outcomes:
         print(
             f"{each.name:20} {each.one_by_one or each.refused or 'in batches':70} {each.worst:.1e}"
         )
-    for key, figure in figures.items():
-        print(f"{key:20} {figure:10.3f}")
-    print(path)
+    by_model = {
+        each.name: {
+            "row_by_row": each.row_by_row,
+            "one_by_one": each.one_by_one,
+            "refused": each.refused,
+            "shared_answers": each.shared,
+            "mixed_answers": each.mixed,
+            "worst": float(f"{each.worst:.2e}"),
+        }
+        for each in outcomes
+    }
+    figures = figures_of(outcomes) | {"wall_s": round(time.monotonic() - begin_s, 1)}
+    return Findings(figures, {"by_model": by_model})
 
 
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-mixing", Setting(), measure)

@@ -24,7 +24,6 @@ here have names, with all variants. Writes `observe.json`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import random
@@ -38,6 +37,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.app import Controller, running
 from controller.config import ControllerConfig
 from experiments.bench.request_cost import ServerBeside, asking, prepare, start_beside
-from experiments.results_file import RESULTS, write_results
+from experiments.study.bench import bench
 
 _MODEL, _COLUMNS = "small", 784
 _MODELS: Final = {_MODEL: f"mlp-{_COLUMNS}-8-4"}
@@ -332,28 +332,21 @@ def _scraping(server: ServerBeside) -> Iterator[None]:
         thread.join()
 
 
-def produce(
-    rounds: int, num_requests: int, num_models: int, directory: Path = RESULTS
-) -> dict[str, float]:
-    """Measure, and write `observe.json`."""
-    figures = measure_scrape(num_models, rounds) | measure_requests(rounds, num_requests)
-    command = f"python -m experiments bench-observe --rounds {rounds} --requests {num_requests}"
-    write_results("observe", figures, command=command, directory=directory)
-    return figures
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    rounds: int = 9
+    #: Asked of each variant in each round.
+    requests: int = 4000
+    models: int = 4000
 
 
-def main() -> None:
-    """Measure as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--requests", type=int, default=4000, help="of each variant and round")
-    parser.add_argument("--models", type=int, default=4000)
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
-    options = parser.parse_args()
-    figures = produce(options.rounds, options.requests, options.models, options.directory)
-    for key, figure in figures.items():
-        print(f"{key:36} {figure:12.3f}")
+def measure(setting: Setting) -> dict[str, float]:
+    """Measure the scrape and the dashboard, then the request."""
+    return measure_scrape(setting.models, setting.rounds) | measure_requests(
+        setting.rounds, setting.requests
+    )
 
 
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-observe", Setting(), measure)

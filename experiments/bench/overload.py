@@ -41,8 +41,3 @@ def measure(seconds: float = SECONDS) -> dict[str, float]:
                 of_rate["refusal_p99_ms"] = account.refusal_ms(99)
             figures |= {f"overload_{key}_{rate}": round(value, 2) for key, value in of_rate.items()}
     return figures
-
-
-if __name__ == "__main__":
-    for name, value in measure().items():
-        print(f"{name:35} {value:10.2f}")

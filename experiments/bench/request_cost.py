@@ -44,8 +44,8 @@ class ServerBeside:
     metrics: str
 
 
-def prepare(scratch: Path, models: Mapping[str, str]) -> list[str]:
-    """Write models, by name and architecture, and a device; gives the flags of a server with both."""
+def instant_device(scratch: Path) -> list[str]:
+    """Flags of a server whose device takes 1 us for any batch."""
     row = ProfileRow(
         name="*",
         weights_bytes=1,
@@ -53,11 +53,16 @@ def prepare(scratch: Path, models: Mapping[str, str]) -> list[str]:
         exec_ns=dict.fromkeys(DEFAULT_BATCH_SIZES, NS_PER_US),
     )
     save_profile(Profile(name="instant", rows={"*": row}), scratch / "instant.json")
+    return ["--device", f"modelled:{scratch}/instant.json"]
+
+
+def prepare(scratch: Path, models: Mapping[str, str]) -> list[str]:
+    """Write models, by name and architecture, and a device; gives the flags of a server with both."""
     for name, architecture in models.items():
         write_model(architecture, scratch / "models" / name / "1" / "model.onnx")
     return [
-        *("--models", f"{scratch}/models", "--device", f"modelled:{scratch}/instant.json"),
-        *("--cache-dir", f"{scratch}/cache"),
+        *("--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"),
+        *instant_device(scratch),
     ]
 
 

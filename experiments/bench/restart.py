@@ -22,7 +22,6 @@ replaces every process of an earlier revision (`git archive`) by this one's, one
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -34,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ import numpy as np
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from experiments.live.local_server import off_fixed_ports
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.study.bench import bench
+from experiments.study.study import chosen
 from modelzoo.build import write_model
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -64,6 +64,7 @@ _TICK_S = 0.005
 _START_LIMIT_S = 120.0
 #: The last revision whose processes could only be replaced with a pause.
 PREVIOUS = "9ef805e"
+TARGETS = ("controller", "worker", "front", "standby", "writer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,14 @@ class Setting:
     #: How often each process is killed, and how often stopped.
     times: int = 20
     rate: float = 200.0
-    targets: tuple[str, ...] = ("controller", "worker", "front", "standby", "writer")
+    targets: tuple[str, ...] = TARGETS
+    #: The revision that is replaced.
     previous: str = PREVIOUS
+    parts: tuple[str, ...] = ("faults", "back", "upgrade")
+
+    def __post_init__(self) -> None:
+        chosen("target", self.targets, TARGETS)
+        chosen("part", self.parts, PARTS)
 
 
 # --- the client ------------------------------------------------------------------------------------
@@ -649,48 +656,13 @@ PARTS: Mapping[str, Callable[[Setting, Path], dict[str, float]]] = {
 }
 
 
-def produce(
-    setting: Setting, directory: Path = RESULTS, *, parts: Sequence[str] = tuple(PARTS)
-) -> dict[str, float]:
-    """Measure some parts, and put them into `guard.json`."""
+def measure(setting: Setting) -> dict[str, float]:
+    """Measure the parts that are asked for."""
     figures: dict[str, float] = {}
-    for part in parts:
+    for part in setting.parts:
         with tempfile.TemporaryDirectory(prefix="clockwright-") as scratch:
             figures |= PARTS[part](setting, Path(scratch))
-    command = (
-        f"python -m experiments bench-restart --times {setting.times} --parts {' '.join(parts)}"
-    )
-    if not (directory / "guard.json").exists():
-        write_results("guard", {}, command=command, directory=directory)
-    add_results(
-        "guard",
-        figures,
-        part="restart",
-        command=command,
-        extra={"setting": asdict(setting)},
-        directory=directory,
-    )
     return figures
 
 
-def main() -> None:
-    """Measure as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    usual = Setting()
-    parser.add_argument("--times", type=int, default=usual.times, help="each process is hit")
-    parser.add_argument("--targets", nargs="+", choices=usual.targets, default=usual.targets)
-    parser.add_argument("--previous", default=usual.previous, help="revision that is replaced")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS))
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
-    options = parser.parse_args()
-    if options.times < 1:
-        parser.error("--times: expected 1 or more")
-    setting = Setting(
-        times=options.times, targets=tuple(options.targets), previous=options.previous
-    )
-    for key, figure in produce(setting, options.directory, parts=options.parts).items():
-        print(f"{key:30} {figure:12.3f}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-restart", Setting(), measure, record="guard", part="restart")

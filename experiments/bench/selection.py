@@ -16,22 +16,17 @@
   whatever else it does, which changes by the second. `cache_feedback_cpu_ratio` is the same in processor time,
   of client and server together. `feedback_by_id_...` is this server's own way, by query id,
   which needs no prediction at all.
-* `fig8_...`, `mitigated_late_answers`: from the last runs of Figures 8 and 9; `--collect` copies them anew.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
-import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,6 +35,7 @@ import uvloop
 
 from clockwright import AsyncClient, Feedback
 from clockwright.operator import Operator
+from clockwright.units import NS_PER_S
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import Contexts
@@ -48,20 +44,13 @@ from controller.selection.policies import BUILT_IN, make_policy
 from experiments.demo.models import write_digit_models
 from experiments.digits.images import Array
 from experiments.live.local_server import LocalServer
-from experiments.results_file import RESULTS, write_results
+from experiments.live.processor_time import cpu_ns, family, rss_bytes
+from experiments.study.bench import Findings, bench
 
 MODELS = ("a", "b", "c", "d")
-NUM_CONTEXTS = 100_000
 _SEED = 0
 
 _OPTIONS: dict[str, dict[str, Any]] = {"canary": {"stable": "a", "canary": "b"}}
-
-#: File, key in this record, key in that file.
-COLLECTED = (
-    ("clipper_fig8", "fig8_cumulative_error", "cumulative_error"),
-    ("clipper_fig8", "fig8_returns_to_best", "returns_to_best"),
-    ("clipper_fig9", "mitigated_late_answers", "mitigated_late_answers"),
-)
 
 #: Whom a query of `path_round` asks, by the name of its figures.
 MODELS_ASKED = {
@@ -70,6 +59,19 @@ MODELS_ASKED = {
     "application_4": "uncached",
     "application_4_cached": "cached",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    #: Calls of each policy, in each repeat.
+    calls: int = 4_000
+    repeats: int = 5
+    contexts: int = 100_000
+    inputs: int = 300
+    rounds: int = 9
+
 
 # Queries asked at once, so that they form batches.
 _CONCURRENCY = 32
@@ -106,12 +108,12 @@ def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     return best * 1e6
 
 
-def contexts_mib(num_contexts: int = NUM_CONTEXTS) -> float:
+def contexts_mib(num_contexts: int) -> float:
     """Memory that states of so many users take, each of which has given feedback once."""
     policy = make_policy("exp4-full", {})
     contexts = Contexts(capacity=num_contexts)
     gc.collect()
-    before = _resident_bytes()
+    before = rss_bytes("self")
     rng = Random(_SEED)
     choice = Choice(MODELS, (1.0,) * len(MODELS))
     for number in range(num_contexts):
@@ -121,12 +123,7 @@ def contexts_mib(num_contexts: int = NUM_CONTEXTS) -> float:
     contexts.written(contexts.changes(num_contexts))
     gc.collect()
     assert len(contexts) == num_contexts
-    return (_resident_bytes() - before) / 2**20
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return (rss_bytes("self") - before) / 2**20
 
 
 async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
@@ -197,27 +194,7 @@ async def feedback_round(
 
 def cpu_s(pids: Sequence[int]) -> float:
     """Processor time that these processes and this one have spent."""
-    return time.process_time() + sum(map(process_cpu_s, pids))
-
-
-def process_cpu_s(pid: int) -> float:
-    """Processor time that a process has spent."""
-    # Behind the command's name, which may hold anything: the 14th and 15th field of all.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def process_tree(pid: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # It has ended meanwhile.
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children[parent].append(int(stat.parent.name))
-    found = [pid]
-    for known in found:
-        found += children[known]
-    return found
+    return time.process_time() + cpu_ns(pids) / NS_PER_S
 
 
 async def path_round(
@@ -246,7 +223,7 @@ async def path_round(
             ]:  # The first queries of all find connections, code and weights cold.
                 await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS)
             times_us: list[float] = []
-            before_s, controller_s = cpu_s(pids), process_cpu_s(pids[0])
+            before_s, controller_ns = cpu_s(pids), cpu_ns(pids[:1])
             for number, image in enumerate(images):
                 began = time.perf_counter()
                 user = f"user {turn} {number}" if context else ""
@@ -257,7 +234,7 @@ async def path_round(
             row[f"{name}_p99_us"] = times_us[len(times_us) * 99 // 100]
             row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / len(images) * 1e6
             row[f"{name}_controller_cpu_us"] = (
-                (process_cpu_s(pids[0]) - controller_s) / len(images) * 1e6
+                (cpu_ns(pids[:1]) - controller_ns) / len(images) / 1e3
             )
     return row
 
@@ -300,7 +277,7 @@ def measure_live(
                 application = pb.Application(name=name, models=members, no_cache=no_cache)
                 operator.put_application(application)
             assert MODELS_ASKED["model"] == model_names[0]
-            pids = process_tree(server.process.pid)
+            pids = family(server.process.pid)
             images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
             paths, feedbacks = [], []
             for turn in range(rounds + 1):
@@ -336,63 +313,19 @@ def feedback_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return figures
 
 
-def produce(
-    *,
-    calls: int = 4_000,
-    repeats: int = 5,
-    num_contexts: int = NUM_CONTEXTS,
-    num_inputs: int = 300,
-    rounds: int = 9,
-    directory: Path = RESULTS,
-) -> dict[str, float]:
-    """Measure, and write `selection.json`."""
+def measure(setting: Setting) -> Findings:
+    """Time the policies' own calls, weigh the contexts, and ask live."""
     costs = {
-        name: select_combine_us(name, calls=calls, repeats=repeats) for name in sorted(BUILT_IN)
+        name: select_combine_us(name, calls=setting.calls, repeats=setting.repeats)
+        for name in sorted(BUILT_IN)
     }
     figures = {"select_combine_us_4models": max(costs.values())}
     for name, cost in costs.items():
         figures[f"select_combine_us_{name.replace('-', '_')}"] = cost
-    figures["contexts_mib_100k"] = contexts_mib(num_contexts)
-    paths, feedbacks = measure_live(num_inputs=num_inputs, rounds=rounds)
-    figures |= path_figures(paths)
-    figures |= feedback_figures(feedbacks)
-    write_results(
-        "selection",
-        figures,
-        command="python -m experiments bench-selection",
-        seeds=[_SEED],
-        extra={
-            "contexts": num_contexts,
-            "inputs": num_inputs,
-            "path_runs": paths,
-            "feedback_runs": feedbacks,
-        },
-        directory=directory,
-    )
-    return collect(directory)
+    figures["contexts_mib_100k"] = contexts_mib(setting.contexts)
+    paths, feedbacks = measure_live(num_inputs=setting.inputs, rounds=setting.rounds)
+    figures |= path_figures(paths) | feedback_figures(feedbacks)
+    return Findings(figures, {"path_runs": paths, "feedback_runs": feedbacks})
 
 
-def collect(directory: Path = RESULTS) -> dict[str, float]:
-    """Put the numbers of Figures 8 and 9, as last recorded, beside the measured ones; returns all."""
-    target = directory / "selection.json"
-    record = json.loads(target.read_text())
-    record["from"] = {}
-    for name, key, source in COLLECTED:
-        path = directory / f"{name}.json"
-        record["figures"].pop(key, None)
-        if path.is_file():
-            other = json.loads(path.read_text())
-            record["figures"][key] = other["figures"][source]
-            record["from"][key] = f"{name}.json, commit {other['commit']}"
-    target.write_text(json.dumps(record, indent=1) + "\n")
-    figures: dict[str, float] = record["figures"]
-    return figures
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--collect", action="store_true", help="measure nothing, only copy from Figures 8 and 9"
-    )
-    for key, figure in (collect() if parser.parse_args().collect else produce()).items():
-        print(f"{key}: {figure:.4g}")
+STUDY = bench("bench-selection", Setting(), measure)

@@ -1,45 +1,49 @@
-"""`make bench`: what serving costs and keeps, in `experiments/results/serve.json`.
+"""`make bench`: what serving costs and keeps.
 
-The parts, each also a command of its own: `bench_core` (the scheduler per request, virtual time),
-`bench_grpc` (the whole way against a bare echo server), `bench_worker` (lateness, prediction and paging on
-the CPU), `bench_overload` (goodput at up to three times what the device can do).
+The parts: `core` (the scheduler per request, virtual time), `paging` and `lateness` (the worker on the CPU), and
+`overload` (goodput at up to three times what the device can do). What a request costs is `bench-live`'s.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from experiments.bench import core as bench_core
-from experiments.bench import grpc as bench_grpc
-from experiments.bench import overload as bench_overload
-from experiments.bench import worker as bench_worker
-from experiments.results_file import write_results
+from experiments.bench import core, overload, worker
+from experiments.study.bench import bench
+from experiments.study.study import chosen
 
-# Seeds of the arrivals: those of `bench_core`, then those of `bench_overload`.
-SEEDS = [*range(bench_core.REPEATS), *range(len(bench_overload.RATES))]
+PARTS: Mapping[str, Callable[[], dict[str, float]]] = {
+    "core": core.measure,
+    "paging": worker.measure_paging,
+    "lateness": worker.measure_lateness,
+    "overload": overload.measure,
+}
 
 
-def main() -> None:
-    """Run all parts, one after the other, and write the figures."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured."""
+
+    parts: tuple[str, ...] = tuple(PARTS)
+
+    @property
+    def seeds(self) -> range:
+        """Arrivals of the core's cases, and those of the overload."""
+        return range(max(core.REPEATS, len(overload.RATES)))
+
+    def __post_init__(self) -> None:
+        chosen("part", self.parts, PARTS)
+
+
+def measure(setting: Setting) -> dict[str, float]:
+    """Measure the parts, one after the other."""
     begin_s = time.monotonic()
-    figures = bench_core.measure()
-    grpc_figures, grpc_extra = bench_grpc.measure_all()
-    figures |= grpc_figures
-    figures |= bench_worker.measure_paging()
-    figures |= bench_worker.measure_lateness()
-    figures |= bench_overload.measure()
-    figures["wall_s"] = round(time.monotonic() - begin_s, 1)
-    path = write_results(
-        "serve",
-        figures,
-        command="make bench",
-        seeds=sorted(set(SEEDS)),
-        extra={"grpc": grpc_extra},
-    )
-    for key, figure in sorted(figures.items()):
-        print(f"{key:50} {figure:12.3f}")
-    print(path)
+    figures: dict[str, float] = {}
+    for part in setting.parts:
+        figures |= PARTS[part]()
+    return figures | {"wall_s": round(time.monotonic() - begin_s, 1)}
 
 
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-serve", Setting(), measure)

@@ -14,9 +14,7 @@ slopes. Writes part `soak` of `guard.json`.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
 import socket
 import subprocess
 import sys
@@ -40,16 +38,27 @@ from controller.telemetry import CAPACITY
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
-from experiments.live.processor_time import roles
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.live.processor_time import roles, rss_bytes
+from experiments.study.bench import Findings, bench
 
 _FILL_RPS, _STEADY_RPS = 1000.0, 100.0
-_LOOK_S = 30.0
 # Between two turns of the churn.
 _PAUSE_S = 3.0
-# The first part of the churn, in which what is bounded fills.
-_SETTLING_S = 1200.0
 _MODELS = ("steady", "further")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured."""
+
+    #: Length of the churn whose slopes count.
+    minutes: float = 60.0
+    #: Length of the load before it, which fills the server's tables.
+    fill_s: float = 2.2 * CAPACITY / _FILL_RPS
+    #: Length of the churn before that one, in which what is bounded fills.
+    settling_s: float = 1200.0
+    #: Time between two looks at the processes.
+    look_s: float = 30.0
 
 
 @dataclass(slots=True)
@@ -67,51 +76,28 @@ class Occupied:
         )
 
 
-def produce(
-    *,
-    seconds: float,
-    fill_s: float,
-    settling_s: float,
-    look_s: float = _LOOK_S,
-    directory: Path = RESULTS,
-) -> dict[str, float]:
-    """Churn, and write part `soak` of `guard.json`.
-
-    Args:
-        seconds: of the churn whose slopes count.
-        fill_s: of the load before it, which fills the server's tables.
-        settling_s: of the churn before that, whose slopes do not count.
-        look_s: between two looks at the processes.
-        directory: where the record goes.
-    """
+def measure(setting: Setting) -> Findings:
+    """Fill, churn, and look."""
     with _server() as (server, controller):
         load = ClientLoad(
-            address=server.address, models=_MODELS, slo_ms=100, seconds=fill_s, rate=_FILL_RPS, seed=1
+            address=server.address, models=_MODELS, slo_ms=100, seconds=setting.fill_s, rate=_FILL_RPS,
+            seed=1,
         )  # fmt: skip
         offer(load)
-        sizes, turns, account = _soak(server, controller, settling_s + seconds, look_s)
-    settled = {name: size.since(round(settling_s / look_s)) for name, size in sizes.items()}
-    figures = figures_of(settled, look_s) | {
-        "soak_minutes": seconds / 60,
+        seconds = setting.settling_s + 60 * setting.minutes
+        sizes, turns, account = _soak(server, controller, seconds, setting.look_s)
+    first = round(setting.settling_s / setting.look_s)
+    settled = {name: size.since(first) for name, size in sizes.items()}
+    figures = figures_of(settled, setting.look_s) | {
+        "soak_minutes": setting.minutes,
         "soak_turns": turns,
         "soak_requests": account.num_offered,
         "soak_unexplained_ends": account.others.total(),
         # By the client's clock, with what its machine kept it waiting.
         "soak_late_success": account.num_late,
     }
-    command = f"python -m experiments bench-soak --minutes {seconds / 60:g}"
-    if not (directory / "guard.json").exists():
-        write_results("guard", {}, command=command, directory=directory)
     looks = {name: _looks_of(size) for name, size in sizes.items()}
-    add_results(
-        "guard",
-        figures,
-        part="soak",
-        command=command,
-        extra={"looks": looks, "unexplained_ends": dict(account.others)},
-        directory=directory,
-    )
-    return figures
+    return Findings(figures, {"looks": looks, "unexplained_ends": dict(account.others)})
 
 
 def _looks_of(size: Occupied) -> dict[str, list[float]]:
@@ -213,8 +199,7 @@ def _soak(
 
 def _look(pid: int, size: Occupied) -> None:
     process = Path(f"/proc/{pid}")
-    pages = int((process / "statm").read_text().split()[1])
-    size.rss_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    size.rss_mib.append(rss_bytes(pid) / 2**20)
     size.handles.append(len(list((process / "fd").iterdir())))
     size.threads.append(len(list((process / "task").iterdir())))
 
@@ -281,21 +266,4 @@ def _worker_comes_and_goes(address: str, name: str) -> None:
             process.wait()
 
 
-def main() -> None:
-    """Churn as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=60, help="of churn")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
-    options = parser.parse_args()
-    figures = produce(
-        seconds=60 * options.minutes,
-        fill_s=2.2 * CAPACITY / _FILL_RPS,
-        settling_s=_SETTLING_S,
-        directory=options.directory,
-    )
-    for key, figure in figures.items():
-        print(f"{key:40} {figure:10.3f}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("bench-soak", Setting(), measure, record="guard", part="soak")

@@ -12,11 +12,8 @@ ratio of medians, batch 1.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import statistics
 import tempfile
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -26,18 +23,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from clockwright.actions import Infer, LoadWeights, StepTime
-from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.actions import StepTime
 from controller.telemetry import ActionRow
+from experiments.live.bare_lanes import loaded, prepared_on, processor
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import ClientLoad, OpenLoop
 from experiments.telemetry.tables import read_actions
 from modelzoo.build import write_model
-from worker.devices.cpu import CpuDevice
-from worker.lane_threads import LaneThreads, Outcome
-from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
-from worker.models.served_model import Offer, OfferedFile
 
 COPIES = 6
 PAGES = 11  # three ResNet-18s of three pages, the MLP, one to spare
@@ -172,7 +165,7 @@ def measure_paging() -> dict[str, float]:
     figures = {}
     for name in PAGING_MODELS:
         with tempfile.TemporaryDirectory() as scratch:
-            paged, plain = asyncio.run(_paging(name, Path(scratch)))
+            paged, plain = _paging(name, Path(scratch))
         figures[f"paging_ratio_{name}"] = round(
             statistics.median(paged) / statistics.median(plain), 4
         )
@@ -183,75 +176,25 @@ def measure_paging() -> dict[str, float]:
     return figures
 
 
-async def _paging(name: str, scratch: Path) -> tuple[list[int], list[int]]:
-    path = scratch / "model.onnx"
+def _paging(name: str, scratch: Path) -> tuple[list[int], list[int]]:
+    """EXEC's time and the plain session's, in ns by round."""
+    path = scratch / name / "1" / "model.onnx"
     write_model(name, path)
-    content = path.read_bytes()
-    files = FileStore(scratch)
-    sha256 = hashlib.sha256(content).hexdigest()
-    stored = files.new_file()
-    stored.write_bytes(content)
-    files.add(stored, sha256)
-    device = CpuDevice(
-        limits=Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=8 << 20),
-        io_pool_bytes=32 << 20,
-        files=files,
-        cache_dir=scratch,
-        compile_limit_s=300,
-    )
-
-    async def fetch(missing: object) -> None:
-        assert not missing
-
-    offered = OfferedFile("model.onnx", len(content), sha256)
-    model = await device.prepare(
-        Offer(ModelId(name), (offered,), (1,), {}, ""), fetch, lambda stage: None
-    )
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     image = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
-    outcomes: list[Outcome] = []
-    came = threading.Event()
-
-    def on_outcome(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        came.set()
-
-    runtime = LaneThreads(device, on_outcome)
-    runtime.start()
-    runtime.add_model(model)
-    window = {"earliest_ns": 0, "latest_ns": 1 << 62, "expected_duration_ns": NS_PER_S}
-    runtime.submit(LoadWeights(action_id=ActionId(1), model_id=ModelId(name), **window))
+    limits = Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=8 << 20)
+    device = processor(scratch, limits, io_pool_bytes=32 << 20)
     paged, plain = [], []
-    for number in range(PAGING_ROUNDS):
-        begin_ns = time.perf_counter_ns()
-        (expected,) = session.run(None, {"input": image})
-        plain.append(time.perf_counter_ns() - begin_ns)
-        came.clear()
-        runtime.submit(
-            Infer(
-                action_id=ActionId(number + 2),
-                model_id=ModelId(name),
-                batch_size=1,
-                rows=(1,),
-                **window,
-            ),
-            [image.tobytes()],
-        )
-        while not (outcomes and outcomes[-1][0].action_id == number + 2):
-            came.wait()
-            came.clear()
-        result, outputs = outcomes[-1]
-        assert result.exec is not None, result
-        found = np.frombuffer(outputs[0], np.float32)
-        assert np.allclose(found, expected.ravel(), rtol=1e-3, atol=1e-4)
-        paged.append(result.exec.duration_ns)
-    await asyncio.to_thread(runtime.stop)
-    await device.close()
+    with prepared_on(device, scratch / name, scratch, (1,)) as ready, loaded(ready) as run:
+        for _ in range(PAGING_ROUNDS):
+            begin_ns = time.perf_counter_ns()
+            (expected,) = session.run(None, {"input": image})
+            plain.append(time.perf_counter_ns() - begin_ns)
+            result, outputs = run(image)
+            assert result.exec is not None, result
+            found = np.frombuffer(outputs[0], np.float32)
+            assert np.allclose(found, expected.ravel(), rtol=1e-3, atol=1e-4)
+            paged.append(result.exec.duration_ns)
     return paged[5:], plain[5:]
-
-
-if __name__ == "__main__":
-    for key, value in (measure_paging() | measure_lateness()).items():
-        print(f"{key:35} {value:12.3f}")

@@ -11,22 +11,19 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import count
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from clockwright.actions import ActionError, Infer, LoadWeights, Result
-from clockwright.bulk import Buffer
+from clockwright.actions import Infer, Result
 from clockwright.errors import Refusal
 from clockwright.units import (
     NS_PER_MS,
     NS_PER_S,
-    ActionId,
     GpuKind,
     ModelId,
     RequestId,
@@ -43,8 +40,9 @@ from controller.core.events import (
     WorkerJoined,
 )
 from controller.ledger import Finished, Ledger, Sent
-from experiments.clipper_paper.models import Prepared, held_out
-from experiments.digits.images import Array
+from experiments.clipper_paper.models import held_out
+from experiments.live.bare_lanes import Prepared
+from traces.arrivals import Poisson
 from worker.lane_threads import LaneThreads, Outcome
 
 
@@ -83,17 +81,17 @@ class Serving:
         return Saturating(outstanding=2 * self.batch_sizes[-1])
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Measured:
     """Responses and batches of the measured time."""
 
-    seconds: float
+    seconds: float = 0.0
     #: Latency of each request, from arrival to response; late ones count, too.
-    latency_ns: NDArray[np.int64]
-    num_late: int
-    #: Rows of each batch, then its time from sending to the result.
-    batch_rows: NDArray[np.int64]
-    batch_ns: NDArray[np.int64]
+    latency_ns: list[int] = field(default_factory=list)
+    num_late: int = 0
+    #: Rows of each batch, and its time from sending to the result.
+    batch_rows: list[int] = field(default_factory=list)
+    batch_ns: list[int] = field(default_factory=list)
 
     @property
     def throughput_rps(self) -> float:
@@ -103,41 +101,27 @@ class Measured:
     @property
     def mean_batch(self) -> float:
         """Rows per batch; 0 without any."""
-        return float(self.batch_rows.mean()) if len(self.batch_rows) else 0.0
+        return fmean(self.batch_rows or [0])
 
     def latency_ms(self, percentile: float) -> float:
         """Percentile of the requests' latency; 0 without any."""
-        return _percentile_ms(self.latency_ns, percentile)
+        return float(np.percentile(self.latency_ns or [0], percentile)) / NS_PER_MS
 
     def batch_ms(self, percentile: float) -> float:
         """Percentile of the batches' time; 0 without any."""
-        return _percentile_ms(self.batch_ns, percentile)
+        return float(np.percentile(self.batch_ns or [0], percentile)) / NS_PER_MS
 
     def batches_late_pct(self, slo_ns: int) -> float:
         """Share of the batches that took longer than the SLO, in percent."""
-        return float(100 * (self.batch_ns > slo_ns).mean()) if len(self.batch_ns) else 0.0
+        return 100 * fmean([took_ns > slo_ns for took_ns in self.batch_ns] or [0])
 
-
-def together(runs: Sequence[Measured]) -> Measured:
-    """Join several runs into one."""
-    return Measured(
-        seconds=sum(run.seconds for run in runs),
-        latency_ns=np.concatenate([run.latency_ns for run in runs]),
-        num_late=sum(run.num_late for run in runs),
-        batch_rows=np.concatenate([run.batch_rows for run in runs]),
-        batch_ns=np.concatenate([run.batch_ns for run in runs]),
-    )
-
-
-def _percentile_ms(values: NDArray[np.int64], percentile: float) -> float:
-    return float(np.percentile(values, percentile)) / NS_PER_MS if len(values) else 0.0
-
-
-@dataclass(slots=True)
-class _Log:
-    latency_ns: list[int] = field(default_factory=list)
-    num_late: int = 0
-    batches: list[tuple[int, int]] = field(default_factory=list)
+    def __iadd__(self, other: Measured) -> Measured:
+        self.seconds += other.seconds
+        self.latency_ns += other.latency_ns
+        self.num_late += other.num_late
+        self.batch_rows += other.batch_rows
+        self.batch_ns += other.batch_ns
+        return self
 
 
 class Bench:
@@ -150,7 +134,7 @@ class Bench:
         self._runtimes: list[LaneThreads[Any]] = []
         self._next_id = 0
         self._slo_ns = 0
-        self._log = _Log()
+        self._log = Measured()
         self._completed = 0
         self._ledger: Ledger[LaneThreads[Any], None] = Ledger(
             Scheduler(config),
@@ -212,13 +196,13 @@ class Bench:
         begin_ns = time.monotonic_ns()
         count_ns = begin_ns + int(warmup_s * NS_PER_S)
         end_ns = count_ns + int(measured_s * NS_PER_S)
-        due = _arrivals(load, begin_ns, end_ns)
+        due = _arrivals(load, slo_ns, begin_ns, end_ns)
         if isinstance(load, Saturating):
             self._arrive([begin_ns] * load.outstanding)
         counting = False
         while (now_ns := time.monotonic_ns()) < end_ns:
             if not counting and now_ns >= count_ns:
-                counting, self._log, count_ns = True, _Log(), now_ns
+                counting, self._log, count_ns = True, Measured(), now_ns
             arrived = []
             while due and due[0] <= now_ns:
                 arrived.append(due.popleft())
@@ -233,14 +217,8 @@ class Bench:
                 due_ns = self._ledger.due_ns
             until_ns = min(due_ns or end_ns, due[0] if due else end_ns, end_ns)
             self._wait(until_ns)
-        log = self._log
-        return Measured(
-            seconds=(time.monotonic_ns() - count_ns) / NS_PER_S,
-            latency_ns=np.array(log.latency_ns, np.int64),
-            num_late=log.num_late,
-            batch_rows=np.array([rows for rows, _ in log.batches], np.int64),
-            batch_ns=np.array([duration for _, duration in log.batches], np.int64),
-        )
+        self._log.seconds = (time.monotonic_ns() - count_ns) / NS_PER_S
+        return self._log
 
     def _listener(self, worker_id: WorkerId) -> Any:  # noqa: ANN401  a callback of the runtime
         return lambda outcome: self._outcomes.put((worker_id, outcome))
@@ -267,7 +245,8 @@ class Bench:
             and isinstance(infer := sent.command.action, Infer)
             and not result.error
         ):
-            self._log.batches.append((sum(infer.rows), time.monotonic_ns() - infer.earliest_ns))
+            self._log.batch_rows.append(sum(infer.rows))
+            self._log.batch_ns.append(time.monotonic_ns() - infer.earliest_ns)
 
     def _arrive(self, times_ns: Sequence[int]) -> None:
         requests = []
@@ -325,15 +304,14 @@ def _same(wakeup_ns: int) -> int:
     return wakeup_ns
 
 
-def _arrivals(load: Saturating | Offered, begin_ns: int, end_ns: int) -> deque[int]:
+def _arrivals(load: Saturating | Offered, slo_ns: int, begin_ns: int, end_ns: int) -> deque[int]:
     if isinstance(load, Saturating):
         return deque()
-    random = np.random.default_rng(load.seed)
-    seconds = (end_ns - begin_ns) / NS_PER_S
-    number = int(load.rate_rps * seconds * 1.2 + 100)
-    gaps = random.exponential(NS_PER_S / load.rate_rps, number)
-    times = begin_ns + np.cumsum(gaps).astype(np.int64)
-    return deque(times[times < end_ns].tolist())
+    arrivals = Poisson(
+        models=(0,), rate_rps=load.rate_rps, slo_ns=slo_ns, begin_ns=begin_ns, end_ns=end_ns,
+        seed=load.seed,
+    )  # fmt: skip
+    return deque(sorted(at for chunk in arrivals.chunks() for at in chunk.time_ns.tolist()))
 
 
 def saturate(setting: Serving, ready: Sequence[Prepared], config: SchedulerConfig) -> Measured:
@@ -346,61 +324,3 @@ def saturate(setting: Serving, ready: Sequence[Prepared], config: SchedulerConfi
             warmup_s=setting.warmup_s,
             measured_s=setting.measured_s,
         )
-
-
-@contextmanager
-def loaded(ready: Prepared) -> Iterator[Callable[[Array], tuple[Result, Sequence[Buffer]]]]:
-    """A model in its device's memory, and what runs one batch of it on the worker's lanes.
-
-    Whoever calls it gives rows, as many as one of the model's batch sizes, and gets the result and the outputs.
-
-    Raises:
-        RuntimeError: an action failed.
-    """
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
-    ids = count(1)
-
-    def done(kind: type[LoadWeights | Infer], *payload: bytes, **others: Any) -> Any:  # noqa: ANN401
-        now_ns = time.monotonic_ns()
-        action = kind(
-            action_id=ActionId(next(ids)),
-            model_id=ModelId(ready.model.model_id),
-            earliest_ns=now_ns,
-            latest_ns=now_ns + 60 * NS_PER_S,
-            expected_duration_ns=1,
-            **others,
-        )
-        runtime.submit(action, payload)
-        result, outputs = outcomes.get()
-        if result.error is not ActionError.NONE:
-            raise RuntimeError(f"action {result.action_id}: {result.error.name}: {result.message}")
-        return result, outputs
-
-    runtime.add_model(ready.model)
-    runtime.start()
-    try:
-        done(LoadWeights)
-        yield lambda rows: done(Infer, rows.tobytes(), batch_size=len(rows), rows=(len(rows),))
-    finally:
-        runtime.stop()
-
-
-def exec_ns(ready: Prepared, batch_size: int, *, runs: int, budget_s: float) -> Array:
-    """How long the EXEC of a batch takes on the worker's lanes, in ns by run.
-
-    Args:
-        ready: the model.
-        batch_size: one of its sizes.
-        runs: number of runs at most; at least 3.
-        budget_s: time after which no further run begins.
-    """
-    images, _ = held_out()
-    rows = np.resize(images, (batch_size, images.shape[1]))
-    durations: list[int] = []
-    with loaded(ready) as run:
-        end_ns = time.monotonic_ns() + int(budget_s * NS_PER_S)
-        while len(durations) < 4 or (len(durations) <= runs and time.monotonic_ns() < end_ns):
-            result, _ = run(rows)
-            durations.append(result.exec.duration_ns if result.exec else 0)
-    return np.array(durations[1:])  # the first touches memory

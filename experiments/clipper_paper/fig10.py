@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -23,7 +22,7 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.stream import ask
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import Study
+from experiments.study.study import Study, StudyRecord
 
 #: Fixed choices, then the default policy. For the policy: its candidates beside the groups' models, and
 #: where a user's state begins.
@@ -201,17 +200,17 @@ def stretches(_setting: Setting, points: Sequence[SeedErrors]) -> list[dict[str,
     ]
 
 
-def panels(setting: Setting, points: Sequence[SeedErrors]) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Error over the feedbacks that a user has given."""
     panel = Panel(
-        title="A policy per user learns which models suit him",
-        x="feedbacks that the user has given",
-        y="share of wrong answers",
+        title="Errors of each way to choose a model, by how much is known of the user",
+        x="number of feedbacks that the user has given",
+        y="wrong answers, %",
         curves=lines(
-            stretches(setting, points),
-            itemgetter("from"),
-            itemgetter("error"),
-            by=itemgetter("method"),
+            recorded.rows,
+            lambda row: (row["from"] + row["to"]) / 2,
+            lambda row: 100 * row["error"],
+            by=lambda row: row["method"].replace(", ", ",\n"),
         ),
     )
     return [[panel]]
@@ -224,6 +223,7 @@ STUDY = Study(
     key="{seed}",
     figures=figures_of,
     tables={"": stretches},
+    title="A policy of his own learns within a few dozen feedbacks which models suit a user.",
     panels=panels,
     extra=lambda setting, _: {
         "data": "scikit-learn digits, 8 x 8, 14 forms; not the paper's TIMIT",

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.polynomial.polynomial import polyfit
 
 from clockwright.units import NS_PER_MS
-from experiments.clipper_paper.bench import exec_ns, loaded
 from experiments.clipper_paper.models import FORMS, KINDS, held_out, labels_of, prepared
+from experiments.live.bare_lanes import exec_ns, loaded
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Study
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Study, StudyRecord
 
 SLO_MS = 20.0
 
@@ -63,7 +63,13 @@ def measure(setting: Setting) -> Iterator[BatchPoint]:
         for form in FORMS:
             with prepared(form, kind, setting.batch_sizes) as (ready,):
                 runs_ms = [
-                    exec_ns(ready, size, runs=setting.runs, budget_s=setting.budget_s) / NS_PER_MS
+                    exec_ns(
+                        ready,
+                        np.resize(images, (size, images.shape[1])),
+                        runs=setting.runs,
+                        budget_s=setting.budget_s,
+                    )
+                    / NS_PER_MS
                     for size in setting.batch_sizes
                 ]
                 with loaded(ready) as run:
@@ -127,22 +133,21 @@ def figures_of(_setting: Setting, points: Sequence[BatchPoint]) -> dict[str, flo
     return figures
 
 
-def panels(_setting: Setting, points: Sequence[BatchPoint]) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Native at the left, ONNX at the right: the median, up to the P99."""
-    places = {"native": "native, container process", "onnx": "ONNX, CPU engine"}
+    places = {"native": "Native, in a container's process", "onnx": "ONNX, in the CPU engine"}
     return [
         [
             Panel(
-                title=f"A batch's time grows with its rows: {place}",
+                title=f"{place}: the models' costs differ a hundredfold",
                 x="batch size, rows",
                 y="EXEC, median up to P99, ms",
                 curves=lines(
-                    (point for point in points if point.form == form),
+                    (row for row in recorded.rows if row["form"] == form),
                     "batch_size",
                     "p50_ms",
                     up_to="p99_ms",
                     by="kind",
-                    marker=".",
                 ),
                 levels={SLO_MS: "SLO"},
                 log_x=True,
@@ -177,5 +182,6 @@ STUDY = Study(
     key="{form}_{kind}_b{batch_size}",
     figures=figures_of,
     paper=PAPER,
+    title="A batch's time grows with its rows, and how much each row costs is another matter for each model.",
     panels=panels,
 )

@@ -13,7 +13,7 @@ The strategies take turns on one container, each from a batch size of one; the w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -22,7 +22,7 @@ from controller.core import SchedulerConfig
 from experiments.clipper_paper.bench import Serving, saturate
 from experiments.clipper_paper.models import FORMS, KINDS, prepared
 from experiments.study.pictures import Curve, Panel, lines
-from experiments.study.study import ONLY_TABLE, Column, Paper, Study
+from experiments.study.study import ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 STRATEGIES = ("none", "aimd", "quantile")
 
@@ -90,41 +90,47 @@ def ratios(setting: Setting, points: Sequence[StrategyPoint]) -> dict[str, float
     return figures
 
 
-def panels(setting: Setting, points: Sequence[StrategyPoint]) -> list[list[Panel]]:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Throughput above, P99 of batches below; three dots for each model."""
-    ticks = {float(at): kind.replace("_", "\n") for at, kind in enumerate(setting.kinds)}
+    kinds = list(dict.fromkeys(row["kind"] for row in recorded.rows))
+    ticks = {float(at): kind.replace("_", "\n") for at, kind in enumerate(kinds)}
+    forms = list(dict.fromkeys(row["form"] for row in recorded.rows))
 
     def dots(form: str, name: str) -> list[Curve]:
-        return lines(
-            (point for point in points if point.form == form),
-            lambda p: setting.kinds.index(p.kind) + 0.2 * (STRATEGIES.index(p.strategy) - 1),
+        curves = lines(
+            (row for row in recorded.rows if row["form"] == form),
+            lambda row: kinds.index(row["kind"]) + 0.2 * (STRATEGIES.index(row["strategy"]) - 1),
             name,
             by="strategy",
-            line="none",
+            joined=False,
         )
+        return [
+            replace(curve, label={"none": "no batches"}.get(curve.label, curve.label))
+            for curve in curves
+        ]
 
     return [
         [
             Panel(
-                title=f"{form}: batches pay where a call costs more than a row",
-                x="",
+                title=f"{form}: batches answer many times as much",
+                x="model",
                 y="throughput, r/s",
                 curves=dots(form, "throughput_rps"),
                 x_ticks=ticks,
                 log_y=True,
             )
-            for form in setting.forms
+            for form in forms
         ],
         [
             Panel(
                 title=f"{form}: how long the slowest batches take",
-                x="",
+                x="model",
                 y="P99 of batches, ms",
                 curves=dots(form, "batch_p99_ms"),
                 x_ticks=ticks,
                 levels={setting.slo_ms: "SLO"},
             )
-            for form in setting.forms
+            for form in forms
         ],
     ]
 
@@ -153,5 +159,6 @@ STUDY = Study(
     key="{form}_{kind}_{strategy}",
     figures=ratios,
     paper=PAPER,
+    title="Batches answer many times as much as single requests, whichever rule finds their size.",
     panels=panels,
 )

@@ -27,11 +27,10 @@ from experiments.clipper_paper.bench import (
     Offered,
     Serving,
     saturate,
-    together,
 )
 from experiments.clipper_paper.models import prepared
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study
+from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ class DelayPoint:
 def measure(setting: Setting) -> Iterator[DelayPoint]:
     """Measure every delay at every load; delays take turns."""
     for form, kind in setting.containers:
-        runs: dict[tuple[float, int], list[Measured]] = {}
+        runs: dict[tuple[float, int], Measured] = {}
         with prepared(form, kind, setting.batch_sizes) as ready:
             adapted = replace(setting, warmup_s=setting.adapt_s)
             saturated = saturate(adapted, ready, SchedulerConfig(policy="clipper"))
@@ -100,9 +99,10 @@ def measure(setting: Setting) -> Iterator[DelayPoint]:
                             warmup_s=setting.warmup_s,
                             measured_s=setting.measured_s,
                         )
-                        runs.setdefault((load, delay_ms), []).append(measured)
+                        whole = runs.setdefault((load, delay_ms), Measured())
+                        whole += measured
         for load, delay_ms in product(setting.loads, setting.delays_ms):
-            whole = together(runs[load, delay_ms])
+            whole = runs[load, delay_ms]
             yield DelayPoint(
                 form=form,
                 kind=kind,
@@ -131,31 +131,43 @@ def gains(_setting: Setting, points: Sequence[DelayPoint]) -> dict[str, float]:
     }
 
 
-def panels(setting: Setting, points: Sequence[DelayPoint]) -> list[list[Panel]]:
-    """Throughput, batch size and P99 over the load; a column per container, a line per delay."""
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    """What is served and batch sizes over the load; a column per container, a line per delay."""
     rows = (
-        ("a delay adds little", "served, % of the load", "served_pct", False),
-        ("batches grow by themselves", "rows per batch", "mean_batch", True),
-        ("who waits, waits longer", "P99, ms", "p99_ms", True),
+        (
+            "what is served",
+            "served, % of the load",
+            lambda row: 100 * row["throughput_rps"] / row["offered_rps"],
+            False,
+        ),
+        ("batches grow by themselves", "batch size, rows", "mean_batch", True),
     )
+    containers = dict.fromkeys((row["form"], row["kind"]) for row in recorded.rows)
+    last = list(containers)[-1:]
     return [
         [
             Panel(
                 title=f"{kind.replace('_', ' ')}, {form}: {seen}",
-                x="offered load, % of saturated throughput",
+                x="offered load, % of the most",
                 y=label,
-                curves=lines(
-                    (p for p in points if (p.form, p.kind) == (form, kind)),
-                    "load_pct",
-                    name,
-                    by=lambda p: f"delay {p.delay_ms} ms",
-                    marker=".",
-                ),
+                curves=[
+                    curve if (form, kind) in last else replace(curve, label="")
+                    for curve in lines(
+                        (
+                            row
+                            for row in recorded.rows
+                            if (row["form"], row["kind"]) == (form, kind)
+                        ),
+                        lambda row: 100 * row["load"],
+                        value,
+                        by=lambda row: f"delay {row['delay_ms']} ms",
+                    )
+                ],
                 log_y=log_y,
             )
-            for form, kind in setting.containers
+            for form, kind in containers
         ]
-        for seen, label, name, log_y in rows
+        for seen, label, value, log_y in rows
     ]
 
 
@@ -185,5 +197,6 @@ STUDY = Study(
     key="{form}_{kind}_load{load_pct}_delay{delay_ms}",
     figures=gains,
     paper=PAPER,
+    title="To wait before a batch leaves adds little: under load batches are large without.",
     panels=panels,
 )

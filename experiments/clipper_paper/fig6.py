@@ -26,7 +26,7 @@ from experiments.clipper_paper.bench import Serving, saturate
 from experiments.clipper_paper.models import prepared
 from experiments.simulator import Case, Cluster, Network, copies_of, run
 from experiments.study.pictures import Curve, Panel, lines
-from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study
+from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study, StudyRecord
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 
@@ -149,21 +149,38 @@ def scaling(_setting: Setting, points: Sequence[ReplicaPoint]) -> dict[str, floa
     return figures
 
 
-def panels(_setting: Setting, points: Sequence[ReplicaPoint]) -> list[list[Panel]]:
-    """Real ones at the left, modelled ones at the right, with the line of perfect scaling."""
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    """Real ones at the left, modelled ones at the right, with the line of perfect scaling and the paper's points."""
     row = []
-    for title, real in (("Containers share the cores", True), ("GPUs scale to the port", False)):
-        shown = [p for p in points if (p.policy == "real") is real]
-        counts = sorted({p.replicas for p in shown})
-        first = max((p.throughput_rps for p in shown if p.replicas == 1), default=0.0)
-        ideal = [first * number for number in counts]
-        curves = lines(shown, "replicas", "throughput_rps", by="place")
+    for title, real in (
+        ("Real containers share the cores of one machine", True),
+        ("Modelled GPUs scale to what the network port carries", False),
+    ):
+        shown = [point for point in recorded.rows if (point["policy"] == "real") is real]
+        counts = sorted({point["replicas"] for point in shown})
+        first = max((p["throughput_rps"] for p in shown if p["replicas"] == 1), default=0.0)
+        ideal = Curve(x=counts, y=[first * number for number in counts], label="perfect", line=":")
+        curves = [
+            *lines(
+                shown,
+                "replicas",
+                "throughput_rps",
+                by=lambda p: f"{p['policy']} {p['network']}".replace("gbps", " Gbps").strip(),
+            ),
+            ideal,
+        ]
+        if not real:
+            at = {1: "paper_clipper_10gbps_r1_rps", 4: "paper_clipper_10gbps_r4_rps"}
+            paper = [recorded.figures[key] for key in at.values()]
+            curves.append(
+                Curve(x=list(at), y=paper, label="x the paper,\n10 Gbps", line="none", marker="x")
+            )
         row.append(
             Panel(
-                title=f"{title} ({'real' if real else 'modelled'})",
-                x="replicas",
+                title=title,
+                x="number of replicas",
                 y="throughput, r/s",
-                curves=[*curves, Curve(x=counts, y=ideal, label="perfect", line=":")],
+                curves=curves,
                 x_ticks={float(number): str(number) for number in counts},
             )
         )
@@ -190,5 +207,6 @@ STUDY = Study(
     key="{place}_r{replicas}",
     figures=scaling,
     paper=PAPER,
+    title="Replicas multiply the throughput until the cores, or the network, are full.",
     panels=panels,
 )

@@ -22,8 +22,8 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
 from experiments.digits.models import Classifier, predict, train
 from experiments.digits.stream import ask
-from experiments.study.pictures import COLOURS, Curve, Panel
-from experiments.study.study import ONLY_TABLE, Row, Study
+from experiments.study.pictures import COLOURS, MARKERS, Curve, Panel
+from experiments.study.study import ONLY_TABLE, Row, Study, StudyRecord
 
 #: Methods after the best single model: a policy, and its options.
 POLICIES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -158,35 +158,35 @@ def table(_setting: Setting, points: Sequence[SplitErrors]) -> Iterator[Row]:
         yield {"set": point.models, "split": point.split, **point.errors}
 
 
-def panels(setting: Setting, points: Sequence[SplitErrors]) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Errors by method, then by agreement."""
-    figures = figures_of(setting, points)
+    sets = list(dict.fromkeys(row["set"] for row in recorded.rows))
 
     def errors(names: Sequence[str]) -> list[Curve]:
         return [
             Curve(
                 x=[place + 0.1 * number for place in range(len(names))],
-                y=[figures[f"{key_of(models, name)}_error"] for name in names],
-                label=f"{models} models",
+                y=[100 * recorded.figures[f"{key_of(models, name)}_error"] for name in names],
+                label=f"{models}\nmodels",
                 colour=COLOURS[number],
                 line="none",
-                marker="o",
+                marker=MARKERS[number],
             )
-            for number, models in enumerate(setting.sets)
+            for number, models in enumerate(sets)
         ]
 
     return [
         [
             Panel(
                 title=title,
-                x="",
-                y="share of wrong answers",
+                x=x,
+                y="wrong answers, %",
                 curves=errors(names),
-                x_ticks={float(at): name for at, name in enumerate(names)},
+                x_ticks={float(at): name.replace(" ", "\n") for at, name in enumerate(names)},
             )
-            for title, names in (
-                ("An ensemble of equals errs less than its best", METHODS),
-                ("The fewer agree, the more they err", BUCKETS),
+            for title, x, names in (
+                ("Models that are alike err less together, mixed ones not", "method", METHODS),
+                ("The fewer agree, the more they err", "number of models that agree", BUCKETS),
             )
         ]
     ]
@@ -199,6 +199,7 @@ STUDY = Study(
     key="{models}_{split}",
     figures=figures_of,
     tables={"": table},
+    title="An ensemble errs less than its best model where all are about as good, and it knows when it may be wrong.",
     panels=panels,
     extra=lambda *_: {
         "data": "scikit-learn digits, 8 x 8, split by form; not the paper's ImageNet and CIFAR-10",

@@ -9,9 +9,9 @@ model. "Best static" is known only afterwards; the oracle knows each phase's bes
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,8 +22,8 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import Array, load
 from experiments.digits.models import FAULTS, five_kinds, predict, train
 from experiments.digits.stream import Delays, Trail, follow
-from experiments.study.pictures import BLACK, COLOURS, Curve, Panel
-from experiments.study.study import ONLY_TABLE, Row, Study
+from experiments.study.pictures import BLACK, COLOURS, LINES, MARKERS, Curve, Panel
+from experiments.study.study import ONLY_TABLE, Row, Study, StudyRecord
 
 _LAST_TRAINING_FORM = 6
 _LAST_FORM = 13
@@ -84,8 +84,6 @@ class StreamOutcome:
     last_quarter: Annotated[float, ONLY_TABLE]
     #: Share of the last quarter during which the recovered model had the most weight; None: nobody learns.
     returned: float | None
-    #: Cumulative error over the stream.
-    curve: Array = field(repr=False)
 
 
 def measure(setting: Setting) -> Iterator[StreamOutcome]:
@@ -137,7 +135,6 @@ def _answers(setting: Setting, seed: int) -> list[StreamOutcome]:
             **error,
             last_quarter=float(wrong[last].mean()),
             returned=None if trail is None else float((trail.heaviest[last] == best).mean()),
-            curve=np.cumsum(wrong) / np.arange(1, len(wrong) + 1),
         )
 
     found = [answered(name, wrong) for name, wrong in choices.items()]
@@ -204,38 +201,45 @@ def figures_of(setting: Setting, points: Sequence[StreamOutcome]) -> dict[str, f
     return figures
 
 
-def panels(setting: Setting, points: Sequence[StreamOutcome]) -> list[list[Panel]]:
-    """The first seed's cumulative error; single models are dotted."""
-    shown = ("exp3", "exp4", "exp4-full", "exp4-full, as the paper", "thompson", "oracle")
-    first = {p.name: p for p in points if p.seed == setting.seeds[0]}
-    looks = [name for name in shown if name in first]
-    looks += [p.name for p in first.values() if p.returned is None and p.name not in shown]
-    looks.remove("best static")
-    learners = [name for name in looks if name in shown]
-    curves = [
-        Curve(
-            x=range(1, setting.num_queries + 1),
-            y=first[name].curve.tolist(),
-            label=name,
-            colour=BLACK if name == "oracle" else COLOURS[number % len(COLOURS)],
-            line="-" if name in learners else ":",
-        )
-        for number, name in enumerate(looks)
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    """Errors before, during and after the failure of the best model: learners at the left, single models at the right."""
+    phases = {"before": "before", "failed": "while it\nfails", "after": "after"}
+    learners = ("exp3", "exp4", "exp4-full", "exp4-full, as the paper", "thompson")
+    others = [
+        row["policy"]
+        for row in recorded.rows
+        # Nobody's weights return where nobody learns.
+        if row["returned, least seed"] == "" and row["policy"] not in ("best static", "oracle")
     ]
-    failure = setting.phases[1]
-    return [
-        [
-            Panel(
-                title="Learners leave the failing model, and return to it",
-                x="queries (first seed)",
-                y="wrong answers so far, share",
-                curves=curves,
-                marks={failure.start: "the best model fails", failure.stop: "and recovers"},
-                y_range=(0, 0.4),
-                legend="upper right",
+    of = {row["policy"]: row for row in recorded.rows}
+
+    def curves(names: Iterable[str]) -> list[Curve]:
+        looks = zip(COLOURS, LINES, MARKERS, strict=True)
+        return [
+            Curve(
+                x=range(len(phases)),
+                y=[100 * of[name][f"{phase} error"] for phase in phases],
+                label=name.replace(", ", ",\n"),
+                colour=BLACK if name == "oracle" else colour,
+                line=":" if name == "oracle" else line,
+                marker="" if name == "oracle" else marker,
+            )
+            for name, (colour, line, marker) in zip(
+                [n for n in names if n in of], looks, strict=False
             )
         ]
-    ]
+
+    panel = Panel(
+        title="Policies that learn leave it, and err little more meanwhile",
+        x="phase of the stream",
+        y="wrong answers, %",
+        curves=curves((*learners, "oracle")),
+        x_ticks={float(at): name for at, name in enumerate(phases.values())},
+    )
+    single = replace(
+        panel, title="Who keeps to one model errs as it does", curves=curves((*others, "oracle"))
+    )
+    return [[panel, single]]
 
 
 STUDY = Study(
@@ -245,6 +249,7 @@ STUDY = Study(
     key="{name}_{seed}",
     figures=figures_of,
     tables={"": table},
+    title="When the best model fails, policies that learn leave it, and return to it when it is well.",
     panels=panels,
     extra=lambda setting, _: {
         "data": "scikit-learn digits, 8 x 8, split by form; not the paper's CIFAR-10",

@@ -20,9 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import uvloop
@@ -35,7 +35,7 @@ from experiments.digits.models import Classifier, export, train
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import before_others
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import ONLY_TABLE, Study
+from experiments.study.study import ONLY_TABLE, Study, StudyRecord
 
 ARMS = ("mitigated", "blocking")
 
@@ -251,22 +251,28 @@ def totals(_setting: Setting, points: Sequence[ArmPoint]) -> dict[str, float]:
     }
 
 
-def panels(setting: Setting, points: Sequence[ArmPoint]) -> list[list[Panel]]:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """What leaving stragglers behind saves, and what it costs."""
     row = []
-    for title, label, name in (
-        ("Who waits for all is slow", "P99, ms", "p99_ms"),
-        ("Few members are left behind", "share of members missing", "missing"),
-        ("Answers without them are as right", "share of right answers", "accuracy"),
+    for title, label, name, factor in (
+        ("How long the slowest answers take", "P99, ms", "p99_ms", 1),
+        ("Members that were left behind", "members missing, %", "missing", 100),
+        ("Answers that are right", "right answers, %", "accuracy", 100),
     ):
+
+        def value(point: Mapping[str, Any], name: str = name, factor: int = factor) -> float:
+            return factor * recorded.figures[f"{point['arm']}_{point['size']}_{name}"]
+
+        curves = lines(recorded.rows, "size", value, by="arm")
         row.append(
             Panel(
                 title=title,
-                x="models in the ensemble",
+                x="number of models",
                 y=label,
-                curves=lines(points, "size", name, by="arm"),
+                # Labels of the row are read at its end.
+                curves=curves if name == "accuracy" else [replace(c, label="") for c in curves],
                 levels={setting.slo_ms: "SLO"} if name == "p99_ms" else {},
-                log_y=name == "p99_ms",
+                y_range=(0, None if name == "p99_ms" else 100),
             )
         )
     return [row]
@@ -278,6 +284,7 @@ STUDY = Study(
     ask=measure,
     key="{arm}_{size}",
     figures=totals,
+    title="Leaving stragglers behind keeps the answers of an ensemble in time and as right.",
     panels=panels,
     extra=lambda setting, points: {
         "data": "scikit-learn digits, 8 x 8, split by form; not the paper's MNIST",

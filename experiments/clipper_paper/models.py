@@ -7,12 +7,9 @@ The kinds and the forest's size are the paper's; scikit-learn's digits have 64 v
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +18,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from clockwright.bulk import Buffer
-from clockwright.units import ModelId
 from experiments.digits.images import Array, Digits, load
 from experiments.digits.models import OPSETS, export
+from experiments.live.bare_lanes import Prepared, prepared_on, processor
 from worker.containers.device import ContainerDevice
-from worker.devices.cpu import CpuDevice
 from worker.devices.device import Device
-from worker.models.file_store import FileStore
 from worker.models.model_files import MODEL_FILE, Limits
-from worker.models.served_model import Offer, OfferedFile, ServedModel
+from worker.models.served_model import ServedModel
 
 KINDS = ("no_op", "linear_svm", "logistic_regression", "kernel_svm", "random_forest")
 FORMS = ("native", "onnx")
@@ -124,14 +119,6 @@ def _no_op_graph() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[opset], ir_version=8)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model on a device, ready for `LoadWeights`."""
-
-    device: Device[Any]
-    model: ServedModel
-
-
 @contextmanager
 def prepared(
     form: str, kind: str, batch_sizes: Sequence[int], *, count: int = 1
@@ -144,56 +131,28 @@ def prepared(
         batch_sizes: that can be run.
         count: of devices.
     """
-    ready: list[Prepared] = []
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as devices:
         folder, cache = Path(scratch) / kind, Path(scratch) / "cache"
         _write_folder(folder, form, kind)
-        for number in range(count):
-            device = _native(folder) if form == "native" else _onnx(cache)
-            devices.callback(_close, device)
-            offer = _offer(folder, FileStore(cache), batch_sizes, number)
-            ready.append(Prepared(device, asyncio.run(device.prepare(offer, _fetch, _ignore))))
-        yield ready
-
-
-def _close(device: Device[Any]) -> None:
-    asyncio.run(device.close())
+        yield [
+            devices.enter_context(
+                prepared_on(
+                    _native(folder)
+                    if form == "native"
+                    else processor(cache, _LIMITS, io_pool_bytes=_IO_POOL_BYTES),
+                    folder,
+                    cache,
+                    batch_sizes,
+                )
+            )
+            for _ in range(count)
+        ]
 
 
 def _native(folder: Path) -> Device[Any]:
     return ContainerDevice(
         folder, limits=_LIMITS, io_pool_bytes=_IO_POOL_BYTES, start_limit_s=_START_LIMIT_S
     )
-
-
-def _onnx(cache: Path) -> Device[Any]:
-    return CpuDevice(
-        limits=_LIMITS,
-        io_pool_bytes=_IO_POOL_BYTES,
-        files=FileStore(cache),
-        cache_dir=cache,
-        compile_limit_s=_START_LIMIT_S,
-    )
-
-
-def _offer(folder: Path, files: FileStore, batch_sizes: Sequence[int], number: int) -> Offer:
-    offered = []
-    for path in sorted((folder / "1").iterdir()):
-        content = path.read_bytes()
-        sha256 = hashlib.sha256(content).hexdigest()
-        copy = files.new_file()
-        copy.write_bytes(content)
-        files.add(copy, sha256)
-        offered.append(OfferedFile(path.name, len(content), sha256))
-    return Offer(ModelId(folder.name), tuple(offered), tuple(batch_sizes), {}, folder.name)
-
-
-async def _fetch(files: Sequence[OfferedFile]) -> None:
-    assert not files, "every file is in the store"
-
-
-def _ignore(stage: str) -> None:
-    pass
 
 
 def labels_of(outputs: Sequence[Buffer], model: ServedModel) -> Array:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.study.pictures import COLOURS, Curve, Panel
-from experiments.study.study import Paper, Row, Study
+from experiments.study.pictures import COLOURS, LINES, MARKERS, Curve, Panel
+from experiments.study.study import Paper, Row, Study, StudyRecord
 from modelzoo.build import write_model
 
 MODES = ("one_at_a_time", "concurrent")
@@ -237,38 +237,40 @@ def rows(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> Iterator[Row]
             }
 
 
-def panels(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> list[list[Panel]]:
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Throughput at the left, EXEC durations at the right, over the requests outstanding."""
+    figures = recorded.figures
+    at = sorted({row["concurrency"] for row in recorded.rows})
     throughput, durations = [], []
-    for colour, mode in zip(COLOURS, MODES, strict=False):
-        mine = sorted((p for p in points if p.mode == mode), key=lambda p: p.concurrency)
-        at, name = [point.concurrency for point in mine], mode.replace("_", " ")
-        median = [point.throughput_rps for point in mine]
+    for colour, line, marker, mode in zip(COLOURS, LINES, MARKERS, MODES, strict=False):
+
+        def of(name: str, mode: str = mode) -> list[float]:
+            return [figures[f"{mode}_c{concurrency}_{name}"] for concurrency in at]
+
+        name = mode.replace("_", " ")
+        rps = np.array(of("throughput_rps"))
         spread = (
-            [point.throughput_rps - point.throughput_rps_min for point in mine],
-            [point.throughput_rps_max - point.throughput_rps for point in mine],
+            list(rps - of("throughput_rps_min")),
+            list(np.array(of("throughput_rps_max")) - rps),
         )
-        throughput.append(
-            Curve(x=at, y=median, spread=spread, label=name, colour=colour, marker="o")
-        )
-        for what, ms, line in (
-            ("median", [point.exec_p50_ms for point in mine], "-"),
-            ("p99", [point.exec_p99_ms for point in mine], ":"),
-        ):
-            durations.append(
-                Curve(x=at, y=ms, label=f"{name}, {what}", colour=colour, line=line, marker="o")
-            )
-    x = "requests outstanding"
-    ticks = {float(point.concurrency): str(point.concurrency) for point in points}
+        looks = Curve(x=at, y=(), colour=colour, marker=marker, line=line)
+        throughput.append(replace(looks, y=rps.tolist(), spread=spread, label=name))
+        durations.append(replace(looks, y=of("exec_p50_ms"), label=f"{name},\nmedian"))
+        durations.append(replace(looks, y=of("exec_p99_ms"), label=f"{name},\np99", width=0.8))
+    x, ticks = "number of requests outstanding", {float(number): str(number) for number in at}
+    gain_pct = figures["paper_throughput_gain_pct"]
+    paper = {
+        throughput[0].y[0] * (1 + gain_pct / 100): f"the paper's GPU: up to {gain_pct:.0f} % more"
+    }
     return [
         [
             Panel(
-                title="EXECs at once gain little", x=x, y="throughput, r/s", curves=throughput,
-                log_x=True, x_ticks=ticks,
+                title="Several EXECs at once do not answer more",
+                x=x, y="throughput, r/s", curves=throughput, levels=paper, log_x=True, x_ticks=ticks,
             ),
             Panel(
-                title="and nobody can say how long each takes", x=x, y="EXEC, ms",
-                curves=durations, log_x=True, log_y=True, x_ticks=ticks,
+                title="but each takes longer, and nobody can say how long",
+                x=x, y="EXEC, ms", curves=durations, log_x=True, log_y=True, x_ticks=ticks,
             ),
         ]
     ]  # fmt: skip
@@ -304,5 +306,6 @@ STUDY = Study(
     figures=figures_of,
     tables={"": rows},
     paper=PAPER,
+    title="Several EXECs at once answer hardly more requests than one at a time, and each takes longer.",
     panels=panels,
 )

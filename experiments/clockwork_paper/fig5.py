@@ -30,8 +30,18 @@ from experiments.bounds import Cost, density_rate
 from experiments.clockwork_paper.cases import ARCHITECTURE, closed
 from experiments.simulator import Case
 from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
-from experiments.study.pictures import COLOURS, Curve, Panel, colour_of, tail, tail_percentiles
-from experiments.study.study import ONLY_RECORD, SHARE, Column, Paper, Row, Study, over, own_rows
+from experiments.study.pictures import Curve, Panel, of_policy, tail_percentiles
+from experiments.study.study import (
+    ONLY_RECORD,
+    SHARE,
+    Column,
+    Paper,
+    Row,
+    Study,
+    StudyRecord,
+    over,
+    own_rows,
+)
 from modelzoo.profile import load_profile
 
 #: Share of requests, in percent, at which latencies are kept; spread out towards the tail.
@@ -148,51 +158,40 @@ def cdf(_setting: Setting, points: Sequence[SloPoint]) -> Iterator[Row]:
             }
 
 
-def panels(setting: Setting, points: Sequence[SloPoint]) -> list[list[Panel]]:
-    """Goodput over the SLO, then a distribution of latencies for each policy."""
-    of = {policy: [p for p in points if p.policy == policy] for policy in setting.policies}
-    slos_ms = sorted(setting.slos_ms)
-    curves = [
-        Curve(
-            x=setting.slos_ms,
-            y=[point.goodput_rps for point in mine],
-            label=policy,
-            colour=colour_of(policy),
-            marker="o",
-        )
-        for policy, mine in of.items()
-    ]
-    bounds = [point.bound_rps for point in of[setting.policies[0]]]
-    curves.append(Curve(x=setting.slos_ms, y=bounds, label="bound", line=":"))
-    goodput = Panel(
-        title="Queues collapse as the SLO tightens",
-        x="SLO, ms",
-        y="answers in time, r/s",
-        curves=curves,
-        log_x=True,
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    """Goodput over the SLO, then when a client hears."""
+    rows = recorded.rows
+    slos_ms = sorted({row["slo_ms"] for row in rows})
+    goodput, heard = [], []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        mine = [row for row in rows if row["policy"] == policy]
+        at = [row["slo_ms"] for row in mine]
+        p99_ms = [recorded.figures[f"{policy}_slo{slo_ms}_p99_ms"] for slo_ms in at]
+        rps = [row["goodput_rps"] for row in mine]
+        goodput.append(of_policy(policy, Curve(x=at, y=rps, marker="o")))
+        heard.append(of_policy(policy, Curve(x=at, y=p99_ms, marker="o")))
+    bounds = {row["slo_ms"]: row["bound_rps"] for row in rows}
+    bound = [bounds[slo_ms] for slo_ms in slos_ms]
+    goodput.append(Curve(x=slos_ms, y=bound, label="bound", line=":"))
+    heard.append(Curve(x=slos_ms, y=slos_ms, label="the SLO itself", line=":"))
+    paper_rps = recorded.figures["paper_slo500_goodput_rps"]
+    goodput.append(Curve(x=[500], y=[paper_rps], line="none", marker="x", label="x the paper"))
+    collapse_ms = recorded.figures["paper_collapse_slo_ms"]
+    panel = Panel(
+        title="Answers in time: predicting policies keep them as the SLO tightens",
+        x="SLO, ms", y="answers in time, r/s", curves=goodput, log_x=True,
         x_ticks={float(slo): str(slo) for slo in slos_ms},
-        marks={100: "the paper's queues collapse"},
-    )
-    longest_ms = max(point.latency_ms[-1] for point in points)
-    tails = [
-        tail(
-            f"{policy}: when its clients hear",
-            "latency, refusals included, ms",
-            [
-                Curve(
-                    x=point.latency_ms,
-                    y=(),
-                    label=f"SLO {point.slo_ms} ms",
-                    colour=COLOURS[slos_ms.index(point.slo_ms) % len(COLOURS)],
-                )
-                for point in mine
-            ],
-            PERCENTILES,
-            x_range=(0, 1.05 * longest_ms),
-        )
-        for policy, mine in of.items()
-    ]
-    return [[goodput, *tails[:2]], tails[2:]]
+        marks={collapse_ms: "the paper: queues collapse"},
+    )  # fmt: skip
+    return [
+        [
+            panel,
+            replace(
+                panel, title="Clients of predicting policies hear within the SLO, if only a refusal",
+                y="until a client hears, p99, ms", curves=heard, log_y=True, marks={},
+            ),
+        ]
+    ]  # fmt: skip
 
 
 _EXEC_MS = load_profile("table1").row_for(ARCHITECTURE).exec_ns[16] / NS_PER_MS
@@ -225,6 +224,7 @@ STUDY = Study(
     figures=collapses,
     tables={"": own_rows, "_cdf": cdf},
     paper=PAPER,
+    title="As the SLO tightens, policies that predict keep answering in time where queues collapse (simulated).",
     panels=panels,
     cases=lambda setting: {
         f"slo{slo_ms}": case_of(setting, setting.policies[0], slo_ms) for slo_ms in setting.slos_ms

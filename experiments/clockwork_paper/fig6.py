@@ -22,7 +22,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -35,8 +35,8 @@ from experiments.bounds import BoundProblem, Cost, density_bound, memory_bound, 
 from experiments.clockwork_paper.cases import resnets
 from experiments.simulator import Case, Cluster
 from experiments.study.compared import POLICIES, Compared, run_rows
-from experiments.study.pictures import Curve, Panel, colour_of
-from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Row, Study
+from experiments.study.pictures import COLOURS, LINES, Curve, Panel, of_policy
+from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Row, Study, StudyRecord
 from traces.arrivals import Poisson, Workload
 
 SLO_NS = 100 * NS_PER_MS
@@ -385,51 +385,74 @@ def rows(setting: Setting, ramps: Sequence[Ramp]) -> Iterator[Row]:
             yield {**row, "exec_busy": bucket.exec_busy, "load_busy": bucket.load_busy}
 
 
-def panels(setting: Setting, ramps: Sequence[Ramp]) -> list[list[Panel]]:
-    """The paper's five panels over time: goodput, latency, cold starts, PCIe, GPU."""
-    seconds = setting.bucket_ns / NS_PER_S
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    """What both workloads get over time, at the left Minor's; below, what is the bottleneck."""
+    rows, figures = recorded.rows, recorded.figures
     middle = setting.bucket_ns / (2 * _MINUTE_NS)
-    begins = [(bucket.begin_ns - setting.lead_ns) / _MINUTE_NS for bucket in ramps[0].buckets]
-    minutes = [begin + middle for begin in begins]
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    of = {policy: [row for row in rows if row["policy"] == policy] for policy in policies}
+    minutes = [row["minute"] + middle for row in of[policies[0]]]
 
-    def curves(kinds: tuple[str, ...], of: Callable[[RampBucket, str], float]) -> list[Curve]:
+    def curves(value: Callable[[Row], float]) -> list[Curve]:
         return [
-            Curve(
-                x=minutes,
-                y=[of(bucket, kind) for bucket in ramp.buckets],
-                label=f"{ramp.policy}, {kind.capitalize()}" if kind else ramp.policy,
-                colour=colour_of(ramp.policy),
-                line="--" if kind == "minor" else "-",
-            )
-            for ramp in ramps
-            for kind in kinds
+            of_policy(policy, Curve(x=minutes, y=[value(row) for row in mine]))
+            for policy, mine in of.items()
         ]
 
-    def mean_ms(bucket: RampBucket, kind: str) -> float:
-        found: Kind = getattr(bucket, kind)
-        return found.mean_ms if found.answered else np.nan
+    def number(row: Row, name: str) -> float:
+        return float(row[name])
 
-    def cold_pct(bucket: RampBucket, kind: str) -> float:
-        found: Kind = getattr(bucket, kind)
-        return 100 * found.cold / found.answered if found.answered else np.nan
+    def mean_ms(row: Row, kind: str) -> float:
+        return number(row, f"{kind}_mean_ms") or np.nan
 
-    both = ("major", "minor")
-    bound = Curve(
-        x=minutes, y=[b.bound / seconds for b in ramps[0].buckets], label="bound, both", line=":"
+    def cold_pct(row: Row) -> float:
+        return 100 * number(row, "major_cold_rps") / (number(row, "major_goodput_rps") or np.nan)
+
+    first = of[policies[0]]
+    bound = Curve(x=minutes, y=[row["bound_rps"] for row in first], label="bound", line=":")
+    total = curves(lambda row: number(row, "major_goodput_rps") + number(row, "minor_goodput_rps"))
+    busy = [
+        Curve(
+            x=minutes, y=[100 * row[f"{lane}_busy"] for row in first], label=name,
+            colour=COLOURS[-place], line=LINES[place],
+        )
+        for place, (lane, name) in enumerate((("exec", "GPU"), ("load", "PCIe")))
+    ]  # fmt: skip
+    paper_rps, paper_ms, full_min = (
+        figures[f"paper_{name}"]
+        for name in ("end_minor_goodput_rps", "min20_minor_mean_ms", "ramp_memory_full_min")
     )
-    goodput = curves(both, lambda bucket, kind: getattr(bucket, kind).answered / seconds)
-    pcie = curves(("",), lambda bucket, _: 100 * bucket.load_busy)
-    gpu = curves(("",), lambda bucket, _: 100 * bucket.exec_busy)
+    paper = Curve(x=[20], y=[paper_ms], line="none", marker="x", label="x the paper")
+    panel = Panel(
+        title="All answers: fewer, as more of the models are cold",
+        x="time since the first new model, minutes", y="answers in time, r/s", curves=[*total, bound],
+    )  # fmt: skip
+    last = setting.num_models * setting.step_ns / _MINUTE_NS
     shown = (
-        ("One GPU answers while models arrive", "goodput, r/s", [*goodput, bound]),
-        ("Answers come in time all along", "mean latency, ms", curves(both, mean_ms)),
-        ("More and more of them are cold", "cold, % of answers", curves(both, cold_pct)),
-        ("and the PCIe bus becomes the bottleneck,", "PCIe (LOAD) busy, %", pcie),
-        ("which the GPU was before", "GPU (EXEC) busy, %", gpu),
-    )
-    ends = {0.0: "", setting.num_models * setting.step_ns / _MINUTE_NS: "first and last of Major"}
-    x = "minutes since the first of the Major instances"
-    return [[Panel(title=title, x=x, y=y, curves=drawn, marks=ends)] for title, y, drawn in shown]
+        replace(panel, marks={last: f"all {setting.num_models:,} models asked"}),
+        replace(
+            panel, title="The model that is always asked soon has all its answers again",
+            curves=curves(lambda row: number(row, "minor_goodput_rps")),
+            levels={paper_rps: f"the paper, from the end: {paper_rps:.0f}"},
+        ),
+        replace(
+            panel, title="New models: their answers come in time all along", y="mean latency, ms",
+            curves=curves(lambda row: mean_ms(row, "major")), levels={SLO_NS / NS_PER_MS: "SLO"},
+        ),
+        replace(
+            panel, title="The model that is always asked is answered ever sooner",
+            y="mean latency, ms", curves=[*curves(lambda row: mean_ms(row, "minor")), paper],
+        ),
+        replace(
+            panel, title="More and more of the new models' answers are cold",
+            y="cold, % of answers", curves=curves(cold_pct),
+        ),
+        replace(
+            panel, title=f"The PCIe bus becomes the bottleneck beside the GPU ({policies[0]})",
+            y="busy, %", curves=busy, marks={full_min: "the paper: memory full"},
+        ),
+    )  # fmt: skip
+    return [list(shown[:2]), list(shown[2:4]), list(shown[4:])]
 
 
 _FEWER_HITS = (
@@ -474,6 +497,7 @@ STUDY = Study(
     figures=figures_of,
     tables={"": rows},
     paper=PAPER,
+    title="While 3,600 models join on one GPU, all answers stay in time, and most become cold (simulated).",
     panels=panels,
     cases=lambda setting: {"ramp": case_of(setting, setting.policies[0])},
 )

@@ -23,8 +23,8 @@ Durations carry noise that no policy can foresee, so both hold for their mean, a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -37,8 +37,8 @@ from experiments.bounds.density import shares
 from experiments.clockwork_paper.cases import resnets
 from experiments.simulator import Case, Cluster
 from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
-from experiments.study.pictures import BLACK, Curve, Panel, colour_of
-from experiments.study.study import ONLY_RECORD, Column, Paper, Row, Study
+from experiments.study.pictures import Curve, Panel, of_policy
+from experiments.study.study import ONLY_RECORD, Column, Paper, Row, Study, StudyRecord
 from traces.arrivals import ClosedLoop, Poisson, Workload
 
 NUM_GPUS = 6
@@ -324,89 +324,85 @@ def right_rows(setting: Setting, points: Sequence[Stages]) -> Iterator[Row]:
                 }
 
 
-def panels(setting: Setting, points: Sequence[Stages]) -> list[list[Panel]]:
-    """A row for each number of models; then the right half, and below it what batch clients get."""
-    of = {mix.name: [p for p in points if p.mix == mix] for mix in (*setting.left, *setting.right)}
-    rows = [
-        [
-            _panel(
-                setting,
-                f"{num} models, {rate_rps} r/s",
-                of[f"n{num}_r{rate_rps}"],
-                {_MULTIPLES[rate_rps]: "met in the paper"},
-            )
-            for rate_rps in setting.rates_rps
-        ]
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    """Which SLO is met, the hardest case in full, and what batch clients beside it change."""
+    left = [
+        Panel(
+            title=f"{num} models: the tightest SLO that {SATISFIED:.0%} of requests meet",
+            x="offered rate, r/s",
+            y="SLO, times 2.9 ms",
+            curves=_tightest(setting, recorded.figures, num),
+            x_ticks={float(rate_rps): str(rate_rps) for rate_rps in setting.rates_rps},
+            log_y=True,
+            y_ticks={1: "1", 3: "3", 10: "10", 30: "30"},
+        )
         for num in setting.nums_models
     ]
-    rows.append(
-        [
-            _panel(
-                setting,
-                f"6 models of 200 r/s, {mix.num_bc or 'no'} batch clients beside them",
-                of[mix.name],
-                {_MANY_REJECTED: "many rejected below, in the paper"} if mix.num_bc else {},
-            )
-            for mix in setting.right
-        ]
-    )
-    rows.append(
-        [
-            _panel(
-                setting,
-                f"What {mix.num_bc} batch clients get meanwhile",
-                of[mix.name],
-                {},
-                batch=True,
-            )
-            for mix in setting.right
-            if mix.num_bc
-        ]
-    )
-    return [row for row in rows if row]
-
-
-def _panel(
-    setting: Setting,
-    title: str,
-    points: Sequence[Stages],
-    marks: dict[float, str],
-    *,
-    batch: bool = False,
-) -> Panel:
-    multiples = [GROWTH**stage for stage in range(setting.num_stages)]
-    curves = []
-    for point in points:
-        ours, bound = (
-            (point.bc_rps, point.bc_bound_rps)
-            if batch
-            else (
-                [100 * s for s in point.satisfaction],
-                [100 * s for s in point.satisfaction_bound],
-            )
+    hardest = max(setting.left, key=lambda mix: (mix.rate_rps, mix.num_models))
+    left.append(
+        _panel(
+            f"{hardest.num_models} models, {hardest.rate_rps} r/s: in time",
+            _of(recorded.tables["_left"], num_models=hardest.num_models, rate_rps=hardest.rate_rps),
+            "satisfaction",
+            "bound",
         )
-        colour = colour_of(point.policy)
-        curves.append(Curve(x=multiples, y=ours, label=point.policy, colour=colour, marker="."))
+    )
+    right = []
+    for mix in setting.right:
+        if mix.num_bc:
+            rows = _of(recorded.tables["_right"], num_bc=mix.num_bc)
+            panel = _panel(
+                f"{NUM_LS} models beside {mix.num_bc} batch clients: in time",
+                rows, "ls_satisfaction", "ls_bound",
+            )  # fmt: skip
+            marks = {_MANY_REJECTED: "the paper: many rejected below"}
+            right.append(replace(panel, marks=marks))
+    if right:
+        title = f"What those {mix.num_bc} batch clients get meanwhile"
+        right.append(_panel(title, rows, "bc_rps", "bc_bound_rps"))
+    return [row for row in (left, right) if row]
+
+
+def _of(rows: Iterable[Row], **cells: int) -> list[Row]:
+    return [row for row in rows if all(row[name] == cell for name, cell in cells.items())]
+
+
+def _tightest(setting: Setting, figures: Mapping[str, float], num_models: int) -> list[Curve]:
+    def curve(who: str, **looks: str) -> Curve:
+        keys = {rate: f"{who}_n{num_models}_r{rate}_slo_multiple" for rate in setting.rates_rps}
+        met = {rate: figures[key] for rate, key in keys.items() if key in figures}
+        return Curve(x=list(met), y=list(met.values()), **looks)  # type: ignore[arg-type]
+
+    return [
+        *(of_policy(policy, curve(policy, marker="o")) for policy in setting.policies),
+        curve("paper", label="x the paper", line="none", marker="x"),
+        curve("bound", label="bound", line=":"),
+    ]
+
+
+def _panel(title: str, rows: Sequence[Row], name: str, bound_name: str) -> Panel:
+    """What each policy does at each SLO, and the bound on it."""
+    curves = []
+    batch = name == "bc_rps"
+    factor = 1 if batch else 100
+    for policy in dict.fromkeys(str(row["policy"]) for row in rows):
+        mine = [row for row in rows if row["policy"] == policy]
+        multiples = [float(row["slo_multiple"]) for row in mine]
+        ours, bound = ([factor * float(row[key]) for row in mine] for key in (name, bound_name))
+        looks = of_policy(policy, Curve(x=multiples, y=ours, marker="o"))
+        curves.append(looks)
         # Each policy leaves batch clients as much as it does not use; the other bound is everybody's.
-        if batch or point is points[0]:
-            curves.append(
-                Curve(
-                    x=multiples,
-                    y=bound,
-                    label="" if batch else "bound",
-                    colour=colour if batch else BLACK,
-                    line=":",
-                )
-            )
+        if batch:
+            curves.append(replace(looks, y=bound, line=":", width=1, marker="", label=""))
+    if not batch:
+        curves.append(Curve(x=multiples, y=bound, label="bound", line=":"))
     return Panel(
         title=title,
-        x="SLO, multiples of 2.9 ms",
+        x="SLO, times 2.9 ms",
         y="batch answers, r/s (dotted: bound)" if batch else "answered in time, %",
         curves=curves,
         log_x=True,
-        x_ticks={multiple: f"{multiple:.1f}" for multiple in multiples[::2]},
-        marks=marks,
-        legend="lower right",
+        x_ticks={1: "1", 3: "3", 10: "10", 30: "30", 90: "90"},
     )
 
 
@@ -444,6 +440,7 @@ STUDY = Study(
             if mix.num_bc
         ),
     ),
+    title="Clockwright meets SLOs of a few EXECs, also beside batch clients, which get what is left (simulated).",
     panels=panels,
     cases=lambda setting: {
         mix.name: case_of(setting, setting.policies[0], mix)

@@ -11,8 +11,8 @@ or, if this runs in what `make native` made, compiled: the keys of Figure 8 say 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,18 +21,38 @@ from clockwright.units import NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.clockwork_paper import azure_replay, fig5
 from experiments.native import is_compiled
-from experiments.results_file import RESULTS, write_results
+from experiments.results_file import RESULTS
 from experiments.simulator import Case, run
+from experiments.study.study import Study
 
 SLO_MS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """Requests that arrived per second of wall and of CPU time, ascending, in several runs of one case."""
+class Setting:
+    """How much is simulated."""
 
-    wall: tuple[float, ...]
-    cpu: tuple[float, ...]
+    repeats: int = 5
+    #: Virtual time of each figure's case.
+    fig5_seconds: int = 60
+    fig8_seconds: int = 20
+    replay: azure_replay.Setting = field(default_factory=azure_replay.Setting)
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """Those of both cases."""
+        return fig5.Setting().seed, self.replay.seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedPoint:
+    """Requests that arrived per second of wall time in several runs of one case, and of CPU time in the best."""
+
+    case: str
+    requests_per_s: float
+    requests_per_s_median: float
+    requests_per_s_min: float
+    requests_per_cpu_s: float
 
 
 def fig5_case(seconds: int) -> Case:
@@ -47,14 +67,25 @@ def fig8_case(seconds: int, setting: azure_replay.Setting) -> Case:
     return replace(case, duration_ns=seconds * NS_PER_S)
 
 
-def measure(case: Case, repeats: int) -> Speeds:
+def measure(key: str, case: Case, repeats: int) -> SpeedPoint:
     """Simulate a case several times."""
-    wall, cpu = [], []
-    for _ in range(repeats):
-        result = run(case)
-        cpu.append(result.num_requests / result.cpu_s)
-        wall.append(result.requests_per_wall_s)
-    return Speeds(wall=tuple(sorted(wall)), cpu=tuple(sorted(cpu)))
+    results = [run(case) for _ in range(repeats)]
+    wall = sorted(result.requests_per_wall_s for result in results)
+    return SpeedPoint(
+        case=key,
+        requests_per_s=wall[-1],
+        requests_per_s_median=median(wall),
+        requests_per_s_min=wall[0],
+        requests_per_cpu_s=max(result.num_requests / result.cpu_s for result in results),
+    )
+
+
+def measure_all(setting: Setting) -> Iterator[SpeedPoint]:
+    """Simulate the beginnings of both figures."""
+    how = "compiled" if is_compiled() else "interpreted"
+    yield measure("fig5", fig5_case(setting.fig5_seconds), setting.repeats)
+    fig8 = fig8_case(setting.fig8_seconds, setting.replay)
+    yield measure(f"fig8_{how}", fig8, setting.repeats)
 
 
 def full_run(directory: Path) -> tuple[dict[str, float], dict[str, Any]]:
@@ -88,47 +119,12 @@ def full_run(directory: Path) -> tuple[dict[str, float], dict[str, Any]]:
     }
 
 
-def produce(
-    *,
-    repeats: int = 5,
-    seconds: int = 60,
-    setting: azure_replay.Setting | None = None,
-    fig8_seconds: int = 20,
-    directory: Path = RESULTS,
-) -> None:
-    """Measure, and write `simspeed.json`."""
-    setting = setting or azure_replay.Setting()
-    how = "compiled" if is_compiled() else "interpreted"
-    figures, origin = full_run(directory)
-    for key, case in (
-        ("fig5", fig5_case(seconds)),
-        (f"fig8_{how}", fig8_case(fig8_seconds, setting)),
-    ):
-        speeds = measure(case, repeats)
-        figures |= _named(key, speeds)
-        print(
-            f"{key}: {speeds.wall[-1]:,.0f} requests per second of wall time "
-            f"(median {median(speeds.wall):,.0f}), {speeds.cpu[-1]:,.0f} of CPU time"
-        )
-    write_results(
-        "simspeed",
-        figures,
-        command="python -m experiments simspeed",
-        seeds=[fig5.Setting().seed, setting.seed],
-        extra={"fig8_full": origin, "compiled": is_compiled()},
-        directory=directory,
-    )
-
-
-def _named(key: str, speeds: Speeds) -> dict[str, float]:
-    wall: Sequence[float] = speeds.wall
-    return {
-        f"{key}_requests_per_s": wall[-1],
-        f"{key}_requests_per_s_median": median(wall),
-        f"{key}_requests_per_s_min": wall[0],
-        f"{key}_requests_per_cpu_s": speeds.cpu[-1],
-    }
-
-
-if __name__ == "__main__":
-    produce()
+STUDY = Study(
+    name="simspeed",
+    setting=Setting(),
+    ask=measure_all,
+    key="{case}",
+    figures=lambda *_: full_run(RESULTS)[0],
+    tables={},
+    extra=lambda *_: {"fig8_full": full_run(RESULTS)[1], "compiled": is_compiled()},
+)

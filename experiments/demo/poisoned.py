@@ -17,8 +17,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +30,12 @@ from experiments.digits.images import Array, Digits, load
 from experiments.digits.models import Classifier, export, five_kinds
 from experiments.live.local_server import LocalServer
 from experiments.results_file import RESULTS, write_results
-from experiments.study.pictures import COLOURS
-from experiments.study.report import picture, write_csv
+from experiments.study.pictures import COLOURS, LINES, Curve, Panel, draw
+from experiments.study.report import write_csv
+from experiments.study.study import read_recorded
 
 APPLICATION = "read-digits"
+TITLE = "When its best model is poisoned, an application goes on with the others, and comes back."
 PHASES = ("before", "poisoned", "repaired")
 
 _LAST_TRAINING_FORM = 8
@@ -286,7 +288,6 @@ def produce(
             for start, row in zip(starts, rows, strict=True)
         ],
     )
-    _draw(happened, directory / "poisoned.png")
     (directory / "poisoned.txt").write_text(happened.transcript, encoding="utf-8")
     write_results(
         "poisoned",
@@ -301,52 +302,76 @@ def produce(
         },
         directory=directory,
     )
+    redraw(directory)
     return happened
 
 
-def _draw(run: PoisonedRun, target: Path) -> None:
-    """Weights above; below, the accuracy of late queries of the application and of single models."""
-    first, last = len(run.of("before")), len(run.of("before")) + len(run.of("poisoned"))
-    queries = np.arange(1, len(run.steps) + 1)
-    with picture(target, 2, 1, size=(9, 6.4), share_x=True) as grid:
-        weights, accuracy = grid[:, 0]
-        for index, model in enumerate(run.models):
-            colour = COLOURS[index]
-            weights.plot(
-                queries, [s.weights[index] for s in run.steps], label=model, lw=1.6, color=colour
-            )
-            alone = [step.alone[index] == step.label for step in run.steps]
-            accuracy.plot(*_recent(alone), ":", color=colour, lw=1.2)
-        right = [step.right for step in run.steps]
-        accuracy.plot(*_recent(right), color="black", lw=2, label="the application")
-        accuracy.plot([], [], ":", color="grey", label="each model alone, colours as above")
-        for axes in (weights, accuracy):
-            axes.axvspan(first, last, color="#eeeeee", zorder=0)
-            axes.set_xlim(0, len(run.steps))
-            axes.set_ylim(0, 1.02)
-            axes.grid(visible=True, lw=0.3)
-        weights.text((first + last) / 2, 0.94, "the best model is poisoned", ha="center")
-        weights.set_title(
-            "A poisoned model loses its weight, and gets it back once it is repaired", loc="left"
+def panels(directory: Path) -> list[list[Panel]]:
+    """Weights above; below, the accuracy of late queries: all that is recorded."""
+    record = read_recorded(directory, "poisoned", [""])
+    rows = record.rows
+    queries = [row["queries"] for row in rows]
+    weights = [
+        Curve(
+            x=queries,
+            y=[row[column] for row in rows],
+            label=column.removeprefix("weight of "),
+            colour=colour,
+            line=line,
         )
-        weights.set_ylabel("weight in the answer")
-        weights.legend(fontsize="small", loc="center right")
-        accuracy.set_title("What the application answers meanwhile", loc="left")
-        accuracy.set_ylabel(f"share right, last {_WINDOW} queries")
-        accuracy.set_xlabel("queries since the start, each with feedback")
-        accuracy.legend(fontsize="small", loc="lower right")
+        for column, colour, line in zip(
+            (column for column in rows[0] if column.startswith("weight of ")),
+            COLOURS,
+            LINES,
+            strict=False,
+        )
+    ]
+    # Rows are of so many queries each, but for a last one that may have fewer.
+    late = range(_WINDOW // _ROW, len(rows) + 1)
+    right = [
+        100 * sum(row["right"] for row in rows[end - _WINDOW // _ROW : end]) / _WINDOW
+        for end in late
+    ]
+    ends = {
+        max((row["queries"] for row in rows if row["phase"] == phase), default=0): words
+        for phase, words in (("before", "poisoned from here on"), ("poisoned", "repaired"))
+    }
+    model = record.record["poisoned"]
+    shown = Panel(
+        title=f"Weights: {model} loses its own once it is poisoned, and gets it back",
+        x="number of queries since the start, each with feedback",
+        y="share of all weight",
+        curves=weights,
+        marks=ends,
+        y_range=(0, 1),
+    )
+    answers = Curve(x=[queries[end - 1] for end in late], y=right, label="the application")
+    return [
+        [shown],
+        [
+            replace(
+                shown,
+                title="Answers of the application meanwhile",
+                y=f"right of the last {_WINDOW}, %",
+                curves=[answers],
+                y_range=(0, 100),
+            )
+        ],
+    ]
 
 
-def _recent(right: Sequence[bool]) -> tuple[Array, Array]:
-    """Queries, and the share that was right among the last `_WINDOW` of them."""
-    window = min(_WINDOW, len(right))
-    means = np.convolve(right, np.full(window, 1 / window), mode="valid")
-    return np.arange(window, len(right) + 1), means
+def redraw(directory: Path = RESULTS) -> None:
+    """Draw what is recorded."""
+    draw(directory / "poisoned.png", TITLE, panels(directory), height=2.6)
 
 
 def main() -> None:
     """Command line."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draw", action="store_true", help="only the picture, of the table")
+    if parser.parse_args().draw:
+        redraw()
+        return
     for key, figure in figures_of(produce(show=lambda text: print(text, flush=True))).items():
         print(f"{key}: {figure:.4g}")
 

@@ -175,6 +175,7 @@ def study(name: str, setting: Setting) -> Study[Any, OnCard]:
     return Study(
         name=name,
         folder="gpu",
+        command=f"gpu-{name}",
         setting=setting,
         ask=ask,
         key="{stretch}",

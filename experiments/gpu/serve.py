@@ -224,6 +224,7 @@ def ask(setting: Setting) -> Iterator[MixedLoad]:
 STUDY = Study(
     name="serve",
     folder="gpu",
+    command="gpu-serve",
     setting=Setting(),
     ask=ask,
     key="",

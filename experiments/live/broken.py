@@ -13,7 +13,6 @@ of both ways to hang. `broken.csv` has a row per case.
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
@@ -21,18 +20,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from clockwright.operator import Operator
 from clockwright.units import NS_PER_MS, PAGE_BYTES
 from experiments.live.broken_worker import FAULTS
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
-from experiments.results_file import RESULTS, write_results
 from experiments.study.aims import limit_of
-from experiments.study.report import write_csv
+from experiments.study.study import Study, chosen
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
@@ -79,6 +79,9 @@ class Setting:
     seconds: float = 2.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        chosen("fault", self.faults, FAULTS)
+
     @property
     def run_s(self) -> float:
         """How long requests are sent, in every run."""
@@ -105,6 +108,16 @@ class BrokenCase:
     def share(self) -> float:
         """What is left of the goodput."""
         return self.goodput_rps / max(self.healthy_rps, 1e-9)
+
+    @override
+    def __str__(self) -> str:
+        row = self.row()
+        short = "" if self.share >= AIM else f"  BELOW {AIM}"
+        return (
+            f"{self.policy} 1 of {self.num_workers} {self.fault} since {self.since}, load {self.load:g}: "
+            f"{self.share:.3f} ({self.goodput_rps:.1f} of {self.healthy_rps:.1f}/s; {row['reasons']} "
+            f"{row['others']} late {row['late_successes']}){short}"
+        )
 
     def row(self) -> dict[str, Any]:
         """The case's line in the table."""
@@ -225,24 +238,21 @@ def _signal_of(fault: str) -> signal.Signals:
     return signal.SIGSTOP if fault == "silent" else signal.SIGUSR1
 
 
-def measure(setting: Setting) -> list[BrokenCase]:
+def measure(setting: Setting) -> Iterator[BrokenCase]:
     """Run every case."""
-    cases: list[BrokenCase] = []
     for policy in setting.policies:
         for num_workers in setting.clusters:
             with running(policy, num_workers, setting) as cluster:
-                cases += _cases(cluster, setting)
-    return cases
+                yield from _cases(cluster, setting)
 
 
-def _cases(cluster: BreakingCluster, setting: Setting) -> list[BrokenCase]:
+def _cases(cluster: BreakingCluster, setting: Setting) -> Iterator[BrokenCase]:
     smallest = cluster.num_workers == min(setting.clusters)
     # A fault from the start, and too much for the healthy ones: two workers show it as well as four.
     sinces = ("start", "mid-run") if smallest else ("mid-run",)
     runs = [(setting.load, [(fault, since) for since in sinces]) for fault in setting.faults]
     if smallest and setting.overloaded:
         runs.append((setting.overload, [(fault, "mid-run") for fault in setting.overloaded]))
-    cases: list[BrokenCase] = []
     before: Account | None = None
     before_load = 0.0
     for load, faults in runs:
@@ -255,27 +265,12 @@ def _cases(cluster: BreakingCluster, setting: Setting) -> list[BrokenCase]:
             counted, *healthy = (
                 run.part(begin_s, setting.run_s) for run in (account, before, after)
             )
-            cases.append(
-                BrokenCase(
-                    policy=cluster.policy, num_workers=cluster.num_workers, fault=fault, since=since,
-                    load=load, goodput_rps=counted.goodput_rps, account=counted,
-                    healthy_rps=sum(run.goodput_rps for run in healthy) / len(healthy),
-                )
+            yield BrokenCase(
+                policy=cluster.policy, num_workers=cluster.num_workers, fault=fault, since=since,
+                load=load, goodput_rps=counted.goodput_rps, account=counted,
+                healthy_rps=sum(run.goodput_rps for run in healthy) / len(healthy),
             )  # fmt: skip
-            _say(cases[-1])
         before = after
-    return cases
-
-
-def _say(case: BrokenCase) -> None:
-    row = case.row()
-    short = "" if case.share >= AIM else f"  BELOW {AIM}"
-    print(
-        f"{case.policy} 1 of {case.num_workers} {case.fault} since {case.since}, load {case.load:g}: "
-        f"{case.share:.3f} ({case.goodput_rps:.1f} of {case.healthy_rps:.1f}/s; {row['reasons']} "
-        f"{row['others']} late {row['late_successes']}){short}",
-        flush=True,
-    )
 
 
 def figures_of(cases: Sequence[BrokenCase]) -> dict[str, float]:
@@ -291,44 +286,11 @@ def figures_of(cases: Sequence[BrokenCase]) -> dict[str, float]:
     return figures
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[BrokenCase]:
-    """Measure; leave JSON and CSV in a directory."""
-    cases = measure(setting)
-    rows = [case.row() for case in cases]
-    write_csv(directory / "broken.csv", list(rows[0]), [list(row.values()) for row in rows])
-    write_results(
-        "broken",
-        figures_of(cases),
-        command=(
-            f"python -m experiments broken --seconds {setting.seconds:g} "
-            f"--policies {' '.join(setting.policies)} --faults {' '.join(setting.faults)}"
-        ),
-        seeds=[setting.seed],
-        extra={"setting": asdict(setting)},
-        directory=directory,
-    )
-    return cases
-
-
-def main() -> None:
-    """Command line."""
-    default = Setting()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=default.seconds, help="counted of a run")
-    parser.add_argument("--policies", nargs="+", default=default.policies)
-    parser.add_argument("--clusters", nargs="+", type=int, default=default.clusters)
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=default.faults)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of what is written")
-    arguments = parser.parse_args()
-    setting = Setting(
-        seconds=arguments.seconds,
-        policies=tuple(arguments.policies),
-        clusters=tuple(arguments.clusters),
-        faults=tuple(arguments.faults),
-    )
-    for key, figure in figures_of(produce(setting, arguments.results)).items():
-        print(f"{key:55} {figure:8.3f}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="broken",
+    setting=Setting(),
+    ask=measure,
+    key="",
+    figures=lambda _, cases: figures_of(cases),
+    tables={"": lambda _, cases: (case.row() for case in cases)},
+)

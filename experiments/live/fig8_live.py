@@ -50,7 +50,7 @@ from experiments.live.open_loop import Account, ClientLoad, OpenLoop, write_sche
 from experiments.live.processor_time import cpu_ns, roles
 from experiments.native import TARGET
 from experiments.simulator import Case, CpuCosts
-from experiments.study.beside import Beside, say, worst
+from experiments.study.beside import Beside, by_side, say, worst
 from experiments.study.compared import POLICIES
 from experiments.study.sides import Side, side_of, simulated_record
 from experiments.study.study import NO_COLUMN, Column, Study
@@ -352,6 +352,7 @@ STUDY = Study(
     ask=lambda setting: (measure(setting, line) for line in setting.lines),
     key="{line}",
     figures=figures_of,
+    tables={"": by_side},
     extra=extra,
     say=say,
 )

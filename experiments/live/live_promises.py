@@ -16,27 +16,28 @@ Beside `front` and `flood` a second client, of grpcio, asks at a low rate; its a
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
-from experiments.results_file import RESULTS, write_results
-from experiments.study.report import write_csv
+from experiments.study.study import Study, chosen
 from modelzoo.build import write_model
 
 # The rate of the device that is flooded, and of all models there.
 _FLOODED = "10ms"
 _FLOODED_RPS = 100.0
+PARTS = ("device", "front", "flood", "pause")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,11 @@ class Setting:
     pause_seconds: float = 3.0
     pause_rps: float = 150.0
     witness_rps: float = 20.0
+    parts: tuple[str, ...] = PARTS
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        chosen("part", self.parts, PARTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,18 @@ class PromiseCase:
         """Goodput as a share of what was asked or can be done, whichever is less."""
         offered_rps = self.account.num_offered / self.account.seconds
         return self.account.goodput_rps / max(min(offered_rps, self.capacity_rps), 1e-9)
+
+    @override
+    def __str__(self) -> str:
+        row = self.row()
+        words = (
+            f"{self.part} {self.client} {self.num_models} models, SLO {self.slo_ms} ms, x{self.multiple:g} of "
+            f"{self.capacity_rps:.0f}/s: in time {row['goodput_rps']:.1f}/s ({self.goodput_share:.3f}), "
+            f"late {row['late_successes']}, refusals {row['refused']} after {row['refusal_p50_ms']:.1f} "
+            f"and {row['refusal_p99_ms']:.1f} ms ({row['reasons']}), others {row['other_ends']} "
+            f"{row['others']} client {row['client_cpu_us']:.0f} us, late {row['client_late_p99_ms']:.1f} ms"
+        )
+        return "\n  ".join((words, *self.account.remarks))
 
     def row(self) -> dict[str, Any]:
         """The case's line in the table."""
@@ -132,14 +149,11 @@ def capacity_rps(
     )
 
 
-def measure_limited(
-    part: str, setting: Setting, num_models: int, say: Callable[[PromiseCase], None]
-) -> list[PromiseCase]:
+def measure_limited(part: str, setting: Setting, num_models: int) -> Iterator[PromiseCase]:
     """Cases of `device` or `front` with so many models."""
     fast = part == "front"
     device = setting.fast_device if fast else setting.device
     concurrencies = setting.fast_concurrencies if fast else setting.concurrencies
-    cases: list[PromiseCase] = []
     with served(device, num_models) as (server, models):
         # The witness rests while the capacity is measured: it is the flood that the server is sized by.
         best_rps = capacity_rps(
@@ -153,36 +167,29 @@ def measure_limited(
                 )  # fmt: skip
                 accounts = _asked(load, setting.witness_rps if fast else 0)
                 for client, account in accounts.items():
-                    cases.append(
-                        PromiseCase(
-                            part=part, client=client, num_models=num_models, slo_ms=slo_ms,
-                            capacity_rps=best_rps, multiple=multiple, account=account,
-                        )
+                    yield PromiseCase(
+                        part=part, client=client, num_models=num_models, slo_ms=slo_ms,
+                        capacity_rps=best_rps, multiple=multiple, account=account,
                     )  # fmt: skip
-                    say(cases[-1])
-    return cases
 
 
-def measure_flood(setting: Setting, say: Callable[[PromiseCase], None]) -> list[PromiseCase]:
+def measure_flood(setting: Setting) -> list[PromiseCase]:
     """Twenty times what the device can do."""
     with served(_FLOODED, 1) as (server, models):
         load = ClientLoad(
             address=server.address, models=models, slo_ms=100, seconds=setting.flood_seconds,
             rate=setting.flood_rps, seed=setting.seed,
         )  # fmt: skip
-        cases = [
+        return [
             PromiseCase(
                 part="flood", client=client, num_models=1, slo_ms=100, capacity_rps=_FLOODED_RPS,
                 multiple=setting.flood_rps / _FLOODED_RPS, account=account,
             )
             for client, account in _asked(load, setting.witness_rps).items()
         ]  # fmt: skip
-    for case in cases:
-        say(case)
-    return cases
 
 
-def measure_pause(setting: Setting, say: Callable[[PromiseCase], None]) -> list[PromiseCase]:
+def measure_pause(setting: Setting) -> PromiseCase:
     """A controller that stands still."""
     with served(setting.device, 1) as (server, models):
         load = ClientLoad(
@@ -197,12 +204,23 @@ def measure_pause(setting: Setting, say: Callable[[PromiseCase], None]) -> list[
             finally:
                 os.kill(server.process.pid, signal.SIGCONT)
             account = client.account()
-    case = PromiseCase(
+    return PromiseCase(
         part="pause", client="raw", num_models=1, slo_ms=100, multiple=1.0,
         capacity_rps=setting.pause_rps, account=account,
     )  # fmt: skip
-    say(case)
-    return [case]
+
+
+def measure(setting: Setting) -> Iterator[PromiseCase]:
+    """Measure the parts that are asked for."""
+    if "device" in setting.parts:
+        for num_models in setting.num_models:
+            yield from measure_limited("device", setting, num_models)
+    if "front" in setting.parts:
+        yield from measure_limited("front", setting, 1)
+    if "flood" in setting.parts:
+        yield from measure_flood(setting)
+    if "pause" in setting.parts:
+        yield measure_pause(setting)
 
 
 def _asked(load: ClientLoad, witness_rps: float) -> dict[str, Account]:
@@ -267,70 +285,20 @@ def _totals(part: str, cases: Sequence[PromiseCase]) -> dict[str, float]:
     }
 
 
-PARTS = ("device", "front", "flood", "pause")
+def extra(_setting: Setting, cases: Sequence[PromiseCase]) -> dict[str, Any]:
+    """What the clients remarked."""
+    return {
+        "remarks": sorted({remark for case in cases for remark in case.account.remarks}),
+        "kernel_stamps": all(c.account.kernel_stamps for c in cases if c.client == "raw"),
+    }
 
 
-def produce(
-    setting: Setting, directory: Path = RESULTS, *, parts: Sequence[str] = PARTS
-) -> list[PromiseCase]:
-    """Measure some parts; leave JSON and CSV in a directory."""
-    cases: list[PromiseCase] = []
-
-    def say(case: PromiseCase) -> None:
-        row = case.row()
-        print(
-            f"{case.part} {case.client} {case.num_models} models, SLO {case.slo_ms} ms, x{case.multiple:g} of "
-            f"{case.capacity_rps:.0f}/s: in time {row['goodput_rps']:.1f}/s ({case.goodput_share:.3f}), "
-            f"late {row['late_successes']}, refusals {row['refused']} after {row['refusal_p50_ms']:.1f} "
-            f"and {row['refusal_p99_ms']:.1f} ms ({row['reasons']}), others {row['other_ends']} "
-            f"{row['others']} client {row['client_cpu_us']:.0f} us, late {row['client_late_p99_ms']:.1f} ms",
-            flush=True,
-        )
-        for remark in case.account.remarks:
-            print(f"  {remark}")
-
-    if "device" in parts:
-        for num_models in setting.num_models:
-            cases += measure_limited("device", setting, num_models, say)
-    if "front" in parts:
-        cases += measure_limited("front", setting, 1, say)
-    if "flood" in parts:
-        cases += measure_flood(setting, say)
-    if "pause" in parts:
-        cases += measure_pause(setting, say)
-    rows = [case.row() for case in cases]
-    write_csv(directory / "live_promises.csv", list(rows[0]), [list(row.values()) for row in rows])
-    write_results(
-        "live_promises",
-        figures_of(cases),
-        command=(
-            f"python -m experiments live_promises --seconds {setting.seconds:g} "
-            f"--flood-seconds {setting.flood_seconds:g} --parts {' '.join(parts)}"
-        ),
-        seeds=[setting.seed],
-        extra={
-            "setting": asdict(setting),
-            "remarks": sorted({remark for case in cases for remark in case.account.remarks}),
-            "kernel_stamps": all(c.account.kernel_stamps for c in cases if c.client == "raw"),
-        },
-        directory=directory,
-    )
-    return cases
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=Setting().seconds, help="of each case")
-    parser.add_argument("--flood-seconds", type=float, default=Setting().flood_seconds)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of what is written")
-    arguments = parser.parse_args()
-    setting = Setting(seconds=arguments.seconds, flood_seconds=arguments.flood_seconds)
-    cases = produce(setting, arguments.results, parts=arguments.parts)
-    for key, figure in figures_of(cases).items():
-        print(f"{key:45} {figure:12.4g}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="live_promises",
+    setting=Setting(),
+    ask=measure,
+    key="",
+    figures=lambda _, cases: figures_of(cases),
+    tables={"": lambda _, cases: (case.row() for case in cases)},
+    extra=extra,
+)

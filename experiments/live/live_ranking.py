@@ -22,11 +22,11 @@ from experiments.live.live_run import Served, hosted, play
 from experiments.live.truth import Setting as RunSetting
 from experiments.live.truth import mix_of, modelled, on_processor, row_of
 from experiments.study.aims import limit_of
-from experiments.study.beside import Beside, recorded, say
+from experiments.study.beside import Beside, by_side, say
 from experiments.study.compared import POLICIES
 from experiments.study.pictures import Curve, Panel, colour_of
 from experiments.study.sides import simulated
-from experiments.study.study import Study
+from experiments.study.study import Study, StudyRecord
 from modelzoo.profile import ProfileRow
 
 #: Figures by which policies are compared, under each load.
@@ -181,17 +181,20 @@ def extra(setting: Setting, lines: Sequence[Ranked]) -> dict[str, Any]:
     }
 
 
-def panels(_setting: Setting, lines: Sequence[Ranked]) -> list[list[Panel]]:
+def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
     """A panel for each metric: what a live run measured over what the simulator says, and the line of equals."""
     found = []
     for metric, what, unit in (
-        ("goodput_rps", "Answers in time", "per second"),
+        ("goodput_rps", "Answers in time", "r/s"),
         ("p50_ms", "Median latency, where all is answered,", "ms"),
     ):
-        mine = [line for line in lines if metric in METRICS[line.load]]
+        mine = [row for row in kept.rows if metric in METRICS[row["load"]]]
+        live, told = (
+            [row for row in mine if row["side"] == side] for side in ("live", "simulated")
+        )
         places = [
-            (line.policy, getattr(line.simulated, metric), getattr(line.live, metric))
-            for line in mine
+            (one["policy"], other[metric], one[metric])
+            for one, other in zip(live, told, strict=True)
         ]
         # A policy that answers nobody, live and simulated alike, has no place on these scales.
         values = [value for _, *both in places for value in both if value]
@@ -211,7 +214,7 @@ def panels(_setting: Setting, lines: Sequence[Ranked]) -> list[list[Panel]]:
                 marker=marker,
             )
             for policy, marker in zip(
-                dict.fromkeys(line.policy for line in mine), "os^Dv<>", strict=False
+                dict.fromkeys(policy for policy, *_ in places), "os^Dv<>", strict=False
             )
         ]
         found.append(
@@ -235,8 +238,9 @@ STUDY = Study(
     ask=ask,
     key="{device}_{load}_{policy}",
     figures=figures_of,
+    tables={"": by_side},
+    title="Policies have the order live that they have simulated.",
     panels=panels,
-    recorded=lambda directory: recorded(directory / "live_ranking.csv"),
     extra=extra,
     say=say,
 )

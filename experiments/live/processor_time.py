@@ -1,7 +1,8 @@
-"""How much processor time a server takes, process by process, as the kernel's scheduler counts it."""
+"""How much processor time and memory a server takes, process by process, as the kernel counts it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,12 @@ def cpu_ns(pids: Iterable[int]) -> int:
             with suppress(FileNotFoundError, ProcessLookupError):
                 used_ns += int((task / "schedstat").read_text().split()[0])
     return used_ns
+
+
+def rss_bytes(process: int | str) -> int:
+    """Memory that a process has resident; `self`: this one."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def roles(pid: int) -> dict[str, list[int]]:

@@ -17,30 +17,25 @@ from __future__ import annotations
 
 import os
 import statistics
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-import numpy as np
-
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
-from controller.telemetry import OK
 from experiments.clockwork_paper.cases import case_of
 from experiments.live.beside import MeasuredCase, as_arrived, measured, rehearsals, slowed
 from experiments.live.live_run import Served, hosted, play, unmeasured
 from experiments.simulator import HostedModel
 from experiments.study.aims import limit_of
 from experiments.study.pictures import COLOURS, Curve, Panel
-from experiments.study.sides import METRICS, RunRows, Side, simulated
-from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Study, own_rows
+from experiments.study.sides import METRICS, Side, simulated
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Study, StudyRecord, own_rows
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Bursty, ClosedLoop, Poisson, Source, Workload
 
 NOISE = Noise(exec_sigma=0.01, load_sigma=0.01)
-_PERCENTILES = tuple(range(101))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +80,6 @@ class PlayedCase:
     client_late_p99_ms: float
     #: The machine's load average before; the case itself adds less than 1.
     load_average: float
-    #: Latencies of the answers of one run, live and simulated, at `_PERCENTILES`.
-    latencies_ms: Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +256,6 @@ def play_case(setting: Setting, served: Served) -> PlayedCase:
     seeds = range(setting.seed, setting.seed + setting.repeats)
     told = [simulated(replace(given.case, seed=seed)) for seed in seeds]
     live = [run.rows.side(*stretch_ns) for run in runs]
-    median = sorted(range(len(live)), key=lambda number: live[number].p99_ms)[len(live) // 2]
     return PlayedCase(
         what=served.what,
         measured=given,
@@ -279,10 +271,6 @@ def play_case(setting: Setting, served: Served) -> PlayedCase:
         client_late_p99_ms=statistics.median(run.report.lateness_ns_p99 for run in runs)
         / NS_PER_MS,
         load_average=load_average,
-        latencies_ms={
-            "live": _latencies_ms(runs[median].rows, setting),
-            "simulated": _latencies_ms(told[-1], setting),
-        },
     )
 
 
@@ -342,16 +330,6 @@ def _reason(played: PlayedCase, aim_pct: float, gap_pct: float, arrived_pct: flo
     return "not explained by this run"
 
 
-def _latencies_ms(rows: RunRows, setting: Setting) -> list[float]:
-    begin_ns = rows.origin_ns + setting.stretch_ns[0]
-    latencies_ms = [
-        (row.departure_ns - row.arrival_ns) / NS_PER_MS
-        for row in rows.requests
-        if row.outcome == OK and row.arrival_ns >= begin_ns
-    ]
-    return [float(value) for value in np.percentile(latencies_ms or [0], _PERCENTILES)]
-
-
 # --- the record -------------------------------------------------------------------------------------
 
 
@@ -384,32 +362,44 @@ def extra(setting: Setting, lines: Sequence[TruthLine]) -> dict[str, Any]:
     }
 
 
-def panels(_setting: Setting, lines: Sequence[TruthLine]) -> list[list[Panel]]:
-    """A panel for each case: how many answers were no slower."""
-    found = [
-        Panel(
-            title=f"{textwrap.fill(line.of.what, 44)}\nsimulated p99 {line.gap_pct:+.1f} %",
-            x="latency, ms",
-            y="answers that were no slower, %",
-            curves=[
-                Curve(
-                    x=line.of.latencies_ms[side],
-                    y=_PERCENTILES,
-                    label=side,
-                    colour=colour,
-                    line=style,
-                )
-                for side, colour, style in (
-                    ("live", COLOURS[0], "-"),
-                    ("simulated", COLOURS[1], "--"),
-                )
-            ],
-            y_range=(0, 100),
+def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
+    """A panel for each metric: every case live, with the spread of its runs, and simulated."""
+    found = []
+    for name, title, unit in (
+        ("goodput_rps", "Answers in time are as many", "answers, r/s"),
+        ("p50_ms", "The median latency is the same", "latency, ms"),
+        ("p99_ms", "So is the 99th percentile", "latency, ms"),
+    ):
+        rows = [row for row in kept.rows if row["metric"] == name]
+        places = range(len(rows))
+        spread = (
+            [row["live"] - row["live_min"] for row in rows],
+            [row["live_max"] - row["live"] for row in rows],
         )
-        for line in lines
-        if line.short == "p99"
-    ]
-    return [found[:3], found[3:]]
+        live, told = ([row[side] for row in rows] for side in ("live", "simulated"))
+        found.append(
+            Panel(
+                title=title,
+                x="case",
+                y=unit,
+                curves=[
+                    Curve(
+                        x=places,
+                        y=live,
+                        label="live",
+                        colour=COLOURS[0],
+                        line="",
+                        marker="o",
+                        spread=spread,
+                    ),
+                    Curve(
+                        x=places, y=told, label="simulated", colour=COLOURS[1], line="", marker="x"
+                    ),
+                ],
+                x_ticks={place: row["case"] for place, row in enumerate(rows)},
+            )
+        )
+    return [found]
 
 
 STUDY = Study(
@@ -418,6 +408,7 @@ STUDY = Study(
     ask=ask,
     key="{case}_{metric}",
     figures=figures_of,
+    title="Answers are as slow simulated as they are live.",
     panels=panels,
     extra=extra,
 )

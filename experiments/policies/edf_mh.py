@@ -14,16 +14,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Annotated, Any
 
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
-from experiments.bench import core as bench_core
 from experiments.clockwork_paper.fig7 import SATISFIED, lowest_multiple
 from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.policies.scenarios import Scenario, named, scenarios
-from experiments.results_file import RESULTS, add_results
 from experiments.simulator import Case, production_scheduler
 from experiments.study.compared import POLICIES
 from experiments.study.study import NO_COLUMN, Study
@@ -32,7 +29,6 @@ COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
 LOW_UTILISATION = 0.7
 #: Properties of an outcome that are columns of the table.
 COLUMNS = (
-    "arrived",
     "answered",
     "bound",
     "late",
@@ -111,7 +107,7 @@ class Row:
 
     def per_million(self, name: str) -> float:
         """How many of a million requests a count stands for, all seeds together."""
-        return 1e6 * self.mean(name) / self.mean("arrived")
+        return 1e6 * self.mean(name) / self.mean("asked")
 
 
 def run_all(
@@ -211,7 +207,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
         if azure := table.get(f"azure_x1_{noise}"):
             row = azure["edf_mh"]
             figures[f"{name}_late_per_million"] = row.per_million("late")
-            figures[f"{name}_requests"] = sum(outcome.arrived for outcome in row.outcomes)
+            figures[f"{name}_requests"] = sum(outcome.asked for outcome in row.outcomes)
     return figures
 
 
@@ -264,7 +260,7 @@ def _overload(table: Table) -> dict[str, float]:
     # The overload under which `clockwork` gives the 5th-percentile model least.
     worst = min(overload, key=lambda row: row["clockwork"].mean("p5_model_share"))
     p5_share = worst["edf_mh"].mean("p5_model_share")
-    p5_bound = worst["edf_mh"].mean("bound") / worst["edf_mh"].mean("arrived")
+    p5_bound = worst["edf_mh"].mean("bound") / worst["edf_mh"].mean("asked")
     return {
         "overload_share_min": min(row["edf_mh"].mean("bound_share") for row in overload),
         "p5_model_share": p5_share,
@@ -306,18 +302,6 @@ def _figure_7(table: Table) -> dict[str, float]:
     return figures
 
 
-def time_core(policy: str) -> dict[str, float]:
-    """Cost per request on the largest case, by `bench_core`."""
-    setting = bench_core.SETTINGS["4026x20"]()
-    runs = [bench_core.run_case(setting, seed, policy) for seed in range(bench_core.REPEATS)]
-    prefix = "" if policy == "edf_mh" else f"{policy}_"
-    return {
-        f"{prefix}core_us_4026x20": median(run.us_per_request for run in runs),
-        f"{prefix}core_us_4026x20_min": min(run.us_per_request for run in runs),
-        f"{prefix}core_us_p999_4026x20": median(run.us_p999 for run in runs),
-    }
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -331,6 +315,7 @@ def table(_setting: Setting, rows: Sequence[Row]) -> Iterator[Mapping[str, float
                 "scenario": row.scenario.name,
                 "policy": row.policy,
                 "run": number,
+                "arrived": outcome.asked,
                 **{name: "" if count == -1 else count for name, count in counts.items()},
             }
 
@@ -339,20 +324,6 @@ def measure_all(setting: Setting) -> list[Row]:
     """Measure the policies that are compared, under the scenarios that are asked for."""
     contenders = [Contender(name=name, config=POLICIES[name]) for name in COMPARED]
     return run_all(setting.scenarios, contenders, setting)
-
-
-def add_cost(directory: Path = RESULTS) -> None:
-    """Time the core and put what it costs into `edf_mh.json`."""
-    figures = time_core("clockwork") | time_core("edf_mh")
-    for key, value in figures.items():
-        print(f"{key}: {value:.4g}")
-    add_results(
-        "edf_mh",
-        figures,
-        part="cost",
-        command="python -m experiments edf_mh_cost",
-        directory=directory,
-    )
 
 
 def extra(_setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:

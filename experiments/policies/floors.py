@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.units import NS_PER_MS, NS_PER_S
+from experiments.bench import explain
 from experiments.bench.core_lines import CASES, lines_per_request
+from experiments.clipper_paper import fig6 as clipper_fig6
 from experiments.clockwork_paper import (
     azure_replay,
     fig5,
@@ -33,7 +35,7 @@ from experiments.clockwork_paper import (
     scale,
 )
 from experiments.clockwork_paper.cases import closed, poisson, pressed, resnets, zoo
-from experiments.policies import edf_mh, lanes, overload
+from experiments.policies import ablation, at_once, edf_mh, lanes, overload
 from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.policies.scenarios import Scenario
 from experiments.policies.unseen import __main__ as unseen
@@ -145,6 +147,36 @@ QUICK_OVERLOAD = overload.Setting(
 
 QUICK_SHARES = edf_mh.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
 
+#: A load that few pieces matter for, so that few runs are enough.
+QUICK_PIECES = edf_mh.Setting(seeds=(1,), only=("unseen_random",), processes=1, bounds=False)
+
+#: With so few models no bound is computed, which would take minutes.
+QUICK_AT_ONCE = at_once.Setting(loads=((15, 1, (1500,)),), seeds=(1,))
+
+#: Containers of this machine are left out.
+QUICK_REPLICAS = clipper_fig6.Setting(
+    real_replicas=(),
+    batch=8,
+    replicas=(1, 4),
+    simulated_warmup_ns=NS_PER_S // 4,
+    simulated_ns=NS_PER_S // 2,
+)
+
+QUICK_EXPLAIN = explain.Setting(
+    num_workers=1,
+    num_busy=15,
+    num_rare=60,
+    num_pages=250,
+    duration_ns=3 * NS_PER_S,
+    num_tried=6,
+    cold_models=100,
+    cold_pages=70,
+    cold_rps=80.0,
+    cold_duration_ns=2 * NS_PER_S,
+    cold_num_tried=6,
+    cold_num_pinned=2,
+)
+
 #: More than GPUs can do, more than memory holds, and clients that ask again: each kind of bound.
 SCENARIOS = (
     Scenario(
@@ -243,17 +275,21 @@ FORMS: Mapping[str, Callable[[Path], Any]] = {
     "fig8": play_replay,
     "fig9": lambda directory: fig9.STUDY.produce(QUICK9, directory),
     "scale": lambda directory: scale.STUDY.produce(QUICK_SCALE, directory),
-    "overload": lambda directory: overload.produce(QUICK_OVERLOAD, directory),
-    "lanes": lanes.produce,
+    "overload": lambda directory: overload.STUDY.produce(QUICK_OVERLOAD, directory),
+    "lanes": lambda directory: lanes.STUDY.produce(directory=directory),
     "edf_mh": lambda directory: edf_mh.STUDY.produce(QUICK_SHARES, directory),
     "scenarios": play_scenarios,
     "unseen": play_unseen,
+    "ablation": lambda directory: ablation.STUDY.produce(QUICK_PIECES, directory),
+    "at_once": lambda directory: at_once.STUDY.produce(QUICK_AT_ONCE, directory),
+    "clipper_fig6": lambda directory: clipper_fig6.STUDY.produce(QUICK_REPLICAS, directory),
+    "explain": lambda directory: explain.STUDY.produce(QUICK_EXPLAIN, directory),
 }
 
 # --- what is held ---------------------------------------------------------------------------------
 
 # What a figure says about the machine.
-_TIMED = re.compile(r"wall|rss|cpu|per_s(_|$)")
+_TIMED = re.compile(r"wall|rss|cpu|num_cores|per_s(_|$)")
 _GOODPUT = re.compile(r"edf_mh_.*(bound_share|goodput)_pct")
 
 

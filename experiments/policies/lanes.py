@@ -8,18 +8,20 @@ What runs when is the scheduler's decision, as it is live.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from clockwright.units import NS_PER_MS, ModelId
 from controller.telemetry import OK, Telemetry
-from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, HostedModel, run
+from experiments.study.pictures import COLOURS
 from experiments.study.report import picture
+from experiments.study.study import Column, Study
 from modelzoo.profile import load_profile
 from traces.arrivals import Recorded, Workload
 
@@ -36,9 +38,14 @@ REQUESTS = (
     (158, "C", 30), (165, "A", 15), (168, "B", 10),
 )  # fmt: skip
 BEGIN_MS, END_MS = 100, 200
-# Okabe and Ito chose these colours so that colour-blind readers tell them apart.
-_COLOURS = {"A": "#0072B2", "B": "#E69F00", "C": "#009E73"}
-_REFUSED = "#D55E00"
+_COLOURS = {"A": COLOURS[0], "B": COLOURS[4], "C": COLOURS[2]}
+TITLE = "Every request is answered before its deadline, or refused before it."
+_REFUSED = COLOURS[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Nothing varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,24 @@ class Ran:
     num_requests: int
     begin_ms: float
     end_ms: float
+
+
+_PLAIN = Column(figure="{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenth:
+    """All that happens, and how often."""
+
+    asked: Sequence[Asked]
+    ran: Sequence[Ran]
+
+    num_requests: Annotated[int, _PLAIN]
+    num_answered: Annotated[int, _PLAIN]
+    num_refused: Annotated[int, _PLAIN]
+    num_loads: Annotated[int, _PLAIN]
+    num_infers: Annotated[int, _PLAIN]
+    least_slack_ms: Annotated[float, _PLAIN]
 
 
 def simulate() -> tuple[list[Asked], list[Ran]]:
@@ -127,33 +152,32 @@ def _ms(time_ns: int) -> float:
     return round(time_ns / NS_PER_MS - BEGIN_MS, 3)
 
 
-def produce(directory: Path = RESULTS) -> None:
-    """Simulate and write `lanes.json` and `lanes.png`."""
-    asked, ran = simulate()
-    draw(asked, ran, directory / "lanes.png")
+def counted(asked: Sequence[Asked], ran: Sequence[Ran]) -> Tenth:
+    """Count what happens."""
     answered = [request for request in asked if request.outcome == OK]
-    write_results(
-        "lanes",
-        {
-            "num_requests": len(asked),
-            "num_answered": len(answered),
-            "num_refused": len(asked) - len(answered),
-            "num_loads": sum(action.lane == "LOAD" for action in ran),
-            "num_infers": sum(action.lane == "INFER" for action in ran),
-            "least_slack_ms": min(r.deadline_ms - r.departure_ms for r in answered),
-        },
-        command="python -m experiments lanes",
-        extra={
-            "models": MODELS,
-            "requests": [asdict(request) for request in asked],
-            "actions": [asdict(action) for action in ran],
-        },
-        directory=directory,
+    num_loads = sum(action.lane == "LOAD" for action in ran)
+    return Tenth(
+        asked,
+        ran,
+        num_requests=len(asked),
+        num_answered=len(answered),
+        num_refused=len(asked) - len(answered),
+        num_loads=num_loads,
+        num_infers=len(ran) - num_loads,
+        least_slack_ms=min(r.deadline_ms - r.departure_ms for r in answered),
     )
 
 
-def draw(asked: Sequence[Asked], ran: Sequence[Ran], target: Path) -> None:
+def recorded(directory: Path) -> list[Tenth]:
+    """Read what the record has."""
+    content = json.loads((directory / "lanes.json").read_text(encoding="utf-8"))
+    asked = [Asked(**request) for request in content["requests"]]
+    return [counted(asked, [Ran(**action) for action in content["actions"]])]
+
+
+def draw(target: Path, _setting: Setting, points: Sequence[Tenth]) -> None:
     """Requests from arrival to deadline, a line each; below, the lanes of the GPU."""
+    asked, ran = points[0].asked, points[0].ran
     with picture(target, 2, 1, size=(10, 6.6), share_x=True) as grid:
         above, below = grid[:, 0]
         above.get_gridspec().set_height_ratios([2.6, 1])
@@ -172,13 +196,13 @@ def draw(asked: Sequence[Asked], ran: Sequence[Ran], target: Path) -> None:
                 textcoords="offset points",
                 fontsize=12,
                 color="#444444",
-                ha="right" if at_ms == first.arrival_ms else "center",
+                ha="center",
             )
         above.set_ylim(len(asked), -1.8)
         above.set_yticks([])
-        above.set_ylabel("requests for models A, B, C", fontsize=14)
+        above.set_ylabel("requests, by model (A, B, C)", fontsize=14)
         above.set_title(
-            "Every request is answered before its deadline, or refused before it",
+            TITLE,
             fontsize=15, loc="left", fontweight="bold",
         )  # fmt: skip
         for action in ran:
@@ -187,9 +211,11 @@ def draw(asked: Sequence[Asked], ran: Sequence[Ran], target: Path) -> None:
         below.set_yticks([0, 1], ["LOAD\nweights", "INFER"], fontsize=13)
         below.tick_params(axis="x", labelsize=13)
         below.set_xlim(0, END_MS - BEGIN_MS)
-        below.set_xlabel("ms", fontsize=14)
+        below.set_xlabel("time, ms", fontsize=14)
         below.set_title(
-            "what the GPU does meanwhile (x4: four requests in one batch)", fontsize=13, loc="left"
+            "The GPU meanwhile: it loads one model while it runs another (x4: a batch of four)",
+            fontsize=13,
+            loc="left",
         )
         for axes in (above, below):
             for side in ("top", "right"):
@@ -237,10 +263,18 @@ def _draw_action(axes: Any, action: Ran) -> None:  # noqa: ANN401
     )  # fmt: skip
 
 
-def main() -> None:
-    """Produce the picture."""
-    produce()
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="lanes",
+    setting=Setting(),
+    ask=lambda _: [counted(*simulate())],
+    key="lanes",
+    tables={},
+    title=TITLE,
+    picture=draw,
+    recorded=recorded,
+    extra=lambda _, points: {
+        "models": MODELS,
+        "requests": [asdict(request) for request in points[0].asked],
+        "actions": [asdict(action) for action in points[0].ran],
+    },
+)

@@ -17,21 +17,22 @@ What is simulated here was measured live for a device of 10 ms per request: `exp
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.bounds import Cost, density_rate
-from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Cluster, copies_of, run
-from experiments.study.report import picture, write_csv
-from modelzoo.profile import Noise, ProfileRow, load_profile
+from experiments.study.pictures import BLACK, COLOURS, colour_of
+from experiments.study.report import picture
+from experiments.study.study import Column, Study, StudyRecord, over
+from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 
-#: By the name with which keys begin: the scheduler, and its label, colour and line in the picture.
+#: By the name with which keys begin: the scheduler.
 SERVERS = {
     "edf_mh": SchedulerConfig(policy="edf_mh"),
     "clockwork": SchedulerConfig(policy="clockwork"),
@@ -39,13 +40,39 @@ SERVERS = {
     "clipper": SchedulerConfig(policy="clipper"),
     "one_by_one": SchedulerConfig(policy="clipper", batching="none"),
 }
-# Colours of Okabe and Ito, which colour-blind readers tell apart; lines differ as well.
+
+
+TITLE = (
+    "Asked for more than a GPU can do, a server that queues answers nobody in time. "
+    "Clockwright refuses in time what would be late, and answers the rest (simulated)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How a server is drawn."""
+
+    label: str
+    colour: str
+    line: str
+    marker: str
+    #: The label stands beside the point of this load, moved by so many points.
+    label_at: float
+    label_offset: tuple[int, int]
+
+
 _LOOKS = {
-    "edf_mh": ("Clockwright, policy edf_mh", "#0072B2", "-"),
-    "clockwork": ("Clockwright, policy clockwork", "#56B4E9", "-"),
-    "infaas": ("queues, batches of all that waits", "#D55E00", "--"),
-    "clipper": ("queues, batches as Clipper sets them", "#E69F00", "-."),
-    "one_by_one": ("queues, one request at a time", "#666666", ":"),
+    "edf_mh": _Look("Clockwright, edf_mh", colour_of("edf_mh"), "-", "o", 1.5, (-75, 14)),
+    "clockwork": _Look(
+        "Clockwright, Clockwork's policy", colour_of("clockwork"), "-", "s", 1.5, (-20, -24)
+    ),
+    "infaas": _Look(
+        "queues, batches of all that waits", colour_of("infaas"), "--", "D", 0.5, (8, 2)
+    ),
+    "clipper": _Look(
+        "queues, batches as Clipper sets them", colour_of("clipper"), ":", "^", 0.6, (10, 5)
+    ),
+    "one_by_one": _Look("queues, no batches", COLOURS[-1], "-.", "v", 0.75, (10, 34)),
 }
 
 
@@ -53,6 +80,7 @@ _LOOKS = {
 class Setting:
     """How much is simulated."""
 
+    servers: tuple[str, ...] = tuple(SERVERS)
     architecture: str = "resnet50_v1b"
     num_models: int = 15
     slo_ms: int = 100
@@ -63,6 +91,12 @@ class Setting:
     noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seed: int = 1
 
+    @property
+    def capacity_rps(self) -> float:
+        """Requests per second that the GPU could answer if every batch were the best one."""
+        row = load_profile("table1").row_for(self.architecture)
+        return density_rate([Cost(row.exec_ns)], slo_ns=self.slo_ms * NS_PER_MS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
@@ -70,16 +104,11 @@ class LoadPoint:
 
     server: str
     load: float
-    offered_rps: float
+    offered_rps: Annotated[float, Column(figure="offered_x{load:g}_rps")]
     goodput_rps: float
     #: From arrival to refusal; 0: nothing was refused. A late answer is a refusal.
     refusal_p50_ms: float
     refusal_p99_ms: float
-
-
-def capacity_rps(row: ProfileRow, slo_ms: int) -> float:
-    """Requests per second that the GPU could answer if every batch were the best one."""
-    return density_rate([Cost(row.exec_ns)], slo_ns=slo_ms * NS_PER_MS)
 
 
 def measure(setting: Setting, server: str, load: float) -> LoadPoint:
@@ -89,7 +118,7 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     end_ns = setting.warmup_ns + setting.measured_ns
     arrivals = Poisson(
         models=tuple(range(setting.num_models)),
-        rate_rps=load * capacity_rps(row, setting.slo_ms),
+        rate_rps=load * setting.capacity_rps,
         slo_ns=setting.slo_ms * NS_PER_MS,
         end_ns=end_ns,
         seed=setting.seed,
@@ -113,99 +142,54 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     )
 
 
-def figures_of(points: Sequence[LoadPoint], capacity: float) -> dict[str, float]:
-    """Name every number."""
-    figures = {"capacity_rps": capacity}
-    for point in points:
-        figures[f"offered_x{point.load:g}_rps"] = point.offered_rps
-        key = f"{point.server}_x{point.load:g}"
-        figures[f"{key}_goodput_rps"] = point.goodput_rps
-        figures[f"{key}_refusal_p50_ms"] = point.refusal_p50_ms
-        figures[f"{key}_refusal_p99_ms"] = point.refusal_p99_ms
-    return figures
-
-
-def produce(setting: Setting, directory: Path = RESULTS) -> list[LoadPoint]:
-    """Measure everything and write `overload.json`, `overload.csv` and `overload.png`."""
-    points = []
-    for server in SERVERS:
-        for load in setting.loads:
-            points.append(measure(setting, server, load))
-        mine = [point for point in points if point.server == server]
-        print(f"{server:>12}:", *(f"{point.goodput_rps:5.0f}" for point in mine), flush=True)
-    write_csv(
-        directory / "overload.csv",
-        list(asdict(points[0])),
-        [tuple(asdict(point).values()) for point in points],
-    )
-    row = load_profile("table1").row_for(setting.architecture)
-    capacity = capacity_rps(row, setting.slo_ms)
-    draw(points, capacity, setting, directory / "overload.png")
-    write_results(
-        "overload",
-        figures_of(points, capacity),
-        command=f"python -m experiments overload --seed {setting.seed}",
-        seeds=[setting.seed],
-        extra={"setting": asdict(setting)},
-        directory=directory,
-    )
-    return points
-
-
-def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target: Path) -> None:
+def draw(target: Path, setting: Setting, recorded: StudyRecord) -> None:
     """Goodput over offered load, a line for each way of serving."""
-    with picture(target, 1, 1, size=(10, 5.2)) as grid:
+    points = [SimpleNamespace(**row) for row in recorded.rows]
+    capacity = setting.capacity_rps
+    with picture(target, 1, 1, size=(9, 5.2)) as grid:
         axes = grid[0, 0]
         most = max(point.load for point in points)
-        for server, (label, colour, line) in _LOOKS.items():
+        for server, look in _LOOKS.items():
             mine = [point for point in points if point.server == server]
             axes.plot(
                 [point.load for point in mine],
                 [point.goodput_rps for point in mine],
-                color=colour, ls=line, lw=3, marker="o", ms=5, label=label, clip_on=False,
+                color=look.colour, ls=look.line, lw=3, marker=look.marker, ms=7, clip_on=False,
             )  # fmt: skip
-        axes.plot([0, 1, most], [0, capacity, capacity], color="black", lw=1.2, zorder=0)
+            at = min(mine, key=lambda point: abs(point.load - look.label_at))
+            axes.annotate(
+                look.label, (at.load, at.goodput_rps), look.label_offset,
+                textcoords="offset points", fontsize=13, color=look.colour, fontweight="bold",
+            )  # fmt: skip
+        axes.plot([0, 1, most], [0, capacity, capacity], color=BLACK, lw=1.5, ls=":", zorder=0)
         axes.annotate(
-            "best possible: every batch the best one", (most, capacity), (0, 6),
+            f"bound, {capacity:.0f} r/s: every batch the best one", (most, capacity), (0, 7),
             textcoords="offset points", ha="right", fontsize=13,
-        )  # fmt: skip
-        refused_ms = {point.server: point.refusal_p50_ms for point in points if point.load == most}
-        axes.text(
-            most, 85, f"refused at {most:g} times: edf_mh after "
-            f"{refused_ms['edf_mh']:.0f} ms, batches after {refused_ms['infaas'] / 1000:.1f} s ",
-            ha="right", fontsize=13, color="#444444",
         )  # fmt: skip
         axes.axvspan(1, most, color="#f2f2f2", zorder=-1)
         axes.text(
-            most, 25, "overload: more is asked than the GPU can do ", ha="right", fontsize=13,
-            color="#444444",
+            most, 0.03 * capacity, "overload: more is asked than the GPU can do ",
+            ha="right", fontsize=13, color="#444444",
         )  # fmt: skip
         axes.set_xlim(0, most)
-        axes.set_ylim(0, 1.13 * capacity)
-        axes.set_xticks(
-            [0, 0.5, 1, 1.5, 2, 2.5, 3], ["0", "0.5", "1", "1.5", "2", "2.5", "3"], fontsize=13
-        )
+        axes.set_ylim(0, 1.15 * capacity)
         axes.tick_params(labelsize=13)
-        axes.set_xlabel("requests offered, as a multiple of what the GPU can do", fontsize=14)
-        axes.set_ylabel(f"answers within {setting.slo_ms} ms, per second", fontsize=14)
+        axes.set_xlabel("requests offered, times what the GPU can do", fontsize=14)
+        axes.set_ylabel(f"answers within {setting.slo_ms} ms, r/s", fontsize=14)
         axes.set_title(
-            "Asked for more than a GPU can do, a server that queues answers nobody in time.\n"
-            "Clockwright refuses in time what would be late, and answers the rest (simulated).",
-            fontsize=14, loc="left", fontweight="bold", x=-0.085,
+            TITLE.replace(". ", ".\n"),
+            fontsize=14, loc="left", fontweight="bold", x=-0.1,
         )  # fmt: skip
-        axes.legend(
-            fontsize=13, loc="center right", bbox_to_anchor=(1, 0.4), framealpha=1, handlelength=3
-        )
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
 
 
-def main() -> None:
-    """Produce the figure."""
-    parser = argparse.ArgumentParser(description="What overload does.")
-    parser.add_argument("--seed", type=int, default=Setting().seed)
-    produce(replace(Setting(), seed=parser.parse_args().seed))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="overload",
+    setting=Setting(),
+    ask=over(measure, server="servers", load="loads"),
+    key="{server}_x{load:g}",
+    figures=lambda setting, _: {"capacity_rps": setting.capacity_rps},
+    title=TITLE,
+    picture=draw,
+)

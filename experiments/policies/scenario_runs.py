@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from clockwright.units import NS_PER_S, ModelId
 from controller.core import Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import Cost, density_rate, simulated
+from experiments.policies.outcome import PolicyOutcome, RequestCounts
 from experiments.policies.scenarios import BATCH_SLO_NS, Scenario
 from experiments.simulator import Case, production_scheduler
 from experiments.study.compared import run_rows
@@ -20,13 +20,9 @@ _BOUND_WINDOW_NS = 4 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioOutcome:
-    """Outcome of the requests that arrived in the measured time."""
+class ScenarioOutcome(PolicyOutcome):
+    """And how busy the cluster was, for whom."""
 
-    arrived: int
-    answered: int
-    #: Answers that were late; the requests count as refused.
-    late: int
     #: Answers in time at most, by the scenario's bound; -1: none.
     bound: int
     cold: int
@@ -34,7 +30,6 @@ class ScenarioOutcome:
     #: Share of the model's requests that was answered, of the 5th-percentile model and the worst.
     p5_model_share: float
     worst_model_share: float
-    p50_ms: float
     #: Time from arrival to refusal; 0: nothing was refused. A late answer is a refusal.
     refusal_p50_ms: float
     refusal_p99_ms: float
@@ -43,11 +38,6 @@ class ScenarioOutcome:
     exec_busy: float
     load_busy: float
     mean_batch_size: float
-
-    @property
-    def share(self) -> float:
-        """Goodput as a part of what was asked."""
-        return self.answered / self.arrived if self.arrived else 1.0
 
     @property
     def bound_share(self) -> float:
@@ -81,13 +71,11 @@ def measure(
     """Simulate one policy under one scenario; `bound` is passed on."""
     case = replace(scenario.case(seed), scheduler=scheduler)
     begin_ns, end_ns = scenario.begin_ns, case.duration_ns
-    arrived: Counter[str] = Counter()
-    answered: Counter[str] = Counter()
-    outcomes: Counter[str] = Counter()
-    latencies: list[int] = []
-    refusals_ns: list[int] = []
+    counts = RequestCounts()
+    num_of_batch_clients = 0
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
+        nonlocal num_of_batch_clients
         # A closed loop's bound does not count time that was spent before counting begins.
         early = {
             row.action_id
@@ -96,40 +84,31 @@ def measure(
         }
         for row in requests:
             if row.slo_ns == BATCH_SLO_NS:
-                if begin_ns <= row.departure_ns < end_ns and row.outcome == OK:
-                    outcomes["batch"] += 1
+                num_of_batch_clients += begin_ns <= row.departure_ns < end_ns and row.outcome == OK
                 continue
             if row.arrival_ns < begin_ns or (
                 scenario.bound == "rate" and row.departure_ns >= end_ns
             ):
                 continue
-            arrived[row.model_id] += 1
-            if row.outcome != OK:
-                outcomes[row.outcome] += 1
-                refusals_ns.append(row.departure_ns - row.arrival_ns)
-            elif row.action_id not in early:
-                answered[row.model_id] += 1
-                outcomes["cold"] += row.cold
-                latencies.append(row.departure_ns - row.arrival_ns)
+            counts.add(row, row.model_id, answer_counts=row.action_id not in early)
 
     result = run_rows(case, take, make_scheduler=make_scheduler)
     total = result.summary.total(begin_ns, end_ns)
-    shares = [answered[model_id] / number for model_id, number in arrived.items()]
+    shares = [counts.answered[model_id] / number for model_id, number in counts.asked.items()]
     seconds = (end_ns - begin_ns) / NS_PER_S
-    refusal_p50_ms, refusal_p99_ms = np.percentile(refusals_ns or [0], (50, 99)) / NS_PER_MS
     return ScenarioOutcome(
-        arrived=arrived.total(),
-        answered=answered.total(),
-        late=outcomes["LATE"],
+        asked=counts.asked.total(),
+        answered=counts.answered.total(),
+        late=counts.refused["LATE"],
         bound=bound,
-        cold=outcomes["cold"],
+        cold=counts.cold,
         seconds=seconds,
         p5_model_share=float(np.percentile(shares, 5)),
         worst_model_share=min(shares),
-        p50_ms=float(np.median(latencies)) / NS_PER_MS if latencies else 0.0,
-        refusal_p50_ms=float(refusal_p50_ms),
-        refusal_p99_ms=float(refusal_p99_ms),
-        batch_rps=outcomes["batch"] / seconds,
+        p50_ms=counts.latency_ms(50),
+        refusal_p50_ms=counts.refusal_ms(50),
+        refusal_p99_ms=counts.refusal_ms(99),
+        batch_rps=num_of_batch_clients / seconds,
         exec_busy=result.summary.utilisation(total.exec_ns, begin_ns, end_ns),
         load_busy=result.summary.utilisation(total.load_ns, begin_ns, end_ns),
         mean_batch_size=total.mean_batch_size,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
-from experiments.study.sides import METRICS, Side, gap_pct, words
-from experiments.study.study import Column, key_of, read_table
+from experiments.study.sides import METRICS, Side, gap_pct, words_of
+from experiments.study.study import Column, Row, cells_of, key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +38,13 @@ def worst(points: Iterable[Beside], name: str) -> dict[str, float]:
 
 def say(key: str, point: Beside) -> str:
     """One line about a point."""
-    return f"{key_of(key, point)}: {words(point.live, point.simulated)}"
+    return f"{key_of(key, point)}: {words_of(point.live, point.simulated)}"
 
 
-def recorded(table: Path) -> list[Any]:
-    """Read the points of a table, their sides as they were."""
-    names = [entry.name for entry in fields(Side)]
-    points = []
-    for row in read_table(table):
-        sides = {
-            side: SimpleNamespace(**{name: row[f"{side}_{name}"] for name in names})
-            for side in ("live", "simulated")
-        }
-        points.append(SimpleNamespace(**row | sides))
-    return points
+def by_side(_setting: object, points: Iterable[Beside]) -> Iterator[Row]:
+    """Rows of a table: two for each point, live and simulated, its words first."""
+    for point in points:
+        words = {n: value for n, (_, value) in cells_of(point).items() if isinstance(value, str)}
+        for name, side in (("live", point.live), ("simulated", point.simulated)):
+            if side is not None:
+                yield {**words, "side": name, **asdict(side)}

@@ -1,11 +1,16 @@
-"""Pictures as values: panels of curves, each with a title that says what is seen, and one way to draw them all."""
+"""Pictures as values: panels of curves, each with a title that says what is seen, and one way to draw them all.
+
+A picture is read in the width of a page, about 800 pixels: it has `MOST_PANELS` panels at most and three side by side, names
+curves beside their ends where there is room, and has colours that all readers tell apart, beside lines and markers that differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -15,8 +20,27 @@ from experiments.study.report import picture
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
+#: What is not ours: bounds, and the paper's numbers.
 BLACK = "black"
+#: matplotlib's: a name, or lengths of dashes.
+Line = str | tuple[int, tuple[int, ...]]
+#: Beside the colours, in their order.
+LINES: tuple[Line, ...] = (
+    "-",
+    "--",
+    "-.",
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+    (0, (7, 2)),
+    (0, (3, 1, 1, 1, 1, 1)),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MOST_PANELS = 6
 
+# Inches, by panels side by side; at 110 dots each, a page shows them hardly smaller.
+_WIDTHS = {1: 7.5, 2: 9.0, 3: 10.5}
+_POINTS_PER_INCH = 72
+_FONT, _SMALL_FONT = 10, 9
 _SHARES = {0.0: "0", 1.0: "90", 2.0: "99", 3.0: "99.9", 4.0: "99.99", 5.0: "99.999"}
 
 
@@ -26,12 +50,12 @@ class Curve:
 
     x: Sequence[float]
     y: Sequence[float]
-    #: In the legend; empty: none.
+    #: Beside the right end, in the curve's colour, or in the panel's legend; empty: none.
     label: str = ""
     colour: str = BLACK
-    line: str = "-"
+    line: Line = "-"
     marker: str = ""
-    width: float = 1.6
+    width: float = 1.8
     #: Range around each `y`, below and above.
     spread: tuple[Sequence[float], Sequence[float]] | None = None
 
@@ -55,30 +79,34 @@ class Panel:
     marks: Mapping[float, str] = field(default_factory=dict)
     #: Horizontal lines, by place, with their words: an SLO, a bound.
     levels: Mapping[float, str] = field(default_factory=dict)
-    #: Where the legend stands; empty: there is none.
-    legend: str = "best"
+    #: Where a legend stands, in matplotlib's words; empty: labels stand beside the ends of curves.
+    legend: str = ""
 
 
-def draw(
-    target: Path, rows: Sequence[Sequence[Panel]], *, size: tuple[float, float] = (4.4, 3.4)
-) -> None:
+def draw(target: Path, title: str, rows: Sequence[Sequence[Panel]], *, height: float = 3.0) -> None:
     """Draw panels.
 
     Args:
         target: a PNG.
+        title: what is seen, one sentence.
         rows: panels of each row.
-        size: width and height of a panel, inches.
+        height: of a panel, inches.
     """
     columns = max(len(row) for row in rows)
-    with picture(target, len(rows), columns, size=(size[0] * columns, size[1] * len(rows))) as grid:
+    width = _WIDTHS[columns]
+    size = (width, height * len(rows) + 0.4)
+    with picture(target, len(rows), columns, size=size) as grid:
+        figure = grid[0, 0].figure
+        words = fill(title, int(width * 9.5))
+        figure.suptitle(words, x=0.01, ha="left", fontsize=12, fontweight="bold")
         for axes_of_row, row in zip(grid, rows, strict=True):
             for axes, panel in zip(axes_of_row, row, strict=False):
-                _draw(axes, panel)
+                _draw(axes, panel, width / columns, height)
             for axes in axes_of_row[len(row) :]:
-                axes.set_axis_off()
+                axes.remove()
 
 
-def _draw(axes: Any, panel: Panel) -> None:  # noqa: ANN401
+def _draw(axes: Any, panel: Panel, width: float, height: float) -> None:  # noqa: ANN401
     for curve in panel.curves:
         axes.errorbar(
             curve.x,
@@ -91,77 +119,129 @@ def _draw(axes: Any, panel: Panel) -> None:  # noqa: ANN401
             lw=curve.width,
             label=curve.label or None,
         )
+    grey = {"color": COLOURS[-1], "fontsize": _SMALL_FONT, "textcoords": "offset points"}
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 0.5}
     for place, words in panel.marks.items():
-        axes.axvline(place, color="grey", lw=1, ls=":", label=words or None)
+        axes.axvline(place, color=COLOURS[-1], lw=1, ls=":")
+        where = {"xycoords": axes.get_xaxis_transform(), "rotation": 90, "ha": "right"}
+        axes.annotate(words, (place, 0.02), (-1, 0), va="bottom", bbox=behind, **where, **grey)
     for place, words in panel.levels.items():
-        axes.axhline(place, color=BLACK, lw=1, ls=":", label=words or None)
+        axes.axhline(place, color=COLOURS[-1], lw=1, ls=":")
+        where = {"xycoords": axes.get_yaxis_transform()}
+        axes.annotate(words, (0.01, place), (0, -2), va="top", bbox=behind, **where, **grey)
+    _scale(axes, panel)
+    axes.tick_params(labelsize=_SMALL_FONT)
+    axes.set_title(fill(panel.title, int((width - 0.6) * 12)), fontsize=_FONT, loc="left")
+    axes.set_xlabel(panel.x, fontsize=_FONT)
+    axes.set_ylabel(panel.y, fontsize=_FONT)
+    axes.grid(visible=True, lw=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if not any(curve.label for curve in panel.curves):
+        return
+    if panel.legend:
+        axes.legend(fontsize=_SMALL_FONT, loc=panel.legend, handlelength=3, framealpha=0.8)
+    else:
+        _label_ends(axes, panel.curves, 1.8 * _SMALL_FONT / (_POINTS_PER_INCH * height))
+
+
+def _scale(axes: Any, panel: Panel) -> None:  # noqa: ANN401
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     if panel.log_x:
         axes.set_xscale("log")
     if panel.log_y:
         axes.set_yscale("log")
-    for ticks, axis in ((panel.x_ticks, axes.xaxis), (panel.y_ticks, axes.yaxis)):
-        if ticks is not None:
-            axis.set_ticks(list(ticks), list(ticks.values()), fontsize="small")
-            axis.set_ticks([], minor=True)
     axes.set_xlim(*panel.x_range)
     # A logarithmic axis has no zero.
     axes.set_ylim(None if panel.log_y else panel.y_range[0], panel.y_range[1])
-    axes.set_title(panel.title, fontsize="medium", loc="left")
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
-    axes.grid(visible=True, lw=0.3)
-    if panel.legend and any(curve.label for curve in panel.curves):
-        axes.legend(fontsize="x-small", loc=panel.legend)
+    for ticks, axis, log in (
+        (panel.x_ticks, axes.xaxis, panel.log_x),
+        (panel.y_ticks, axes.yaxis, panel.log_y),
+    ):
+        if ticks is not None:
+            axis.set_ticks(list(ticks), list(ticks.values()))
+        elif log:
+            least, most = axis.get_view_interval()
+            axis.set_major_locator(LogLocator(subs=(1,) if most > 200 * least else (1, 2, 5)))
+            axis.set_major_formatter(
+                FuncFormatter(lambda at, _: f"{at:,.0f}" if at >= 1 else f"{at:g}")
+            )
+        if ticks is not None or log:
+            axis.set_minor_locator(NullLocator())
 
 
-#: A field of a point, or what is made of the point.
+def _label_ends(axes: Any, curves: Sequence[Curve], gap: float) -> None:  # noqa: ANN401
+    """Put labels beside the ends of curves, no two nearer than a share of the panel's height."""
+    ends = []
+    for curve in curves:
+        points = [point for point in zip(curve.x, curve.y, strict=True) if np.isfinite(point[1])]
+        if curve.label and points:
+            in_panel = axes.transLimits.transform(axes.transScale.transform(points[-1]))
+            ends.append((float(np.clip(in_panel[1], 0.0, 1.0)), curve))
+    ends.sort(key=itemgetter(0))
+    places = [place for place, _ in ends]
+    halves = [gap * (curve.label.count("\n") + 1) / 2 for _, curve in ends]
+    for number in range(1, len(places)):
+        least = places[number - 1] + halves[number - 1] + halves[number]
+        places[number] = max(places[number], least)
+    # What was pushed out above comes back from above.
+    highest = 1.0
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], highest - halves[number])
+        highest = places[number] - halves[number]
+    for place, (_, curve) in zip(places, ends, strict=True):
+        axes.annotate(
+            curve.label, (1.02, place), xycoords="axes fraction", va="center",
+            fontsize=_SMALL_FONT, color=curve.colour,
+        )  # fmt: skip
+
+
+#: A column of a row, or what is made of the row.
 Value = str | Callable[[Any], Any]
 
 
 def lines(
-    points: Iterable[Any],
+    rows: Iterable[Any],
     x: Value,
     y: Value,
     *,
     by: Value,
     up_to: Value | None = None,
-    line: str = "-",
-    marker: str = "o",
+    joined: bool = True,
 ) -> list[Curve]:
-    """A curve for each group of points, in the order in which they come.
+    """A curve for each group of rows, in the order in which they come.
 
     Args:
-        points: a group's own are in the curve's order.
-        x: where a point stands.
+        rows: a group's own are in the curve's order.
+        x: where a row's point stands.
         y: how high.
-        by: the group, as the legend names it.
+        by: the group, as its label names it.
         up_to: the upper end of the range around a point; None: there is none.
-        line: matplotlib's style; `none` for points alone.
-        marker: matplotlib's style.
+        joined: a line joins the points.
     """
     groups: dict[str, list[Any]] = {}
-    for point in points:
-        groups.setdefault(str(_value(by)(point)).replace("_", " "), []).append(point)
+    for row in rows:
+        groups.setdefault(str(_value(by)(row)).replace("_", " "), []).append(row)
     curves = []
     for number, (label, mine) in enumerate(groups.items()):
-        heights = [_value(y)(point) for point in mine]
+        heights = [_value(y)(row) for row in mine]
         above = [max(_value(up_to or y)(p) - at, 0.0) for p, at in zip(mine, heights, strict=True)]
-        curves.append(
-            Curve(
-                x=[_value(x)(point) for point in mine],
-                y=heights,
-                label=label,
-                colour=COLOURS[number % len(COLOURS)],
-                line=line,
-                marker=marker,
-                spread=([0.0] * len(mine), above) if up_to else None,
-            )
+        curve = Curve(
+            x=[_value(x)(row) for row in mine],
+            y=heights,
+            label=label,
+            colour=COLOURS[number % len(COLOURS)],
+            line=LINES[number % len(LINES)] if joined else "none",
+            marker=MARKERS[number % len(MARKERS)],
+            spread=([0.0] * len(mine), above) if up_to else None,
         )
+        curves.append(curve)
     return curves
 
 
 def _value(of: Value) -> Callable[[Any], Any]:
-    return attrgetter(of) if isinstance(of, str) else of
+    return itemgetter(of) if isinstance(of, str) else of
 
 
 def tail_percentiles(nines: int) -> tuple[float, ...]:
@@ -187,18 +267,10 @@ def tail(
         others: more of `Panel`.
     """
     stretched = [
-        Curve(
-            x=curve.x,
-            y=[nines_of(at) for at in curve.y or percentiles],
-            label=curve.label,
-            colour=curve.colour,
-            line=curve.line,
-            marker=curve.marker,
-            width=curve.width,
-        )
-        for curve in curves
+        replace(curve, y=[nines_of(at) for at in curve.y or percentiles]) for curve in curves
     ]
-    return Panel(title=title, x=x, y="percentile", curves=stretched, y_ticks=_SHARES, **others)
+    others = {"legend": "lower right"} | others
+    return Panel(title=title, x=x, y="percentile, %", curves=stretched, y_ticks=_SHARES, **others)
 
 
 def nines_of(percentile: float) -> float:
@@ -206,6 +278,18 @@ def nines_of(percentile: float) -> float:
     return -float(np.log10(1 - percentile / 100))
 
 
+def of_policy(policy: str, curve: Curve) -> Curve:
+    """Give a curve the colour, the line and the label that its policy has in every picture."""
+    number = list(POLICIES).index(policy)
+    return replace(
+        curve,
+        colour=COLOURS[number],
+        line=LINES[number],
+        label=curve.label or policy,
+        marker=curve.marker and MARKERS[number],
+    )
+
+
 def colour_of(policy: str) -> str:
     """The colour that a policy has in every picture."""
-    return COLOURS[list(POLICIES).index(policy) % len(COLOURS)]
+    return COLOURS[list(POLICIES).index(policy)]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+_SHADES = 128
 
 
 def write_csv(target: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -38,6 +41,7 @@ def picture(
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from PIL import Image
 
     figure, grid = pyplot.subplots(
         rows, columns, figsize=size, layout="constrained", squeeze=False, sharex=share_x
@@ -45,6 +49,9 @@ def picture(
     try:
         yield grid
         target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target, dpi=120)
+        drawn = BytesIO()
+        figure.savefig(drawn, dpi=110)
+        # A reader sees so many of the thousand shades of a few colours; the file is a third.
+        Image.open(drawn).convert("RGB").quantize(_SHADES, dither=Image.Dither.NONE).save(target)
     finally:
         pyplot.close(figure)

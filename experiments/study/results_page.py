@@ -20,7 +20,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from experiments.__main__ import called
+from experiments.__main__ import called, declared
 from experiments.results_file import RESULTS
 from experiments.study.aims import AIMS, MISSED, judged, limit_of
 
@@ -162,6 +162,7 @@ def page() -> str:
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
         sim_gap_aim=limit_of("fig8_live", "gpus6_sim_gap_pct"),
         aims=_all_aims(),
+        pictures=_pictures(),
         live_aims=_aims(found, "live"),
         controller_aims=_aims(found, "controller"),
         edf_mh_shares=_shares(found["edf_mh"]),
@@ -181,6 +182,14 @@ def _filled(block: str) -> str:
         return block
     filled = textwrap.fill(block, 110, break_long_words=False, break_on_hyphens=False)
     return filled + "\n" * block.endswith("\n")
+
+
+def _pictures() -> str:
+    """What each picture shows, which is what stands over it."""
+    seen = {f"{study.name}.png": study.title for study in declared() if study.title}
+    return _table(
+        ("picture", "what is seen"), ((f"[{file}]({file})", seen[file]) for file in sorted(seen))
+    )
 
 
 def _origins(found: dict[str, Record]) -> str:

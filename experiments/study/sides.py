@@ -52,7 +52,7 @@ def gap_pct(live: Side, simulated: Side | None, name: str) -> float | None:
     return float(100 * (getattr(simulated, name) / measured - 1))
 
 
-def words(live: Side, simulated: Side | None) -> str:
+def words_of(live: Side, simulated: Side | None) -> str:
     """Say both in one line."""
     said = [
         f"{name} {side.goodput_rps:,.1f} of {side.offered_rps:,.1f} r/s, p50 {side.p50_ms:.2f} ms, "

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import shlex
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from clockwright.errors import ConfigError
@@ -28,7 +28,7 @@ from experiments.results_file import RESULTS, add_results, write_results
 from experiments.simulator import Case
 from experiments.study.pictures import Panel, draw
 from experiments.study.report import write_csv
-from experiments.study.sides import beside_server, words
+from experiments.study.sides import beside_server, words_of
 
 # A gap to the paper beyond this share needs a reason.
 _NOTABLE_GAP = 0.10
@@ -73,6 +73,27 @@ class Paper:
 Row = Mapping[str, float | int | str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """What a study left in a folder."""
+
+    #: By what follows the study's name in a table's, its rows.
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    #: All of `NAME.json`.
+    record: Mapping[str, Any]
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Rows of the table that is called as the study."""
+        return self.tables[""]
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """Every number, by its key; the paper's begin with `paper_`."""
+        found: Mapping[str, float] = self.record["figures"]
+        return found
+
+
 def own_rows(_setting: object, points: Sequence[object]) -> Iterator[Row]:
     """The points themselves are a table's rows, a column for each field that has one."""
     for point in points:
@@ -84,13 +105,14 @@ def own_rows(_setting: object, points: Sequence[object]) -> Iterator[Row]:
 class Study(Generic[SettingT, PointT]):
     """One question to the system, and all that is kept of the answers."""
 
-    #: Name of the command, and of all files.
+    #: Name of all files, and of the command.
     name: str
     #: How much is asked where the command line does not say; every plain field is an option of it.
     setting: SettingT
     #: Asks, one point after the other.
     ask: Callable[[SettingT], Iterable[PointT]]
-    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`.
+    #: How the names of a point's figures begin, of its fields: `{policy}_slo{slo_ms}`. Empty: it has none of its own,
+    #: and what is printed of it is what it says of itself.
     key: str
     #: Figures that are not a point's own.
     figures: Callable[[SettingT, Sequence[PointT]], Mapping[str, float]] = lambda *_: {}
@@ -99,15 +121,24 @@ class Study(Generic[SettingT, PointT]):
         default_factory=lambda: {"": own_rows}
     )
     paper: tuple[Paper, ...] = ()
-    #: What is drawn, row by row.
-    panels: Callable[[SettingT, Sequence[PointT]], Sequence[Sequence[Panel]]] | None = None
-    #: Points as a folder's tables have them, as far as `panels` asks; None: a row of `NAME.csv` is a point.
-    recorded: Callable[[Path], Sequence[PointT]] | None = None
+    #: Over the picture: what is seen, one sentence.
+    title: str = ""
+    #: What is drawn, row by row, of nothing but the record: `StudyRecord`, or what `recorded` makes of a folder.
+    panels: Callable[[SettingT, Any], Sequence[Sequence[Panel]]] | None = None
+    #: Draws, into a PNG, what no panels can show of it.
+    picture: Callable[[Path, SettingT, Any], None] | None = None
+    recorded: Callable[[Path], Any] | None = None
     #: Anything else worth keeping, by key of the record.
     extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
+    #: The command's name, where it is another.
+    command: str = ""
+    #: The part that it is of a record that others share.
+    part: str = ""
+    #: What the answers say is broken; the command ends with it, after all is recorded.
+    fault: Callable[[Sequence[PointT]], str] = lambda _: ""
     #: One line about a point, of `key` and the point.
     say: Callable[[str, PointT], str] = lambda key, point: said(key, point)
-    #: The folder of the results in which the files are; the command has it before the name.
+    #: The folder of the results in which the files are.
     folder: str = ""
     #: Cases that a server can be played, whatever its policy is, by name; None: the study has none.
     cases: Callable[[SettingT], Mapping[str, Case]] | None = None
@@ -126,7 +157,7 @@ class Study(Generic[SettingT, PointT]):
             setting: how much is asked; None: as declared.
             directory: where the files go; None: to the results.
             options: what the command line had, for the record.
-            add: keep what is recorded of other points; the picture stays as it is.
+            add: keep what is recorded of other points.
 
         Returns:
             Every point.
@@ -150,67 +181,89 @@ class Study(Generic[SettingT, PointT]):
         figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
         _show(compared)
-        command = f"python -m experiments {self.command} {options}{' --add' * add}".rstrip()
+        words = (self.command or self.name, options, "--add" * add)
+        command = f"python -m experiments {' '.join(filter(None, words))}"
         about = {
             "comparison": compared,
             "setting": asdict(setting) | _said_otherwise(setting),  # type: ignore[call-overload]
             **self.extra(setting, points),
         }
-        if add:
-            part = ", ".join(key_of(self.key, point) for point in points)
+        if self.part and not (directory / f"{self.name}.json").exists():
+            write_results(self.name, {}, command=command, directory=directory)
+        if add or self.part:
+            part = self.part or ", ".join(key_of(self.key, point) for point in points) or options
             add_results(
                 self.name, figures, part=part, command=command, extra=about, directory=directory
             )
-            return points
-        if self.panels is not None:
-            draw(directory / f"{self.name}.png", self.panels(setting, points))
-        seeds = getattr(setting, "seeds", None) or [getattr(setting, "seed", None)]
-        write_results(
-            self.name,
-            figures,
-            command=command,
-            seeds=[seed for seed in seeds if seed is not None],
-            extra=about,
-            directory=directory,
-        )
+        else:
+            seeds = getattr(setting, "seeds", None) or [getattr(setting, "seed", None)]
+            write_results(
+                self.name,
+                figures,
+                command=command,
+                seeds=[seed for seed in seeds if seed is not None],
+                extra=about,
+                directory=directory,
+            )
+        if self.panels is not None or self.picture is not None:
+            self.redraw(directory, setting)
         return points
 
     def figures_of(self, setting: SettingT, points: Sequence[PointT]) -> dict[str, float]:
         """Name every number, the paper's too."""
         figures: dict[str, float] = {}
-        for point in points:
+        for point in points if self.key else ():
             figures |= point_figures(self.key, point)
         figures |= self.figures(setting, points)
         return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
 
-    @property
-    def command(self) -> str:
-        """What the study is called by."""
-        return f"{self.folder}-{self.name}" if self.folder else self.name
-
-    def redraw(self, directory: Path | None = None) -> None:
+    def redraw(self, directory: Path | None = None, setting: SettingT | None = None) -> None:
         """Draw what is recorded, without asking again.
 
+        Args:
+            directory: where the record and its tables are.
+            setting: how much was asked; None: as declared.
+
         Raises:
-            ConfigError: nothing is recorded, or the tables lack what is drawn.
+            ConfigError: nothing is recorded, or it lacks what is drawn.
         """
-        if self.panels is None:
+        if self.panels is None and self.picture is None:
             raise ConfigError(f"--draw: found no panels in {self.name}, expected some")
         directory = directory or RESULTS / self.folder
+        target = directory / f"{self.name}.png"
         try:
-            points = (self.recorded or self._rows_as_points)(directory)
-            rows = self.panels(self.setting, points)
-        except (OSError, AttributeError, KeyError) as error:
+            setting = self.setting if setting is None else setting
+            if self.picture is not None:
+                self.picture(target, setting, self._recorded(directory))
+            else:
+                draw(target, self.title, self.drawn(directory, setting))
+        except (OSError, KeyError) as error:
             raise ConfigError(
-                f"--draw: found no {error} in the tables of {self.name}; run it instead"
+                f"--draw: found no {error} in the record of {self.name}; run it instead"
             ) from error
-        draw(directory / f"{self.name}.png", rows)
 
-    def _rows_as_points(self, directory: Path) -> Sequence[Any]:
-        return [SimpleNamespace(**row) for row in read_table(directory / f"{self.name}.csv")]
+    def drawn(
+        self, directory: Path = RESULTS, setting: SettingT | None = None
+    ) -> Sequence[Sequence[Panel]]:
+        """Panels of what a folder's record has; without any, none.
 
-    def main(self, arguments: Sequence[str]) -> None:
+        Raises:
+            OSError, KeyError: the record lacks what is drawn.
+        """
+        if self.panels is None:
+            return []
+        return self.panels(self.setting if setting is None else setting, self._recorded(directory))
+
+    def _recorded(self, directory: Path) -> Any:  # noqa: ANN401
+        if self.recorded is not None:
+            return self.recorded(directory)
+        return read_recorded(directory, self.name, self.tables)
+
+    def main(self, arguments: Sequence[str]) -> str:
         """Produce it as a command line asks.
+
+        Returns:
+            What the answers say is broken; empty: nothing.
 
         Raises:
             ConfigError: the setting cannot be as it is asked to be.
@@ -223,13 +276,14 @@ class Study(Generic[SettingT, PointT]):
         asked, others = frame.parse_known_args(arguments)
         if asked.draw:
             self.redraw(asked.directory)
-            return
+            return ""
         more = frame.format_help()
-        setting, options = from_command_line(self.command, self.setting, others, more=more)
+        name = self.command or self.name
+        setting, options = from_command_line(name, self.setting, others, more=more)
         if asked.live:
             self.play(setting, asked.live)
-            return
-        self.produce(setting, asked.directory, options=options, add=asked.add)
+            return ""
+        return self.fault(self.produce(setting, asked.directory, options=options, add=asked.add))
 
     def play(self, setting: SettingT, address: str) -> None:
         """Play its cases to a server that runs, print each beside the same simulated, and write nothing.
@@ -239,9 +293,16 @@ class Study(Generic[SettingT, PointT]):
             UnknownModelError: the server lacks a model.
         """
         if self.cases is None:
-            raise ConfigError(f"--live: found no cases in {self.command}, expected some")
+            raise ConfigError(f"--live: found no cases in {self.name}, expected some")
         for name, live, simulated in beside_server(address, self.cases(setting)):
-            print(f"{name}: {words(live, simulated)}", flush=True)
+            print(f"{name}: {words_of(live, simulated)}", flush=True)
+
+
+def read_recorded(directory: Path, name: str, endings: Iterable[str]) -> StudyRecord:
+    """Read what a study left: its record, and the tables whose names end so."""
+    record = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+    tables = {ending: read_table(directory / f"{name}{ending}.csv") for ending in endings}
+    return StudyRecord(tables=tables, record=record)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
@@ -339,6 +400,8 @@ def point_figures(key: str, point: object) -> dict[str, float]:
 
 def said(key: str, point: object) -> str:
     """One line about a point: its key, and its numbers."""
+    if not key:
+        return str(point)
     numbers = (
         f"{name} {value:.4g}"
         for name, (_, value) in cells_of(point).items()
@@ -388,6 +451,18 @@ def _show(table: Iterable[Mapping[str, float | str]]) -> None:
         print(f"{row['figure']}: {row['ours']:.4g}, paper {row['paper']:.4g}", end="")
         print(f" ({row['gap_pct']:+.0f} %) {reason if reason != before else ''}".rstrip())
         before = reason or before
+
+
+def chosen(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Check what a setting's row of words names.
+
+    Raises:
+        ConfigError: a word is none of the known.
+    """
+    known = tuple(known)
+    for word in given:
+        if word not in known:
+            raise ConfigError(f"{what} is {word!r}, expected some of {', '.join(known)}")
 
 
 # --- the command line -----------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.bounds import AlikeCase, Cost, at_once_bound
-from experiments.policies import at_once
+from experiments.policies import at_once, floors
 from experiments.results_file import RESULTS
 
 MS = NS_PER_MS
@@ -86,3 +87,10 @@ def test_no_policy_could_refuse_half_at_once_and_answer_as_much() -> None:
     bound = at_once.bound(600, 4, 3300.0, 0.5)
     assert bound == pytest.approx(figures[f"{load}_bound_half_at_once"], abs=0.001)
     assert bound < figures[f"{load}_open_answered"] - 0.005
+
+
+def test_the_gate_has_half_of_what_is_refused_leave_at_once(tmp_path: Path) -> None:
+    (point,) = floors.FORMS["at_once"](tmp_path)
+    assert floors.faults("at_once", tmp_path) == []
+    assert point.gate_at_once > 0.5 > point.open_at_once
+    assert point.gate_answered < point.open_answered

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +27,7 @@ from experiments.bench.controller import (
     fed,
     recovered_after_s,
 )
-from experiments.bench.frontend import INFER
-from experiments.bench.grpc import infer_request
-from experiments.bench.live import PAYLOADS, BareServer
+from experiments.bench.live import INFER, PAYLOADS, BareServer, infer_request
 from experiments.live.processor_time import cpu_ns, family
 
 
@@ -38,7 +38,7 @@ def test_a_bare_server_answers_with_as_many_bytes_as_the_model(kind: str) -> Non
             INFER, bytes, response_deserializer=oip.ModelInferResponse.FromString
         )
         for name, payload in PAYLOADS.items():
-            answer = ask(infer_request(name, list(payload.shape)), timeout=60)
+            answer = ask(infer_request(name, payload.shape), timeout=60)
             assert answer.model_name == name
             assert [len(raw) for raw in answer.raw_output_contents] == [payload.answer_bytes]
 
@@ -55,7 +55,21 @@ def test_processor_time_of_a_process_is_what_its_threads_used() -> None:
         before_ns = cpu_ns([pid])
         used_ns = sum(threads.map(lambda _: work(), range(2)))
         assert cpu_ns([pid]) - before_ns >= used_ns
-    assert family(pid)[0] == pid
+
+
+def test_a_family_is_a_process_and_all_that_it_has_started() -> None:
+    script = (
+        "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        tree = family(parent.pid)
+        assert tree == [parent.pid, child]
+        parent.stdin.close()
 
 
 class ScriptedPump:

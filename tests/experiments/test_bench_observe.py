@@ -13,7 +13,9 @@ from experiments.study.aims import AIMS
 
 @pytest.mark.long
 def test_a_scrape_and_a_request_are_measured_with_everything_off_and_on(tmp_path: Path) -> None:
-    figures = bench_observe.produce(1, 40, 50, tmp_path)
+    setting = bench_observe.Setting(rounds=1, requests=40, models=50)
+    (found,) = bench_observe.STUDY.produce(setting, tmp_path)
+    figures = found.figures
     record = json.loads((tmp_path / "observe.json").read_text())
     assert record["figures"] == figures
     keys = {aim.key.replace("4000", "50") for aim in AIMS["observe"]}

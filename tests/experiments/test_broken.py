@@ -57,7 +57,7 @@ def test_a_short_run_leaves_a_row_for_each_way_to_break(tmp_path: Path) -> None:
         policies=("edf_mh",), clusters=(2,), faults=("fast_fail",), overloaded=(), num_models=2,
         num_pages=2, load=0.2, seconds=0.5, slo_ms=1000,
     )  # fmt: skip
-    cases = broken.produce(setting, tmp_path)
+    cases = broken.STUDY.produce(setting, tmp_path)
     assert [found.since for found in cases] == ["start", "mid-run"]
     for found in cases:
         assert found.healthy_rps > 0

@@ -12,8 +12,9 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.clipper_paper import fig3 as clipper_fig3
 from experiments.clipper_paper import fig6 as clipper_fig6
-from experiments.clipper_paper.bench import Bench, Offered, Saturating, loaded
-from experiments.clipper_paper.models import FORMS, Prepared, held_out, labels_of, prepared
+from experiments.clipper_paper.bench import Bench, Offered, Saturating
+from experiments.clipper_paper.models import FORMS, held_out, labels_of, prepared
+from experiments.live.bare_lanes import Prepared, loaded
 
 SIZES = (1, 2, 4)
 # A 64th of the rows, each 64 times as large: every handle of the scheduler is audited here.
@@ -45,9 +46,9 @@ def test_a_saturated_container_always_has_a_full_batch(no_op: list[Prepared]) ->
         )
     assert measured.num_late == 0
     # Compiled sizes only, and with nothing late the largest from the third batch on.
-    assert set(measured.batch_rows.tolist()) <= set(SIZES)
+    assert set(measured.batch_rows) <= set(SIZES)
     # What is answered came back in batches; those at the edges of the time counted may differ.
-    assert abs(len(measured.latency_ns) - measured.batch_rows.sum()) <= 2 * SIZES[-1]
+    assert abs(len(measured.latency_ns) - sum(measured.batch_rows)) <= 2 * SIZES[-1]
 
 
 def test_offered_requests_are_all_answered_and_a_delay_makes_them_wait(
@@ -59,7 +60,7 @@ def test_offered_requests_are_all_answered_and_a_delay_makes_them_wait(
         measured = served.run(
             Offered(rate_rps=20, seed=1), slo_ns=60 * NS_PER_S, warmup_s=0, measured_s=1.0
         )
-    assert len(measured.latency_ns) == measured.batch_rows.sum()
+    assert len(measured.latency_ns) == sum(measured.batch_rows)
     # The first batch is full with one row; of the others, some have nobody to share it with in time.
     assert max(measured.latency_ns[1:], default=delay_ns) >= delay_ns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from clockwright.units import NS_PER_S, ModelId, RequestId
 from controller.core.remedies import Remedy
 from experiments.bench import explain
 from experiments.bench.explain import Setting, Stated
+from experiments.policies import floors
 from experiments.simulator import run
 from experiments.study.aims import limit_of
 
@@ -105,3 +107,8 @@ def test_figures_name_each_kind_of_remedy_and_each_reason() -> None:
     assert figures["slo_factor_max"] == 3.0
     less = explain.with_less(stated)
     assert [each.remedy.more_workers for each in less] == [0, 1]
+
+
+def test_what_was_stated_and_what_was_right_is_what_was_recorded(tmp_path: Path) -> None:
+    floors.FORMS["explain"](tmp_path)
+    assert floors.faults("explain", tmp_path) == []

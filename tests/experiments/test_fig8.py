@@ -222,11 +222,13 @@ def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
         azure_replay.recorded(QUICK8.replay, path)
 
 
-def test_the_speed_of_the_simulator_is_that_of_its_fastest_run(quick: Produced) -> None:
+def test_the_speed_of_the_simulator_is_that_of_its_fastest_run(
+    quick: Produced, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = quick[1]
-    simspeed.produce(
-        repeats=2, seconds=1, setting=QUICK8.replay, fig8_seconds=1, directory=directory
-    )
+    monkeypatch.setattr(simspeed, "RESULTS", directory)
+    setting = simspeed.Setting(repeats=2, fig5_seconds=1, fig8_seconds=1, replay=QUICK8.replay)
+    simspeed.STUDY.produce(setting, directory)
     record = json.loads((directory / "simspeed.json").read_text())
     figures = record["figures"]
     for key in ("fig5", f"fig8_{'compiled' if native.is_compiled() else 'interpreted'}"):

@@ -81,9 +81,9 @@ def test_a_flood_s_goodput_is_that_of_both_clients_and_a_pause_has_no_time_to_re
 def test_a_short_run_leaves_a_row_for_each_client_of_each_case(tmp_path: Path) -> None:
     setting = Setting(
         multiples=(0.5,), slos_ms=(100,), concurrencies=(2,), seconds=0.5, num_models=(2,), flood_rps=200,
-        flood_seconds=0.5, pause_seconds=0.5,
+        flood_seconds=0.5, pause_seconds=0.5, parts=("device", "flood", "pause"),
     )  # fmt: skip
-    cases = live_promises.produce(setting, tmp_path, parts=("device", "flood", "pause"))
+    cases = live_promises.STUDY.produce(setting, tmp_path)
     with (tmp_path / "live_promises.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["part"], row["client"]) for row in rows] == [

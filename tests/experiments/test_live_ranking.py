@@ -123,7 +123,7 @@ def test_both_sides_of_every_run_are_in_the_files(
         assert line.live.offered == line.simulated.offered > 0
     assert len(record["pairs"]) == record["figures"]["pairs"]
     with (directory / "live_ranking.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == len(lines)
+        assert len(list(csv.DictReader(file))) == 2 * len(lines)
     drawn = (directory / "live_ranking.png").read_bytes()
     (directory / "live_ranking.png").unlink()
     live_ranking.STUDY.redraw(directory)

@@ -22,7 +22,7 @@ FEW = ["mlp-16-64-8", "labels", "mlp-16-64-8-int8", "encoder-int8", "int-mix", "
 
 
 def test_no_answer_has_seen_a_stranger_and_no_good_model_runs_alone() -> None:
-    outcomes = mixing.measure([MODELS[name] for name in FEW], questions=40)
+    outcomes = mixing.ask_all([MODELS[name] for name in FEW], mixing.Setting(questions=40))
     figures = mixing.figures_of(outcomes)
     assert figures["models"] == len(FEW)
     assert figures["served_share"] == 1.0
@@ -46,7 +46,7 @@ def test_an_answer_that_is_not_plain_onnxruntimes_is_counted(
         return answers
 
     monkeypatch.setattr(mixing, "expected_answers", wrong)
-    outcomes = mixing.measure([MODELS["labels"]], questions=5)
+    outcomes = mixing.ask_all([MODELS["labels"]], mixing.Setting(questions=5))
     assert mixing.figures_of(outcomes)["mixed_answers"] == 5
 
 

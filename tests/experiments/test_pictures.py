@@ -1,17 +1,29 @@
-"""README's two pictures: a quick variant of one, and the whole of the other."""
+"""README's two pictures: a quick variant of one, and the whole of the other. Of all pictures, what needs no eyes."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from controller.telemetry import OK
+from experiments.__main__ import declared
+from experiments.demo import poisoned
 from experiments.policies import floors, lanes, overload
 from experiments.policies.floors import FORMS, QUICK_OVERLOAD
+from experiments.results_file import RESULTS
+from experiments.study.pictures import BLACK, COLOURS, MOST_PANELS, Panel
 from experiments.study.results_page import Figure
+
+# What ends the words of an axis, or begins them: a unit, or that it is counted.
+_UNITS = re.compile(
+    r"^(number|share) of |, (us|ms|s|minutes|r/s|rows|%|% of [a-z ]+|times [\d.]+ ms)( \(.*\))?$"
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +85,67 @@ def test_the_picture_of_lanes_has_everything_once_and_nothing_late(tmp_path: Pat
 def test_a_number_that_is_said_to_be_the_most_is_rounded_up() -> None:
     assert [f"{Figure(x):most2}" for x in (0.00411, 1.1, 87)] == ["0.0042", "1.1", "87"]
     assert f"{Figure(0.4481):p1}" == "44.8"
+
+
+# --- what needs no eyes ---------------------------------------------------------------------------
+
+
+def drawn() -> Iterator[tuple[str, str, Sequence[Sequence[Panel]]]]:
+    """Every picture that is made of panels, of the record that is in the project."""
+    for study in declared():
+        if study.panels is not None:
+            yield study.name, study.title, study.drawn()
+    yield "poisoned", poisoned.TITLE, poisoned.panels(RESULTS)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> dict[str, tuple[str, Sequence[Sequence[Panel]]]]:
+    return {name: (title, rows) for name, title, rows in drawn()}
+
+
+Pictures = dict[str, tuple[str, Sequence[Sequence[Panel]]]]
+
+
+def test_every_study_can_be_drawn_of_its_record(pictures: Pictures) -> None:
+    assert len(pictures) >= 16
+    assert all(rows and rows[0] for _, rows in pictures.values())
+
+
+def test_a_sentence_stands_over_each_picture(pictures: Pictures) -> None:
+    sentence = re.compile(r"[A-Z].* .* .*\.")
+    titles = {name: title for name, (title, _) in pictures.items()}
+    assert [name for name, title in titles.items() if not sentence.fullmatch(title)] == []
+
+
+def test_a_picture_has_few_panels_and_each_a_title(pictures: Pictures) -> None:
+    for name, (_, rows) in pictures.items():
+        assert sum(map(len, rows)) <= MOST_PANELS, name
+        assert max(map(len, rows)) <= 3, name
+        assert all(len(panel.title.split()) >= 3 for row in rows for panel in row), name
+
+
+def test_every_axis_has_a_unit_or_counts(pictures: Pictures) -> None:
+    axes = [
+        (name, words)
+        for name, (_, rows) in pictures.items()
+        for row in rows
+        for panel in row
+        for words, ticks in ((panel.x, panel.x_ticks), (panel.y, panel.y_ticks))
+        # An axis of names has no unit, but says what they are names of.
+        if not (words and ticks and re.search("[a-z]", "".join(ticks.values())))
+    ]
+    assert [pair for pair in axes if not _UNITS.search(pair[1])] == []
+
+
+def test_curves_of_a_panel_differ_in_more_than_colour(pictures: Pictures) -> None:
+    for name, (_, rows) in pictures.items():
+        for panel in (panel for row in rows for panel in row):
+            assert {curve.colour for curve in panel.curves} <= {*COLOURS, BLACK}, name
+            labelled = [curve for curve in panel.curves if curve.label]
+            looks = Counter((c.colour, c.line, c.marker, c.width) for c in labelled)
+            assert max(looks.values(), default=1) == 1, (name, panel.title)
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.png")), ids=lambda file: file.name)
+def test_a_picture_is_small(file: Path) -> None:
+    assert file.stat().st_size <= 150_000

@@ -12,7 +12,7 @@ import pytest
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
 from experiments.clockwork_paper.cases import closed
-from experiments.policies import ablation, edf_mh, floors
+from experiments.policies import ablation, edf_mh, edf_mh_cost, floors
 from experiments.policies.edf_mh import COMPARED, Row
 from experiments.policies.floors import FORMS, SCENARIOS
 from experiments.policies.scenario_runs import ScenarioOutcome, measure
@@ -79,7 +79,7 @@ def test_batch_clients_are_counted_apart_and_leave_the_others_in_time() -> None:
         NS_PER_S,
     )
     outcome = measure(scenario, POLICIES["edf_mh"], 1)
-    assert outcome.arrived == pytest.approx(2 * 1200, rel=0.1)
+    assert outcome.asked == pytest.approx(2 * 1200, rel=0.1)
     assert outcome.share > 0.97
     assert outcome.batch_rps > 1000
 
@@ -141,7 +141,7 @@ def test_a_line_of_the_scale_table_has_its_gpus_and_begins_before_the_hour() -> 
 
 def outcome(answered: int, **changes: float) -> ScenarioOutcome:
     whole = ScenarioOutcome(
-        arrived=100,
+        asked=100,
         answered=answered,
         late=1,
         bound=90,
@@ -229,8 +229,8 @@ def test_what_the_core_costs_is_put_beside_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_results("edf_mh", {"zoo_share": 0.9}, command="long", directory=tmp_path)
-    monkeypatch.setattr(edf_mh, "time_core", lambda policy: {f"{policy}_us": 20.0})
-    edf_mh.add_cost(tmp_path)
+    monkeypatch.setattr(edf_mh_cost, "time_core", lambda policy, _: {f"{policy}_us": 20.0})
+    edf_mh_cost.STUDY.main(["--directory", str(tmp_path)])
     record = json.loads((tmp_path / "edf_mh.json").read_text())
     assert record["figures"] == {"zoo_share": 0.9, "clockwork_us": 20.0, "edf_mh_us": 20.0}
     assert record["command"] == "long"
@@ -317,3 +317,14 @@ def test_a_tried_scheduler_keeps_the_books() -> None:
         assert total.arrived == total.answered + total.num_refused, name
         assert result.num_unanswered == 0, name
         assert total.answered > 0.9 * total.arrived, name
+
+
+def test_a_piece_s_worth_is_what_is_lost_without_it(tmp_path: Path) -> None:
+    rows: list[Row] = FORMS["ablation"](tmp_path)
+    assert floors.faults("ablation", tmp_path) == []
+    assert [row.policy for row in rows] == ["all", "next_use", "prefetch"]
+    figures = json.loads((tmp_path / "ablation.json").read_text())["figures"]
+    whole = figures["all_unseen_random_goodput_pct"]
+    for piece in ("next_use", "prefetch"):
+        without = figures[f"{piece}_unseen_random_goodput_pct"]
+        assert figures[f"{piece}_unseen_random_worth_points"] == pytest.approx(whole - without)

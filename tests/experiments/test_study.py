@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 
 from clockwright.errors import ConfigError
+from experiments.study.bench import Findings, bench, need_cores
 from experiments.study.compared import Compared
 from experiments.study.pictures import Curve, Panel, tail
 from experiments.study.study import (
@@ -21,7 +22,9 @@ from experiments.study.study import (
     Paper,
     Row,
     Study,
+    StudyRecord,
     beside_paper,
+    chosen,
     from_command_line,
     over,
     own_rows,
@@ -61,11 +64,16 @@ def sides(_setting: Setting, points: Sequence[Square]) -> Iterator[Row]:
     return ({"size": point.size, "side": point.area**0.5} for point in points)
 
 
-def panels(_setting: Setting, points: Sequence[Square]) -> list[list[Panel]]:
-    curve = Curve(x=[p.size for p in points], y=[p.area for p in points], label="area")
+def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
+    curve = Curve(
+        x=[row["size"] for row in recorded.rows],
+        y=[row["area"] for row in recorded.rows],
+        label="area",
+    )
+    paper = Curve(x=[2.0], y=[recorded.figures["paper_size2_area"]], label="paper", marker="x")
     latency = Curve(x=(1.0, 2.0), y=(), label="latency")
     return [
-        [Panel(title="Squares grow", x="size", y="area, m2", curves=[curve])],
+        [Panel(title="Squares grow", x="size", y="area, m2", curves=[curve, paper])],
         [tail("Tails", "latency, ms", [latency], (50.0, 99.0), marks={2.0: "the paper"})],
     ]
 
@@ -82,6 +90,7 @@ STUDY = Study(
         Paper("size1_area", 2.0, "smaller"),
         Paper("size1_late", 0.0),
     ),
+    title="Squares grow with their sides.",
     panels=panels,
     extra=lambda setting, points: {"sizes": setting.sizes},
 )
@@ -154,7 +163,7 @@ def test_a_picture_is_drawn_again_of_the_table_without_asking(tmp_path: Path) ->
     replace(STUDY, ask=refuse).redraw(tmp_path)
     assert picture.read_bytes() == drawn
     (tmp_path / "squares.csv").write_text("policy,size\nedf_mh,1\n")
-    with pytest.raises(ConfigError, match="no attribute 'area' in the tables of squares; run it"):
+    with pytest.raises(ConfigError, match="no 'area' in the record of squares; run it"):
         STUDY.redraw(tmp_path)
 
 
@@ -230,3 +239,53 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(
         option in said for option in ("--sizes", "--factor", "--add", "--draw", "--directory")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How a benchmark weighs."""
+
+    times: int = 2
+    what: tuple[str, ...] = ("a", "b")
+    beside: str = field(default="", metadata={"said": "TREE"})
+
+    def __post_init__(self) -> None:
+        chosen("thing", self.what, ("a", "b"))
+
+
+def weigh(setting: Weights) -> Findings:
+    figures = {f"{name}_kg": 0.5 * setting.times for name in setting.what}
+    return Findings(figures, {"scale": "new"}, fault="a is too light" * (setting.times < 2))
+
+
+def test_a_benchmark_s_figures_are_named_as_they_were_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = bench("bench-weights", Weights(), weigh)
+    assert not weights.main(["--times", "4", "--beside", "/a/tree", "--directory", str(tmp_path)])
+    record = json.loads((tmp_path / "weights.json").read_text())
+    assert record["figures"] == {"a_kg": 2.0, "b_kg": 2.0}
+    assert record["command"] == "python -m experiments bench-weights --times 4 --beside TREE"
+    assert (record["setting"]["beside"], record["scale"]) == ("TREE", "new")
+    assert "a_kg" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="thing is 'c', expected some of a, b"):
+        weights.main(["--what", "c"])
+
+
+def test_benchmarks_share_a_record_and_what_is_broken_is_said_when_it_is_recorded(
+    tmp_path: Path,
+) -> None:
+    for part in ("first", "second"):
+        shared = bench(f"bench-{part}", Weights(), weigh, record="all", part=part)
+        fault = shared.main(["--times", "1", "--directory", str(tmp_path)])
+        assert fault == "a is too light"
+    record = json.loads((tmp_path / "all.json").read_text())
+    assert record["figures"] == {"a_kg": 0.5, "b_kg": 0.5}
+    assert record["first"]["keys"] == record["second"]["keys"] == ["a_kg", "b_kg"]
+
+
+def test_a_benchmark_says_how_many_cores_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    need_cores(1)
+    with pytest.raises(ConfigError, match="found 1 core, expected 2"):
+        need_cores(2)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from clockwright.units import NS_PER_MS
 from controller.core import Scheduler, SchedulerConfig
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry import ActionRow, RequestRow
 from experiments.bounds import simulated
+from experiments.policies.outcome import PolicyOutcome, RequestCounts
 from experiments.policies.unseen.family import Family
 from experiments.policies.unseen.plain_edf import PLAIN_EDF
 from experiments.simulator import Case, production_scheduler
@@ -31,24 +28,15 @@ COMPARED = (
     "infaas",
 )
 
-# Percentiles of a refusal's time, as a share of the request's SLO.
-_PERCENTILES = (50, 99)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyOutcome:
-    """Counts of the requests that arrived in the measured time."""
+class FamilyOutcome(PolicyOutcome):
+    """And why requests were refused, and whose were answered."""
 
-    asked: int
-    #: Answered in time.
-    answered: int
-    #: Answered too late, so after admission; the requests are among the refused.
-    late: int
     refused: dict[str, int] = field(default_factory=dict)
     #: Time from arrival to refusal as a share of the SLO; 0: nothing was refused.
     refusal_p50_share: float
     refusal_p99_share: float
-    p50_ms: float
     p99_ms: float
     #: Models that could be asked.
     num_models: int = 0
@@ -57,11 +45,6 @@ class FamilyOutcome:
     answered_by: dict[str, int] = field(default_factory=dict)
     #: How long the simulation took, of this computer's time.
     wall_s: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """Goodput as a part of what was asked."""
-        return self.answered / self.asked if self.asked else 1.0
 
     @property
     def small(self) -> list[str]:
@@ -83,43 +66,29 @@ def measure(family: Family, policy: str, seed: int, *, fault: bool = True) -> Fa
     case = make(seed)
     scheduler, make_scheduler = _scheduler(case, policy)
     case = replace(case, scheduler=scheduler)
-    asked: Counter[str] = Counter()
-    answered: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
-    refusal_shares: list[float] = []
-    latencies_ns: list[int] = []
+    counts = RequestCounts()
 
     def take(requests: Sequence[RequestRow], _actions: Sequence[ActionRow]) -> None:
         for row in requests:
-            if row.arrival_ns < family.begin_ns:
-                continue
-            name = row.tenant or row.model_id
-            asked[name] += 1
-            if row.outcome == OK:
-                answered[name] += 1
-                latencies_ns.append(row.departure_ns - row.arrival_ns)
-            else:
-                refused[row.outcome] += 1
-                refusal_shares.append((row.departure_ns - row.arrival_ns) / row.slo_ns)
+            if row.arrival_ns >= family.begin_ns:
+                counts.add(row, row.tenant or row.model_id)
 
     done = run_rows(case, take, make_scheduler=make_scheduler)
     # Whoever has no answer at the end of all patience has none in time.
     if done.num_unanswered:
-        refused["UNANSWERED"] = done.num_unanswered
-    refusal_p50, refusal_p99 = np.percentile(refusal_shares or [0.0], _PERCENTILES)
-    p50_ns, p99_ns = np.percentile(latencies_ns or [0], (50, 99))
+        counts.refused["UNANSWERED"] = done.num_unanswered
     return FamilyOutcome(
-        asked=asked.total() + done.num_unanswered,
-        answered=answered.total(),
-        late=refused["LATE"],
-        refused=dict(sorted(refused.items())),
-        refusal_p50_share=float(refusal_p50),
-        refusal_p99_share=float(refusal_p99),
-        p50_ms=float(p50_ns) / NS_PER_MS,
-        p99_ms=float(p99_ns) / NS_PER_MS,
+        asked=counts.asked.total() + done.num_unanswered,
+        answered=counts.answered.total(),
+        late=counts.refused["LATE"],
+        refused=dict(sorted(counts.refused.items())),
+        refusal_p50_share=counts.refusal_share(50),
+        refusal_p99_share=counts.refusal_share(99),
+        p50_ms=counts.latency_ms(50),
+        p99_ms=counts.latency_ms(99),
         num_models=len(case.workload.models),
-        asked_by=dict(asked),
-        answered_by=dict(answered),
+        asked_by=dict(counts.asked),
+        answered_by=dict(counts.answered),
         wall_s=time.perf_counter() - begin_s,
     )
 
