@@ -40,13 +40,19 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 # every source anew, and so would each of the servers, workers and commands that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: check
+test: check $(VENV)/kserve
 	$(PYTEST)
+
+# KServe's clients for their test, 17 MB, apart from what else .venv has; without them the test is skipped.
+$(VENV)/kserve: tests/kserve.txt $(STAMP)
+	@rm -rf $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --no-compile \
+	  --target $@ -r $< || { rm -rf $@; echo "KServe's client cannot be installed: its tests are skipped"; }
 
 # Random tests with fresh examples, five times as many, and the tests that are too slow for `make test`.
 # The seed is drawn where none is given; `make test-long SEED=...` draws the same again.
 test-long: SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-test-long: $(STAMP)
+test-long: $(STAMP) $(VENV)/kserve
 	$(PYTEST) --long $(SEED)
 
 check: $(STAMP)
@@ -149,9 +155,11 @@ bench-unseen: $(STAMP)
 experiments: $(FIGURES) poisoned
 	@$(BIN)/python -m experiments results_page
 
-# The site of docs/, into build/site; a page or a link that is missing is an error.
+# The site of docs/, into build/site; a page or a link that is missing is an error. First what code says itself is
+# written into the pages, of which a test looks whether it is what the code says.
 .PHONY: docs
 docs: $(STAMP)
+	@$(BIN)/python -m docs.generated
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The page of all results, from their records; a test compares.

@@ -10,6 +10,7 @@ Users import their client from here:
 All other packages import their vocabulary from here, and it imports none of them:
 
     client, operator, statuses      the two kinds of clients, and their exceptions
+    arguments                       what programs pass to them, looked at
     channel                         how a server is dialled: TLS, and what the caller shows
     wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
     actions                         what a controller asks of a worker, and what comes back

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from clockwright.arguments import check, check_text, shown
 from clockwright.errors import ConfigError
 
 #: The options with which every gRPC channel of this project is opened.
@@ -37,6 +38,15 @@ class Access:
     certificate_key: Path | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, str):
+            # Not shown: it is secret.
+            raise ConfigError(f"key: found {type(self.key).__name__}, expected a text")
+        for name in ("ca", "certificate", "certificate_key"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, Path(value))
+            elif value is not None:
+                check(name, value, Path, "a path", ConfigError)
         if (self.certificate is None) != (self.certificate_key is None):
             raise ConfigError("certificate and certificate_key: found one, expected both or none")
         if not self.key.isascii() or not self.key.isprintable():
@@ -97,6 +107,22 @@ class Access:
             private_key=_read(self.certificate_key),
             certificate_chain=_read(self.certificate),
         )
+
+
+def check_dialled(address: object, access: object) -> None:
+    """Look at what a client is made with.
+
+    Raises:
+        ConfigError: it is no address, or nothing that a caller shows.
+    """
+    if not isinstance(address, str):
+        raise ConfigError(f"address: found {shown(address)}, expected HOST:PORT")
+    check_text("address", address, ConfigError)
+    if isinstance(access, str):
+        # Not shown: it is a key, which is secret.
+        raise ConfigError("access: found a text, expected Access(key=...)")
+    if access is not None:
+        check("access", access, Access, "Access(key=...)", ConfigError)
 
 
 def read_key(path: Path) -> str:

@@ -16,8 +16,9 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from clockwright.arguments import check, check_flag, check_text, number, whole_number
 from clockwright.bulk import Buffer, join_bulk, split_bulk
-from clockwright.channel import Access
+from clockwright.channel import Access, check_dialled
 from clockwright.errors import BadRequestError, ConfigError, ProtocolError
 from clockwright.foreign import printable
 from clockwright.statuses import error_of
@@ -129,12 +130,13 @@ class ModelMetadata:
 class Client:
     """A connection to one server, for threads.
 
-    All methods raise ConfigError when the server cannot be reached, and DeniedError when it does not let the
-    caller do that.
+    All methods raise ConfigError when the server cannot be reached, DeniedError when it does not let the
+    caller do that, and BadRequestError when an argument is none that there can be, before anything is sent.
     """
 
     def __init__(self, address: str, access: Access | None = None) -> None:
         """Connect, when first needed, to `address` (HOST:PORT), with a key or TLS if need be."""
+        check_dialled(address, access)
         self._address = address
         self._access = access or Access()
         self._channel = self._access.channel(address)
@@ -166,6 +168,8 @@ class Client:
             UnknownModelError: the server has no such model.
             BadRequestError: the request does not fit the model.
         """
+        check_text("model", model)
+        slo_ms = _slo_ms(slo_ms)
         if isinstance(inputs, np.ndarray):
             if model not in self._input_names:
                 self._input_names[model] = _only_input(self.metadata(model))
@@ -249,6 +253,7 @@ class AsyncClient:
 
     def __init__(self, address: str, access: Access | None = None) -> None:
         """Do what `Client` does; this needs a running event loop."""
+        check_dialled(address, access)
         self._address = address
         self._access = access or Access()
         self._channel = self._access.async_channel(address)
@@ -265,6 +270,8 @@ class AsyncClient:
         tenant: str = "",
     ) -> InferResult:
         """Run a model on one request; see `Client.infer`."""
+        check_text("model", model)
+        slo_ms = _slo_ms(slo_ms)
         if isinstance(inputs, np.ndarray):
             if model not in self._input_names:
                 self._input_names[model] = _only_input(await self.metadata(model))
@@ -328,6 +335,10 @@ class AsyncClient:
         await self.close()
 
 
+def _slo_ms(slo_ms: object) -> float | None:
+    return None if slo_ms is None else number("slo_ms", slo_ms, "a number of milliseconds")
+
+
 def _timeout_s(slo_ms: float | None) -> float | None:
     # Without an SLO there is no RPC deadline either: the server would take it for an SLO. An SLO that is no
     # number of seconds is left to the server, which says so.
@@ -348,20 +359,25 @@ def _encode_request(
     parameters: dict[str, pb.InferParameter] = {}
     if slo_ms is not None:
         parameters["slo_ms"] = pb.InferParameter(double_param=slo_ms)
+    check_flag("explain", explain)
     if explain:
         parameters["explain"] = pb.InferParameter(bool_param=True)
-    if context:
-        parameters["context"] = pb.InferParameter(string_param=context)
-    if tenant:
-        parameters["tenant"] = pb.InferParameter(string_param=tenant)
+    for name, text in (("context", context), ("tenant", tenant)):
+        check_text(name, text)
+        if text:
+            parameters[name] = pb.InferParameter(string_param=text)
     tensors: list[pb.ModelInferRequest.InferInputTensor] = []
     buffers: list[Buffer] = []
     if not isinstance(inputs, Mapping):
         raise BadRequestError(
             f"inputs: found {type(inputs).__name__}, expected an array, or arrays by input name"
         )
-    for name, array in inputs.items():
-        array = np.asarray(array)
+    for name, found in inputs.items():
+        check_text("name of an input", name)
+        try:
+            array = np.asarray(found)
+        except (TypeError, ValueError) as error:
+            raise BadRequestError(f"input {name!r}: found no array: {error}") from None
         datatype = _DATATYPES.get(array.dtype.name)
         if datatype is None:
             raise BadRequestError(
@@ -436,10 +452,12 @@ def _model_list(data: bytes) -> list[ModelStatus]:
 
 
 def _metadata_request(model: str) -> bytes:
+    check_text("model", model)
     return pb.ModelMetadataRequest(name=model).SerializeToString()
 
 
 def _load_request(model: str) -> bytes:
+    check_text("model", model)
     return pb.RepositoryModelLoadRequest(model_name=model).SerializeToString()
 
 
@@ -455,12 +473,19 @@ def _metadata(data: bytes) -> ModelMetadata:
 def _feedback_request(items: Sequence[Feedback]) -> bytes:
     request = control_pb2.FeedbackRequest()
     for item in items:
+        check("items", item, Feedback, "Feedback, each an argument of its own")
+        check_text("query_id", item.query_id)
         if (item.label is None) == (item.reward is None):
             raise BadRequestError(
                 f"feedback for {item.query_id!r}: found label {item.label} and reward {item.reward}, expected"
                 " one of them"
             )
-        request.items.add(query_id=item.query_id, label=item.label, reward=item.reward)
+        if item.label is not None:
+            label = whole_number("label", item.label, "a whole number of 64 bits")
+            request.items.add(query_id=item.query_id, label=label)
+        else:
+            reward = number("reward", item.reward, "a number from 0 to 1")
+            request.items.add(query_id=item.query_id, reward=reward)
     return request.SerializeToString()
 
 

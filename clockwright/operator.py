@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import grpc
 
-from clockwright.channel import Access
+from clockwright.arguments import check, check_flag, check_text
+from clockwright.channel import Access, check_dialled
 from clockwright.errors import ConfigError, Denial, DeniedError
 from clockwright.foreign import escape_texts
 from clockwright.statuses import error_of
@@ -26,11 +27,12 @@ class Operator:
     """A connection to one controller.
 
     Every method raises ConfigError when no controller can be reached, and DeniedError when it does not let the
-    caller do that.
+    caller do that; and BadRequestError when an argument is none that there can be, before anything is sent.
     """
 
     def __init__(self, address: str, access: Access | None = None) -> None:
         """Connect, when first needed, to `address` (HOST:PORT), with a key or TLS if need be."""
+        check_dialled(address, access)
         self._address = address
         self._access = access or Access()
         self._channel = self._access.channel(address)
@@ -59,15 +61,20 @@ class Operator:
 
     def drain(self, worker_id: str) -> None:
         """Take a worker out; returns once it has left."""
+        check_text("worker_id", worker_id)
         self._call(self._stub.DrainWorker, pb.DrainWorkerRequest(worker_id=worker_id), limit_s=None)
 
-    def add_model(self, folder: Path, *, name: str, replace: bool) -> list[pb.ModelInfo]:
+    def add_model(self, folder: Path | str, *, name: str, replace: bool) -> list[pb.ModelInfo]:
         """Send a model's folder; returns once a worker is ready to serve it.
 
         Raises:
             ConfigError: there is no such folder.
             ModelError: the model cannot be served; nothing has changed.
         """
+        check("folder", folder, str | Path, "a path")
+        check_text("name", name)
+        check_flag("replace", replace)
+        folder = Path(folder)
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder; expected one with VERSION/model.onnx")
         paths = [
@@ -83,12 +90,15 @@ class Operator:
 
     def remove_model(self, name: str) -> None:
         """Remove a model; requests that wait for it are refused."""
+        check_text("name", name)
         self._call(
             self._stub.RemoveModel, pb.RemoveModelRequest(model_id=name), limit_s=_LOOK_LIMIT_S
         )
 
     def pin_model(self, name: str, *, pinned: bool) -> list[pb.ModelInfo]:
         """Keep a model's weights loaded, or those of all copies of a folder; or let them go again."""
+        check_text("name", name)
+        check_flag("pinned", pinned)
         request = pb.PinModelRequest(model_id=name, pinned=pinned)
         response: pb.PinModelResponse = self._call(
             self._stub.PinModel, request, limit_s=_LOOK_LIMIT_S
@@ -104,6 +114,8 @@ class Operator:
             ModelError: the name is taken, or a model is not there or does not fit.
             BadRequestError: the settings are wrong.
         """
+        check("application", application, pb.Application, "an Application of control.proto")
+        check_flag("replace", replace)
         request = pb.PutApplicationRequest(application=application, replace=replace)
         response: pb.PutApplicationResponse = self._call(
             self._stub.PutApplication, request, limit_s=_LOOK_LIMIT_S
@@ -112,6 +124,7 @@ class Operator:
 
     def remove_application(self, name: str) -> None:
         """Remove an application with all it has learned."""
+        check_text("name", name)
         self._call(
             self._stub.RemoveApplication,
             pb.RemoveApplicationRequest(name=name),
@@ -120,6 +133,8 @@ class Operator:
 
     def applications(self, name: str = "", *, context: str = "") -> list[pb.ApplicationInfo]:
         """List all applications, or one, with the weights of a context, or the global ones."""
+        check_text("name", name)
+        check_text("context", context)
         response: pb.ListApplicationsResponse = self._call(
             self._stub.ListApplications,
             pb.ListApplicationsRequest(name=name, context=context),
@@ -129,6 +144,8 @@ class Operator:
 
     def erase_context(self, application: str, context: str) -> bool:
         """Have an application forget a user, session or tenant; says whether it knew one."""
+        check_text("application", application)
+        check_text("context", context)
         response: pb.EraseContextResponse = self._call(
             self._stub.EraseContext,
             pb.EraseContextRequest(application=application, context=context),
@@ -143,6 +160,8 @@ class Operator:
             BadRequestError: a bound cannot be.
             ClockwrightError: the server's quotas come from a file.
         """
+        check_text("tenant", tenant)
+        check("quota", quota, pb.Quota, "a Quota of control.proto")
         request = pb.SetQuotaRequest(tenant=tenant, quota=quota)
         self._call(self._stub.SetQuota, request, limit_s=_LOOK_LIMIT_S)
 
@@ -153,6 +172,7 @@ class Operator:
             UnknownModelError: it has none.
             ClockwrightError: the server's quotas come from a file.
         """
+        check_text("tenant", tenant)
         request = pb.RemoveQuotaRequest(tenant=tenant)
         self._call(self._stub.RemoveQuota, request, limit_s=_LOOK_LIMIT_S)
 
@@ -172,6 +192,7 @@ class Operator:
         Raises:
             UnknownModelError: no such request is remembered, or it is somebody else's.
         """
+        check_text("request_id", request_id)
         request = pb.ExplainRequest(request_id=request_id)
         response: pb.ExplainResponse
         try:

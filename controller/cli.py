@@ -49,35 +49,35 @@ class SchedulerFlags:
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Who decides: edf_mh (the default), or for comparison clockwork, clipper, infaas, or one that a package "
+            help="Policy that decides: edf_mh (the default), or for comparison clockwork, clipper, infaas, or one that a package "
             "brings; `clockwright policies` says what each is."
         ),
     ] = None
-    batching: Annotated[str, typer.Option(help="Of policy clipper: aimd, quantile or none.")] = (
-        "aimd"
-    )
+    batching: Annotated[
+        str, typer.Option(help="How policy clipper forms batches: aimd, quantile or none.")
+    ] = "aimd"
     batch_delay_ms: Annotated[
-        float, typer.Option(help="Of policy clipper: how long a batch that is not full waits.")
+        float, typer.Option(help="How long a batch of policy clipper waits that is not full.")
     ] = 0
     tenant_weights: Annotated[
         list[str] | None,
         typer.Option(
             "--tenant-weight",
-            help="Of policy edf_mh: NAME=WEIGHT, once per tenant, 0.01 to 100; the others weigh 1.",
+            help="NAME=WEIGHT of a tenant under policy edf_mh, once per tenant, 0.01 to 100; the others weigh 1.",
         ),
     ] = None
 
     isolation: Annotated[
         float,
         typer.Option(
-            help="Of policy edf_mh: the part, 0 to 1, of its fair share of GPU time that each tenant can count on "
+            help="Under policy edf_mh the part, 0 to 1, of its fair share of GPU time that each tenant can count on "
             "beside a flood. Less answers more in total."
         ),
     ] = 1
     at_once: Annotated[
         float,
         typer.Option(
-            help="Of policy edf_mh: the part, 0 to 1, of all refusals under overload that leave at arrival. More "
+            help="Under policy edf_mh the part, 0 to 1, of all refusals under overload that leave at arrival. More "
             "answers less; with 0 whatever may be in time waits."
         ),
     ] = 0
@@ -131,14 +131,14 @@ class ControllerFlags(FrontFlags):
     worker_port: Annotated[
         int,
         typer.Option(
-            help="Where workers on other machines get actions and send results; 0: any free one."
+            help="Port where workers on other machines get actions and send results; 0: any free one."
         ),
     ] = 0
     telemetry: Telemetry = None
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            help="Prometheus gets /metrics here; 0: any free one. Unset: 8002, and none where that is taken."
+            help="Port where Prometheus gets /metrics; 0: any free one. Unset: 8002, and none where that is taken."
         ),
     ] = None
     no_metrics: Annotated[
@@ -148,7 +148,7 @@ class ControllerFlags(FrontFlags):
         str | None,
         typer.Option(
             metavar="FILE|URL",
-            help="For applications and what they learn, if not the state folder: a file, or redis://HOST:PORT/DB.",
+            help="Where applications and what they learn are kept, if not in the state folder: a file, or redis://HOST:PORT/DB.",
         ),
     ] = None
     slo_ms: Annotated[
@@ -257,13 +257,17 @@ def up(
     controller_port: Annotated[
         int,
         typer.Option(
-            help="With --fronts: the controller's own, for workers and fronts of other machines; 0: any free one."
+            help="With --fronts: the controller's own port, for further workers and fronts; 0: any free one."
         ),
     ] = 0,
     worker: WorkerFlags,
     scheduler: SchedulerFlags,
 ) -> None:
-    """Serve models on this machine: a controller, and workers beside it."""
+    """Serve models on this machine: a controller, and workers beside it.
+
+    Only programs of this machine reach it, at 127.0.0.1. To serve other machines, start `clockwright controller
+    --host 0.0.0.0` with --keys and --tls-cert, and `clockwright worker` beside it.
+    """
     from clockwright.cli.local_workers import LocalWorkers
     from clockwright.cores import (
         divide_cores,
@@ -325,14 +329,17 @@ def controller(
     *,
     flags: ControllerFlags,
     host: Annotated[
-        str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
+        str,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0: other machines reach it, with --keys and --tls-cert."
+        ),
     ] = "127.0.0.1",
     lease: Annotated[
         str | None,
         typer.Option(
             metavar="file:PATH|etcd://HOST:PORT",
             help="Where controllers that follow each other keep who of them leads; the others stand by. "
-            "file: is for those of one host. With TLS: etcds://HOST:PORT?ca=PATH&cert=PATH&key=PATH",
+            "file: is for those of one host. With TLS: etcds://HOST:PORT?ca=PATH&cert=PATH&key=PATH.",
         ),
     ] = None,
     notice_s: Annotated[
@@ -362,7 +369,10 @@ def front(
     flags: FrontFlags,
     join: FrontJoinFlags,
     host: Annotated[
-        str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
+        str,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0: other machines reach it, with --keys and --tls-cert."
+        ),
     ] = "127.0.0.1",
     verbose: Verbose = False,
     log_format: LogFormats = LogFormat.TEXT,

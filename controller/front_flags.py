@@ -22,18 +22,20 @@ class FrontFlags:
     """Flags that say where clients are served, and how many."""
 
     port: Annotated[
-        int, typer.Option(help="Of clients, workers and operators alike; 0: any free one.")
+        int, typer.Option(help="Port of clients, workers and operators alike; 0: any free one.")
     ] = 8001
     http_port: Annotated[
         int | None,
         typer.Option(
-            help="Of clients that speak REST; 0: any free one. Unset: 8000, and none where that is taken."
+            help="Port of clients that speak REST; 0: any free one. Unset: 8000, and none where that is taken."
         ),
     ] = None
     no_http: Annotated[bool, typer.Option("--no-http", help="Serve gRPC only, no REST.")] = False
     tls_cert: Annotated[
         Path | None,
-        typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
+        typer.Option(
+            help="PEM file of the server's certificate: other machines have to use TLS then (http2)."
+        ),
     ] = None
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
     keys: Annotated[
@@ -51,7 +53,9 @@ class FrontFlags:
     jwt_issuer: Annotated[
         str, typer.Option(help="Whose JSON Web Tokens are believed (claim iss).")
     ] = ""
-    jwt_audience: Annotated[str, typer.Option(help="What they are made for (claim aud).")] = ""
+    jwt_audience: Annotated[
+        str, typer.Option(help="What JSON Web Tokens are made for (claim aud).")
+    ] = ""
     jwt_keys: Annotated[
         str, typer.Option(metavar="FILE|URL", help="The issuer's public keys (JWKS).")
     ] = ""
@@ -60,7 +64,7 @@ class FrontFlags:
     anonymous: Annotated[
         list[str] | None,
         typer.Option(
-            help="A role of everybody who shows nothing, once per role; with keys by default health."
+            help="A role of everybody who shows no key, once per role; with keys by default health."
         ),
     ] = None
     insecure: Annotated[
@@ -89,7 +93,7 @@ class FrontFlags:
     memory_limit_mib: Annotated[
         int | None,
         typer.Option(
-            help="Of this process: at 85 % of it large requests are refused, at 95 % all. Unset: the limit of its "
+            help="Memory of this process: at 85 % of it large requests are refused, at 95 % all. Unset: the limit of its "
             "control group, or of the machine."
         ),
     ] = None
@@ -112,7 +116,7 @@ class FrontFlags:
     trace_share: Annotated[
         float,
         typer.Option(
-            help="Requests that are traced of those without a W3C traceparent, 0 to 1; with a sampled one all are."
+            help="Share of the requests without a W3C traceparent that are traced, 0 to 1; with a sampled one all are."
         ),
     ] = 0.0
 

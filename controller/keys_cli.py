@@ -13,6 +13,7 @@ import typer
 from clockwright.cli.flags import Json
 from clockwright.cli.show import print_json
 from clockwright.errors import ConfigError
+from controller.access.roles import Role
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke keys of clients and workers.")
 
@@ -28,24 +29,25 @@ _ROLES_OF_CLIENTS = ("inference", "feedback", "metadata")
 
 @keys.command("add")
 def add(
-    name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
+    name: Annotated[str, typer.Argument(help="Whose key it is, for people.")],
     file: _File,
     role: Annotated[
         list[str] | None,
         typer.Option(
-            help="health, inference, feedback, metadata, shared-memory, model-repository, statistics, operator or worker; "
-            f"once per role. By default {', '.join(_ROLES_OF_CLIENTS)}."
+            help=f"What it may do: {', '.join(role.value for role in Role)}; once per role. By default "
+            f"{', '.join(_ROLES_OF_CLIENTS)}."
         ),
     ] = None,
     tenant: Annotated[str, typer.Option(help="Whose share of the GPUs its requests use.")] = "",
     days: Annotated[
-        float | None, typer.Option(help="How long it is good; by default until it is revoked.")
+        float | None,
+        typer.Option(help="Days for which it is good; by default until it is revoked."),
     ] = None,
     certificate: Annotated[
         str,
         typer.Option(
             metavar="KIND:VALUE",
-            help="Instead of a key, a name in a client's certificate, such as DNS:web.example.",
+            help="A name in a client's certificate instead of a key, such as DNS:web.example.",
         ),
     ] = "",
 ) -> None:
@@ -100,7 +102,7 @@ def list_keys(file: _File, json: Json = False) -> None:
 
 
 @keys.command("revoke")
-def revoke(name: str, file: _File) -> None:
+def revoke(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _File) -> None:
     """Take a key out; a running controller lets its holder do nothing more within a second or two."""
     from controller.access.key_file import revoke_key
 

@@ -1,6 +1,7 @@
-"""The parts of the site that code says itself: `<!-- generated: NAME -->` in a page stands for one of `PARTS`.
+"""The parts of the pages that code says itself: one of `PARTS` from `<!-- generated: NAME -->` to `<!-- end: NAME -->`.
 
-mkdocs calls the two hooks at the end while it builds the site, so that none of these tables can grow old.
+`make docs` writes them into the pages (as `python -m docs.generated` does at once), and a test compares, so that none of
+these tables can grow old. mkdocs calls the two hooks at the end while it builds the site.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ ELSEWHERE = {
     "../experiments/results/lanes.png": "pictures/lanes.png",
 }
 
-_MARK = re.compile(r"^<!-- generated: ([\w ]+) -->$", re.MULTILINE)
+_PART = re.compile(
+    r"^<!-- generated: ([\w ]+) -->\n.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL
+)
 
 _NAMES = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
@@ -269,22 +272,28 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
 
 
 def whole(text: str) -> str:
-    """Put the parts of a page in their places.
+    """Write the parts of a page as code says them now.
 
     Raises:
         KeyError: there is no part of that name.
     """
-    return _MARK.sub(lambda mark: "\n".join(PARTS[mark[1]]()), text)
+    return _PART.sub(lambda part: _part(part[1]), text)
+
+
+def _part(name: str) -> str:
+    said = "\n".join(PARTS[name]()).strip()
+    return f"<!-- generated: {name} -->\n\n{said}\n\n<!-- end: {name} -->"
 
 
 # --- hooks of mkdocs ------------------------------------------------------------------------------
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Write what code says into a page, and have its links lead to where things are on the site."""
+    """Have a page's links lead to where things are on the site."""
     for path, place in ELSEWHERE.items():
         markdown = markdown.replace(f"]({path})", f"]({place})")
-    return whole(markdown)
+    # What lies in the repository's root names the pages from there.
+    return markdown.replace("](docs/", "](")
 
 
 def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401  mkdocs has no types for its hooks
@@ -294,3 +303,11 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401  mkdocs has no typ
     for path, place in ELSEWHERE.items():
         files.append(File.generated(config, place, abs_src_path=str((DOCS / path).resolve())))
     return files
+
+
+if __name__ == "__main__":
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := whole(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"written: {page.relative_to(DOCS.parent)}")

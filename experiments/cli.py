@@ -15,12 +15,16 @@ trace = typer.Typer(no_args_is_help=True, help="What a run recorded, for other p
 
 
 def simulate(
-    case: Annotated[Path, typer.Argument(help="TOML; see experiments/simulator/case_file.py.")],
+    case: Annotated[
+        Path, typer.Argument(help="Case in TOML; see experiments/simulator/case_file.py.")
+    ],
     seconds: Annotated[
-        float | None, typer.Option(help="Of virtual time, instead of the case's.")
+        float | None, typer.Option(help="Seconds of virtual time, instead of the case's.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the case's.", min=0)] = None,
-    policy: Annotated[str | None, typer.Option(help="Who decides, instead of the case's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, instead of the case's.", min=0)] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy that decides, instead of the case's.")
+    ] = None,
     telemetry: Telemetry = None,
     json: Json = False,
 ) -> None:
@@ -38,9 +42,12 @@ def simulate(
 
 @takes_flags
 def replay(
-    case: Annotated[Path, typer.Argument(help="TOML, as for simulate; its models and clients.")],
-    seconds: Annotated[float | None, typer.Option(help="Instead of the case's.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the case's.", min=0)] = None,
+    case: Annotated[
+        Path,
+        typer.Argument(help="Case in TOML, as for simulate, of which models and clients count."),
+    ],
+    seconds: Annotated[float | None, typer.Option(help="Seconds, instead of the case's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, instead of the case's.", min=0)] = None,
     requests: Annotated[
         Path | None, typer.Option(help="CSV of every request, as the client saw it.")
     ] = None,

@@ -20,14 +20,18 @@ def load(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL[=WEIGHT]]...", help="By default all that are ready, equally often."
+            metavar="MODEL[=WEIGHT]",
+            help="Models to ask, and how often each; by default all that are ready, equally often.",
         ),
     ] = None,
     rate: Annotated[
         float, typer.Option(help="Open loop: requests per second, whatever becomes of them.", min=0)
     ] = 0.0,
     arrivals: Annotated[
-        str, typer.Option(help="In an open loop: poisson, or uniform, evenly apart.")
+        str,
+        typer.Option(
+            help="How requests of an open loop arrive: poisson, or uniform (evenly apart)."
+        ),
     ] = "poisson",
     concurrency: Annotated[
         int, typer.Option(help="Closed loop: clients, each of which waits for its answer.", min=0)
@@ -40,27 +44,31 @@ def load(
         ),
     ] = None,
     scale: Annotated[float, typer.Option(help="Requests per arrival of the trace.", min=0)] = 1.0,
-    begin_s: Annotated[float, typer.Option(help="Where in the trace to begin.", min=0)] = 0.0,
+    begin_s: Annotated[float, typer.Option(help="Second of the trace to begin at.", min=0)] = 0.0,
     seconds: Annotated[
-        float | None, typer.Option(help="How long; by default 10, or the whole trace.")
+        float | None,
+        typer.Option(help="How many seconds to ask; by default 10, or the whole trace."),
     ] = None,
     warmup_s: Annotated[
         float, typer.Option(help="Requests of the first seconds are sent and not counted.", min=0)
     ] = 0.0,
     slo_ms: Annotated[
         list[float] | None,
-        typer.Option(help="SLO; each request has one of several. By default 100."),
+        typer.Option(
+            help="SLO of the requests, by default 100; several times: each request has one of them."
+        ),
     ] = None,
     slo_as: Annotated[
         str,
         typer.Option(
-            help="How the server is told: slo_ms, timeout (Triton's, microseconds), none, or auto, by its name."
+            help="How the server is told the SLO: slo_ms, timeout (Triton's, microseconds), none, or auto, by its name."
         ),
     ] = "auto",
     tenant: Annotated[
-        list[str] | None, typer.Option(help="Whose the requests are; each is of one of several.")
+        list[str] | None,
+        typer.Option(help="Tenant of the requests; several times: each request has one of them."),
     ] = None,
-    rows: Annotated[int, typer.Option(help="Of each request.", min=1)] = 1,
+    rows: Annotated[int, typer.Option(help="How many rows each request has.", min=1)] = 1,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,10 +77,12 @@ def load(
     ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=1,3,224,224: of an input with open dimensions besides the first."),
+        typer.Option(
+            help="NAME=1,3,224,224: shape of an input with open dimensions besides the first."
+        ),
     ] = None,
     zeros: Annotated[bool, typer.Option("--zeros", help="Zeros instead of random inputs.")] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals and inputs.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and inputs.", min=0)] = 0,
     requests: Annotated[
         Path | None, typer.Option(help="CSV of every request, as the client saw it.")
     ] = None,
@@ -88,7 +98,10 @@ def load(
         ),
     ] = 0.0,
     csv: Annotated[
-        bool, typer.Option("--csv", help="For spreadsheets: a row for all, per SLO and per model.")
+        bool,
+        typer.Option(
+            "--csv", help="Print CSV, for spreadsheets: a row for all, per SLO and per model."
+        ),
     ] = False,
     *,
     to: ServerFlags,
@@ -118,6 +131,12 @@ def load(
         raise ConfigError(f"--arrivals is {arrivals!r}, expected poisson or uniform")
     if slo_as not in ("auto", "slo_ms", "timeout", "none"):
         raise ConfigError(f"--slo-as is {slo_as!r}, expected auto, slo_ms, timeout or none")
+    if trace is None and bool(rate) == bool(concurrency):
+        raise ConfigError(
+            f"how much to ask: found {'both --rate and --concurrency' if rate else 'nothing'}, expected --rate 100 (an"
+            " open loop: so many requests per second), --concurrency 4 (a closed loop: so many clients that wait) or"
+            " --trace FILE (recorded arrivals)"
+        )
     access = to.access()
     slos_ns = [ns(value, "--slo-ms") for value in slo_ms or [100.0]]
     style = AskingStyle(

@@ -22,7 +22,7 @@ def worker(
     *,
     controller: Controllers = SERVER,
     worker_id: Annotated[
-        str | None, typer.Option("--id", help="Unique; by default HOST-PID.")
+        str | None, typer.Option("--id", help="Name of the worker, unique; by default HOST-PID.")
     ] = None,
     flags: WorkerFlags,
     join: JoinFlags,

@@ -24,12 +24,17 @@ app = typer.Typer(
     help="Applications: asked like models, they choose and combine models and learn from feedback.",
 )
 
+_Model = Annotated[str, typer.Argument(help="Name of the model.")]
+_Application = Annotated[str, typer.Argument(help="Name of the application.")]
+
 
 @models.command("add")
 @takes_flags
 def add_model(
-    folder: Annotated[Path, typer.Argument(help="Holds VERSION/model.onnx.")],
-    name: Annotated[str | None, typer.Option(help="By default the folder's name.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder that holds VERSION/model.onnx.")],
+    name: Annotated[
+        str | None, typer.Option(help="The model's name; by default the folder's.")
+    ] = None,
     replace: Annotated[bool, typer.Option(help="Take the place of a model of this name.")] = False,
     *,
     to: ServerFlags,
@@ -51,7 +56,7 @@ def list_models(*, to: ServerFlags, json: Json = False) -> None:
 
 @models.command("remove")
 @takes_flags
-def remove_model(name: str, *, to: ServerFlags) -> None:
+def remove_model(name: _Model, *, to: ServerFlags) -> None:
     """Remove a model; requests that wait for it are refused."""
     with to.operator() as operator:
         operator.remove_model(name)
@@ -89,7 +94,7 @@ def unpin_model(
 
 @models.command("reload")
 @takes_flags
-def reload_model(name: str, *, to: ServerFlags) -> None:
+def reload_model(name: _Model, *, to: ServerFlags) -> None:
     """Read a model of the server's models directory again; the old one serves until the new one is ready."""
     with to.client() as client:
         client.load_model(name)
@@ -99,7 +104,7 @@ def reload_model(name: str, *, to: ServerFlags) -> None:
 @app.command("add")
 @takes_flags
 def add_application(
-    name: str,
+    name: _Application,
     model: Annotated[list[str], typer.Option(help="A candidate; once per model.")],
     policy: Annotated[
         str,
@@ -112,7 +117,9 @@ def add_application(
         list[str] | None,
         typer.Option(help="NAME=VALUE of the policy, VALUE in JSON; once per option."),
     ] = None,
-    slo_ms: Annotated[float | None, typer.Option(help="By default the server's.")] = None,
+    slo_ms: Annotated[
+        float | None, typer.Option(help="SLO of its queries; by default the server's.")
+    ] = None,
     default: Annotated[
         int | None, typer.Option(help="Label to serve when there is no answer; else it is refused.")
     ] = None,
@@ -120,11 +127,13 @@ def add_application(
         float, typer.Option(help="Answers with less confidence are withheld.")
     ] = 0.0,
     combination: Annotated[
-        str, typer.Option(help="vote, average, mean (of numbers) or one.")
+        str, typer.Option(help="How answers become one: vote, average, mean (of numbers) or one.")
     ] = "vote",
-    label_output: Annotated[str, typer.Option(help="Of the models.")] = "label",
+    label_output: Annotated[
+        str, typer.Option(help="The models' output that is a label.")
+    ] = "label",
     probability_output: Annotated[
-        str, typer.Option(help="Of the models, for average.")
+        str, typer.Option(help="The models' output that is probabilities, for average.")
     ] = "probabilities",
     cache: Annotated[bool, typer.Option(help="Take answers from the prediction cache.")] = True,
     replace: Annotated[bool, typer.Option(help="Change the application of this name.")] = False,
@@ -161,7 +170,7 @@ def list_applications(*, to: ServerFlags, json: Json = False) -> None:
 @app.command("show")
 @takes_flags
 def show_application(
-    name: str,
+    name: _Application,
     context: Annotated[
         str, typer.Option(help="Whose weights; by default everybody's together.")
     ] = "",
@@ -177,7 +186,7 @@ def show_application(
 
 @app.command("remove")
 @takes_flags
-def remove_application(name: str, *, to: ServerFlags) -> None:
+def remove_application(name: _Application, *, to: ServerFlags) -> None:
     """Remove an application with all it has learned; its models stay."""
     with to.operator() as operator:
         operator.remove_application(name)
@@ -186,7 +195,12 @@ def remove_application(name: str, *, to: ServerFlags) -> None:
 
 @app.command("erase")
 @takes_flags
-def erase_context(name: str, context: str, *, to: ServerFlags) -> None:
+def erase_context(
+    name: _Application,
+    context: Annotated[str, typer.Argument(help="The user, session or tenant.")],
+    *,
+    to: ServerFlags,
+) -> None:
     """Forget a user, session or tenant."""
     with to.operator() as operator:
         erased = operator.erase_context(name, context)
@@ -196,8 +210,8 @@ def erase_context(name: str, context: str, *, to: ServerFlags) -> None:
 @app.command("feedback")
 @takes_flags
 def give_feedback(
-    query_id: str,
-    label: Annotated[int | None, typer.Option(help="The true one.")] = None,
+    query_id: Annotated[str, typer.Argument(help="The query_id that came with the answer.")],
+    label: Annotated[int | None, typer.Option(help="The true label.")] = None,
     reward: Annotated[
         float | None,
         typer.Option(help="How good the answer was, 0 to 1. Policy exp4-full needs labels."),
@@ -223,7 +237,7 @@ def give_feedback(
 
 @takes_flags
 def infer(
-    model: str,
+    model: Annotated[str, typer.Argument(help="Name of a model or an application.")],
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", help="NAME=FILE.npy, shape (rows, ...); once per input."),
@@ -231,11 +245,16 @@ def infer(
     random: Annotated[
         bool, typer.Option("--random", help="Random inputs, always the same.")
     ] = False,
-    rows: Annotated[int, typer.Option(help="Of the random inputs.", min=1)] = 1,
-    slo_ms: Annotated[float | None, typer.Option(help="By default the model's.")] = None,
+    rows: Annotated[int, typer.Option(help="How many rows random inputs have.", min=1)] = 1,
+    slo_ms: Annotated[
+        float | None, typer.Option(help="SLO of the request; by default the model's.")
+    ] = None,
     explain: Annotated[bool, typer.Option(help="Say where the time went.")] = False,
-    context: Annotated[str, typer.Option(help="Of an application: user, session or tenant.")] = "",
-    tenant: Annotated[str, typer.Option(help="Whose share of the GPUs it is to come from.")] = "",
+    context: Annotated[
+        str,
+        typer.Option(help="User, session or tenant, by which an application weighs its models."),
+    ] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant whose share of the GPUs it uses.")] = "",
     *,
     to: ServerFlags,
     json: Json = False,
@@ -289,7 +308,11 @@ def explain(
 
 
 @takes_flags
-def drain(worker_id: str, *, to: ServerFlags) -> None:
+def drain(
+    worker_id: Annotated[str, typer.Argument(help="Name of a worker, as `status` lists it.")],
+    *,
+    to: ServerFlags,
+) -> None:
     """Take a worker out: it finishes what it has and leaves."""
     with to.operator() as operator:
         operator.drain(worker_id)

@@ -38,7 +38,7 @@ Controllers = Annotated[
         help="The controller, or several of which one leads (`clockwright controller --lease`).",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")]
 
 
@@ -51,7 +51,9 @@ class LogFormat(enum.StrEnum):
 
 LogFormats = Annotated[
     LogFormat,
-    typer.Option("--log-format", help="Of messages: lines for people, or an object a line."),
+    typer.Option(
+        "--log-format", help="How messages are written: lines for people, or an object a line."
+    ),
 ]
 Telemetry = Annotated[
     Path | None,

@@ -126,4 +126,10 @@ def _command(name: str, found: Any, **settings: Any) -> Any:  # noqa: ANN401
         group.add_typer(found, name=name)
     else:
         group.command(name, **settings)(found)
-    return typer.main.get_group(group).commands[name]
+    command = typer.main.get_group(group).commands[name]
+    for each in (command, *getattr(command, "commands", {}).values()):
+        # Lines end where the source's did, and the terminal's end elsewhere.
+        each.help = "\n\n".join(
+            " ".join(paragraph.split()) for paragraph in (each.help or "").split("\n\n")
+        )
+    return command

@@ -24,7 +24,7 @@ quotas = typer.Typer(no_args_is_help=True, help="Set, list and remove what tenan
 _Tenant = Annotated[
     str,
     typer.Argument(
-        help="'*': each tenant that has no quota of its own; '': requests that have no tenant."
+        help="Name of the tenant. '*': each that has no quota of its own; '': requests without a tenant."
     ),
 ]
 

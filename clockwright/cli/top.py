@@ -46,7 +46,7 @@ class Look:
 
 @takes_flags
 def top(
-    interval_s: Annotated[float, typer.Option(help="Between two looks.", min=0.1)] = 1.0,
+    interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Look twice, print once, and end with 1 if it is sick.")
     ] = False,

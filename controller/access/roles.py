@@ -51,6 +51,8 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         Role.STATISTICS: ("ModelStatistics",),
     },
     "grpc.health.v1.Health": {Role.HEALTH: ("Check",)},
+    "grpc.reflection.v1.ServerReflection": {Role.METADATA: ("ServerReflectionInfo",)},
+    "grpc.reflection.v1alpha.ServerReflection": {Role.METADATA: ("ServerReflectionInfo",)},
     "clockwright.v1.LeadershipService": {Role.HEALTH: ("GetTerm",)},
     "clockwright.v1.ControlService": {
         Role.INFERENCE: ("ExplainOwn",),

@@ -18,6 +18,7 @@ from clockwright.errors import (
     NameTakenError,
     NoRoomError,
     UnknownModelError,
+    UnknownRequestError,
     UnknownWorkerError,
 )
 from clockwright.foreign import check_name_length
@@ -219,9 +220,13 @@ class ControlService:
     async def _explain_own(self, request: pb.ExplainRequest) -> pb.ExplainResponse:
         """What became of a request of the caller's tenant."""
         own = CALLER.get().tenant
-        return explain_request(
-            self._runtime, request.request_id, lambda tenant: bool(own) and tenant == own
-        )
+        if not own:
+            # A tenant that a request only claims is nobody's proof.
+            raise UnknownRequestError(
+                "no request is known to be the caller's own: who has no tenant, which keys and tokens give, asks as an"
+                " operator (Explain, v2/requests/ID)"
+            )
+        return explain_request(self._runtime, request.request_id, lambda tenant: tenant == own)
 
     # --- doing --------------------------------------------------------------------------------
 

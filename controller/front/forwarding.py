@@ -15,6 +15,7 @@ import grpc
 from clockwright.errors import Refusal, RefusedError
 from clockwright.v1 import control_pb2, inference_pb2
 from controller.access.caller import CALLER, FORWARDED, tell
+from controller.front import reflection
 from controller.front.control import SERVICE as CONTROL_SERVICE
 from controller.front.door import Door
 from controller.front.methods import unary
@@ -129,4 +130,5 @@ def _methods() -> dict[str, list[str]]:
         SERVICE: [method.name for method in inference.methods],
         CONTROL_SERVICE: [method.name for method in control.methods],
         HEALTH_SERVICE: ["Check"],
+        **{service: [reflection.METHOD] for service in reflection.SERVICES},
     }

@@ -37,6 +37,7 @@ from clockwright.errors import ConfigError, DeniedError, Refusal, RefusedError
 from clockwright.units import NS_PER_S
 from controller.access.authoriser import Authoriser, Certificate, credentials_of
 from controller.access.caller import CALLER, Caller
+from controller.front import unsupported
 from controller.front.calls import Call, Late, find_header
 from controller.front.door import Door
 from controller.front.http2 import (
@@ -883,6 +884,8 @@ class _Peer:
         method = server.methods.get(request.path) or server.method(request)
         if method is None:
             text = f"Method not found: {request.path[:200]}"
+            if (words := unsupported.METHODS.get(request.path)) is not None:
+                text += f"; {words}"
             block = status_block(grpc.StatusCode.UNIMPLEMENTED.value[0], text)
             self.connection.send_end(stream_id, block)
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -35,6 +36,10 @@ JSON_ELEMENTS_MAX: Final = 1 << 20
 DIMENSIONS_MAX: Final = 32
 
 _BINARY, _BINARY_SIZE, _BINARY_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
+_REGION: Final = "shared_memory_region"
+
+# What `json.dumps` makes of such numbers, which no parser of JSON has to take.
+_NO_NUMBERS: Final = re.compile(rb"[\[,:\s]-?(NaN|Infinity)\b")
 
 _Parameter = bool | int | float | str
 _Dimension = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -131,11 +136,22 @@ def read_request(
         shape = tensor.shape
         entry = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
         set_parameters(entry.parameters, tensor.parameters, where=where)
-        num_bytes = (tensor.parameters or {}).get(_BINARY_SIZE)
-        if num_bytes is None:
-            if bytes(tensor.data) not in (b"", b"null"):
-                raw.append(_read_data(tensor, where))
+        own = tensor.parameters or {}
+        elsewhere = next((each for each in (_BINARY_SIZE, _REGION) if each in own), None)
+        if bytes(tensor.data) not in (b"", b"null"):
+            if elsewhere is not None:
+                raise BadRequestError(
+                    f"{where}found data as well as parameter {elsewhere}, expected one of them"
+                )
+            raw.append(_read_data(tensor, where))
             continue
+        if elsewhere is None:
+            raise BadRequestError(
+                f"{where}found no data, expected data, or parameter {_BINARY_SIZE} or {_REGION}"
+            )
+        if elsewhere == _REGION:
+            continue
+        num_bytes = own[_BINARY_SIZE]
         if not isinstance(num_bytes, int) or not 0 <= num_bytes <= len(body) - position:
             raise BadRequestError(
                 f"{where}parameter {_BINARY_SIZE}: found {quote(str(num_bytes))}, expected a number of the"
@@ -201,7 +217,7 @@ def write_answer(message: Buffer, form: AnswerForm) -> tuple[bytes, Sequence[Buf
             "datatype": tensor.datatype,
             "shape": list(tensor.shape),
         }
-        if "shared_memory_region" in parameters:
+        if _REGION in parameters:
             pass
         elif form.is_binary(tensor.name):
             parameters[_BINARY_SIZE] = len(raw[index])
@@ -235,10 +251,16 @@ def read_json(text: Buffer, decode: Any) -> Any:  # noqa: ANN401  what the decod
     Raises:
         BadRequestError: it is none, or another than is expected.
     """
+    if not text:
+        raise BadRequestError("found an empty body, expected JSON")
     try:
         return decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.ValidationError as error:
         raise BadRequestError(f"the body is not what is expected: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # Python writes them, as if they were.
+        why = "; NaN and Infinity are no JSON" if _NO_NUMBERS.search(text) else ""
+        raise BadRequestError(f"the body is not what is expected: {error}{why}") from None
     except RecursionError:
         raise BadRequestError("the body has lists or objects too deep in each other") from None
 
@@ -312,8 +334,8 @@ def _read_data(tensor: _Tensor, where: str) -> Buffer:
     dtype = DTYPES.get(tensor.datatype)
     if dtype is None:
         raise BadRequestError(
-            f"{where}found data of datatype {quote(tensor.datatype)}, expected one of {', '.join(DTYPES)},"
-            " or tensors behind the JSON"
+            f"{where}found data of datatype {quote(tensor.datatype)}, expected one of {', '.join(DTYPES)}; BF16"
+            f" stands behind the JSON ({_BINARY_SIZE}), and BYTES is not served"
         )
     text = bytes(tensor.data)
     depth, blanks = 0, b" \t\r\n"
@@ -333,12 +355,32 @@ def _read_data(tensor: _Tensor, where: str) -> Buffer:
         raise BadRequestError(f"{where}data: {error}") from None
     for _ in range(depth - 1):
         elements = chain.from_iterable(elements)
+    numbers = list(elements)
     try:
         with np.errstate(over="raise"):
-            values: NDArray[Any] = np.array(list(elements), dtype=dtype)
-    except (OverflowError, FloatingPointError) as error:
-        raise BadRequestError(f"{where}data: {error}") from None
+            values: NDArray[Any] = np.array(numbers, dtype=dtype)
+    except (OverflowError, FloatingPointError):
+        limits = np.finfo(dtype) if kind is float else np.iinfo(dtype)
+        raise BadRequestError(
+            f"{where}found data from {_shown(min(numbers))} to {_shown(max(numbers))}, expected {tensor.datatype},"
+            f" which goes from {limits.min} to {limits.max}"
+        ) from None
+    # Bytes, of which `oip` speaks, this client has not sent. A shape that no tensor has is for `oip` to refuse.
+    shape = tensor.shape
+    if len(shape) <= DIMENSIONS_MAX and min(shape, default=0) >= 0:
+        expected = math.prod(shape)
+        if len(values) != expected:
+            raise BadRequestError(
+                f"{where}found {len(values)} values as data, expected {expected} for shape {shape}"
+            )
     return values.tobytes()
+
+
+def _shown(number: float) -> str:
+    # Python refuses to write a number of thousands of digits, and nobody would read it.
+    if isinstance(number, int) and number.bit_length() > 80:
+        return f"a number of {number.bit_length()} bits"
+    return f"{number}"
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.methods import unary
 from controller.front.oip import quote
+from controller.front.reflection import reflection_handlers
 from controller.front.rest import RestApp
 from controller.front.server import SERVICE
 from controller.front.statuses import fail
@@ -109,6 +110,7 @@ class RepositoryService:
             (
                 grpc.method_handlers_generic_handler(SERVICE, methods),
                 grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
+                *reflection_handlers(),
             )
         )
 

@@ -51,6 +51,7 @@ from controller.front.oip_json import (
 )
 from controller.front.statuses import DETAILS, Status, status_of
 from controller.front.throttle import Throttle
+from controller.front.unsupported import NO_CONFIG, NO_CUDA, NO_LOGGING, NO_TRACES
 from controller.front.waiting_line import PATIENT_NS
 from controller.slabs import SLAB_BYTES_MIN, Slabs
 
@@ -324,7 +325,9 @@ class RestApp:
             headers = _headers(scope["headers"])
             check_site(headers, only_here=self._only_here)
             find = _find_known if len(raw_path) <= _PATH_BYTES_KEPT else _find
-            route, names = find(scope["method"], raw_path)
+            # The server sends no body of an answer to HEAD.
+            verb = "GET" if scope["method"] == "HEAD" else scope["method"]
+            route, names = find(verb, raw_path)
             name = route.path.rpartition("/")[2]
             caller = self._admit(route, headers, origin.connection)
             if origin.connection.crowded is not None:
@@ -524,6 +527,7 @@ async def _parts(receive: Callable[[], Awaitable[Any]], encoding: str) -> AsyncI
         _GoneError: the client hung up.
     """
     unpacker = None
+    encoding = encoding.strip().lower().removeprefix("x-")
     if encoding != "identity":
         if encoding not in _WINDOW_BITS:
             known = ", ".join(_WINDOW_BITS)
@@ -839,26 +843,20 @@ ROUTES: Final = (
 
 
 # What Triton's clients may ask for besides, and what there is instead.
-_NO_TRACES: Final = "trace settings are not supported while the server runs: it is started with --trace-to and --trace-share"
-_NO_LOGGING: Final = "log settings are not supported while the server runs: it is started with --verbose and --log-format"
-_NO_CONFIG: Final = (
-    "the configuration of a model is not told: GET v2/models/NAME says what it takes and gives"
-)
-_NO_CUDA: Final = "CUDA shared memory is not supported; system shared memory is"
 _CUDA: Final = "v2/cudasharedmemory"
 _UNSUPPORTED: Final = tuple(
     (pattern.split("/"), words)
     for pattern, words in (
-        ("v2/trace/setting", _NO_TRACES),
-        (f"{_MODEL}/trace/setting", _NO_TRACES),
-        ("v2/logging", _NO_LOGGING),
-        (f"{_MODEL}/config", _NO_CONFIG),
-        (f"{_VERSION}/config", _NO_CONFIG),
-        (f"{_CUDA}/status", _NO_CUDA),
-        (f"{_CUDA}/unregister", _NO_CUDA),
-        (f"{_CUDA}/region/{{name}}/status", _NO_CUDA),
-        (f"{_CUDA}/region/{{name}}/register", _NO_CUDA),
-        (f"{_CUDA}/region/{{name}}/unregister", _NO_CUDA),
+        ("v2/trace/setting", NO_TRACES),
+        (f"{_MODEL}/trace/setting", NO_TRACES),
+        ("v2/logging", NO_LOGGING),
+        (f"{_MODEL}/config", NO_CONFIG),
+        (f"{_VERSION}/config", NO_CONFIG),
+        (f"{_CUDA}/status", NO_CUDA),
+        (f"{_CUDA}/unregister", NO_CUDA),
+        (f"{_CUDA}/region/{{name}}/status", NO_CUDA),
+        (f"{_CUDA}/region/{{name}}/register", NO_CUDA),
+        (f"{_CUDA}/region/{{name}}/unregister", NO_CUDA),
     )
 )
 
@@ -880,7 +878,7 @@ def _find(verb: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
             verbs.append(route.verb)
     path = quote(raw_path.decode("latin-1"))
     if verbs:
-        allow = ", ".join(verbs)
+        allow = ", ".join(verbs).replace("GET", "GET, HEAD")
         raise HttpError(
             405, f"{path}: found {quote(verb)}, expected {allow}", [(b"allow", allow.encode())]
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -13,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
-from clockwright.cli.main import main
+from clockwright.cli.main import app, main
 from clockwright.cli.show import print_models
 from clockwright.operator import Operator
 from controller.front_flags import FrontFlags
@@ -496,7 +499,7 @@ def test_a_load_that_is_not_good_enough_ends_with_1(run: Run, server: LocalServe
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--rate", "5", "--concurrency", "5"), "expected one of them"),
+        (("--rate", "5", "--concurrency", "5"), "found both --rate and --concurrency"),
         (("--rate", "5", "--arrivals", "fast"), "expected poisson or uniform"),
         (("--rate", "5", "--shape", "x=0"), "expected NAME=1,3,224,224"),
         (("--rate", "5", "--seconds", "0"), "expected more than 0"),
@@ -529,3 +532,52 @@ def test_top_prints_once_for_scripts_and_says_whether_all_is_well(
     assert code == bool(shown["findings"])
     assert shown["recent"]["over_ns"] > 0
     assert {row["model_id"] for row in shown["models"]} >= {"dense", "pair"}
+
+
+def parameters() -> Iterator[tuple[str, Any]]:
+    """Every parameter of every command of ours, by the words before it."""
+    found: Any = typer.main.get_command(app)
+    context: Any = typer.Context(found)
+    groups: list[tuple[tuple[str, ...], Any]] = [
+        ((name,), found.get_command(context, name)) for name in COMMANDS
+    ]
+    for words, command in groups:
+        groups += [
+            ((*words, name), each) for name, each in getattr(command, "commands", {}).items()
+        ]
+        yield from ((" ".join(words), parameter) for parameter in command.params)
+
+
+def test_help_is_whole_sentences_about_every_argument_and_flag() -> None:
+    assert len(list(parameters())) > 100
+    for command, parameter in parameters():
+        if getattr(parameter, "hidden", False):
+            continue
+        words = parameter.help or ""
+        # A sentence that leans on the flag's name is none: "Of the models."
+        assert words.endswith("."), (command, parameter.name, words)
+        assert not re.match(r"(Of|For|By default|Instead of)\b", words), (command, parameter.name)
+
+
+def test_paragraphs_of_help_are_broken_by_the_terminal_alone(run: Run) -> None:
+    for command in ("load", "up", "doctor"):
+        _, out, _ = run(command, "--help")
+        before = out.partition("╭")[0]
+        paragraphs = re.split(r"\n\s*\n", before)[1:]
+        for paragraph in filter(str.strip, paragraphs):
+            lines = [line.strip() for line in paragraph.splitlines() if line.strip()]
+            for line, after in itertools.pairwise(lines):
+                assert len(line) + 1 + len(after.split()[0]) > 76, (command, line)
+
+
+def test_load_says_what_to_give_before_it_looks_for_a_server(run: Run) -> None:
+    nobody = ("--server", "127.0.0.1:1")
+    for arguments, words in (
+        ((), "found nothing, expected --rate 100 "),
+        (("--rate", "5", "--concurrency", "2"), "found both --rate and --concurrency, expected"),
+    ):
+        code, _, error = run("load", *arguments, *nobody)
+        assert code == 1
+        assert words in error
+        assert "--concurrency 4" in error
+        assert "--trace FILE" in error

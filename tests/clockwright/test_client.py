@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
 from clockwright import (
+    Access,
     AsyncClient,
     BadRequestError,
     Client,
     ClockwrightError,
     ConfigError,
+    Feedback,
     ModelError,
     Refusal,
     RefusedError,
     UnknownModelError,
 )
+from clockwright.operator import Operator
 from clockwright.statuses import error_of
 from clockwright.tensors import TensorSpec
 from controller.core import Scheduler
@@ -254,3 +258,122 @@ def test_a_model_without_a_worker_that_takes_it_says_why(tmp_path: Path) -> None
         assert (status.state, status.reason) == ("UNAVAILABLE", "it is not in the script")
         with pytest.raises(RefusedError, match="unknown is UNAVAILABLE: it is not in the script"):
             client.metadata("unknown")
+
+
+WRONG_ASKS = {
+    "slo_ms: found 'a' (str), expected a number of milliseconds": {"slo_ms": "a"},
+    "slo_ms: found True (bool), expected a number": {"slo_ms": True},
+    "slo_ms: found [25] (list), expected a number": {"slo_ms": [25]},
+    "explain: found 'no' (str), expected True or False": {"explain": "no"},
+    "context: found 7 (int), expected a text": {"context": 7},
+    "tenant: found 1.5 (float), expected a text": {"tenant": 1.5},
+    "tenant: found '\\ud800' (str), expected a text without halves": {"tenant": "\ud800"},
+    "model: found 5 (int), expected a text": {"model": 5},
+    "inputs: found list, expected an array": {"inputs": [[1, 2, 3]]},
+    "inputs: found NoneType, expected an array": {"inputs": None},
+    "name of an input: found 3 (int), expected a text": {
+        "inputs": {3: np.ones((1, 3), np.float32)}
+    },
+    "input 'x': found dtype object, expected one of": {"inputs": {"x": np.array([None])}},
+    "input 'x': found dtype <U1, expected one of": {"inputs": {"x": "a"}},
+    "input 'x': found no array: ": {"inputs": {"x": [[1], [2, 3]]}},
+}
+
+
+@pytest.mark.parametrize(("words", "wrong"), WRONG_ASKS.items(), ids=WRONG_ASKS)
+def test_an_argument_of_a_wrong_type_is_named(
+    client: Client, server: FrontEndInThread, words: str, wrong: dict[str, Any]
+) -> None:
+    asked = {"model": "double", "inputs": np.ones((1, 3), np.float32), **wrong}
+    with pytest.raises(BadRequestError, match=re.escape(words)):
+        client.infer(**asked)
+
+    async def ask() -> None:
+        async with AsyncClient(server.address) as other:
+            await other.infer(**asked)
+
+    with pytest.raises(BadRequestError, match=re.escape(words)):
+        asyncio.run(ask())
+
+
+def test_numbers_of_numpy_are_numbers(client: Client) -> None:
+    rows = np.ones((1, 3), np.float32)
+    numbers: list[Any] = [np.float32(30_000), np.int64(30_000), 30_000]
+    true: Any = np.True_
+    for slo_ms in numbers:
+        result = client.infer("double", rows, slo_ms=slo_ms, explain=true)
+        assert result.explanation["slo_us"] == 30_000_000
+    with pytest.raises(BadRequestError, match="more than 0 and at most"):
+        client.infer("double", rows, slo_ms=10**400)
+
+
+@pytest.mark.parametrize(
+    ("words", "item"),
+    [
+        ("items: found [] (list), expected Feedback", []),
+        ("query_id: found 1 (int), expected a text", Feedback(1, label=1)),  # type: ignore[arg-type]
+        ("label: found 'cat' (str), expected a whole", Feedback("q", label="cat")),  # type: ignore[arg-type]
+        ("label: found 1.5 (float), expected a whole", Feedback("q", label=1.5)),  # type: ignore[arg-type]
+        ("label: found 118059", Feedback("q", label=1 << 70)),
+        ("reward: found 'good' (str), expected a number", Feedback("q", reward="good")),  # type: ignore[arg-type]
+    ],
+)
+def test_feedback_of_a_wrong_type_is_named(client: Client, words: str, item: Any) -> None:  # noqa: ANN401
+    with pytest.raises(BadRequestError, match=re.escape(words)):
+        client.feedback(item)
+
+
+def test_models_and_addresses_are_texts(server: FrontEndInThread) -> None:
+    with Client(server.address) as client:
+        for ask in (client.metadata, client.load_model):
+            with pytest.raises(BadRequestError, match=r"model: found 5 \(int\), expected a text"):
+                ask(5)  # type: ignore[arg-type]
+    for made in (Client, Operator):
+        with pytest.raises(ConfigError, match=r"address: found 8001 \(int\), expected HOST:PORT"):
+            made(8001)  # type: ignore[arg-type]
+        with pytest.raises(
+            ConfigError, match=r"access: found a text, expected Access\(key=\.\.\.\)"
+        ):
+            made(server.address, "secret")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"key: found int, expected a text"):
+        Access(key=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"ca: found 5 \(int\), expected a path"):
+        Access(ca=5)  # type: ignore[arg-type]
+    assert Access(ca="ca.pem").ca == Path("ca.pem")  # type: ignore[arg-type]
+
+
+def test_what_an_operator_passes_in_a_wrong_type_is_named(
+    server: FrontEndInThread, tmp_path: Path
+) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.onnx").touch()
+    with Operator(server.address) as operator:
+        asks: dict[str, Callable[..., object]] = {
+            "worker_id: found 1 (int), expected a text": lambda any: operator.drain(any),
+            "name: found 1 (int), expected a text": lambda any: operator.remove_model(any),
+            "tenant: found 1 (int), expected a text": lambda any: operator.remove_quota(any),
+            "application: found 1 (int), expected a text": lambda any: operator.erase_context(
+                any, ""
+            ),
+            "context: found 1 (int), expected a text": lambda any: operator.erase_context("a", any),
+            "request_id: found 1 (int), expected a text": lambda any: operator.explain(any),
+            "folder: found 1 (int), expected a path": lambda any: operator.add_model(
+                any, name="a", replace=False
+            ),
+            "replace: found 1 (int), expected True or False": lambda any: operator.add_model(
+                tmp_path, name="a", replace=any
+            ),
+            "pinned: found 1 (int), expected True or False": lambda any: operator.pin_model(
+                "a", pinned=any
+            ),
+            "quota: found 1 (int), expected a Quota": lambda any: operator.set_quota("a", any),
+            "application: found 1 (int), expected an Application": lambda any: (
+                operator.put_application(any)
+            ),
+        }
+        for words, ask in asks.items():
+            with pytest.raises(BadRequestError, match=re.escape(words)):
+                ask(1)
+        # A text is a path, too.
+        with pytest.raises(ConfigError, match="is not a folder"):
+            operator.add_model(str(tmp_path / "none"), name="a", replace=False)

@@ -24,6 +24,7 @@ from controller.access.grants import (
     write_grants,
 )
 from controller.access.roles import EVERY_ROLE, ROLE_OF, Role
+from controller.front.reflection import METHOD, SERVICES
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 READY = "/inference.GRPCInferenceService/ServerReady"
@@ -75,7 +76,8 @@ def test_every_method_of_every_service_belongs_to_a_role() -> None:
     ]
     known = set().union(*(methods_of(module.DESCRIPTOR) for module in modules))
     assert len(modules) >= 3
-    assert ROLE_OF.keys() == known | {"/grpc.health.v1.Health/Check"}
+    of_grpc = {f"/{service}/{METHOD}" for service in SERVICES} | {"/grpc.health.v1.Health/Check"}
+    assert ROLE_OF.keys() == known | of_grpc
     assert set(ROLE_OF.values()) == EVERY_ROLE
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import gzip
 import json
+import os
 import re
 import shutil
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,10 +25,13 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from clockwright.errors import Refusal
 from controller.access.roles import ROLE_OF
 from controller.core.quotas import Quota
+from controller.front import rest, rest_server
 from controller.front.oip_json import fields_of
-from controller.front.rest import ROUTES
+from controller.front.rest import HTTP_STATUSES, ROUTES
+from controller.front.statuses import CODES
 from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
 
 SLO_MS = 600_000
@@ -287,36 +292,35 @@ def test_many_requests_of_httpx_are_open_together_on_connections_that_are_kept(
     assert asyncio.run(ask()) == {(2.0, 4.0, 6.0)}
 
 
-KSERVE = """
-import asyncio, sys
-import numpy as np
-from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+@pytest.fixture(scope="session")
+def kserve() -> Iterator[subprocess.Popen[str]]:
+    """KServe's clients, which take seconds to be imported, and register what they log and measure with their process."""
+    folder = Path(sys.prefix) / "kserve"
+    if not folder.exists():
+        pytest.skip(f"KServe's client is not installed: `make {folder.parent.name}/kserve`")
+    command = [sys.executable, "-m", "tests.kit.kserve_client"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        yield process
+        process.kill()
 
-async def main(url):
-    client = InferenceRESTClient(config=RESTConfig(protocol="v2", timeout=60))
-    assert await client.is_server_live(url) and await client.is_server_ready(url)
-    assert await client.is_model_ready(url, "double")
-    for binary in (False, True):
-        x = InferInput("x", [1, 3], "FP32")
-        x.set_data_from_numpy(np.array([[1, 2, 3]], np.float32), binary_data=binary)
-        asked = {"slo_ms": 60_000, "binary_data_output": binary}
-        request = InferRequest("double", [x], request_id="9", parameters=asked)
-        answer = await client.infer(url, request, model_name="double")
-        assert answer.id == "9" and answer.outputs[0].as_numpy().tolist() == [[2, 4, 6]]
 
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("kserve") is None,
-    reason="KServe's client brings Kubernetes' and pandas along, which nothing else here needs",
-)
-def test_kserves_client_infers(server: FrontEndInThread) -> None:
-    # In a process of its own: it registers what it logs and measures with the whole process.
-    command = [sys.executable, "-c", KSERVE, f"http://{server.rest}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_kserves_clients_ask_over_rest_and_over_grpc(
+    server: FrontEndInThread, kserve: subprocess.Popen[str]
+) -> None:
+    assert kserve.stdin is not None
+    assert kserve.stdout is not None
+    assert kserve.stderr is not None
+    print(server.rest, server.address, file=kserve.stdin, flush=True)
+    assert kserve.stdout.readline() == "ok\n", kserve.stderr.read()
 
 
 # --- what a request may say -----------------------------------------------------------------------
@@ -381,6 +385,99 @@ def test_what_does_not_fit_is_refused_in_words(
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
     assert words in answer.json()["error"]
     assert post(server, question()).status_code == 200
+
+
+def test_sizes_are_told_in_what_the_client_sent(server: FrontEndInThread) -> None:
+    def told(**fields: object) -> str:
+        tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", **fields}
+        answer = post(server, question(inputs=[tensor]))
+        assert answer.status_code == 400
+        error: str = answer.json()["error"]
+        return error
+
+    assert told(data=[1, 2]) == "input 'x': found 2 values as data, expected 3 for shape [1, 3]"
+    assert told(data=[[1, 2], [3, 4]], shape=[2, 3]).endswith(
+        "found 4 values as data, expected 6 for shape [2, 3]"
+    )
+    assert told(data=[], shape=[1, 1 << 62]).endswith(
+        "found 0 values as data, expected 4611686018427387904 for shape [1, 4611686018427387904]"
+    )
+    assert "found shape [1, 2], expected [-1, 3]" in told(data=[1, 2], shape=[1, 2])
+    assert "found shape [-1, 3]" in told(data=[1, 2, 3], shape=[-1, 3]) or "found -1 rows" in told(
+        data=[1, 2, 3], shape=[-1, 3]
+    )
+    assert (
+        told()
+        == "input 'x': found no data, expected data, or parameter binary_data_size or shared_memory_region"
+    )
+    for parameters in (
+        {"binary_data_size": 0},
+        {"shared_memory_region": "r", "shared_memory_byte_size": 12},
+    ):
+        words = f"found data as well as parameter {next(iter(parameters))}, expected one of them"
+        assert told(data=[1, 2, 3], parameters=parameters) == f"input 'x': {words}"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "words"),
+    [
+        ("FP32", "[NaN, 1]", "NaN and Infinity are no JSON"),
+        ("FP32", "[1,-Infinity]", "NaN and Infinity are no JSON"),
+        ("FP32", "[1e39, 1]", "found data from 1.0 to 1e+39, expected FP32, which goes from -3.4"),
+        (
+            "FP16",
+            "[1, -70000]",
+            "found data from -70000.0 to 1.0, expected FP16, which goes from -65504.0 to 65504",
+        ),
+        ("UINT8", "[-1, 5]", "found data from -1 to 5, expected UINT8, which goes from 0 to 255"),
+        (
+            "INT64",
+            f"[0, {1 << 63}]",
+            "found data from 0 to 9223372036854775808, expected INT64, which goes",
+        ),
+        ("INT64", "[0, 1" + "0" * 4000 + "]", "expected INT64"),
+        (
+            "BF16",
+            "[1, 2]",
+            "BF16 stands behind the JSON (binary_data_size), and BYTES is not served",
+        ),
+        ("float32", "[1, 2]", "found data of datatype 'float32', expected one of BOOL, INT8"),
+    ],
+)
+def test_numbers_that_a_datatype_has_not_are_told_in_its_range(
+    server: FrontEndInThread, datatype: str, data: str, words: str
+) -> None:
+    body = f'{{"inputs": [{{"name": "x", "shape": [1, 2], "datatype": "{datatype}", "data": {data}}}]}}'
+    url = f"http://{server.rest}/v2/models/double/infer"
+    answer = requests.post(url, data=body, timeout=60)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_an_empty_body_is_told_as_such(server: FrontEndInThread) -> None:
+    answer = requests.post(f"http://{server.rest}/v2/models/double/infer", data=b"", timeout=60)
+    assert answer.json() == {"error": "found an empty body, expected JSON"}
+
+
+@pytest.mark.parametrize("name", ["gzip", "GZIP", "x-gzip", "Deflate", "Identity"])
+def test_packings_are_known_in_every_spelling(server: FrontEndInThread, name: str) -> None:
+    body = json.dumps(question()).encode()
+    packings: dict[str, Any] = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}
+    packed = packings[name.strip().lower().removeprefix("x-")](body)
+    url = f"http://{server.rest}/v2/models/double/infer"
+    answer = requests.post(url, data=packed, headers={"Content-Encoding": name}, timeout=60)
+    assert answer.json()["outputs"][0]["data"] == [2, 4, 6]
+
+
+def test_head_is_answered_as_get_without_the_body(server: FrontEndInThread) -> None:
+    with requests.Session() as session:
+        for path in ("/v2/health/ready", "/v2/models/double", "/v2/models/none"):
+            got = session.get(f"http://{server.rest}{path}", timeout=60)
+            head = session.head(f"http://{server.rest}{path}", timeout=60)
+            assert (head.status_code, head.content) == (got.status_code, b"")
+            assert head.headers["content-length"] == got.headers["content-length"]
+    answer = requests.delete(f"http://{server.rest}/v2/models/double", timeout=60)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_tensors_behind_the_json_have_to_be_as_long_as_it_says(server: FrontEndInThread) -> None:
@@ -460,6 +557,24 @@ def test_what_tritons_clients_can_ask_and_is_not_supported_is_named(
         assert raised.value.status() == "501"
 
 
+def test_what_is_not_supported_is_named_over_grpc_as_well(
+    server: FrontEndInThread, request: pytest.FixtureRequest
+) -> None:
+    # grpcio answers itself what it does not know.
+    is_ours = request.node.callspec.params["server"] != "grpc"
+    with tritonclient.grpc.InferenceServerClient(server.address) as client:
+        for ask, words in (
+            (lambda: client.get_model_config("double"), "ModelMetadata"),
+            (client.get_trace_settings, "--trace-share"),
+            (client.get_log_settings, "--log-format"),
+            (client.get_cuda_shared_memory_status, "system shared memory is"),
+        ):
+            with pytest.raises(InferenceServerException, match="Method not found") as raised:
+                ask()
+            assert "UNIMPLEMENTED" in str(raised.value.status())
+            assert words in str(raised.value) or not is_ours
+
+
 def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> None:
     def ask(verb: str, path: str) -> Any:  # noqa: ANN401
         return requests.request(verb, f"http://{server.rest}{path}", timeout=60)
@@ -486,6 +601,17 @@ def test_every_path_is_on_the_page_with_its_role() -> None:
     assert rows == [(route.verb, route.pattern, ROLE_OF[route.path].value) for route in ROUTES]
 
 
+def test_every_status_and_refusal_is_on_the_page() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rest.md"
+    rows = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", page.read_text(), re.MULTILINE))
+    source = "".join(Path(module.__file__ or "").read_text() for module in (rest, rest_server))
+    raised = set(re.findall(r"HttpError\(\s*(\d{3})|_refuse\(\s*b\"(\d{3})", source))
+    known = {"".join(each) for each in raised} | {str(each) for each in HTTP_STATUSES.values()}
+    assert rows.keys() == known | {"500"}
+    for refusal in Refusal:
+        assert f"`{refusal.value}`" in rows[str(HTTP_STATUSES.get(CODES[refusal], 500))]
+
+
 def test_a_request_is_explained_to_operators_and_to_tenants_their_own(
     server: FrontEndInThread,
 ) -> None:
@@ -500,10 +626,13 @@ def test_a_request_is_explained_to_operators_and_to_tenants_their_own(
     told = requests.get(f"{url}/greedy", timeout=60).json()
     assert told["outcome"] == refused["reason"] == "QUOTA"
     # Nobody's tenant has requests of its own.
-    for unknown in ("why/own", "never"):
+    for unknown, words in (
+        ("why/own", "no request is known to be the caller's own: who has no tenant"),
+        ("never", "no request 'never' is known"),
+    ):
         answer = requests.get(f"{url}/{unknown}", timeout=60)
         assert answer.status_code == 404
-        assert "no request" in answer.json()["error"]
+        assert words in answer.json()["error"]
 
 
 def test_applications_are_made_asked_taught_and_removed(server: FrontEndInThread) -> None:

@@ -328,14 +328,21 @@ def test_a_packed_body_is_unpacked_no_further_than_it_may_be(
             "33 lists in each other",
         ),
         ("\xff", "the body is not what is expected"),
-        ("", "truncated"),
+        ("", "an empty body"),
         ("null", "Expected `object`"),
         (
             '{"inputs": [], "parameters": {' + ",".join(f'"{i}": 1' for i in range(1025)) + "}}",
             "1025",
         ),
         (
-            '{"inputs": [' + ",".join(['{"name": "x", "shape": [], "datatype": ""}'] * 1025) + "]}",
+            '{"inputs": ['
+            + ",".join(
+                [
+                    '{"name": "x", "shape": [], "datatype": "", "parameters": {"shared_memory_region": "r"}}'
+                ]
+                * 1025
+            )
+            + "]}",
             "1025",
         ),
         ('{"inputs": [], "x": "' + "x" * JSON_BYTES_MAX + '"}', "bytes, expected"),

@@ -39,6 +39,8 @@ from controller.front.oip import read_request as check_request
 from controller.front.oip_json import AnswerForm, read_request, write_answer
 from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
+from controller.front.throttle import Throttle
+from controller.front.waiting_line import WAITING_MAX
 from controller.model_folder import read_model_folder
 from controller.runtime import Runtime
 from controller.selection.core.application import Application
@@ -145,6 +147,24 @@ def refusal(work: Callable[[], object]) -> str:
 
 
 # --- clients --------------------------------------------------------------------------------------
+
+
+def waiting_requests(_: Place) -> str:
+    async def wait() -> str:
+        throttle = Throttle(lambda: 0, lambda: (0, 0))
+        throttle.rate_rps = 1.0
+        waits = [
+            throttle.wait(_Patient(), lambda: None, lambda: None, 3600 * NS_PER_S)
+            for _ in range(WAITING_MAX + 1)
+        ]
+        assert waits == [True] * WAITING_MAX + [False]
+        return str(throttle.refusal())
+
+    return asyncio.run(wait())
+
+
+class _Patient:
+    over = False
 
 
 def open_requests(_: Place) -> str:
@@ -509,6 +529,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "SLO": lambda place: place.infer(parameters=parameter("slo_ms", "86400001")),
     "headers of a call": headers_of_a_call,
     "open requests": open_requests,
+    "requests that wait for a busy event loop": waiting_requests,
     "bytes of open requests": open_bytes,
     "connections": connections,
     "memory, large requests": lambda _: memory(85),

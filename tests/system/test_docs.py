@@ -28,7 +28,7 @@ from controller.core.quotas import Quota
 from controller.model_folder import read_model_folder
 from controller.quota_book import read_quota_file
 from controller.telemetry_files import ACTION_COLUMNS, REQUEST_COLUMNS
-from docs.generated import ELSEWHERE, PARTS, whole
+from docs.generated import ELSEWHERE, PARTS, on_page_markdown, whole
 from experiments.live.local_server import LocalServer
 from tests.kit.pages import SERVED, Reader, blocks_of, serve
 
@@ -100,8 +100,16 @@ def test_every_link_leads_to_a_page_that_is_there_and_to_a_heading_of_it() -> No
     assert wrong == []
 
 
+def test_links_of_pages_that_lie_elsewhere_lead_somewhere_on_the_site() -> None:
+    for path, place in ELSEWHERE.items():
+        if place.endswith(".md"):
+            page = on_page_markdown((DOCS / path).read_text(encoding="utf-8"))
+            for target in re.findall(r"\]\(([^)#\s]+)", page):
+                assert "://" in target or (DOCS / target).exists(), f"{path}: {target}"
+
+
 def outside_blocks(page: str) -> str:
-    text = whole(PAGES[page])
+    text = PAGES[page]
     for block in blocks_of(page, text):
         text = text.replace(block.text, "")
     return text
@@ -112,6 +120,13 @@ def anchors_of(page: str) -> frozenset[str]:
     """Names of a page's headings, as the site makes them."""
     headings = re.findall(r"^#+ (.+)$", outside_blocks(page), re.MULTILINE)
     return frozenset(slugify(heading.replace("`", ""), "-") for heading in headings)
+
+
+def test_what_code_says_of_itself_stands_in_the_pages() -> None:
+    old = [page for page, text in PAGES.items() if whole(text) != text]
+    assert old == [], "python -m docs.generated writes them"
+    marks = re.findall(r"^<!-- generated: ([\w ]+) -->$", "\n".join(PAGES.values()), re.MULTILINE)
+    assert sorted(marks) == sorted(PARTS)
 
 
 def test_who_leaves_a_block_out_says_why() -> None:
