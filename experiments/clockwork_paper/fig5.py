@@ -226,4 +226,7 @@ STUDY = Study(
     paper=PAPER,
     title="As the SLO tightens, policies that predict keep answering in time where queues collapse (simulated).",
     panels=panels,
+    cases=lambda setting: {
+        f"slo{slo_ms}": case_of(setting, setting.policies[0], slo_ms) for slo_ms in setting.slos_ms
+    },
 )

@@ -499,4 +499,5 @@ STUDY = Study(
     paper=PAPER,
     title="While 3,600 models join on one GPU, all answers stay in time, and most become cold (simulated).",
     panels=panels,
+    cases=lambda setting: {"ramp": case_of(setting, setting.policies[0])},
 )

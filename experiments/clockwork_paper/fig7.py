@@ -442,4 +442,8 @@ STUDY = Study(
     ),
     title="Clockwright meets SLOs of a few EXECs, also beside batch clients, which get what is left (simulated).",
     panels=panels,
+    cases=lambda setting: {
+        mix.name: case_of(setting, setting.policies[0], mix)
+        for mix in (*setting.left, *setting.right)
+    },
 )

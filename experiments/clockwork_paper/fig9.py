@@ -259,4 +259,7 @@ STUDY = Study(
     ),
     title="Nearly all predictions are right to a few milliseconds, of noisy devices too, and most to a tenth of one (simulated).",
     panels=panels,
+    cases=lambda setting: {
+        "replay": case_of(setting, setting.policies[0], setting.noise_models[0])
+    },
 )

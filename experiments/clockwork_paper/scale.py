@@ -356,5 +356,12 @@ STUDY = Study(
     paper=PAPER,
     title="Nearly all answers are in time on 20 GPUs and on 150; with the controller's time charged, at a rate that its core can decide (simulated).",
     panels=panels,
+    cases=lambda setting: {
+        f"gpus{size.num_gpus}_slo{slo_ms}{size.label}": case_of(
+            setting, setting.policies[0], size, slo_ms
+        )
+        for size in setting.sizes
+        for slo_ms in size.slos_ms
+    },
     extra=extra,
 )

@@ -18,13 +18,12 @@ from statistics import fmean
 from typing_extensions import override
 
 from clockwright.units import NS_PER_S, ModelId
-from controller.telemetry import Telemetry
 from experiments.clockwork_paper import fig2
 from experiments.gpu.hardware import about, arguments, open_accelerator
-from experiments.gpu.live import figures_of
 from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel, compiled_for
 from experiments.results_file import write_results
-from experiments.simulator import Case, Cluster, HostedModel, Network, run
+from experiments.simulator import Case, Cluster, HostedModel, Network
+from experiments.study.sides import simulated
 from experiments.study.study import said
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
@@ -98,26 +97,16 @@ def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
     gaps_ns = [after.begin_ns - before.end_ns for before, after in pairwise(alone)]
     row = ProfileRow(name="alone", weights_bytes=1, load_ns=1, exec_ns={1: exec_ns})
     loop = ClosedLoop(model=0, concurrency=concurrency, slo_ns=_SLO_NS, end_ns=_SIMULATED_NS)
-    telemetry = Telemetry(capacity=10_000_000)
-    run(
-        Case(
-            workload=Workload(models=(row.name,), closed_loops=(loop,)),
-            cluster=Cluster(
-                models=(HostedModel(ModelId(row.name), row),),
-                start_delay_ns=round(fmean(gaps_ns)) if gaps_ns else 0,
-            ),
-            network=Network(delay_ns=0, client_delay_ns=0),
-            duration_ns=_SIMULATED_NS,
+    case = Case(
+        workload=Workload(models=(row.name,), closed_loops=(loop,)),
+        cluster=Cluster(
+            models=(HostedModel(ModelId(row.name), row),),
+            start_delay_ns=round(fmean(gaps_ns)) if gaps_ns else 0,
         ),
-        telemetry=telemetry,
+        network=Network(delay_ns=0, client_delay_ns=0),
+        duration_ns=_SIMULATED_NS,
     )
-    return figures_of(
-        telemetry.requests,
-        telemetry.actions,
-        origin_ns=0,
-        begin_ns=_SIMULATED_NS // 2,
-        end_ns=_SIMULATED_NS,
-    ).goodput_rps
+    return simulated(case).side(_SIMULATED_NS // 2, _SIMULATED_NS).goodput_rps
 
 
 def measure(setting: Setting) -> dict[str, float]:

@@ -13,92 +13,83 @@ from dataclasses import dataclass, replace
 
 from clockwright.units import NS_PER_S
 from experiments.clockwork_paper import fig6
-from experiments.clockwork_paper.cases import ARCHITECTURE
-from experiments.gpu.hardware import CARD, Load, arguments
-from experiments.gpu.live import Server, Stretch, produce, whole_ns
-from experiments.live.live_run import LiveModel
+from experiments.gpu import live
 from traces.arrivals import Poisson, Workload
 
-# A thousand instances are to answer; a few of the last to join are asked nothing, 13 in a thousand.
-NUM_MODELS = 1050
 #: The clients ask at this share of the paper's rates.
 SHARE = 0.4
-BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(live.Setting):
     """The server, its clients, and how long they ask."""
 
-    #: The first model is Minor's.
-    server: Server
-    share: float = SHARE
-    #: Time with Minor alone, then with Major's instances joining one by one, then with all.
-    lead_ns: int = 2 * NS_PER_S
-    ramp_ns: int = 20 * NS_PER_S
-    end_state_ns: int = 6 * NS_PER_S
+    seconds: float = 36.0
+    pages: int = fig6.Setting().num_pages
+    # A thousand instances are to answer; a few of the last to join are asked nothing, 13 in a thousand. The first is
+    # Minor's.
+    num_models: int = 1051
     num_parts: int = 4
-    #: Length of each rehearsal.
-    rehearsal_s: float = 2.0
     seed: int = 6
+
+    @property
+    def rehearsal_s(self) -> float:
+        """A twelfth of all."""
+        return self.seconds / 12
+
+    @property
+    def borders_ns(self) -> tuple[int, int, int]:
+        """Until when Minor asks alone, until when Major's instances join one by one, and the end."""
+        lead, ramp, end_state = (round(self.seconds * NS_PER_S / part) for part in (20, 2, 5))
+        return lead, lead + ramp, lead + ramp + end_state
 
     @property
     def mix(self) -> Workload:
         """The end state's load, with other arrivals."""
         everybody = Poisson(
-            models=range(len(self.server.model_ids)),
-            rate_rps=self.share * (fig6.MAJOR_RPS + fig6.MINOR_RPS),
+            models=range(self.num_models),
+            rate_rps=SHARE * self.share * (fig6.MAJOR_RPS + fig6.MINOR_RPS),
             slo_ns=fig6.SLO_NS,
             end_ns=round(self.rehearsal_s * NS_PER_S),
             seed=self.seed + 1,
         )
-        return Workload(models=self.server.model_ids, sources=(everybody,))
+        return Workload(models=self.model_ids, sources=(everybody,))
 
     @property
     def workloads(self) -> list[Workload]:
         """The one workload: Minor's and Major's requests."""
-        num_major = len(self.server.model_ids) - 1
+        num_major = self.num_models - 1
+        lead_ns, ramp_end_ns, end_ns = self.borders_ns
+        step_ns, rest_ns = divmod(ramp_end_ns - lead_ns, num_major)
         paper = fig6.Setting(
             num_models=num_major,
-            step_ns=self.ramp_ns // num_major,
-            lead_ns=self.lead_ns,
-            end_state_ns=self.end_state_ns + self.ramp_ns % num_major,
+            step_ns=step_ns,
+            lead_ns=lead_ns,
+            end_state_ns=end_ns - ramp_end_ns + rest_ns,
             bucket_ns=1,
             seed=self.seed,
         )
         workload = fig6.case_of(paper, paper.policies[0]).workload
-        return [replace(workload.scaled(self.share), models=self.server.model_ids)]
+        return [replace(workload.scaled(SHARE * self.share), models=self.model_ids)]
 
     @property
-    def end_ns(self) -> int:
-        """End of the workload, since its begin."""
-        return self.lead_ns + self.ramp_ns + self.end_state_ns
-
-    @property
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[live.Stretch]:
         """Lead, parts of the ramp and end state, each for Minor, for Major and for both."""
-        ramp_end_ns = self.lead_ns + self.ramp_ns
-        borders = [
-            self.lead_ns + whole_ns(part * self.ramp_ns / self.num_parts / NS_PER_S) * (part > 0)
-            for part in range(self.num_parts)
-        ]
-        phases = [("lead", 0, self.lead_ns), ("end", ramp_end_ns, self.end_ns)]
-        phases += [
-            (f"ramp{part + 1}", begin_ns, end_ns)
-            for part, (begin_ns, end_ns) in enumerate(
-                zip(borders, [*borders[1:], ramp_end_ns], strict=True)
-            )
-        ]
-        minor, *major = self.server.model_ids
+        lead_ns, ramp_end_ns, end_ns = self.borders_ns
+        part_ns = (ramp_end_ns - lead_ns) // self.num_parts
+        begins_ns = [lead_ns + part * part_ns for part in range(self.num_parts)]
+        edges_ns = [0, *begins_ns, ramp_end_ns, end_ns]
+        names = ["lead", *(f"ramp{part + 1}" for part in range(self.num_parts)), "end"]
+        minor, *major = self.model_ids
         return [
-            Stretch(
-                key=f"{phase}_{kind}",
+            live.Stretch(
+                key=f"{name}_{kind}",
                 workload=0,
                 begin_ns=begin_ns,
                 end_ns=end_ns,
                 model_ids=model_ids,
             )
-            for phase, begin_ns, end_ns in sorted(phases, key=lambda each: each[1])
+            for name, begin_ns, end_ns in zip(names, edges_ns, edges_ns[1:], strict=False)
             for kind, model_ids in (
                 ("minor", frozenset([minor])),
                 ("major", frozenset(major)),
@@ -106,34 +97,5 @@ class Setting:
             )
         ]
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds of the workload and of the mix."""
-        return self.seed, self.seed + 1
 
-
-def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
-    """A thousand instances, within so many seconds of load."""
-    name = load.architecture or ARCHITECTURE
-    models = LiveModel(name=name, copies=NUM_MODELS + 1, batch_sizes=BATCH_SIZES, architecture=name)
-    num_pages = load.num_pages or fig6.Setting().num_pages
-    server = Server(device=device, models=(models,), num_pages=num_pages, host_mib=512)
-    return Setting(
-        server=server,
-        share=SHARE * load.share,
-        lead_ns=whole_ns(seconds / 20),
-        ramp_ns=whole_ns(seconds / 2),
-        end_state_ns=whole_ns(seconds / 5),
-        rehearsal_s=seconds / 12,
-    )
-
-
-def main() -> None:
-    """Produce it as `make gpu` asks."""
-    options = arguments(__doc__.splitlines()[0], seconds=36.0, with_load=True)
-    setting = setting_of(options.device, options.seconds, options.load)
-    produce("fig6", setting, f"python -m experiments.gpu.fig6 {options.words}", options.results)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = live.study("fig6", Setting())

@@ -34,28 +34,12 @@ GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The load of a live run: a card's as it stands, or less where the processor serves."""
-
-    #: Network that replaces every other; None: the networks stay.
-    architecture: str | None = None
-    #: Size of the weights cache; None: as on a card.
-    num_pages: int | None = None
-    #: Share of the clients, or of their rates, that remains.
-    share: float = 1.0
-
-
-CARD = Load()
-
-
-def arguments(description: str, seconds: float, *, with_load: bool = False) -> argparse.Namespace:
+def arguments(description: str, seconds: float) -> argparse.Namespace:
     """Read a section's command line.
 
     Args:
         description: what the section does, for `--help`.
         seconds: the section's budget by default.
-        with_load: whether another load may be asked for, which is then in `load`.
 
     Returns:
         `device`, `seconds`, `results` and, with all that was said but the folder, `words`.
@@ -64,25 +48,11 @@ def arguments(description: str, seconds: float, *, with_load: bool = False) -> a
     parser.add_argument("--device", default="cuda:0", help="cuda:N; torch:cpu tries the code only")
     parser.add_argument("--seconds", type=float, default=seconds, help="stop measuring after these")
     parser.add_argument("--results", type=Path, default=GPU_RESULTS, help="folder for the JSON")
-    if with_load:
-        parser.add_argument("--architecture", help="serve this network in place of any other")
-        parser.add_argument("--pages", type=int, help="weights cache")
-        parser.add_argument("--share", type=float, help="of the clients or of their rates")
     options = parser.parse_args()
-    for name in ("seconds", "pages", "share"):
-        # The comparison is false for NaN too.
-        if (value := getattr(options, name, None)) is not None and not value > 0:
-            parser.error(f"--{name} is {value}, expected more than 0")
+    # The comparison is false for NaN too.
+    if not options.seconds > 0:
+        parser.error(f"--seconds is {options.seconds}, expected more than 0")
     options.words = f"--device {options.device} --seconds {options.seconds:g}"
-    if with_load:
-        for name in ("architecture", "pages", "share"):
-            if (value := getattr(options, name)) is not None:
-                options.words += f" --{name} {value}"
-        options.load = Load(
-            architecture=options.architecture,
-            num_pages=options.pages,
-            share=1.0 if options.share is None else options.share,
-        )
     return options
 
 

@@ -16,26 +16,20 @@ import queue
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from typing_extensions import override
 
 from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from controller.telemetry import OK
 from experiments.bench.worker import action_figures
-from experiments.gpu.hardware import (
-    CARD,
-    BareDevice,
-    Load,
-    Room,
-    about,
-    arguments,
-    open_accelerator,
-)
-from experiments.gpu.live import Server
-from experiments.live.live_run import LiveModel, LiveRun
-from experiments.results_file import write_results
+from experiments.gpu.hardware import BareDevice, Room, about, open_accelerator
+from experiments.gpu.live import CardSetting
+from experiments.live.live_run import LiveRun, play
+from experiments.study.study import Study
 from traces.arrivals import Poisson, Workload
 from worker.devices.accelerator import Accelerator
 from worker.devices.gpu import TorchModel
@@ -47,84 +41,92 @@ _LATEST_NS = 1 << 62
 _IN_FLIGHT = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """The server, its clients, and how long they ask."""
+# Copies of each network, and requests per second of them all.
+_NETWORKS = {
+    "resnet50_v1": (150, 120.0),
+    "resnet18_v1": (100, 120.0),
+    "mobilenet0.25": (50, 60.0),
+}
 
-    server: Server
-    #: Requests per second of all copies of each of the server's models.
-    rates_rps: tuple[float, ...]
-    live_s: float
-    #: Memory for the measurement without a controller, and how long the lanes run there.
-    room: Room
-    lanes_s: float
-    seed: int = 1
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(CardSetting):
+    """The server, its clients, and how long they ask: three quarters of all with a controller, then without."""
+
+    seconds: float = 20.0
+    #: Empty: three networks, half of whose instances are resident at a time.
+    architecture: str = ""
+    pages: int = 700
+    num_models: int = 300
+    host_mib: int = 1024
+    #: Memory of a device without a controller for kernels, and for inputs and outputs.
+    arena_mib: int = 192
+    io_mib: int = 128
+
+    @property
+    @override
+    def copies(self) -> dict[str, int]:
+        if self.architecture:
+            return {self.architecture: self.num_models}
+        return {name: count for name, (count, _) in _NETWORKS.items()}
 
     @property
     def workload(self) -> Workload:
         """Poisson arrivals, all copies of a model alike."""
+        rates_rps = [rate_rps for _, rate_rps in _NETWORKS.values()]
         sources, first = [], 0
-        for number, (model, rate_rps) in enumerate(
-            zip(self.server.models, self.rates_rps, strict=True)
-        ):
+        for number, count in enumerate(self.copies.values()):
+            rate_rps = sum(rates_rps) if self.architecture else rates_rps[number]
             sources.append(
                 Poisson(
-                    models=range(first, first + model.copies),
-                    rate_rps=rate_rps,
+                    models=range(first, first + count),
+                    rate_rps=rate_rps * self.share,
                     slo_ns=_SLO_NS,
-                    end_ns=round(self.live_s * NS_PER_S),
+                    end_ns=round(self.seconds * 3 / 4 * NS_PER_S),
                     seed=self.seed + number,
                 )
             )
-            first += model.copies
-        return Workload(models=self.server.model_ids, sources=tuple(sources))
+            first += count
+        return Workload(models=self.model_ids, sources=tuple(sources))
+
+    @property
+    def room(self) -> Room:
+        """Memory for the measurement without a controller."""
+        sizes = (self.arena_mib << 20, self.io_mib << 20, self.host_mib << 20)
+        return Room(self.pages, *sizes)
 
 
-def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
-    """Three hundred instances of three networks, half of them resident at a time."""
-    copies = {"resnet50_v1": 150, "resnet18_v1": 100, "mobilenet0.25": 50}
-    rates_rps = [120.0, 120.0, 60.0]
-    if load.architecture is not None:
-        copies, rates_rps = {load.architecture: sum(copies.values())}, [sum(rates_rps)]
-    models = tuple(
-        LiveModel(name=name, copies=count, batch_sizes=(1, 2, 4, 8, 16), architecture=name)
-        for name, count in copies.items()
-    )
-    num_pages = load.num_pages or 700
-    return Setting(
-        server=Server(device=device, models=models, num_pages=num_pages, host_mib=1024),
-        rates_rps=tuple(rate_rps * load.share for rate_rps in rates_rps),
-        live_s=seconds * 3 / 4,
-        room=Room(
-            num_pages=num_pages, arena_bytes=192 << 20, io_bytes=128 << 20, host_bytes=1 << 30
-        ),
-        lanes_s=seconds / 4,
-    )
+@dataclass(frozen=True, slots=True)
+class MixedLoad:
+    """Everything that was measured."""
+
+    figures: dict[str, float]
+    hardware: dict[str, object]
 
 
 def live_figures(setting: Setting, run: LiveRun) -> dict[str, float]:
     """Figures of the workload served over gRPC."""
-    answered = sum(request.outcome == OK for request in run.requests)
+    requests = run.rows.requests
+    answered = sum(request.outcome == OK for request in requests)
     return {
-        "live_num_instances": float(len(setting.server.model_ids)),
-        "live_goodput_pct": 100 * answered / max(1, len(run.requests)),
+        "live_num_instances": float(len(setting.model_ids)),
+        "live_goodput_pct": 100 * answered / max(1, len(requests)),
         "live_client_late_ms_p99": run.report.lateness_ns_p99 / NS_PER_MS,
-        **{f"live_{key}": value for key, value in action_figures(run.actions).items()},
+        **{f"live_{key}": value for key, value in action_figures(run.rows.actions).items()},
     }
 
 
-async def lanes(
-    setting: Setting, accelerator: Accelerator, cache_dir: Path | None
-) -> dict[str, float]:
+async def lanes(setting: Setting, accelerator: Accelerator) -> dict[str, float]:
     """Drive the lanes of a worker in this process: one LOAD or Infer after the other, models at random."""
+    cache_dir = Path(setting.cache_dir) if setting.cache_dir else None
     bench = BareDevice(accelerator, setting.room, cache_dir=cache_dir)
     prepared = [
         await bench.model(model.architecture or model.name, model.batch_sizes)
-        for model in setting.server.models
+        for model in setting.served.models
     ]
     models = [
         replace(each, model_id=ModelId(model_id))
-        for each, model in zip(prepared, setting.server.models, strict=True)
+        for each, model in zip(prepared, setting.served.models, strict=True)
         for model_id in model.model_ids
     ]
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -134,9 +136,9 @@ async def lanes(
         runtime.add_model(model)
     try:
         taken, free = bench.device.num_allocations, accelerator.free_bytes()
-        until_s = time.monotonic() + setting.lanes_s
+        until_s = time.monotonic() + setting.seconds / 4
         done = await asyncio.to_thread(
-            _drive, runtime, models, outcomes, setting.room.num_pages, setting.seed, until_s
+            _drive, runtime, models, outcomes, setting.pages, setting.seed, until_s
         )
         taken = bench.device.num_allocations - taken
         still_free = accelerator.free_bytes()
@@ -210,38 +212,26 @@ def _drive(
     return dict(done)
 
 
-def measure(setting: Setting) -> tuple[dict[str, float], dict[str, object]]:
+def ask(setting: Setting) -> Iterator[MixedLoad]:
     """Measure both parts, and ask the hardware when the worker has gone."""
-    (run,) = setting.server.play([setting.workload]).runs
+    (run,) = play([setting.workload], setting.served).runs
     figures = live_figures(setting, run)
-    accelerator = open_accelerator(setting.server.device)
+    accelerator = open_accelerator(setting.device)
     hardware = about(accelerator)
-    figures |= asyncio.run(lanes(setting, accelerator, setting.server.cache_dir))
-    return figures, hardware
+    yield MixedLoad(figures | asyncio.run(lanes(setting, accelerator)), hardware)
 
 
-def produce(setting: Setting, command: str, directory: Path) -> dict[str, float]:
-    """Measure and write `serve.json`."""
-    figures, hardware = measure(setting)
-    for key, figure in figures.items():
-        print(f"{key:40} {figure:12.2f}")
-    write_results(
-        "serve",
-        figures,
-        command=command,
-        seeds=[setting.seed + number for number in range(len(setting.rates_rps))],
-        extra={"hardware": hardware},
-        directory=directory,
-    )
-    return figures
-
-
-def main() -> None:
-    """Produce it as `make gpu` asks."""
-    options = arguments(__doc__.splitlines()[0], seconds=20.0, with_load=True)
-    setting = setting_of(options.device, options.seconds, options.load)
-    produce(setting, f"python -m experiments.gpu.serve {options.words}", options.results)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="serve",
+    folder="gpu",
+    command="gpu-serve",
+    setting=Setting(),
+    ask=ask,
+    key="",
+    figures=lambda _, points: points[0].figures,
+    tables={},
+    extra=lambda _, points: {"hardware": points[0].hardware},
+    say=lambda _, point: "\n".join(
+        f"{key:40} {figure:12.2f}" for key, figure in point.figures.items()
+    ),
+)

@@ -15,8 +15,8 @@ import numpy as np
 
 from clockwright.units import NS_PER_S, NS_PER_US
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.live.live_run import LiveRun
 from experiments.simulator import Network
+from experiments.study.sides import RunRows
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 
@@ -72,7 +72,7 @@ def calibration_workloads(model: str, seconds: float) -> list[Workload]:
     ]
 
 
-def calibrate(alone: LiveRun, crowd: LiveRun, rehearsal: LiveRun | None = None) -> Calibration:
+def calibrate(alone: RunRows, crowd: RunRows, rehearsal: RunRows | None = None) -> Calibration:
     """Take the overheads from the two runs of `calibration_workloads`.
 
     Args:
@@ -110,7 +110,7 @@ def calibrate(alone: LiveRun, crowd: LiveRun, rehearsal: LiveRun | None = None) 
     )
 
 
-def measured_row(row: ProfileRow, runs: Sequence[LiveRun]) -> tuple[ProfileRow, Noise]:
+def measured_row(row: ProfileRow, runs: Sequence[RunRows]) -> tuple[ProfileRow, Noise]:
     """Replace a row's durations by what was measured of its model, and say how they vary.
 
     Batch sizes that did not come up keep their share of the one before.
@@ -135,7 +135,7 @@ def measured_row(row: ProfileRow, runs: Sequence[LiveRun]) -> tuple[ProfileRow, 
     )
 
 
-def _answered(run: LiveRun) -> Iterator[tuple[RequestRow, ActionRow]]:
+def _answered(run: RunRows) -> Iterator[tuple[RequestRow, ActionRow]]:
     """Requests with the Infers that answered them, but for those that waited for their weights."""
     actions = {action.action_id: action for action in run.actions}
     for request in sorted(run.requests, key=lambda row: row.arrival_ns):
@@ -144,7 +144,7 @@ def _answered(run: LiveRun) -> Iterator[tuple[RequestRow, ActionRow]]:
             yield request, action
 
 
-def _undisturbed(run: LiveRun) -> list[tuple[RequestRow, ActionRow]]:
+def _undisturbed(run: RunRows) -> list[tuple[RequestRow, ActionRow]]:
     """Requests that ran alone, on a lane that was idle when they came."""
     found = []
     lane_free_ns = 0

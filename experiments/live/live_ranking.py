@@ -11,207 +11,110 @@ how many of these pairs have the same order live.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
-from experiments.live import truth
-from experiments.live.live_run import LiveModel, play
-from experiments.live.truth import AIMS, TruthCase
-from experiments.results_file import RESULTS, write_results
+from experiments.live.beside import measured, rehearsals, sides
+from experiments.live.live_run import Served, hosted, play
+from experiments.live.truth import Setting as RunSetting
+from experiments.live.truth import mix_of, modelled, on_processor, row_of
+from experiments.study.aims import limit_of
+from experiments.study.beside import Beside, by_side, say
 from experiments.study.compared import POLICIES
-from experiments.study.pictures import colour_of
-from experiments.study.report import picture, write_csv
-from modelzoo.profile import Noise, ProfileRow
-from traces.arrivals import Poisson, Workload
+from experiments.study.pictures import Curve, Panel, colour_of
+from experiments.study.sides import simulated
+from experiments.study.study import Study, StudyRecord
+from modelzoo.profile import ProfileRow
 
 #: Figures by which policies are compared, under each load.
 METRICS = {"moderate": ("goodput_rps", "p50_ms"), "overload": ("goodput_rps",)}
-_AIM = {"goodput_rps": AIMS["goodput"], "p50_ms": AIMS["p50"]}
+_AIM = {
+    "goodput_rps": limit_of("truth", "goodput_gap_pct"),
+    "p50_ms": limit_of("truth", "p50_gap_pct"),
+}
+
+# 1, 5 and some 70 ms of two cores: at these rates about all that slow ones can do, half of what fast ones can. The quick one is first,
+# because it is what pauses between EXECs are measured with.
+_NETWORKS_RPS = {"cifar_resnet20_v1": 50, "cifar_resnet110_v1": 40, "cifar_wideresnet16_10": 10}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(RunSetting):
     """How long, and which policies."""
 
     policies: tuple[str, ...] = ("clockwork", "clockwork1ms", "edf_mh", "clipper")
-    run: truth.Setting = field(
-        default_factory=lambda: truth.Setting(
-            duration_ns=8 * NS_PER_S, warmup_ns=NS_PER_S, calibration_s=2.0
-        )
-    )
+    seconds: float = 8.0
+    warmup_s: float = 1.0
+    calibration_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingLine:
+class Ranked(Beside):
     """One policy under one load on one device."""
 
     device: str
     load: str
     policy: str
-    live: truth.RunFigures
-    simulated: truth.RunFigures
-    #: How late the live run's client sent its requests.
-    lateness_p99_ms: float
 
     @property
-    def key(self) -> str:
+    def case(self) -> str:
         """The case as the names of its figures spell it."""
         return f"{self.device}_{self.load}"
 
 
-# --- loads ----------------------------------------------------------------------------------------
-
-
-def loads(setting: Setting) -> dict[str, dict[str, TruthCase]]:
+def loads(setting: Setting) -> dict[str, dict[str, Served]]:
     """By device, then by load; the loads of a device have the same models."""
+
+    def mixed(share: float) -> Served:
+        # Requests of unlike cost: the choice of what to drop matters.
+        rows = (row_of("small", 5, 1), row_of("middle", 8, 3), row_of("large", 12, 8))
+        return _modelled(setting, rows, copies=2, rate_rps=140 * share, slo_ms=60)
+
+    def tight(share: float) -> Served:
+        # An SLO of a few EXECs: the time of each decision matters.
+        return _modelled(setting, (row_of("net", 4, 1),), copies=6, rate_rps=400 * share, slo_ms=20)
+
+    def processor(share: float) -> Served:
+        rates_rps = {name: share * rate_rps for name, rate_rps in _NETWORKS_RPS.items()}
+        what = f"three networks on the processor, {sum(rates_rps.values()):g} r/s"
+        return on_processor(setting, what, rates_rps, slo_ms=250)
+
     return {
-        device: {load: case(setting, share) for load, share in shares.items()}
+        device: dict(zip(METRICS, map(case, shares), strict=True))
         for device, case, shares in (
-            ("mixed", _mixed, {"moderate": 0.5, "overload": 1.7}),
-            ("tight", _tight, {"moderate": 0.4, "overload": 1.0}),
-            ("processor", _processor, {"moderate": 0.8, "overload": 3.0}),
+            ("mixed", mixed, (0.5, 1.7)),
+            ("tight", tight, (0.4, 1.0)),
+            ("processor", processor, (0.8, 3.0)),
         )
     }
 
 
-def _mixed(setting: Setting, share: float) -> TruthCase:
-    """Requests of unlike cost: the choice of what to drop matters."""
-    rows = (_row("small", 5, 1), _row("middle", 8, 3), _row("large", 12, 8))
-    return _modelled(setting, rows, copies=2, rate_rps=140 * share, slo_ms=60)
-
-
-def _tight(setting: Setting, share: float) -> TruthCase:
-    """An SLO of a few EXECs: the time of each decision matters."""
-    return _modelled(setting, (_row("net", 4, 1),), copies=6, rate_rps=400 * share, slo_ms=20)
-
-
-def _row(name: str, base_ms: int, each_ms: int) -> ProfileRow:
-    return ProfileRow(
-        name=name,
-        weights_bytes=2 * PAGE_BYTES,
-        load_ns=8 * NS_PER_MS,
-        exec_ns={size: (base_ms + each_ms * size) * NS_PER_MS for size in (1, 2, 4, 8, 16)},
-    )
-
-
 def _modelled(
     setting: Setting, rows: tuple[ProfileRow, ...], *, copies: int, rate_rps: float, slo_ms: int
-) -> TruthCase:
-    names = tuple(f"{row.name}-{copy}" for row in rows for copy in range(copies))
-    source = Poisson(
-        models=range(len(names)),
-        rate_rps=rate_rps,
-        slo_ns=slo_ms * NS_PER_MS,
-        end_ns=setting.run.duration_ns,
-        seed=setting.run.seed,
-    )
-    return TruthCase(
-        name="modelled",
-        what=f"{len(names)} models of {len(rows)} costs on a modelled device, {rate_rps:g} r/s",
-        models=tuple(
-            LiveModel(name=row.name, copies=copies, batch_sizes=tuple(row.exec_ns)) for row in rows
-        ),
-        rows=rows,
-        workload=Workload(models=names, sources=(source,)),
-        noise=Noise(exec_sigma=0.01, load_sigma=0.01),
-    )
+) -> Served:
+    models = [model for row in rows for model in hosted(row, copies)]
+    what = f"{len(models)} models of {len(rows)} costs on a modelled device, {rate_rps:g} r/s"
+    asked = [(range(len(models)), rate_rps, slo_ms)]
+    return modelled(setting, what, models=models, asked=asked)
 
 
-# 1, 5 and some 70 ms of two cores: at these rates about all that slow ones can do, half of what fast ones can. The quick one is first,
-# because it is what pauses between EXECs are measured with.
-_NETWORKS_RPS = {"cifar_resnet20_v1": 50, "cifar_resnet110_v1": 40, "cifar_wideresnet16_10": 10}
-_PROCESSOR_SLO_MS = 250
-
-
-def _processor(setting: Setting, share: float) -> TruthCase:
-    workload, rehearsal = (
-        Workload(
-            models=tuple(_NETWORKS_RPS),
-            sources=tuple(
-                Poisson(
-                    models=(index,),
-                    rate_rps=share * rate_rps,
-                    slo_ns=_PROCESSOR_SLO_MS * NS_PER_MS,
-                    end_ns=setting.run.duration_ns,
-                    seed=seed + index,
-                )
-                for index, rate_rps in enumerate(_NETWORKS_RPS.values())
-            ),
-        )
-        for seed in (setting.run.seed, setting.run.seed + 1000)
-    )
-    return TruthCase(
-        name="processor",
-        what=f"three networks on the processor, {share * sum(_NETWORKS_RPS.values()):g} r/s",
-        models=tuple(
-            LiveModel(name=name, copies=1, batch_sizes=(1, 2, 4), architecture=name)
-            for name in _NETWORKS_RPS
-        ),
-        rows=(),
-        workload=workload,
-        rehearsal=rehearsal,
-    )
-
-
-# --- running --------------------------------------------------------------------------------------
-
-
-def measure(device: str, cases: Mapping[str, TruthCase], setting: Setting) -> list[RankingLine]:
+def ask(setting: Setting) -> Iterator[Ranked]:
     """Calibrate on one server; then, on a server for each policy, play every load, and simulate it."""
-    first = next(iter(cases.values()))
-    profile = truth.profile_of(first, setting.run)
-    calibrated = play(
-        truth.calibrations(first, setting.run),
-        models=first.models,
-        profile=profile,
-        num_pages=first.num_pages,
-    )
-    lines = []
-    for policy in setting.policies:
-        played = play(
-            [case.workload for case in cases.values()],
-            models=first.models,
-            profile=profile,
-            num_pages=first.num_pages,
-            scheduler=POLICIES[policy],
-        )
-        for (load, case), run in zip(cases.items(), played.runs, strict=True):
-            _, given = truth.as_measured(case, setting.run, calibrated.runs, calibrated.rows)
-            simulated, _ = truth.simulate_once(
-                replace(given, scheduler=POLICIES[policy]), setting.run
-            )
-            report = run.report
-            lines.append(
-                RankingLine(
-                    device=device,
-                    load=load,
-                    policy=policy,
-                    live=truth.figures_of(run.requests, run.actions, report.begin_ns, setting.run),
-                    simulated=simulated,
-                    lateness_p99_ms=report.lateness_ns_p99 / NS_PER_MS,
-                )
-            )
-            line = lines[-1]
-            print(
-                f"{line.key} {policy}: live {line.live.goodput_rps:.1f} r/s, "
-                f"{line.live.p50_ms:.1f} ms; simulated {simulated.goodput_rps:.1f} r/s, "
-                f"{simulated.p50_ms:.1f} ms",
-                flush=True,
-            )
-    return lines
-
-
-# --- the comparison -------------------------------------------------------------------------------
+    for device, by_load in loads(setting).items():
+        first = next(iter(by_load.values()))
+        calibrated = play(rehearsals(first, setting.calibration_s, mix_of(first)), first)
+        for policy in setting.policies:
+            case = replace(first.case, scheduler=POLICIES[policy])
+            workloads = [served.case.workload for served in by_load.values()]
+            played = play(workloads, replace(first, case=case))
+            for load, workload, run in zip(by_load, workloads, played.runs, strict=True):
+                served = replace(first, case=replace(case, workload=workload))
+                given = measured(served, calibrated.runs, calibrated.rows).case
+                both = sides(run, simulated(given), *setting.stretch_ns)
+                yield Ranked(device=device, load=load, policy=policy, **both)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,188 +134,113 @@ class Pair:
         return self.live[0] > self.live[1]
 
 
-def pairs_of(lines: Sequence[RankingLine]) -> list[Pair]:
+def pairs_of(lines: Sequence[Ranked]) -> list[Pair]:
     """Every pair that the simulator tells apart, under every load, by every metric."""
     pairs = []
     for one, other in combinations(lines, 2):
-        if one.key != other.key:
+        if one.case != other.case:
             continue
         for metric in METRICS[one.load]:
             low, high = sorted((one, other), key=lambda line: getattr(line.simulated, metric))
-            simulated = getattr(high.simulated, metric), getattr(low.simulated, metric)
-            if simulated[0] > simulated[1] * (1 + _AIM[metric] / 100):
+            told = getattr(high.simulated, metric), getattr(low.simulated, metric)
+            if told[0] > told[1] * (1 + _AIM[metric] / 100):
                 pairs.append(
                     Pair(
-                        case=one.key,
+                        case=one.case,
                         metric=metric,
                         higher=high.policy,
                         lower=low.policy,
-                        simulated=simulated,
+                        simulated=told,
                         live=(getattr(high.live, metric), getattr(low.live, metric)),
                     )
                 )
     return pairs
 
 
-def figures_of(lines: Sequence[RankingLine]) -> dict[str, float]:
-    """Name every number."""
+def figures_of(_setting: Setting, lines: Sequence[Ranked]) -> dict[str, float]:
+    """How many pairs the simulator tells apart, and how many of them have the same order live."""
     figures: dict[str, float] = {}
-    for line in lines:
-        for side in ("live", "simulated"):
-            of: truth.RunFigures = getattr(line, side)
-            key = f"{line.key}_{line.policy}_{side}"
-            figures[f"{key}_goodput_rps"] = of.goodput_rps
-            figures[f"{key}_p50_ms"] = of.p50_ms
     pairs = pairs_of(lines)
-    for case in dict.fromkeys(line.key for line in lines):
-        mine = [pair for pair in pairs if pair.case == case]
-        figures[f"{case}_pairs"] = len(mine)
-        figures[f"{case}_pairs_same_order"] = sum(pair.same_order for pair in mine)
-    figures["pairs"] = len(pairs)
-    figures["pairs_same_order"] = sum(pair.same_order for pair in pairs)
+    for case in ("", *dict.fromkeys(line.case for line in lines)):
+        mine = [pair.same_order for pair in pairs if case in ("", pair.case)]
+        start = f"{case}_" if case else ""
+        figures |= {f"{start}pairs": len(mine), f"{start}pairs_same_order": sum(mine)}
     return figures
 
 
-def ranking(lines: Sequence[RankingLine], case: str, metric: str, side: str) -> list[str]:
-    """Policies by a figure, the highest first."""
-    mine = [line for line in lines if line.key == case]
-    mine.sort(key=lambda line: getattr(getattr(line, side), metric), reverse=True)
-    return [line.policy for line in mine]
-
-
-def produce(setting: Setting, directory: Path = RESULTS) -> list[RankingLine]:
-    """Measure everything and write `live_ranking.json`, `live_ranking.csv` and `live_ranking.png`."""
-    load_before = os.getloadavg()[0]
-    lines = []
-    described = loads(setting)
-    for device, cases in described.items():
-        lines += measure(device, cases, setting)
-    pairs = pairs_of(lines)
-    for pair in pairs:
-        if not pair.same_order:
-            print(f"{pair.case} {pair.metric}: {pair.higher} and {pair.lower} change places live")
-    write_csv(
-        directory / "live_ranking.csv",
-        ["device", "load", "policy", "side", *truth.RunFigures.__dataclass_fields__],
-        [
-            (line.device, line.load, line.policy, side, *asdict(getattr(line, side)).values())
-            for line in lines
-            for side in ("live", "simulated")
-        ],
-    )
-    draw(lines, directory / "live_ranking.png")
-    write_results(
-        "live_ranking",
-        figures_of(lines),
-        command=f"python -m experiments live_ranking --seed {setting.run.seed}",
-        seeds=[setting.run.seed],
-        extra={
-            "rankings": {
-                f"{case}_{metric}": {
-                    side: ranking(lines, case, metric, side) for side in ("live", "simulated")
-                }
-                for case in dict.fromkeys(line.key for line in lines)
-                for metric in METRICS[case.partition("_")[2]]
-            },
-            "pairs": [asdict(pair) | {"same_order": pair.same_order} for pair in pairs],
-            "what": {
-                f"{device}_{load}": case.what
-                for device, cases in described.items()
-                for load, case in cases.items()
-            },
-            "lateness_p99_ms": {
-                f"{line.key}_{line.policy}": line.lateness_p99_ms for line in lines
-            },
-            "load_averages": [load_before, os.getloadavg()[0]],
-            "setting": asdict(setting),
+def extra(setting: Setting, lines: Sequence[Ranked]) -> dict[str, Any]:
+    """The pairs, and what the cases are."""
+    return {
+        "pairs": [asdict(pair) | {"same_order": pair.same_order} for pair in pairs_of(lines)],
+        "what": {
+            f"{device}_{load}": served.what
+            for device, by_load in loads(setting).items()
+            for load, served in by_load.items()
         },
-        directory=directory,
-    )
-    return lines
+        "load_average": os.getloadavg()[0],
+    }
 
 
-def draw(lines: Sequence[RankingLine], target: Path) -> None:
+def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
     """A panel for each metric: what a live run measured over what the simulator says, and the line of equals."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    shown = (
-        ("goodput_rps", "Answers in time", "per second"),
+    found = []
+    for metric, what, unit in (
+        ("goodput_rps", "Answers in time", "r/s"),
         ("p50_ms", "Median latency, where all is answered,", "ms"),
-    )
-    with picture(target, 1, len(shown), size=(9.6, 4.8)) as grid:
-        axes: Any
-        for axes, (metric, what, unit) in zip(grid[0], shown, strict=True):
-            mine = [line for line in lines if metric in METRICS[line.load]]
-            pairs = [(getattr(line.simulated, metric), getattr(line.live, metric)) for line in mine]
-            # A policy that answers nobody, live and simulated alike, has no place on these scales.
-            ends = np.array([0.8 * min(filter(None, sum(pairs, ()))), 1.25 * max(sum(pairs, ()))])
-            off = _AIM[metric] / 100
-            axes.plot(ends, ends, color="black", lw=1)
-            axes.fill_between(ends, ends * (1 - off), ends * (1 + off), color="#dddddd", zorder=0)
-            for policy, marker in zip(
-                dict.fromkeys(line.policy for line in mine), "os^D", strict=False
-            ):
-                places = [
-                    pair for pair, line in zip(pairs, mine, strict=True) if line.policy == policy
-                ]
-                axes.scatter(
-                    *zip(*places, strict=True),
-                    color=colour_of(policy),
-                    marker=marker,
-                    s=50,
-                    label=policy,
-                )
-            axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                axis.set_major_formatter("{x:g}")
-                axis.set_minor_formatter(NullFormatter())
-            axes.set_title(
-                f"{what} live\nand simulated; grey: within {_AIM[metric]:g} %", loc="left"
-            )
-            axes.set_xlabel(f"simulated, {unit}")
-            axes.set_ylabel(f"live, {unit}")
-            axes.legend()
-
-
-def recorded(directory: Path = RESULTS) -> list[RankingLine]:
-    """Read the table, so that the picture can be drawn without a run."""
-    with (directory / "live_ranking.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    record = json.loads((directory / "live_ranking.json").read_text(encoding="utf-8"))
-    whole = ("arrived", "refused", "cold")
-    sides = []
-    for row in rows:
-        columns = [entry.name for entry in fields(truth.RunFigures)]
-        values: dict[str, Any] = {n: (int if n in whole else float)(row[n]) for n in columns}
-        sides.append(truth.RunFigures(**values))
-    return [
-        RankingLine(
-            device=row["device"],
-            load=row["load"],
-            policy=row["policy"],
-            live=live,
-            simulated=simulated,
-            lateness_p99_ms=record["lateness_p99_ms"][
-                f"{row['device']}_{row['load']}_{row['policy']}"
-            ],
+    ):
+        mine = [row for row in kept.rows if metric in METRICS[row["load"]]]
+        live, told = (
+            [row for row in mine if row["side"] == side] for side in ("live", "simulated")
         )
-        for row, live, simulated in zip(rows[::2], sides[::2], sides[1::2], strict=True)
-    ]
+        places = [
+            (one["policy"], other[metric], one[metric])
+            for one, other in zip(live, told, strict=True)
+        ]
+        # A policy that answers nobody, live and simulated alike, has no place on these scales.
+        values = [value for _, *both in places for value in both if value]
+        ends, off = (0.8 * min(values), 1.25 * max(values)), _AIM[metric] / 100
+        curves = [Curve(x=ends, y=ends)]
+        curves += [
+            Curve(x=ends, y=[share * end for end in ends], line=":", width=1)
+            for share in (1 - off, 1 + off)
+        ]
+        curves += [
+            Curve(
+                x=[told for name, told, _ in places if name == policy],
+                y=[live for name, _, live in places if name == policy],
+                label=policy,
+                colour=colour_of(policy),
+                line="",
+                marker=marker,
+            )
+            for policy, marker in zip(
+                dict.fromkeys(policy for policy, *_ in places), "os^Dv<>", strict=False
+            )
+        ]
+        found.append(
+            Panel(
+                title=f"{what} live\nand simulated; dotted: {_AIM[metric]:g} % apart",
+                x=f"simulated, {unit}",
+                y=f"live, {unit}",
+                curves=curves,
+                log_x=True,
+                log_y=True,
+                x_range=ends,
+                y_range=ends,
+            )
+        )
+    return [found]
 
 
-def main() -> None:
-    """Measure as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--draw", action="store_true", help="only draw what is recorded")
-    arguments = parser.parse_args()
-    if arguments.draw:
-        draw(recorded(), RESULTS / "live_ranking.png")
-        return
-    setting = Setting()
-    produce(replace(setting, run=replace(setting.run, seed=arguments.seed)))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="live_ranking",
+    setting=Setting(),
+    ask=ask,
+    key="{device}_{load}_{policy}",
+    figures=figures_of,
+    tables={"": by_side},
+    title="Policies have the order live that they have simulated.",
+    panels=panels,
+    extra=extra,
+    say=say,
+)

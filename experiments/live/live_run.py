@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clockwright.operator import Operator
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
-from controller.telemetry import ActionRow, RequestRow
 from experiments.live.local_server import LocalServer
+from experiments.simulator import Case, HostedModel
+from experiments.study.sides import RunRows, reported_rows
 from experiments.telemetry.tables import read_actions, read_requests
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 from traces.arrivals import Workload
 from traces.replay import ReplayReport, replay
 
-# This network stands for a model whose costs are modelled: its inputs are 3 kB and nobody looks at them.
-_STAND_IN = "mlp-784-128-10"
+#: This network stands for a model whose costs are modelled: its inputs are 3 kB and nobody looks at them.
+STAND_IN = "mlp-784-128-10"
+# Thousands of models are prepared before a server is ready.
+_START_LIMIT_S = 1200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +47,89 @@ class LiveModel:
 
     def write(self, folder: Path) -> None:
         """Write the network and its settings into a folder."""
-        write_model(self.architecture or _STAND_IN, folder / "1" / "model.onnx")
+        write_model(self.architecture or STAND_IN, folder / "1" / "model.onnx")
         settings = f"copies = {self.copies}\nbatch_sizes = {list(self.batch_sizes)}\n"
         (folder / "config.toml").write_text(settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A case, and the server that is started for it."""
+
+    case: Case
+    #: What is served, for people.
+    what: str = ""
+    #: As `--device` has it; empty: devices are modelled, by the rows of the case. Otherwise of a row only its name, that
+    #: of a network of the model zoo, and its batch sizes count.
+    device: str = ""
+    #: A network that stands for those whose times are modelled.
+    stand_in: str = STAND_IN
+    #: More of the command line, and variables of the process besides this one's.
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def models(self) -> list[LiveModel]:
+        """The folders of its model repository."""
+        copies = Counter(model.row.name for model in self.case.cluster.models)
+        rows = {model.row.name: model.row for model in self.case.cluster.models}
+        return [
+            LiveModel(
+                name=name,
+                copies=count,
+                batch_sizes=tuple(rows[name].exec_ns),
+                architecture=name if self.device else self.stand_in,
+            )
+            for name, count in copies.items()
+        ]
+
+    @property
+    def profile(self) -> Profile:
+        """What modelled devices run by."""
+        rows = {model.row.name: model.row for model in self.case.cluster.models}
+        noise = self.case.cluster.noise
+        return Profile(name="case", rows=rows, noise=noise, seed=self.case.seed)
+
+    @contextmanager
+    def running(self, *more: str) -> Iterator[tuple[LocalServer, Path]]:
+        """The server, and a folder for what is kept while it runs.
+
+        Args:
+            more: of its command line.
+
+        Raises:
+            RuntimeError: the server did not start.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "models"
+            for model in self.models:
+                model.write(folder / model.name)
+            save_profile(self.profile, Path(scratch) / "profile.json")
+            cluster = self.case.cluster
+            arguments = [
+                *("--models", str(folder), "--cache-dir", f"{scratch}/cache"),
+                *("--device", self.device or f"modelled:{scratch}/profile.json"),
+                *("--pages", str(cluster.num_pages), *command_line(self.case.scheduler)),
+                *(("--workers", str(cluster.num_workers)) if cluster.num_workers > 1 else ()),
+                *self.options,
+                *more,
+            ]
+            with LocalServer(
+                arguments, start_limit_s=_START_LIMIT_S, environment=self.environment
+            ) as server:
+                yield server, Path(scratch)
+
+
+def hosted(row: ProfileRow, copies: int = 1) -> tuple[HostedModel, ...]:
+    """Copies of a model, by the names that a server gives them."""
+    ids = LiveModel(name=row.name, copies=copies, batch_sizes=()).model_ids
+    return tuple(HostedModel(ModelId(model_id), row) for model_id in ids)
+
+
+def unmeasured(name: str, batch_sizes: Sequence[int]) -> ProfileRow:
+    """The row of a network of the model zoo that a real device runs: nobody knows yet what it costs."""
+    exec_ns = {size: NS_PER_MS * size for size in batch_sizes}
+    return ProfileRow(name=name, weights_bytes=PAGE_BYTES, load_ns=NS_PER_MS, exec_ns=exec_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +138,8 @@ class LiveRun:
 
     #: The run as its client saw it.
     report: ReplayReport
-    #: Rows of this workload alone. Its time 0 is `report.begin_ns` of them.
-    requests: tuple[RequestRow, ...]
-    actions: tuple[ActionRow, ...]
+    #: Telemetry of this workload alone.
+    rows: RunRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,49 +153,23 @@ class Played:
     policy: str
 
 
-def play(
-    workloads: Sequence[Workload],
-    *,
-    models: Sequence[LiveModel],
-    profile: Profile | None,
-    num_pages: int,
-    scheduler: SchedulerConfig | None = None,
-    options: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Played:
-    """Start a `clockwright up` with one worker, play workloads on it one after the other, stop it.
+def play(workloads: Sequence[Workload], served: Served) -> Played:
+    """Start a `clockwright up`, play workloads on it one after the other, stop it.
 
     Args:
         workloads: each begins when the last response of the one before is there.
-        models: what it serves; prepared before anything is played.
-        profile: profile of a modelled device; None: the processor, or the device in `options`, runs the models.
-        num_pages: size of the weights cache.
-        scheduler: policy and look-ahead, all that the command line has of it; None: the server's own.
-        options: more of `clockwright up`; the last one given of a kind holds.
-        environment: variables that the server has besides this process's.
+        served: what it serves; prepared before anything is played.
 
     Raises:
         RuntimeError: the server did not start.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder, telemetry = Path(scratch) / "models", Path(scratch) / "telemetry"
-        for model in models:
-            model.write(folder / model.name)
-        device = "cpu"
-        if profile is not None:
-            save_profile(profile, Path(scratch) / "profile.json")
-            device = f"modelled:{scratch}/profile.json"
-        arguments = [
-            *("--models", str(folder), "--telemetry", str(telemetry), "--device", device),
-            *("--pages", str(num_pages), "--cache-dir", f"{scratch}/cache"),
-            *command_line(scheduler or SchedulerConfig()),
-            *options,
-        ]
-        with LocalServer(arguments, environment=environment) as server:
+    with tempfile.TemporaryDirectory() as telemetry:
+        with served.running("--telemetry", telemetry) as (server, _):
             with Operator(server.address) as operator:
-                rows, policy = _rows(operator), operator.status().policy
+                rows, policy = reported_rows(operator), operator.status().policy
             reports = [replay(server.address, workload) for workload in workloads]
-        requests, actions = list(read_requests(telemetry)), list(read_actions(telemetry))
+        requests = list(read_requests(Path(telemetry)))
+        actions = list(read_actions(Path(telemetry)))
     runs = []
     for report in reports:
         # A request's clock may start some ms before it was sent, so rows are counted and not looked up.
@@ -119,7 +177,7 @@ def play(
         mine, requests = requests[:num_requests], requests[num_requests:]
         end_ns = max((row.departure_ns for row in mine), default=report.begin_ns)
         its = [row for row in actions if report.begin_ns <= row.sent_ns <= end_ns]
-        runs.append(LiveRun(report=report, requests=tuple(mine), actions=tuple(its)))
+        runs.append(LiveRun(report=report, rows=RunRows(mine, its, report.begin_ns)))
     return Played(runs=runs, rows=rows, policy=policy)
 
 
@@ -134,15 +192,3 @@ def command_line(scheduler: SchedulerConfig) -> tuple[str, ...]:
         raise ValueError(f"scheduler is {scheduler}, expected no more than {said}")
     lookahead_ms = scheduler.lookahead_ns / NS_PER_MS
     return ("--policy", scheduler.policy, "--lookahead-ms", f"{lookahead_ms:g}")
-
-
-def _rows(operator: Operator) -> dict[str, ProfileRow]:
-    return {
-        model.model_id: ProfileRow(
-            name=model.model_id,
-            weights_bytes=model.weights_bytes,
-            load_ns=model.load_ns,
-            exec_ns={batch.batch_size: batch.exec_ns for batch in model.exec},
-        )
-        for model in operator.models()
-    }

@@ -2,11 +2,12 @@
 
 A file of a study ends with `STUDY = Study(...)`, and `python -m experiments NAME` runs it: it asks, prints a line for each
 answer, and leaves `NAME.json` (the numbers, ours and the paper's), `NAME.csv` (a row for each answer) and `NAME.png` in
-`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed.
+`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed. `--live HOST:PORT`
+plays the same cases to a server that runs.
 
 Its answers, *points*, are dataclasses, and their fields are the columns: each is spelt once, there, with its unit. A number
 of a point is a column of the table, and a figure of the record under the point's key. Where a field is more or less
-than that, its type is `Annotated` with a `Column`.
+than that, its type is `Annotated` with a `Column`; one that is a dataclass itself has a column for each of its fields.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import json
 import shlex
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from clockwright.errors import ConfigError
 from experiments.results_file import RESULTS, add_results, write_results
+from experiments.simulator import Case
 from experiments.study.pictures import Panel, draw
 from experiments.study.report import write_csv
+from experiments.study.sides import beside_server, words_of
 
 # A gap to the paper beyond this share needs a reason.
 _NOTABLE_GAP = 0.10
@@ -38,7 +41,8 @@ PointT = TypeVar("PointT")
 class Column:
     """How a field of a point is written, where its name and its number do not say so."""
 
-    #: The figure's key, of the point's `key`, the field's `name` and other fields; empty: no figure.
+    #: The figure's key, of the point's `key`, the field's `name` and other fields; empty: no figure. `part` is the
+    #: name inside a field that is a dataclass itself; its `name` is that of both, FIELD_PART.
     figure: str = "{key}_{name}"
     #: A figure is so many times the table's number.
     factor: float = 1.0
@@ -93,8 +97,8 @@ class StudyRecord:
 def own_rows(_setting: object, points: Sequence[object]) -> Iterator[Row]:
     """The points themselves are a table's rows, a column for each field that has one."""
     for point in points:
-        columns = columns_of(point).items()
-        yield {name: getattr(point, name) for name, column in columns if column.in_table}
+        cells = cells_of(point).items()
+        yield {name: value for name, (column, value) in cells if column.in_table}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +136,17 @@ class Study(Generic[SettingT, PointT]):
     part: str = ""
     #: What the answers say is broken; the command ends with it, after all is recorded.
     fault: Callable[[Sequence[PointT]], str] = lambda _: ""
+    #: One line about a point, of `key` and the point.
+    say: Callable[[str, PointT], str] = lambda key, point: said(key, point)
+    #: The folder of the results in which the files are.
+    folder: str = ""
+    #: Cases that a server can be played, whatever its policy is, by name; None: the study has none.
+    cases: Callable[[SettingT], Mapping[str, Case]] | None = None
 
     def produce(
         self,
         setting: SettingT | None = None,
-        directory: Path = RESULTS,
+        directory: Path | None = None,
         *,
         options: str = "",
         add: bool = False,
@@ -145,7 +155,7 @@ class Study(Generic[SettingT, PointT]):
 
         Args:
             setting: how much is asked; None: as declared.
-            directory: where the files go.
+            directory: where the files go; None: to the results.
             options: what the command line had, for the record.
             add: keep what is recorded of other points.
 
@@ -156,12 +166,13 @@ class Study(Generic[SettingT, PointT]):
             ConfigError: there is no record to add to.
         """
         setting = self.setting if setting is None else setting
+        directory = directory or RESULTS / self.folder
         if add and not (record := directory / f"{self.name}.json").exists():
             raise ConfigError(f"--add: found no {record} to add to, expected one")
         points = []
         for point in self.ask(setting):
             points.append(point)
-            print(said(self.key, point), flush=True)
+            print(self.say(self.key, point), flush=True)
         for ending, rows in self.tables.items():
             table = list(rows(setting, points))
             target = directory / f"{self.name}{ending}.csv"
@@ -180,7 +191,7 @@ class Study(Generic[SettingT, PointT]):
         if self.part and not (directory / f"{self.name}.json").exists():
             write_results(self.name, {}, command=command, directory=directory)
         if add or self.part:
-            part = self.part or ", ".join(_key(self.key, point) for point in points) or options
+            part = self.part or ", ".join(key_of(self.key, point) for point in points) or options
             add_results(
                 self.name, figures, part=part, command=command, extra=about, directory=directory
             )
@@ -206,7 +217,7 @@ class Study(Generic[SettingT, PointT]):
         figures |= self.figures(setting, points)
         return figures | {f"paper_{paper.key}": paper.number for paper in self.paper}
 
-    def redraw(self, directory: Path = RESULTS, setting: SettingT | None = None) -> None:
+    def redraw(self, directory: Path | None = None, setting: SettingT | None = None) -> None:
         """Draw what is recorded, without asking again.
 
         Args:
@@ -218,6 +229,7 @@ class Study(Generic[SettingT, PointT]):
         """
         if self.panels is None and self.picture is None:
             raise ConfigError(f"--draw: found no panels in {self.name}, expected some")
+        directory = directory or RESULTS / self.folder
         target = directory / f"{self.name}.png"
         try:
             setting = self.setting if setting is None else setting
@@ -259,7 +271,8 @@ class Study(Generic[SettingT, PointT]):
         frame = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
         frame.add_argument("--add", action="store_true", help="keep what is recorded of others")
         frame.add_argument("--draw", action="store_true", help="only the picture, of the tables")
-        frame.add_argument("--directory", type=Path, default=RESULTS, help="where all files go")
+        frame.add_argument("--directory", type=Path, help="where all files go")
+        frame.add_argument("--live", metavar="HOST:PORT", help="play its cases to this server")
         asked, others = frame.parse_known_args(arguments)
         if asked.draw:
             self.redraw(asked.directory)
@@ -267,7 +280,22 @@ class Study(Generic[SettingT, PointT]):
         more = frame.format_help()
         name = self.command or self.name
         setting, options = from_command_line(name, self.setting, others, more=more)
+        if asked.live:
+            self.play(setting, asked.live)
+            return ""
         return self.fault(self.produce(setting, asked.directory, options=options, add=asked.add))
+
+    def play(self, setting: SettingT, address: str) -> None:
+        """Play its cases to a server that runs, print each beside the same simulated, and write nothing.
+
+        Raises:
+            ConfigError: there are no such cases, or no server answers.
+            UnknownModelError: the server lacks a model.
+        """
+        if self.cases is None:
+            raise ConfigError(f"--live: found no cases in {self.name}, expected some")
+        for name, live, simulated in beside_server(address, self.cases(setting)):
+            print(f"{name}: {words_of(live, simulated)}", flush=True)
 
 
 def read_recorded(directory: Path, name: str, endings: Iterable[str]) -> StudyRecord:
@@ -310,16 +338,26 @@ def over(measure: Callable[..., PointT], **axes: str) -> Callable[[SettingT], It
     return ask
 
 
-def columns_of(point: object) -> dict[str, Column]:
-    """How each field of a point is written; fields that are no number or word are not, unless they say so."""
+def cells_of(point: object) -> dict[str, tuple[Column, Any]]:
+    """How each field of a point is written, and its value; fields that are no number or word are not, unless they say so."""
     hints = get_type_hints(type(point), include_extras=True)
-    found = {}
+    found: dict[str, tuple[Column, Any]] = {}
     for entry in fields(point):  # type: ignore[arg-type]
-        hint = hints[entry.name]
+        hint, value = hints[entry.name], getattr(point, entry.name)
         column = next((c for c in getattr(hint, "__metadata__", ()) if isinstance(c, Column)), None)
-        plain = hint in (int, float, str, bool)
-        if column is not None or plain:
-            found[entry.name] = column or (ONLY_TABLE if hint is str else Column())
+        if column is None:
+            if hint in (int, float, str, bool):
+                found[entry.name] = ONLY_TABLE if hint is str else Column(), value
+            continue
+        kinds = (hint.__origin__, *get_args(hint.__origin__))
+        whole = next((kind for kind in kinds if is_dataclass(kind)), None)
+        if whole is None or column == NO_COLUMN:
+            found[entry.name] = column, value
+            continue
+        for part in fields(whole):
+            figure = column.figure.replace("{part}", part.name)
+            cell = getattr(value, part.name, None)
+            found[f"{entry.name}_{part.name}"] = replace(column, figure=figure), cell
     return found
 
 
@@ -329,7 +367,8 @@ def axes_of(key: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _key(key: str, point: object) -> str:
+def key_of(key: str, point: object) -> str:
+    """Name a point by its axes."""
     return key.format(**{name: getattr(point, name) for name in axes_of(key)})
 
 
@@ -346,15 +385,16 @@ def _others(target: Path, table: Sequence[Row], axes: set[str]) -> list[Row]:
 
 def point_figures(key: str, point: object) -> dict[str, float]:
     """A point's own figures, under its key."""
-    values = {name: getattr(point, name) for name in columns_of(point)}
+    cells = cells_of(point)
+    values = {name: value for name, (_, value) in cells.items()}
     axes = axes_of(key)
-    values["key"] = _key(key, point)
+    values["key"] = key_of(key, point)
     return {
         column.figure.format(**values, name=name): (
-            values[name] * column.factor if column.factor != 1.0 else values[name]
+            value * column.factor if column.factor != 1.0 else value
         )
-        for name, column in columns_of(point).items()
-        if column.figure and name not in axes and values[name] is not None
+        for name, (column, value) in cells.items()
+        if column.figure and name not in axes and value is not None
     }
 
 
@@ -362,13 +402,12 @@ def said(key: str, point: object) -> str:
     """One line about a point: its key, and its numbers."""
     if not key:
         return str(point)
-    values = {name: getattr(point, name) for name in columns_of(point)}
     numbers = (
         f"{name} {value:.4g}"
-        for name, value in values.items()
+        for name, (_, value) in cells_of(point).items()
         if isinstance(value, int | float) and f"{{{name}" not in key
     )
-    return f"{_key(key, point)}: {', '.join(numbers)}"
+    return f"{key_of(key, point)}: {', '.join(numbers)}"
 
 
 def beside_paper(

@@ -5,49 +5,53 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.clockwork_paper import azure_replay
 from experiments.live import fig8_live
+from experiments.live.beside import MeasuredCase, measured
 from experiments.live.calibration import Calibration
 from experiments.live.fig8_live import (
-    Line,
     LiveLine,
     Setting,
-    beside,
+    calibrated,
     case_of,
     figures_of,
-    figures_of_side,
     fits,
-    live_models,
-    profile_of,
-    simulate,
-    write,
+    record_of,
+    served_of,
 )
 from experiments.live.open_loop import Account, End
 from experiments.simulator import Case, CpuCosts, run
 from experiments.study.results_page import TEMPLATE
+from experiments.study.sides import side_of, simulated_record
+from tests.kit.pretended_play import pretend_play, pretended_side
 from traces.minutes import MinuteTrace
 
-LINE = Line(name="small", num_gpus=2, rate_rps=300.0)
-SETTING = Setting(lines=(LINE,), seconds=8, warmup_s=2, num_functions=200, num_copies=2)
-OK: End = ("ok", "")
-CALIBRATION = Calibration(
-    down_samples_ns=(200_000, 90_000),
-    up_samples_ns=(80_000,),
-    client_samples_ns=(1,),
-    start_delay_ns=30_000,
+LINE = "gpus6"
+SETTING = Setting(
+    lines=(LINE,), seconds=8, warmup=2, num_functions=200, num_copies=2, closed_loop_s=0.5
 )
+OK: End = ("ok", "")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_line() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(fig8_live.LINES, LINE, (2, 300.0))
+        yield
 
 
 @pytest.fixture(scope="module")
 def trace() -> MinuteTrace:
-    return azure_replay.generated(SETTING.replay(LINE, 8))
+    return SETTING.minutes(LINE)
 
 
 @pytest.fixture(scope="module")
@@ -83,33 +87,45 @@ def test_a_slower_stretch_asks_as_much_of_its_devices(trace: MinuteTrace, case: 
 
 
 def test_the_server_has_the_models_and_the_devices_of_the_simulator(case: Case) -> None:
-    served = {name: model for model in live_models(case) for name in model.model_ids}
+    server = served_of(replace(SETTING, fronts=2, native=True), case)
+    served = {name: model for model in server.models for name in model.model_ids}
     assert set(served) == set(case.workload.models)
-    profile = profile_of(case)
-    assert profile.noise == case.cluster.noise
+    assert server.profile.noise == case.cluster.noise
     for model in case.cluster.models:
-        assert profile.row_for(model.model_id) == model.row
+        assert server.profile.row_for(model.model_id) == model.row
         assert served[model.model_id].batch_sizes == tuple(model.row.exec_ns)
+    assert server.options == ("--fronts", "2")
+    assert set(server.environment) == {"PYTHONPATH", "PYTHONSAFEPATH"}
 
 
-def test_the_simulator_s_account_is_that_of_its_own_summary(case: Case) -> None:
-    account = simulate(case)
+def test_the_simulator_s_record_is_that_of_its_own_summary(case: Case) -> None:
+    side = side_of(simulated_record(case), 0, 10 * NS_PER_S)
     total = run(case).summary.total()
-    assert account.num_offered == total.arrived
-    assert account.num_ok == total.answered
-    assert sum(account.refusals.values()) == total.num_refused
-    side = figures_of_side(account, 0, 10)
+    assert side.offered == total.arrived
     assert side.goodput_pct == pytest.approx(100 * total.answered / total.arrived)
+    refused = side.late_per_million + side.refused_per_million
+    assert refused == pytest.approx(1e6 * total.num_refused / total.arrived)
     assert side.p50_ms == pytest.approx(total.latency_ns(50) / NS_PER_MS, rel=0.02)
 
 
-def test_what_the_controller_is_charged_is_no_delay_of_links_any_more(case: Case) -> None:
-    given = beside(case, CALIBRATION, CpuCosts(front_ns=100 * NS_PER_US, result_ns=50 * NS_PER_US))
-    assert given.costs.front_ns == 100 * NS_PER_US
-    assert given.network.down_samples_ns == (100_000, 0)
-    assert given.network.up_samples_ns == (30_000,)
-    assert given.cluster.start_delay_ns == 30_000
-    assert given.workload is case.workload
+def test_what_the_controller_is_charged_is_no_delay_of_links_any_more(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fig8_live, "play", pretend_play)
+    served = served_of(SETTING, case)
+    idle = calibrated(served, SETTING)
+    free, charged = (
+        measured(served, idle.runs, idle.rows, costs).case
+        for costs in (None, CpuCosts(front_ns=100 * NS_PER_US, result_ns=50 * NS_PER_US))
+    )
+    assert charged.costs.front_ns == 100 * NS_PER_US
+    for name, cost_us in (("down_samples_ns", 100), ("up_samples_ns", 50)):
+        before, after = getattr(free.network, name), getattr(charged.network, name)
+        assert len(before) > 10
+        assert after == tuple(max(0, ns - cost_us * NS_PER_US) for ns in before)
+    assert charged.cluster.start_delay_ns == free.cluster.start_delay_ns == 30_000
+    assert charged.cluster.models == case.cluster.models
+    assert charged.workload is case.workload
 
 
 def account(*ends: tuple[End, float]) -> Account:
@@ -122,35 +138,23 @@ def account(*ends: tuple[End, float]) -> Account:
 
 def test_a_request_s_time_begins_when_it_was_due() -> None:
     seen = account((OK, 50.0), (OK, 101.0), (("refused", "LATE"), 80.0), (("refused", "COLD"), 1.0))
-    side = figures_of_side(fig8_live.since_due(seen), 0, 1)
+    side = side_of(record_of(seen), 0, NS_PER_S)
     assert side.offered == 4
     assert side.goodput_pct == 25
     # The second was answered within 100 ms of its sending, but not of when it was due.
     assert side.late_per_million == 500_000
     assert side.refused_per_million == 250_000
-    assert figures_of_side(seen, 0, 1).goodput_pct == 50
 
 
-def line(name: str, live: float, simulated: float) -> LiveLine:
-    def side(goodput_pct: float) -> fig8_live.SideFigures:
-        return fig8_live.SideFigures(
-            offered=1000,
-            offered_rps=100.0,
-            goodput_rps=goodput_pct,
-            goodput_pct=goodput_pct,
-            late_per_million=10 * (100 - goodput_pct),
-            refused_per_million=0.0,
-            p50_ms=5.0,
-            p99_ms=10.0,
-            max_ms=99.0,
-        )
-
+def line(name: str, case: Case, live: float, simulated: float) -> LiveLine:
+    calibration = Calibration(
+        down_samples_ns=(1,), up_samples_ns=(1,), client_samples_ns=(1,), start_delay_ns=1
+    )
     return LiveLine(
-        line=replace(LINE, name=name),
-        live=side(live),
-        simulated=side(simulated),
-        costs=CpuCosts(),
-        calibration=CALIBRATION,
+        line=name,
+        live=pretended_side(live),
+        simulated=pretended_side(simulated),
+        measured=MeasuredCase(case=case, calibration=calibration),
         pinned=True,
         cpu_us={"controller": 100.0, "client": 20.0},
         busy={"controller": 0.5, "client": 0.1},
@@ -160,22 +164,22 @@ def line(name: str, live: float, simulated: float) -> LiveLine:
         client_late_max_ms=0.3,
         first_tenth_pct=99.0,
         last_tenth_pct=98.0,
-        remarks=(),
+        remarks=[],
         load_averages=(0.0, 1.0),
     )
 
 
-def test_the_record_names_each_line_and_the_worst_of_all(tmp_path: Path) -> None:
-    lines = [line("one", live=98.0, simulated=99.0), line("two", live=100.0, simulated=96.0)]
-    figures = figures_of(lines)
+def test_the_record_names_each_line_and_the_worst_of_all(case: Case, tmp_path: Path) -> None:
+    lines = [line("one", case, 98.0, 99.0), line("two", case, 100.0, 96.0)]
+    replace(fig8_live.STUDY, ask=lambda _setting: lines).produce(SETTING, tmp_path)
+    figures = json.loads((tmp_path / "fig8_live.json").read_text())["figures"]
     assert figures["goodput_pct"] == 98
     assert figures["late_per_million"] == 20
     assert figures["sim_gap_pct"] == figures["two_sim_gap_pct"] == pytest.approx(-4)
     assert figures["one_sim_gap_pct"] == pytest.approx(100 / 98)
+    assert figures["one_goodput_pct"] == 98
+    assert figures["one_simulated_goodput_pct"] == 99
     assert figures["one_cpu_us"] == 120
-    write(lines, SETTING, tmp_path, own_trace=False)
-    record = json.loads((tmp_path / "fig8_live.json").read_text())
-    assert record["figures"] == figures
     with (tmp_path / "fig8_live.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["line"], row["side"]) for row in rows] == [
@@ -183,8 +187,19 @@ def test_the_record_names_each_line_and_the_worst_of_all(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
-def test_the_page_of_results_asks_for_numbers_that_the_record_has() -> None:
-    figures = figures_of([line(one.name, live=99.0, simulated=99.0) for one in fig8_live.LINES])
+def test_the_page_of_results_asks_for_numbers_that_the_record_has(case: Case) -> None:
+    lines = [line(name, case, 99.0, 99.0) for name in ("gpus6", "gpus20")]
+    figures = fig8_live.STUDY.figures_of(SETTING, lines)
     wanted = set(re.findall(r"\{fig8_live\[(\w+)\]", TEMPLATE.read_text(encoding="utf-8")))
     assert wanted
     assert wanted <= figures.keys()
+    assert figures_of(SETTING, lines).keys() <= figures.keys()
+
+
+@pytest.mark.parametrize(
+    "asked", [{"seconds": 0.5}, {"slower": 0}, {"lines": ("gpus7",)}, {"policy": "best"}]
+)
+def test_what_cannot_be_asked_for_is_refused(asked: dict[str, Any]) -> None:
+    (name,) = asked
+    with pytest.raises(ConfigError, match=name):
+        Setting(**asked)

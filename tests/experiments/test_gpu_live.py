@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 
 from clockwright.actions import StepTime
+from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ActionId, ModelId, WorkerId
 from controller.telemetry import ActionRow
+from experiments.__main__ import called
 from experiments.bench.worker import action_figures
 from experiments.clockwork_paper import fig2 as processor_fig2
 from experiments.gpu import __main__ as everything
 from experiments.gpu import fig2, fig5, fig6, live, serve
-from experiments.gpu.hardware import Room
-from experiments.gpu.live import Server, whole_ns
-from experiments.live.calibration import calibration_workloads
-from experiments.live.live_run import LiveModel, Played
-from modelzoo.profile import Profile
+from experiments.live.beside import rehearsals
+from experiments.live.live_run import Played, Served, play
+from experiments.study.sides import RunRows
+from experiments.study.study import from_command_line
 from tests.kit.aims import wanted_of
 from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload
@@ -36,48 +37,20 @@ from worker.devices.gpu import TorchDevice, TorchModel
 US, MS, S = NS_PER_US, NS_PER_MS, NS_PER_S
 
 
-def server(copies: int, cache_dir: Path | None = None, *, num_pages: int = 3) -> Server:
-    """Copies of a network of one page, on the GPU's code."""
-    model = LiveModel(name="tiny_conv", copies=copies, batch_sizes=(1, 2), architecture="tiny_conv")
-    return Server(
-        device="torch:cpu",
-        models=(model,),
-        num_pages=num_pages,
-        host_mib=16,
-        cache_dir=cache_dir,
-    )
+#: On the GPU's code, copies of a network of one page.
+TINY: dict[str, Any] = {"device": "torch:cpu", "architecture": "tiny_conv", "pages": 3}
 
 
-def small_fig5(served: Server) -> fig5.Setting:
-    return fig5.Setting(
-        server=served,
-        concurrency=2,
-        slos_ms=(100, 500),
-        warmup_ns=S // 10,
-        measured_ns=S // 5,
-        rehearsal_s=0.2,
-    )
-
-
-def small_fig6(served: Server) -> fig6.Setting:
-    return fig6.Setting(
-        server=served,
-        share=0.1,
-        lead_ns=S // 5,
-        ramp_ns=S // 2,
-        end_state_ns=S // 5,
-        num_parts=2,
-        rehearsal_s=0.2,
-    )
-
-
-def small_serve(served: Server) -> serve.Setting:
+def small_serve(cache_dir: Path) -> serve.Setting:
     return serve.Setting(
-        server=served,
-        rates_rps=(50.0,),
-        live_s=0.5,
-        room=Room(num_pages=3, arena_bytes=16 << 20, io_bytes=1 << 20, host_bytes=16 << 20),
-        lanes_s=0.1,
+        **TINY,
+        num_models=6,
+        seconds=0.6,
+        share=1 / 6,
+        host_mib=16,
+        arena_mib=16,
+        io_mib=1,
+        cache_dir=str(cache_dir),
     )
 
 
@@ -106,20 +79,21 @@ def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(tmp_path: P
 def test_all_live_workloads_are_played_on_a_server_with_more_instances_than_pages(
     tmp_path: Path,
 ) -> None:
-    served = server(6, tmp_path)
-    five, six, mixed = small_fig5(served), small_fig6(served), small_serve(served)
-    rehearsed = [*calibration_workloads("tiny_conv-0", 0.2), mixed.workload]
+    others: Any = TINY | {"num_models": 6, "cache_dir": str(tmp_path)}
+    five = fig5.Setting(**others, seconds=1.6, slos_ms=(100, 500), concurrency=2)
+    six = fig6.Setting(**others, seconds=1.2, share=0.25, num_parts=2)
+    mixed = small_serve(tmp_path)
     # On one server: to start one takes longer than all of them together.
-    played = served.play([*rehearsed, *five.workloads, *six.workloads, mixed.workload])
+    rehearsed = rehearsals(five.served, 0.2, mixed.workload)
+    played = play([*rehearsed, *five.workloads, *six.workloads, mixed.workload], five.served)
     runs = played.runs
-    figures, extra = live.compare(five, replace(played, runs=runs[:5]))
-    for slo_ms in five.slos_ms:
-        assert f"slo{slo_ms}_live_goodput_rps" in figures
-    # A machine too busy for ten requests leaves live figures, and says why there are no others.
-    assert ("not_simulated" in extra) is not ("slo500_simulated_goodput_rps" in figures)
-    figures, _ = live.compare(six, replace(played, runs=[*runs[:3], runs[5]]))
-    for stretch in six.stretches:
-        assert f"{stretch.key}_live_goodput_rps" in figures
+    points = list(live.compare(five, replace(played, runs=runs[:5])))
+    assert [point.stretch for point in points] == ["slo100", "slo500"]
+    for point in points:
+        # A machine too busy for ten requests leaves live figures, and says why there are no others.
+        assert ("not_simulated" in point.about) is (point.simulated is None)
+    points = list(live.compare(six, replace(played, runs=[*runs[:3], runs[5]])))
+    assert [point.stretch for point in points] == [stretch.key for stretch in six.stretches]
     figures = serve.live_figures(mixed, runs[6])
     assert figures["live_num_instances"] == 6
     assert "live_exec_completion_error_us_p99" in figures
@@ -133,29 +107,23 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """In place of a server there is the simulator, with delays of its own; its command line is kept."""
     asked: list[Sequence[str]] = []
 
-    def play(
-        workloads: Sequence[Workload],
-        *,
-        models: Sequence[LiveModel],
-        profile: Profile | None,
-        num_pages: int,
-        options: Sequence[str],
-    ) -> Played:
-        asked.append(options)
-        return pretend_play(workloads, models=models, profile=profile, num_pages=num_pages)
+    def pretend(workloads: Sequence[Workload], served: Served) -> Played:
+        asked.append(("--device", served.device, *served.options))
+        return pretend_play(workloads, served)
 
-    monkeypatch.setattr(live, "play", play)
+    for module in (live, serve):
+        monkeypatch.setattr(module, "play", pretend)
     return asked
 
 
 def test_figure_5_foresees_a_server_that_was_measured(
     pretended: list[Sequence[str]], tmp_path: Path
 ) -> None:
-    setting = replace(
-        small_fig5(server(3)), warmup_ns=S // 2, measured_ns=S, rehearsal_s=1.0, concurrency=8
-    )
-    figures = live.produce("fig5", setting, "here", tmp_path)
-    assert pretended[0][:4] == ["--device", "torch:cpu", "--host-mib", "16"]
+    setting = fig5.Setting(**TINY, num_models=3, seconds=6.0, slos_ms=(100, 500), concurrency=8)
+    fig5.STUDY.produce(setting, tmp_path)
+    assert pretended[0][:4] == ("--device", "torch:cpu", "--host-mib", "512")
+    record = json.loads((tmp_path / "fig5.json").read_text())
+    figures = record["figures"]
     assert figures["slo500_live_goodput_rps"] > 100
     assert wanted_of("fig5") <= figures.keys()
     # The simulator has the noise and delays that it measured, not those that were.
@@ -163,23 +131,21 @@ def test_figure_5_foresees_a_server_that_was_measured(
     assert figures["slo500_simulated_mean_batch_size"] == pytest.approx(
         figures["slo500_live_mean_batch_size"], rel=0.05
     )
-    record = json.loads((tmp_path / "fig5.json").read_text())
-    assert record["figures"] == figures
     assert record["hardware"]["accelerator"] == "cpu"
-    assert {"calibration", "rows", "exec_sigma"} < set(record)
+    assert {"calibration", "rows", "noise"} < set(record)
 
 
 def test_figure_6_counts_minor_and_major_apart(
     pretended: list[Sequence[str]], tmp_path: Path
 ) -> None:
-    setting = replace(
-        small_fig6(server(41, num_pages=8)), share=0.2, ramp_ns=2 * S, end_state_ns=2 * S
+    setting = fig6.Setting(
+        **TINY | {"pages": 8}, num_models=41, seconds=6.0, share=0.5, num_parts=2
     )
     (workload,) = setting.workloads
-    assert workload.models == setting.server.model_ids
-    assert workload.end_ns == setting.end_ns
-    figures = live.produce("fig6", setting, "here", tmp_path)
-    assert json.loads((tmp_path / "fig6.json").read_text())["figures"] == figures
+    assert workload.models == setting.model_ids
+    assert workload.end_ns == setting.borders_ns[-1]
+    fig6.STUDY.produce(setting, tmp_path)
+    figures = json.loads((tmp_path / "fig6.json").read_text())["figures"]
     assert wanted_of("fig6") <= figures.keys()
     assert figures["num_instances"] == 41
     assert figures["num_instances_answered"] == 41
@@ -199,8 +165,8 @@ def test_figure_6_counts_minor_and_major_apart(
 def test_lanes_of_a_worker_take_no_memory_while_they_serve(
     pretended: list[Sequence[str]], tmp_path: Path
 ) -> None:
-    figures = serve.produce(small_serve(server(6, tmp_path)), "here", tmp_path)
-    assert json.loads((tmp_path / "serve.json").read_text())["figures"] == figures
+    serve.STUDY.produce(small_serve(tmp_path), tmp_path)
+    figures = json.loads((tmp_path / "serve.json").read_text())["figures"]
     assert wanted_of("serve") <= figures.keys()
     assert figures["live_goodput_pct"] > 0
     assert figures["lanes_num_instances"] == 6
@@ -229,110 +195,100 @@ def test_a_lane_that_takes_memory_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
         run_load(device, step)
 
     monkeypatch.setattr(TorchDevice, "run_load", takes)
-    figures = asyncio.run(serve.lanes(small_serve(server(6, tmp_path)), Card(), tmp_path))
+    figures = asyncio.run(serve.lanes(small_serve(tmp_path), Card()))
     assert figures["lanes_num_LoadWeights"] > 0
     assert figures["lanes_memory_taken_while_serving"] == figures["lanes_num_LoadWeights"]
     assert figures["lanes_free_bytes_change"] == -4096
 
 
-def test_a_server_that_answers_too_little_has_live_figures_only(
-    pretended: list[Sequence[str]],
-) -> None:
-    setting = small_fig5(server(2))
-    rehearsed = [*calibration_workloads("tiny_conv-0", 0.2), setting.mix]
-    played = setting.server.play([*rehearsed, *setting.workloads])
-    played.runs[0] = replace(played.runs[0], requests=())
+def test_a_server_that_answers_too_little_has_live_figures_only() -> None:
+    setting = fig5.Setting(**TINY, num_models=2, seconds=2.0, slos_ms=(100, 500), concurrency=2)
+    first = rehearsals(setting.served, 0.2, setting.mix)
+    played = pretend_play([*first, *setting.workloads], setting.served)
+    played.runs[0] = replace(played.runs[0], rows=RunRows([], []))
     # One of the two instances answers nobody.
-    for index in (3, 4):
-        played.runs[index] = replace(
-            played.runs[index],
-            requests=tuple(
-                replace(each, outcome="OVERLOADED") if each.model_id == "tiny_conv-1" else each
-                for each in played.runs[index].requests
-            ),
-        )
-    figures, extra = live.compare(setting, played)
+    for run in played.runs[3:]:
+        for each in run.rows.requests:
+            if each.model_id == "tiny_conv-1":
+                each.outcome = "OVERLOADED"
+    points = list(live.compare(setting, played))
+    study = replace(fig5.STUDY, ask=lambda _setting: points)
+    figures = study.figures_of(setting, points)
     assert (figures["num_instances"], figures["num_instances_answered"]) == (2, 1)
     assert figures["slo500_live_goodput_rps"] > 0
     assert not any("simulated" in key or "gap" in key for key in figures)
-    assert "0 requests of one client" in str(extra["not_simulated"])
+    assert "0 requests of one client" in points[0].about["not_simulated"]
 
 
-@pytest.mark.parametrize("section", [fig2, fig5, fig6, serve], ids=lambda module: module.__name__)
-def test_a_section_does_what_make_gpu_asks(
-    section: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (name, _, seconds, _) = next(
-        part for part in everything.PARTS if part[1] == (section.__name__,)
-    )
+def test_a_section_does_what_make_gpu_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (seconds,) = (part[2] for part in everything.PARTS if part[1] == (fig2.__name__,))
     asked: list[Any] = []
-    monkeypatch.setattr(section, "produce", lambda *arguments: asked.extend(arguments))
+    monkeypatch.setattr(fig2, "produce", lambda *arguments: asked.extend(arguments))
     words = ["--device", "cuda:0", "--seconds", str(seconds), "--results", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", [name, *words])
-    section.main()
-    *_, setting, command, directory = asked
-    device = setting.device if section is fig2 else setting.server.device
-    assert device == "cuda:0"
-    assert command == f"python -m experiments.gpu.{name} --device cuda:0 --seconds {seconds:g}"
+    monkeypatch.setattr("sys.argv", ["fig2", *words])
+    fig2.main()
+    setting, command, directory = asked
+    assert setting.device == "cuda:0"
+    assert command == f"python -m experiments.gpu.fig2 --device cuda:0 --seconds {seconds:g}"
     assert directory == tmp_path
 
 
 @pytest.mark.parametrize("section", [fig5, fig6, serve], ids=lambda module: module.__name__)
-def test_a_section_may_be_asked_for_what_a_processor_can_serve(
-    section: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(section, "produce", lambda *arguments: asked.extend(arguments))
+def test_a_declared_section_does_what_make_gpu_asks(section: ModuleType) -> None:
+    study = section.STUDY
+    (part,) = (part for part in everything.PARTS if part[1] == ("experiments", study.command))
+    assert called(study.command) == f"gpu-{part[0]}"
+    words = ["--device", "cuda:0", "--seconds", str(part[2])]
+    setting, options = from_command_line(study.command, study.setting, words)
+    assert (setting.device, setting.seconds) == ("cuda:0", part[2])
+    assert setting.served.device == "cuda:0"
+    assert from_command_line(study.command, study.setting, options.split()) == (setting, options)
+
+
+def test_a_section_may_be_asked_for_what_a_processor_can_serve() -> None:
     words = "--device torch:cpu --seconds 30 --architecture tiny_conv --pages 201 --share 0.5"
-    monkeypatch.setattr("sys.argv", ["section", *words.split()])
-    section.main()
-    *_, setting, command, _ = asked
-    assert command == f"python -m {section.__name__} {words}"
-    (model,) = setting.server.models
-    assert (model.name, model.architecture) == ("tiny_conv", "tiny_conv")
-    assert setting.server.num_pages == 201
-    whole = section.setting_of("torch:cpu", 30.0)
-    assert setting.server.model_ids != whole.server.model_ids
-    assert len(setting.server.model_ids) == len(whole.server.model_ids)
-    if section is fig5:
-        assert setting.concurrency == whole.concurrency / 2
-    elif section is fig6:
-        assert setting.share == whole.share / 2
-    else:
-        assert sum(setting.rates_rps) == sum(whole.rates_rps) / 2
-        assert setting.room.num_pages == 201
+    for study in (fig5.STUDY, fig6.STUDY):
+        whole: Any = study.setting
+        half, _ = from_command_line(study.command, whole, words.split())
+        case = half.served.case
+        assert {model.row.name for model in case.cluster.models} == {"tiny_conv"}
+        assert case.cluster.num_pages == 201
+        assert len(half.model_ids) == len(whole.model_ids)
+        asked = [half.mix.expected_requests(), whole.mix.expected_requests()]
+        clients = [
+            sum(loop.concurrency for loop in setting.mix.closed_loops) for setting in (half, whole)
+        ]
+        assert asked[0] / 30 == pytest.approx(asked[1] / whole.seconds / 2)
+        assert clients[0] == clients[1] / 2
+    half, _ = from_command_line("gpu-serve", serve.STUDY.setting, words.split())
+    usual = serve.STUDY.setting
+    assert len(half.model_ids) == len(usual.model_ids) == 300
+    asked = [setting.workload.expected_requests() for setting in (half, usual)]
+    assert asked[0] / 30 == pytest.approx(asked[1] / usual.seconds / 2)
+    assert half.room.num_pages == half.served.case.cluster.num_pages == 201
 
 
 @pytest.mark.parametrize("words", ["--pages 0", "--share -1", "--share nan", "--seconds 0"])
-def test_a_section_cannot_be_asked_for_nothing(
-    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["section", *words.split()])
-    with pytest.raises(SystemExit):
-        fig6.main()
+def test_a_section_cannot_be_asked_for_nothing(words: str) -> None:
     option, value = words.split()
-    assert f"{option} is {value}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"{option[2:]} is {value}"):
+        from_command_line("gpu-fig6", fig6.STUDY.setting, words.split())
 
 
 def test_settings_keep_to_the_time_that_they_are_told() -> None:
     for seconds in (26.0, 33.3):
-        five = fig5.setting_of("cuda:0", seconds)
-        each_ns = five.warmup_ns + five.measured_ns
-        assert 3 * five.rehearsal_s + len(five.slos_ms) * each_ns / S < seconds * 1.1
-        six = fig6.setting_of("cuda:0", seconds)
-        assert 3 * six.rehearsal_s + six.end_ns / S < seconds * 1.1
-        assert len(six.server.model_ids) > 1000
-        for time_ns in (each_ns, five.warmup_ns, *(s.begin_ns for s in six.stretches), six.end_ns):
-            assert time_ns == whole_ns(time_ns / S) or time_ns == 0
-    mixed = serve.setting_of("cuda:0", 20.0)
-    assert len(mixed.server.model_ids) == 300
-    assert mixed.workload.end_ns == 15 * S
+        five = fig5.Setting(seconds=seconds)
+        assert 3 * five.rehearsal_s + len(five.slos_ms) * five.each_ns / S < seconds * 1.1
+        six = fig6.Setting(seconds=seconds)
+        assert 3 * six.rehearsal_s + six.borders_ns[-1] / S < seconds * 1.1
+        assert six.workloads[0].end_ns == six.borders_ns[-1]
+    assert serve.Setting(seconds=20.0).workload.end_ns == 15 * S
 
 
 def test_figure_6_asks_a_thousand_instances() -> None:
     (seconds,) = (seconds for name, _, seconds, _ in everything.PARTS if name == "fig6")
     assert seconds is not None
-    (workload,) = fig6.setting_of("cuda:0", seconds).workloads
+    (workload,) = fig6.Setting(seconds=seconds).workloads
     assert len({request.model for request in workload}) >= 1000
 
 
@@ -417,8 +373,3 @@ def test_a_pause_of_the_device_shows_though_the_next_exec_was_queued() -> None:
 
 def test_nothing_done_is_no_figure_that_cannot_be_written() -> None:
     assert all(math.isfinite(figure) for figure in action_figures([]).values())
-
-
-def test_every_figure_of_a_stretch_has_a_unit() -> None:
-    units = ("_rps", "_ms", "_pct", "_size")
-    assert all(field.name.endswith(units) for field in fields(live.StretchFigures))

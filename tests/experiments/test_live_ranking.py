@@ -10,49 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from clockwright.units import NS_PER_S
-from controller.core import SchedulerConfig
-from experiments.live import live_ranking, truth
-from experiments.live.live_ranking import (
-    METRICS,
-    RankingLine,
-    figures_of,
-    loads,
-    pairs_of,
-    ranking,
-)
-from experiments.live.live_run import LiveModel, Played, play
-from experiments.results_file import RESULTS
+from experiments.live import live_ranking
+from experiments.live.live_ranking import METRICS, Ranked, figures_of, loads, pairs_of
+from experiments.live.live_run import Played, Served, command_line
 from experiments.study.compared import POLICIES
-from modelzoo.profile import Profile
-from tests.kit.pretended_play import pretend_play
+from tests.kit.pretended_play import pretend_play, pretended_side
 from traces.arrivals import Workload
 
 SETTING = live_ranking.Setting(
-    policies=("clockwork", "edf_mh", "clipper"),
-    run=truth.Setting(duration_ns=NS_PER_S, warmup_ns=NS_PER_S // 4, calibration_s=0.5),
+    policies=("clockwork", "edf_mh", "clipper"), seconds=1, warmup_s=0.25, calibration_s=0.5
 )
 
 
-def line(policy: str, live: float, simulated: float, *, load: str = "overload") -> RankingLine:
-    def side(goodput_rps: float) -> truth.RunFigures:
-        return truth.RunFigures(
-            goodput_rps=goodput_rps,
-            p50_ms=1000 / goodput_rps,
-            p99_ms=90.0,
-            arrived=200,
-            refused=100,
-            cold=0,
-            mean_batch=2.0,
-        )
-
-    return RankingLine(
+def line(policy: str, live: float, simulated: float, *, load: str = "overload") -> Ranked:
+    return Ranked(
         device="mixed",
         load=load,
         policy=policy,
-        live=side(live),
-        simulated=side(simulated),
-        lateness_p99_ms=1.0,
+        live=pretended_side(live),
+        simulated=pretended_side(simulated),
+        client_late_p99_ms=1.0,
     )
 
 
@@ -71,12 +48,9 @@ def test_a_pair_counts_when_the_simulator_tells_it_apart_and_agrees_when_live_do
         ("clockwork1ms", "clipper"): True,
         ("edf_mh", "clipper"): True,
     }
-    figures = figures_of(lines)
+    figures = figures_of(SETTING, lines)
     assert (figures["pairs_same_order"], figures["pairs"]) == (4, 5)
     assert figures["mixed_overload_pairs_same_order"] == 4
-    assert ranking(lines, "mixed_overload", "goodput_rps", "live") == [
-        "clockwork1ms", "edf_mh", "clockwork", "clipper",
-    ]  # fmt: skip
 
 
 def test_latency_counts_only_at_a_load_that_can_be_carried() -> None:
@@ -97,51 +71,41 @@ def test_policies_of_different_loads_are_no_pair() -> None:
 
 
 def test_the_loads_of_a_device_are_for_the_same_models_and_differ_in_their_rates() -> None:
-    for device, cases in loads(SETTING).items():
-        assert set(cases) == set(METRICS), device
-        moderate, overload = cases["moderate"], cases["overload"]
-        assert moderate.models == overload.models
-        assert moderate.rows == overload.rows
+    for device, by_load in loads(SETTING).items():
+        assert set(by_load) == set(METRICS), device
+        moderate, overload = (by_load[load].case for load in ("moderate", "overload"))
+        assert moderate.cluster == overload.cluster
         asked = [case.workload.expected_requests() for case in (moderate, overload)]
         assert asked[0] < asked[1]
 
 
 @pytest.fixture(scope="module")
-def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RankingLine], list[str], Path]:
+def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ranked], list[str], Path]:
     """Simulated runs for live ones, with the policies that servers were started with."""
     directory = tmp_path_factory.mktemp("live_ranking")
     started: list[str] = []
 
-    def pretend(
-        workloads: Sequence[Workload],
-        *,
-        models: Sequence[LiveModel],
-        profile: Profile | None,
-        num_pages: int,
-        scheduler: SchedulerConfig | None = None,
-    ) -> Played:
-        played = pretend_play(
-            workloads, models=models, profile=profile, num_pages=num_pages, scheduler=scheduler
-        )
+    def pretend(workloads: Sequence[Workload], served: Served) -> Played:
+        played = pretend_play(workloads, served)
         started.append(played.policy)
         return played
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_ranking, "play", pretend)
-        lines = live_ranking.produce(SETTING, directory)
+        lines = live_ranking.STUDY.produce(SETTING, directory)
     return lines, started, directory
 
 
 @pytest.mark.long
 def test_every_policy_has_a_server_of_its_own_on_every_device_after_the_calibration(
-    produced: tuple[list[RankingLine], list[str], Path],
+    produced: tuple[list[Ranked], list[str], Path],
 ) -> None:
     assert produced[1] == ["edf_mh", *SETTING.policies] * len(loads(SETTING))
 
 
 @pytest.mark.long
 def test_both_sides_of_every_run_are_in_the_files(
-    produced: tuple[list[RankingLine], list[str], Path],
+    produced: tuple[list[Ranked], list[str], Path],
 ) -> None:
     lines, _, directory = produced
     assert [(line.device, line.policy, line.load) for line in lines] == [
@@ -153,45 +117,32 @@ def test_both_sides_of_every_run_are_in_the_files(
     record = json.loads((directory / "live_ranking.json").read_text())
     for line in lines:
         for side in ("live", "simulated"):
-            key = f"{line.key}_{line.policy}_{side}_goodput_rps"
+            key = f"{line.case}_{line.policy}_{side}_goodput_rps"
             assert record["figures"][key] == getattr(line, side).goodput_rps
-        assert line.live.arrived == line.simulated.arrived > 0
-    assert set(record["rankings"]["tight_overload_goodput_rps"]["live"]) == set(SETTING.policies)
+        assert line.simulated is not None
+        assert line.live.offered == line.simulated.offered > 0
     assert len(record["pairs"]) == record["figures"]["pairs"]
     with (directory / "live_ranking.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 2 * len(lines)
-    assert (directory / "live_ranking.png").stat().st_size > 10_000
-
-
-def test_the_picture_is_drawn_of_what_is_recorded_without_a_run(tmp_path: Path) -> None:
-    lines = live_ranking.recorded()
-    figures = json.loads((RESULTS / "live_ranking.json").read_text())["figures"]
-    for line in lines:
-        key = f"{line.key}_{line.policy}"
-        assert figures[f"{key}_live_p50_ms"] == pytest.approx(line.live.p50_ms, rel=1e-5)
-        assert figures[f"{key}_simulated_p50_ms"] == pytest.approx(line.simulated.p50_ms, rel=1e-5)
-    live_ranking.draw(lines, tmp_path / "live_ranking.png")
-    assert (tmp_path / "live_ranking.png").stat().st_size > 10_000
+    drawn = (directory / "live_ranking.png").read_bytes()
+    (directory / "live_ranking.png").unlink()
+    live_ranking.STUDY.redraw(directory)
+    assert len(drawn) > 10_000
+    assert (directory / "live_ranking.png").stat().st_size == pytest.approx(len(drawn), rel=0.01)
 
 
 @pytest.mark.long
 def test_what_is_simulated_is_the_policy_that_was_played(
-    produced: tuple[list[RankingLine], list[str], Path],
+    produced: tuple[list[Ranked], list[str], Path],
 ) -> None:
     overload = {
-        line.policy: line.simulated.goodput_rps
+        line.policy: line.simulated and line.simulated.goodput_rps
         for line in produced[0]
-        if line.key == "mixed_overload"
+        if line.case == "mixed_overload"
     }
     assert len(set(overload.values())) == len(overload)
 
 
 def test_a_server_cannot_be_started_with_what_its_command_line_lacks() -> None:
     with pytest.raises(ValueError, match="expected no more than"):
-        play(
-            [],
-            models=[],
-            profile=None,
-            num_pages=1,
-            scheduler=replace(POLICIES["clockwork"], max_outstanding=3),
-        )
+        command_line(replace(POLICIES["clockwork"], max_outstanding=3))

@@ -110,6 +110,48 @@ def test_a_study_leaves_a_record_tables_and_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "squares_sides.csv").read_text().splitlines()[:2] == ["size,side", "1,1"]
 
 
+def test_a_study_without_a_case_cannot_be_played_to_a_server() -> None:
+    with pytest.raises(ConfigError, match="--live: found no cases in squares, expected some"):
+        STUDY.main(["--live", "localhost:1"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """A part of a point."""
+
+    area: float
+    rest: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """A point that has parts."""
+
+    size: int
+    left: Annotated[Half, Column()]
+    right: Annotated[Half | None, Column(figure="{key}_{part}")]
+
+
+def test_a_part_of_a_point_has_a_column_for_each_of_its_fields(tmp_path: Path) -> None:
+    points = [
+        Halves(size=1, left=Half(area=1.0), right=Half(area=2.0, rest=3.0)),
+        Halves(size=2, left=Half(area=4.0), right=None),
+    ]
+    study = replace(STUDY, key="size{size}", paper=(), tables={"": own_rows}, panels=None)
+    replace(study, ask=lambda _setting: points).produce(directory=tmp_path)  # type: ignore[arg-type,return-value]
+    head, *rows = (tmp_path / "squares.csv").read_text().splitlines()
+    assert head == "size,left_area,left_rest,right_area,right_rest"
+    assert rows == ["1,1,,2,3", "2,4,,,"]
+    figures = json.loads((tmp_path / "squares.json").read_text())["figures"]
+    del figures["num_points"]
+    assert figures == {
+        "size1_left_area": 1.0,
+        "size1_area": 2.0,
+        "size1_rest": 3.0,
+        "size2_left_area": 4.0,
+    }
+
+
 def test_a_picture_is_drawn_again_of_the_table_without_asking(tmp_path: Path) -> None:
     def refuse(_setting: Setting) -> Iterator[Square]:
         raise AssertionError("asked")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
-from controller.core import SchedulerConfig
-from controller.telemetry import Telemetry
-from experiments.live.live_run import LiveModel, LiveRun, Played
-from experiments.simulator import Case, Cluster, HostedModel, Network, run
-from modelzoo.profile import Noise, Profile, ProfileRow
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
+from experiments.live.live_run import LiveRun, Played, Served
+from experiments.simulator import Case, Network
+from experiments.study.sides import RunRows, Side, simulated
+from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Workload
 from traces.replay import ReplayReport
 
@@ -28,13 +27,11 @@ BEGIN_NS = 77 * NS_PER_S
 
 def pretend_live(given: Case) -> LiveRun:
     """A simulated run in the clothes of a live one."""
-    telemetry = Telemetry()
-    run(given, telemetry=telemetry)
-    requests, actions = telemetry.requests, telemetry.actions
-    for request in requests:
+    rows = simulated(given)
+    for request in rows.requests:
         request.arrival_ns += BEGIN_NS
         request.departure_ns += BEGIN_NS
-    for action in actions:
+    for action in rows.actions:
         for name in ("sent_ns", "received_ns", "result_ns"):
             setattr(action, name, getattr(action, name) + BEGIN_NS)
         for step in (action.load, action.input, action.exec, action.output):
@@ -57,41 +54,42 @@ def pretend_live(given: Case) -> LiveRun:
         lateness_ns_max=0,
         num_late=0,
     )
-    return LiveRun(report=report, requests=tuple(requests), actions=tuple(actions))
+    return LiveRun(report=report, rows=RunRows(rows.requests, rows.actions, BEGIN_NS))
 
 
-def pretend_play(
-    workloads: Sequence[Workload],
-    *,
-    models: Sequence[LiveModel],
-    profile: Profile | None,
-    num_pages: int,
-    scheduler: SchedulerConfig | None = None,
-) -> Played:
-    """Simulate what was to be played."""
-    scheduler = scheduler or SchedulerConfig()
-    names = [name for workload in workloads for name in workload.models]
-    rows = {
-        name: replace(ROW, name=name) if profile is None else profile.row_for(name)
-        for name in dict.fromkeys(names)
-    }
-    runs = [
-        pretend_live(
-            Case(
-                workload=workload,
-                cluster=Cluster(
-                    models=tuple(
-                        HostedModel(ModelId(name), rows[name]) for name in workload.models
-                    ),
-                    num_pages=num_pages,
-                    start_delay_ns=30 * US,
-                    noise=Noise(exec_sigma=0.01),
-                ),
-                network=Network(delay_ns=400 * US, jitter_ns=50 * US),
-                scheduler=scheduler,
-                duration_ns=workload.end_ns,
-            )
+def pretend_play(workloads: Sequence[Workload], served: Served) -> Played:
+    """Simulate what was to be played, with delays of its own; a real device takes `ROW` for every model."""
+    cluster = served.case.cluster
+    if served.device:
+        models = tuple(
+            replace(model, row=replace(ROW, name=model.row.name)) for model in cluster.models
         )
+        cluster = replace(cluster, models=models)
+    case = replace(
+        served.case,
+        cluster=replace(cluster, start_delay_ns=30 * US, noise=Noise(exec_sigma=0.01)),
+        network=Network(delay_ns=400 * US, jitter_ns=50 * US),
+    )
+    runs = [
+        pretend_live(replace(case, workload=workload, duration_ns=workload.end_ns))
         for workload in workloads
     ]
-    return Played(runs=runs, rows=rows, policy=scheduler.policy)
+    rows = {
+        str(model.model_id): replace(model.row, name=model.model_id) for model in cluster.models
+    }
+    return Played(runs=runs, rows=rows, policy=case.scheduler.policy)
+
+
+def pretended_side(goodput_rps: float) -> Side:
+    """A side on which so many of 100 requests per second were answered in time, the others late."""
+    return Side(
+        offered=1000,
+        offered_rps=100.0,
+        goodput_rps=goodput_rps,
+        goodput_pct=goodput_rps,
+        late_per_million=10 * (100 - goodput_rps),
+        refused_per_million=0.0,
+        p50_ms=1000 / goodput_rps,
+        p99_ms=90.0,
+        max_ms=99.0,
+    )

@@ -1,0 +1,193 @@
+"""Plays a case on a server that is started for it, and simulates it with what was measured of that server before.
+
+Runs of their own measure what the simulator is told (`rehearsals`): the time there and back, and where a real device
+runs the models, the duration of each network's LOAD and EXEC. They are never the runs that are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from clockwright.units import NS_PER_MS
+from experiments.live.calibration import Calibration, calibrate, calibration_workloads, measured_row
+from experiments.live.live_run import LiveRun, Served
+from experiments.simulator import Case, CpuCosts
+from experiments.study.sides import RunRows
+from modelzoo.profile import Noise, ProfileRow
+from traces.arrivals import Recorded, Workload
+
+
+def slowed(case: Case, factor: int) -> Case:
+    """The same on devices that take longer for everything, asked less often, with longer SLOs."""
+    models = tuple(
+        replace(
+            model,
+            row=replace(
+                model.row,
+                load_ns=model.row.load_ns * factor,
+                exec_ns={size: ns * factor for size, ns in model.row.exec_ns.items()},
+            ),
+        )
+        for model in case.cluster.models
+    )
+    workload = case.workload.scaled(1 / factor)
+    workload = replace(
+        workload,
+        sources=tuple(replace(s, slo_ns=s.slo_ns * factor) for s in workload.sources),  # type: ignore[type-var]
+        closed_loops=tuple(replace(c, slo_ns=c.slo_ns * factor) for c in workload.closed_loops),
+    )
+    return replace(case, workload=workload, cluster=replace(case.cluster, models=models))
+
+
+def rehearsals(served: Served, seconds: float, mix: Workload | None = None) -> list[Workload]:
+    """Workloads that have to be played so that a case can be simulated.
+
+    Args:
+        served: the case.
+        seconds: length of each of the first two.
+        mix: the case's mix with other arrivals, for a real device: a network that runs again and again finds
+            its weights in caches; among others it does not.
+    """
+    first, *_ = served.case.cluster.models
+    alone_and_crowd = calibration_workloads(first.model_id, seconds)
+    return [*alone_and_crowd, *([mix] if mix is not None else [])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCase:
+    """A case as the simulator is told it, from measurements."""
+
+    case: Case
+    calibration: Calibration
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The measurements in words and numbers, for people."""
+        return {
+            "calibration": self.calibration.describe(),
+            "noise": asdict(self.case.cluster.noise),
+            "rows": {model.row.name: asdict(model.row) for model in self.case.cluster.models},
+        }
+
+
+def measured(
+    served: Served,
+    runs: Sequence[LiveRun],
+    reported: Mapping[str, ProfileRow],
+    costs: CpuCosts | None = None,
+) -> MeasuredCase:
+    """Take the simulator's parameters from what was played before anything that counts.
+
+    Args:
+        served: what is to be simulated.
+        runs: those of its `rehearsals`.
+        reported: by model, the costs that the worker reported.
+        costs: what the controller takes, which is then no delay of links any more.
+
+    Raises:
+        ValueError: too little was answered to tell.
+    """
+    alone, crowd, *mix = (run.rows for run in runs)
+    costs = costs or CpuCosts()
+    calibration = calibrate(alone, crowd, *mix)
+    network = calibration.network()
+    down_ns = costs.front_ns + costs.request_ns + costs.action_ns
+    cluster = replace(
+        served.case.cluster,
+        # Calibrated durations contain the copies, so a copy takes no time of its own.
+        copy_bytes_per_s=1 << 60,
+        start_delay_ns=calibration.start_delay_ns,
+    )
+    if served.device:
+        told = {
+            name: _told(name, ids, [*mix, crowd, alone], reported)
+            for name, ids in _ids(served.case).items()
+        }
+        sigma = sum(noise.exec_sigma for _, noise in told.values()) / len(told)
+        cluster = replace(
+            cluster,
+            models=tuple(replace(model, row=told[model.row.name][0]) for model in cluster.models),
+            noise=Noise(exec_sigma=sigma),
+        )
+    case = replace(
+        served.case,
+        cluster=cluster,
+        costs=costs,
+        network=replace(
+            network,
+            down_samples_ns=tuple(max(0, ns - down_ns) for ns in network.down_samples_ns),
+            up_samples_ns=tuple(max(0, ns - costs.result_ns) for ns in network.up_samples_ns),
+        ),
+    )
+    return MeasuredCase(case=case, calibration=calibration)
+
+
+def _ids(case: Case) -> dict[str, set[str]]:
+    """Models by the name of their row."""
+    found: dict[str, set[str]] = {}
+    for model in case.cluster.models:
+        found.setdefault(model.row.name, set()).add(model.model_id)
+    return found
+
+
+def _told(
+    name: str, ids: Collection[str], runs: Sequence[RunRows], reported: Mapping[str, ProfileRow]
+) -> tuple[ProfileRow, Noise]:
+    """What a network costs, from the first of the runs that asked it; else as the worker reported."""
+    row = replace(reported[min(ids)], name=name)
+    for run in runs:
+        its = run.of(ids)
+        if any(action.exec and action.error == "NONE" for action in its.actions):
+            return measured_row(row, [its])
+    return row, Noise()
+
+
+def as_arrived(workload: Workload, live: RunRows) -> Workload:
+    """The requests of a live run at the times at which the controller had them: without the client's lateness."""
+    position = {name: index for index, name in enumerate(workload.models)}
+    sources = []
+    for slo_ns in sorted({row.slo_ns for row in live.requests}):
+        chosen = [row for row in live.requests if row.slo_ns == slo_ns]
+        times_ns = np.array([row.arrival_ns - live.origin_ns for row in chosen], np.int64)
+        sources.append(
+            Recorded(
+                times_ns=times_ns,
+                models=np.array([position[row.model_id] for row in chosen]),
+                slo_ns=slo_ns,
+                end_ns=int(times_ns.max()) + 1,
+            )
+        )
+    return Workload(models=workload.models, sources=tuple(sources))
+
+
+def sides(
+    live: LiveRun,
+    simulated: RunRows | None,
+    begin_ns: int,
+    end_ns: int,
+    model_ids: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Sum up a stretch of both, for a `Beside`.
+
+    Args:
+        live: the run that was played.
+        simulated: the same workload on virtual time; None: it was not.
+        begin_ns: of the stretch, since the workload's time 0.
+        end_ns: its end.
+        model_ids: whose requests and actions count; None: all.
+    """
+    both = [
+        rows.side(begin_ns, end_ns)
+        for whole in (live.rows, simulated)
+        if whole is not None
+        for rows in ([whole] if model_ids is None else [whole.of(model_ids)])
+    ]
+    return {
+        "live": both[0],
+        "simulated": both[1] if len(both) > 1 else None,
+        "client_late_p99_ms": live.report.lateness_ns_p99 / NS_PER_MS,
+    }
