@@ -184,6 +184,25 @@ def test_who_hangs_up_at_once_or_with_requests_behind_each_other_leaves_nothing(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+def test_who_hangs_up_while_long_data_is_read_is_asked_for_no_more(tmp_path: Path) -> None:
+    body = BODY.replace(b"[1, 2, 3]", b"[1, %b 2, 3]" % (b" " * 50_000))
+    assert len(body) > 50_000
+    with serving_in_thread(tmp_path, rest=True) as server:
+        door = server.front_end.rest_server
+        assert door is not None
+        slicing = door.config.app._slicing  # type: ignore[union-attr]
+        server.run(slicing.acquire())
+        with dial(server.rest) as sock:
+            sock.sendall(request_of(body))
+            server.until(lambda _: bool(slicing._waiters))
+        server.until(lambda _: not door.connections)
+        server.do(lambda _: slicing.release())
+        server.until(lambda _: not door.state.tasks)
+        assert not server.do(lambda each: each.runtime.telemetry.requests)
+        assert server.do(lambda _: door.door.num_bytes) == 0
+        assert is_served(server)
+
+
 def test_a_requests_clock_starts_with_its_first_byte(tmp_path: Path) -> None:
     ahead_ns = 0
     clock: Callable[[], int] = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
