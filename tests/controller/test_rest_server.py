@@ -272,6 +272,23 @@ def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
             assert answer(slow)[0] == 0
 
 
+def test_empty_lines_behind_an_answer_keep_no_connection_open(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
+        door = server.front_end.rest_server
+        assert door is not None
+        sock.sendall(request_of())
+        assert answer(sock)[0] == 200
+        (connection,) = door.connections
+        server.until(lambda _: connection.timeout_keep_alive_task is not None)
+        sock.sendall(b"\r\n")
+        server.until(lambda _: connection.timeout_keep_alive_task is None)
+        for _ in range(rest_server._IDLE_MAX):
+            server.do(lambda _: connection.sweep())
+        assert not connection.transport.is_closing()
+        server.do(lambda _: connection.sweep())
+        assert answer(sock)[0] == 0
+
+
 # --- what is sent ---------------------------------------------------------------------------------
 
 
