@@ -82,7 +82,11 @@ class Shortages:
         return self._kinds.setdefault(gpu_kind, KindCounts())
 
     def dropped(self, request: Request, refusal: Refusal, now_ns: int) -> None:
-        """A request is refused that was never sent."""
+        """A request is refused that was never sent.
+
+        It wanted for something only where somebody else had it. Where a lane is idle and nobody of its model waits,
+        the way to the worker alone took too long, or the load did, and nothing that is added makes these shorter.
+        """
         if now_ns >= self._due_ns:
             self.sample(now_ns)
         if refusal is _OVERLOADED or refusal is _COLD:
@@ -90,13 +94,13 @@ class Shortages:
                 if copy.resident:
                     if copy.worker.link.is_thin and _waits_for_link(copy, request):
                         copy.worker.counts.num_for_links += 1
-                    else:
+                    elif request.model.queue or copy.worker.exec_lane.available_ns(now_ns) > now_ns:
                         copy.worker.counts.num_for_exec += 1
                     return
             for worker in request.model.ready:
                 if request.model.evicted:
                     worker.counts.num_for_pages += 1
-                else:
+                elif request.model.queue or worker.load_lane.available_ns(now_ns) > now_ns:
                     worker.counts.num_for_loads += 1
                 return
         elif refusal is Refusal.NO_WORKER:

@@ -57,6 +57,9 @@ def test_a_long_link_is_as_long_while_the_controller_is_busy() -> None:
     assert [refusal for _, refusal in refusals(bench.request(A, at_ms=2_510, slo_ms=60))] == [
         Refusal.OVERLOADED
     ]
+    # The worker is idle, so another one like it would not help.
+    (kind,) = bench.scheduler.statistics().kinds
+    assert kind.dropped_for_exec_rps == kind.dropped_for_links_rps == 0
     (sent,) = sends(bench.request(A, slo_ms=10_000))
     there_ns = bench.now_ns + 40 * MS
     # It was heard of after 40 ms, and the loop might have been busy all that time.

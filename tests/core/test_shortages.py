@@ -73,7 +73,8 @@ def test_a_refused_request_is_a_want_of_what_its_model_has_not() -> None:
     seconds = kind.over_ns / NS_PER_S
     assert kind.dropped_for_exec_rps * seconds == pytest.approx(2)
     assert statistics.dropped_without_worker_rps * seconds == pytest.approx(1)
-    assert kind.dropped_for_loads_rps * seconds == pytest.approx(3)
+    # The first one came to an idle lane: the load itself takes too long.
+    assert kind.dropped_for_loads_rps * seconds == pytest.approx(2)
     assert kind.dropped_for_pages_rps == 0
 
 
