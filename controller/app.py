@@ -166,7 +166,8 @@ async def running(
         uploads = Uploads(
             (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
         )
-        runtime = Runtime(make_scheduler(config.scheduler), telemetry, clock=clock)
+        scheduler = make_scheduler(config.scheduler)
+        runtime = Runtime(scheduler, telemetry, clock=clock)
         known_digests: dict[str, str] = {}
         with suppress(StoreError):  # Then all files are read.
             known_digests = await state.run(read_digests)
@@ -176,6 +177,7 @@ async def running(
             file=config.quotas_file,
             state=state,
             changed=functools.partial(_quotas_changed, runtime, catalogue),
+            policy_without_weights="" if scheduler.weighs_tenants else config.scheduler.policy,
         )
         await quotas.start()
         if quotas.file is not None:
