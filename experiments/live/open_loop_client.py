@@ -354,7 +354,7 @@ class _RawClient:
         self._rng = random.Random(load.seed)
         self._end_ns = 0
         self._standstill = Standstill() if load.notes_standstill else None
-        #: Of each request that is open the negative of what there was when it was sent.
+        #: For how long the client stood still while each request was open; until its end, less what was before.
         self._stood_ns = array("q")
 
     def data_of(self, request: int) -> bytes:
