@@ -29,6 +29,8 @@ class Access:
 
     #: A key (`clockwright keys add`) or a token.
     key: str = field(default="", repr=False)
+    #: File with one, instead: read anew whenever it is shown, so that another key counts from the next call on.
+    key_file: Path | None = None
     #: Speak TLS; files below say so too.
     tls: bool = False
     #: PEM file of the authorities that a server's certificate may come from; None: those of the system.
@@ -41,7 +43,7 @@ class Access:
         if not isinstance(self.key, str):
             # Not shown: it is secret.
             raise ConfigError(f"key: found {type(self.key).__name__}, expected a text")
-        for name in ("ca", "certificate", "certificate_key"):
+        for name in ("key_file", "ca", "certificate", "certificate_key"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, Path(value))
@@ -49,13 +51,19 @@ class Access:
                 check(name, value, Path, "a path", ConfigError)
         if (self.certificate is None) != (self.certificate_key is None):
             raise ConfigError("certificate and certificate_key: found one, expected both or none")
-        if not self.key.isascii() or not self.key.isprintable():
-            raise ConfigError("key: found characters that no key has")
+        if self.key and self.key_file is not None:
+            raise ConfigError("key and key_file: found both, expected one")
+        self._read_key()
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Headers of each call."""
-        return (("authorization", f"Bearer {self.key}"),) if self.key else ()
+        """Headers of a call that is made now.
+
+        Raises:
+            ConfigError: the file with the key cannot be read, or has none.
+        """
+        key = self._read_key()
+        return (("authorization", f"Bearer {key}"),) if key else ()
 
     def channel(self, address: str) -> Any:  # noqa: ANN401  the stubs' channels want serializers
         """Open a channel to HOST:PORT, which connects when it is first needed.
@@ -98,6 +106,12 @@ class Access:
             text = error.strerror or str(error)
             raise ConfigError(f"authorities and certificate {where}: {text}") from None
         return context
+
+    def _read_key(self) -> str:
+        key = self.key if self.key_file is None else read_key(self.key_file)
+        if not key.isascii() or not key.isprintable():
+            raise ConfigError(f"{self.key_file or 'key'}: found characters that no key has")
+        return key
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if not self.speaks_tls:

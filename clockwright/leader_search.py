@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 import grpc.aio
 
+from clockwright.errors import ConfigError
 from clockwright.leadership import Leaders, Term
 from clockwright.v1 import leadership_pb2 as pb
 
@@ -28,38 +28,36 @@ _PAUSE_S = 0.1
 # A controller that leads answers sooner.
 _LIMIT_S = 1.0
 
+_NONE_LEADS = "none leads"
+
 
 class LeaderSearch:
-    """Knows the controllers' addresses, and holds a channel to each while there are several."""
+    """Knows the controllers' addresses, and holds a channel to each while there are several.
+
+    A channel that failed is not used again: the next one shows the certificate that there is by then.
+    """
 
     def __init__(
         self,
         addresses: Sequence[str],
         open_channel: Callable[[str], Any],
-        shown: Sequence[tuple[str, str]] = (),
+        shown: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:
         """Ask nobody yet.
 
         Args:
             addresses: HOST:PORT of each. A single one is dialled without being asked.
-            open_channel: makes grpc.aio's channel to one, with `OPTIONS`.
-            shown: headers by which they know who asks.
+            open_channel: makes grpc.aio's channel to one, with `OPTIONS`; may raise ConfigError.
+            shown: gives the headers by which they know who asks; likewise.
         """
-        self._shown = tuple(shown)
+        self._shown = shown
+        #: Why nobody was found, in words.
+        self.problem = _NONE_LEADS
         self._leaders = Leaders(addresses)
         self._open_channel = open_channel
-        self._asks: dict[str, Callable[..., Any]] = {}
-        self._stack = AsyncExitStack()
+        self._channels: dict[str, Any] = {}
 
     async def __aenter__(self) -> Self:
-        if len(self._leaders.addresses) > 1:
-            for address in self._leaders.addresses:
-                channel = await self._stack.enter_async_context(self._open_channel(address))
-                self._asks[address] = channel.unary_unary(
-                    METHOD,
-                    request_serializer=pb.GetTermRequest.SerializeToString,
-                    response_deserializer=pb.GetTermResponse.FromString,
-                )
         return self
 
     async def __aexit__(
@@ -68,7 +66,8 @@ class LeaderSearch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._stack.aclose()
+        for address in list(self._channels):
+            await self._hang_up(address)
 
     async def find(self) -> str | None:
         """Say who leads; None: nobody says so, at the moment."""
@@ -85,7 +84,7 @@ class LeaderSearch:
             address: that of the controller that is dialled.
             term: its generation; None while it has said nothing.
         """
-        if not self._asks:
+        if len(self._leaders.addresses) == 1:
             await asyncio.Event().wait()
         while True:
             await asyncio.sleep(_PAUSE_S)
@@ -103,7 +102,8 @@ class LeaderSearch:
         """Ask at all addresses, until it is known who is wanted or all have answered."""
         # What was said before may hold no more.
         self._leaders = Leaders(self._leaders.addresses)
-        asking = {asyncio.create_task(self._ask(address)) for address in self._asks}
+        self.problem = _NONE_LEADS
+        asking = {asyncio.create_task(self._ask(address)) for address in self._leaders.addresses}
         waiting = asking
         try:
             while waiting and wanted() is None:
@@ -117,16 +117,32 @@ class LeaderSearch:
 
     async def _ask(self, address: str) -> None:
         try:
-            answer = await self._asks[address](
-                pb.GetTermRequest(), timeout=_LIMIT_S, metadata=self._shown
+            shown = self._shown()
+            if address not in self._channels:
+                self._channels[address] = self._open_channel(address)
+            ask = self._channels[address].unary_unary(
+                METHOD,
+                request_serializer=pb.GetTermRequest.SerializeToString,
+                response_deserializer=pb.GetTermResponse.FromString,
             )
+            answer = await ask(pb.GetTermRequest(), timeout=_LIMIT_S, metadata=shown)
+        except ConfigError as error:
+            # A file that is not whole at the moment.
+            self.problem = str(error)
+            self._leaders.heard(address, None)
         except grpc.aio.AioRpcError as error:
             # One of an earlier version does not know the question: it leads, in no generation.
             is_old = error.code() is grpc.StatusCode.UNIMPLEMENTED
             self._leaders.heard(address, Term() if is_old else None)
+            # An attempt to connect may take longer than a question, and goes on.
+            if not is_old and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                await self._hang_up(address)
         except asyncio.CancelledError:
             self._leaders.heard(address, None)
             raise
         else:
             term = Term(answer.lineage, answer.generation)
             self._leaders.heard(address, term if answer.leading else None)
+
+    async def _hang_up(self, address: str) -> None:
+        await self._channels.pop(address).close()

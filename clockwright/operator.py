@@ -153,8 +153,11 @@ class Operator:
         )
         return response.erased
 
-    def set_quota(self, tenant: str, quota: pb.Quota) -> None:
+    def set_quota(self, tenant: str, quota: pb.Quota) -> str:
         """Give a tenant a quota, in place of any that it has.
+
+        Returns:
+            What of it has no effect at this server, in words; empty: nothing.
 
         Raises:
             BadRequestError: a bound cannot be.
@@ -163,7 +166,10 @@ class Operator:
         check_text("tenant", tenant)
         check("quota", quota, pb.Quota, "a Quota of control.proto")
         request = pb.SetQuotaRequest(tenant=tenant, quota=quota)
-        self._call(self._stub.SetQuota, request, limit_s=_LOOK_LIMIT_S)
+        response: pb.SetQuotaResponse = self._call(
+            self._stub.SetQuota, request, limit_s=_LOOK_LIMIT_S
+        )
+        return response.remark
 
     def remove_quota(self, tenant: str) -> None:
         """Take a tenant's quota away.

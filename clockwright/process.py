@@ -34,6 +34,15 @@ def end_with(parent_pid: int, number: signal.Signals) -> None:
         sys.exit(f"the process {parent_pid} that started this one is gone")
 
 
+def outlive_hangups() -> None:
+    """Have SIGHUP not end this process, whatever it does at the moment.
+
+    An operator who has changed files sends it to all that run, and not all have something to read again, or have it
+    yet. Unlike a signal that is ignored, it means to programs that this one starts what it always does.
+    """
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
+
 def how_it_ended(status: int) -> str:
     """Say a process's exit status in words; negative ones are signals, as `subprocess` has them."""
     if status == 0:

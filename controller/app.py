@@ -166,7 +166,8 @@ async def running(
         uploads = Uploads(
             (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
         )
-        runtime = Runtime(make_scheduler(config.scheduler), telemetry, clock=clock)
+        scheduler = make_scheduler(config.scheduler)
+        runtime = Runtime(scheduler, telemetry, clock=clock)
         known_digests: dict[str, str] = {}
         with suppress(StoreError):  # Then all files are read.
             known_digests = await state.run(read_digests)
@@ -176,6 +177,7 @@ async def running(
             file=config.quotas_file,
             state=state,
             changed=functools.partial(_quotas_changed, runtime, catalogue),
+            policy_without_weights="" if scheduler.weighs_tenants else config.scheduler.policy,
         )
         await quotas.start()
         if quotas.file is not None:
@@ -396,15 +398,14 @@ async def _measuring(
 
 @asynccontextmanager
 async def _measuring_standby(
-    config: ControllerConfig, leader: Callable[[], str]
+    config: ControllerConfig, guard: Guard, leader: Callable[[], str]
 ) -> AsyncIterator[int | None]:
     """Serve what there is to say while another controller leads; gives the port, None: there are no metrics."""
     if config.metrics_port is None:
         yield None
         return
-    guard = Guard(config.access)
     pages, site = StandbyPage(config.scheduler.policy), StandbySite(leader)
-    async with _measuring(pages, config, guard, site) as port, guard.looking():
+    async with _measuring(pages, config, guard, site) as port:
         yield port
 
 
@@ -427,7 +428,8 @@ async def serve(
 
     With a lease, it stands by until it leads, and ends when it leads no more.
 
-    On SIGHUP keys and certificates are read again, which otherwise takes a second after they have changed.
+    On SIGHUP keys and certificates are read again, which otherwise takes a second after they have changed; while it
+    stands by, too.
 
     Args:
         config: its settings.
@@ -451,13 +453,16 @@ async def serve(
             )
         store = open_store(config.lease)
         async with AsyncExitStack() as stack:
-            port, http_port = await stack.enter_async_context(standing_by_at(config))
+            guard = Guard(config.access)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.read_again)
+            port, http_port = await stack.enter_async_context(standing_by_at(config, guard))
             # It is found where it was; a port that was taken is tried again.
             config = replace(config, port=port, http_port=http_port or config.http_port)
             keeper = LeaseKeeper(store, holder_name(config.address))
             metrics_port = await stack.enter_async_context(
-                _measuring_standby(config, lambda: keeper.leader)
+                _measuring_standby(config, guard, lambda: keeper.leader)
             )
+            await stack.enter_async_context(guard.looking())
             config = replace(config, metrics_port=metrics_port or config.metrics_port)
             if standing_by is not None:
                 standing_by(port)

@@ -26,6 +26,7 @@ from clockwright.cli.flags import (
     takes_flags,
 )
 from clockwright.errors import ConfigError
+from clockwright.process import end_with, outlive_hangups
 from controller.front_flags import FrontFlags, FrontJoinFlags
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ def up(
     Only programs of this machine reach it, at 127.0.0.1. To serve other machines, start `clockwright controller
     --host 0.0.0.0` with --keys and --tls-cert, and `clockwright worker` beside it.
     """
+    outlive_hangups()
     from clockwright.cli.local_workers import LocalWorkers
     from clockwright.cores import (
         divide_cores,
@@ -351,6 +353,7 @@ def controller(
     log_format: LogFormats = LogFormat.TEXT,
 ) -> None:
     """Serve models with workers that are started elsewhere."""
+    outlive_hangups()
     from clockwright.cli.local_workers import LocalWorkers
     from controller.config import default_state_dir
     from controller.up import up as run_up
@@ -380,9 +383,8 @@ def front(
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve clients for a controller anywhere, with a processor core of their own."""
+    outlive_hangups()
     if parent_pid is not None:
-        from clockwright.process import end_with
-
         end_with(parent_pid, signal.SIGTERM)
     from controller.config import FrontConfig
     from controller.front_process import run as run_front

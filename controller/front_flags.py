@@ -189,15 +189,15 @@ class FrontJoinFlags:
     )
 
     def access(self) -> Access:
-        """What is shown, and TLS.
+        """What is shown, and TLS: the files are read anew for each attempt to join.
 
         Raises:
             ConfigError: a file cannot be read, or one is missing.
         """
-        from clockwright.channel import Access, read_key
+        from clockwright.channel import Access
 
         return Access(
-            key="" if self.front_token_file is None else read_key(self.front_token_file),
+            key_file=self.front_token_file,
             ca=self.controller_ca,
             certificate=self.front_cert,
             certificate_key=self.front_key,

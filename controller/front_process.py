@@ -119,7 +119,7 @@ async def serving(
         inference.mount(server)
         forwarding = Forwarding(
             backend.wait_for_channel,
-            config.joining.metadata,
+            lambda: backend.shown,
             door=door,
             client_shm=regions is not None,
         )

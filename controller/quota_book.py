@@ -53,6 +53,7 @@ class QuotaBook:
         file: Path | None = None,
         state: StateFile | None = None,
         changed: Callable[[Mapping[str, float]], object] = lambda _: None,
+        policy_without_weights: str = "",
     ) -> None:
         """Begin with what a file says, or with nothing.
 
@@ -60,6 +61,7 @@ class QuotaBook:
             file: see above; None: operators set quotas.
             state: keeps what operators set; None: it goes with the process.
             changed: is called with the tenants' weights after each change.
+            policy_without_weights: name of the scheduling policy, where it weighs nobody; empty: it does.
 
         Raises:
             ConfigError: the file cannot be read, or says what cannot be.
@@ -69,6 +71,7 @@ class QuotaBook:
         self.quotas = Quotas({} if file is None else read_quota_file(file))
         self._state = state
         self._changed = changed
+        self._policy_without_weights = policy_without_weights
 
     async def start(self) -> None:
         """Have take effect what the file says or, where there is none, what operators had set before.
@@ -90,7 +93,7 @@ class QuotaBook:
                     ) from None
             self.quotas.bind(quotas)
         if self.quotas:
-            self._changed(self.quotas.weights)
+            self._have_effect()
 
     def read_again(self) -> None:
         """Take what the file says now.
@@ -116,6 +119,12 @@ class QuotaBook:
             await self._state.run(functools.partial(_save, tenant, quota))
         self._bind({**self.quotas.quotas, tenant: quota})
         log.info("tenant %s has a quota: %s", printable(tenant) or "(none)", quota)
+
+    def remark(self, weights: Mapping[str, float]) -> str:
+        """Say what of tenants' weights has no effect here; empty: they have."""
+        if not weights or not self._policy_without_weights:
+            return ""
+        return f"weight has no effect under policy {self._policy_without_weights}, as it has under edf_mh"
 
     async def remove(self, tenant: str) -> None:
         """Take a tenant's quota away.
@@ -143,7 +152,14 @@ class QuotaBook:
 
     def _bind(self, quotas: Mapping[str, Quota]) -> None:
         self.quotas.bind(quotas)
-        self._changed(self.quotas.weights)
+        self._have_effect()
+
+    def _have_effect(self) -> None:
+        weights = self.quotas.weights
+        if remark := self.remark(weights):
+            names = ", ".join(printable(tenant) or "(none)" for tenant in weights)
+            log.warning("quotas of %s: %s", names, remark)
+        self._changed(weights)
 
 
 def _load(connection: sqlite3.Connection) -> list[tuple[str, str]]:

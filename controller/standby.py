@@ -71,13 +71,18 @@ async def _check(_: bytes, __: grpc.aio.ServicerContext[Any, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def standing_by(config: ControllerConfig) -> AsyncIterator[tuple[int, int | None]]:
+async def standing_by(
+    config: ControllerConfig, guard: Guard
+) -> AsyncIterator[tuple[int, int | None]]:
     """Listen where the controller will; gives the port, and that of REST, None: there is none.
+
+    Args:
+        config: the controller's settings.
+        guard: knows the callers, and looks after the certificate.
 
     Raises:
         ConfigError: the port is taken, or a file cannot be used.
     """
-    guard = Guard(config.access)
     slabs = Slabs(0)
     door = Door(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes)
     server = Http2Server(
@@ -100,21 +105,18 @@ async def standing_by(config: ControllerConfig) -> AsyncIterator[tuple[int, int 
     await server.start()
     try:
         # Whoever looks by HTTP whether it lives would end it, if nobody answered there.
-        async with (
-            rest_door(
-                config,
-                guard,
-                clock=time.monotonic_ns,
-                door=door,
-                throttle=server.throttle,
-                turns=server.turns,
-                slabs=slabs,
-                max_message_bytes=config.max_message_bytes,
-                mount=mount,
-                stop_grace_s=0,
-            ) as http_port,
-            guard.looking(),
-        ):
+        async with rest_door(
+            config,
+            guard,
+            clock=time.monotonic_ns,
+            door=door,
+            throttle=server.throttle,
+            turns=server.turns,
+            slabs=slabs,
+            max_message_bytes=config.max_message_bytes,
+            mount=mount,
+            stop_grace_s=0,
+        ) as http_port:
             yield port, http_port
     finally:
         # Nobody waits for anything here.

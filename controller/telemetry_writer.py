@@ -243,7 +243,7 @@ def write(source: BinaryIO, files: TelemetryFiles) -> None:
 def main() -> None:
     """Write what comes on standard input to the folder that the argument names."""
     # It ends when the controller closes the pipe, by whatever the controller itself is ended.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     out = os.fdopen(1, "wb", buffering=0)

@@ -13,6 +13,7 @@ import typer
 from clockwright.cli.flags import SERVER, Controllers, JoinFlags, WorkerFlags, log, takes_flags
 from clockwright.cores import parse_cores
 from clockwright.errors import ConfigError
+from clockwright.process import end_with, outlive_hangups
 
 _MIB = 1 << 20
 
@@ -29,9 +30,8 @@ def worker(
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run one worker, which is one GPU, for a controller anywhere."""
+    outlive_hangups()
     if parent_pid is not None:
-        from clockwright.process import end_with
-
         end_with(parent_pid, signal.SIGTERM)
     # The worker starts its compiler as a new program, for which gRPC need not be prepared; when it
     # tries and cannot, it complains on standard error.

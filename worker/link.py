@@ -139,10 +139,12 @@ class ControllerLink(Generic[M]):
         try:
             access = self._config.access
             dial = functools.partial(_open_channel, access)
-            async with LeaderSearch(self._config.controllers, dial, access.metadata) as search:
+            async with LeaderSearch(
+                self._config.controllers, dial, lambda: access.metadata
+            ) as search:
                 while not self._leaving.is_set():
                     address = await search.find()
-                    problem = "none leads"
+                    problem = search.problem
                     if address is not None:
                         session = await self._serve(search, address)
                         if session.end is _End.DRAINED:
@@ -343,8 +345,15 @@ class _Session(Generic[M]):
         """
         self._send(pb.FromWorker(register=self._register()))
         access = self._config.access
-        async with _open_channel(access, self.address) as channel:
-            call = channel.stream_stream(wire.ATTACH_METHOD)(metadata=access.metadata)
+        try:
+            shown, opened = access.metadata, _open_channel(access, self.address)
+        except ConfigError as error:
+            # Files that are being renewed are not whole at each moment: the next attempt reads them again.
+            self.problem = str(error)
+            self._fronts.close()
+            return
+        async with opened as channel:
+            call = channel.stream_stream(wire.ATTACH_METHOD)(metadata=shown)
             tasks = [
                 asyncio.create_task(self._write(call)),
                 asyncio.create_task(self._read(call)),
@@ -497,7 +506,11 @@ class _Session(Generic[M]):
         # Before any action can come.
         for model_id in self._held.keys() - set(welcome.keep):
             self._drop(ModelId(model_id))
-        tls = self._config.access.tls_context()
+        try:
+            tls = self._config.access.tls_context()
+        except ConfigError as error:
+            # As when it dials.
+            raise ProtocolError(str(error)) from None
         self.data = ControllerSocket(host_of(self.address), welcome, tls, self._take)
         self.welcomed = True
         logger.info("attached to controller %s as %s", self.address, self._config.name)

@@ -138,15 +138,15 @@ class JoinFlags:
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
 
     def access(self) -> Access:
-        """What is shown, and TLS.
+        """What is shown, and TLS: the files are read anew for each attempt to join.
 
         Raises:
             ConfigError: a file cannot be read, or one is missing.
         """
-        from clockwright.channel import Access, read_key
+        from clockwright.channel import Access
 
         return Access(
-            key="" if self.worker_token_file is None else read_key(self.worker_token_file),
+            key_file=self.worker_token_file,
             ca=self.tls_ca,
             certificate=self.tls_cert,
             certificate_key=self.tls_key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +45,9 @@ def set_quota(
     slo_ms_max: Annotated[float, typer.Option(help="Largest SLO; 0: any.")] = 0,
     weight: Annotated[
         float,
-        typer.Option(help="Its share of the GPUs, where they are short, beside that of others."),
+        typer.Option(
+            help="Its share of the GPUs, where they are short, beside that of others; only policy edf_mh weighs."
+        ),
     ] = 1,
     *,
     to: ServerFlags,
@@ -67,8 +70,10 @@ def set_quota(
         weight=weight,
     )
     with to.operator() as operator:
-        operator.set_quota(tenant, quota)
+        remark = operator.set_quota(tenant, quota)
     print(f"{_name(tenant)}: {_bounds(quota)}")
+    if remark:
+        print(f"warning: {printable(remark)}", file=sys.stderr)
 
 
 @quotas.command("list")

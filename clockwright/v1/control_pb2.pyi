@@ -539,8 +539,10 @@ class SetQuotaRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
 
 class SetQuotaResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("remark",)
+    REMARK_FIELD_NUMBER: _ClassVar[int]
+    remark: str
+    def __init__(self, remark: _Optional[str] = ...) -> None: ...
 
 class RemoveQuotaRequest(_message.Message):
     __slots__ = ("tenant",)

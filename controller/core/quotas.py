@@ -57,7 +57,8 @@ class Quota:
     #: The smallest and the largest SLO that a request may have.
     slo_ns_min: int | None = None
     slo_ns_max: int | None = None
-    #: Its fair share of the GPUs, where others want them too, is so many times that of a tenant with 1.
+    #: Its fair share of the GPUs, where others want them too, is so many times that of a tenant with 1. Under
+    #: policy edf_mh only.
     weight: float = 1.0
 
     def __post_init__(self) -> None:

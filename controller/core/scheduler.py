@@ -453,8 +453,12 @@ class Scheduler:
             return Verdict(Refusal.NO_WORKER, detail=detail)
         return verdict
 
+    @property
+    def weighs_tenants(self) -> bool:
+        """Whether tenants' weights have any effect: most policies know no shares, and none is asked to."""
+        return hasattr(self._policy, "weigh_tenants")
+
     def _tenants_weighed(self, event: TenantsWeighed) -> None:
-        # Most policies know no shares, and none is asked to.
         weigh = getattr(self._policy, "weigh_tenants", None)
         if weigh is not None:
             weigh(event.weights)

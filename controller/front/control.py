@@ -401,10 +401,12 @@ class ControlService:
     async def _set_quota(self, request: pb.SetQuotaRequest) -> pb.SetQuotaResponse:
         """Give a tenant a quota, from the next request on."""
         try:
-            await asyncio.shield(self._quotas.set(request.tenant, _read_quota(request.quota)))
+            quota = _read_quota(request.quota)
+            await asyncio.shield(self._quotas.set(request.tenant, quota))
         except ConfigError as error:
             raise BadRequestError(str(error)) from None
-        return pb.SetQuotaResponse()
+        weights = {} if quota.weight == 1 else {request.tenant: quota.weight}
+        return pb.SetQuotaResponse(remark=self._quotas.remark(weights))
 
     async def _remove_quota(self, request: pb.RemoveQuotaRequest) -> pb.RemoveQuotaResponse:
         """Take a tenant's quota away."""

@@ -41,7 +41,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
     def __init__(
         self,
         channel: Callable[[float], Awaitable[Any]],
-        shown: Sequence[tuple[str, str]] = (),
+        shown: Callable[[], Sequence[tuple[str, str]]] = tuple,
         *,
         door: Door,
         client_shm: bool,
@@ -51,7 +51,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         Args:
             channel: waits so many seconds at most for the controller, and gives grpc.aio's channel to it; None
                 where it is not there.
-            shown: headers by which the controller knows the front.
+            shown: gives the headers by which the controller knows the front.
             door: is shut when the front has no memory for requests: then it is not ready.
             client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
         """
@@ -95,7 +95,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         call = channel.stream_stream(method)(
             requests,
             timeout=context.time_remaining(),
-            metadata=(*self._shown, (FORWARDED, tell(CALLER.get()))),
+            metadata=(*self._shown(), (FORWARDED, tell(CALLER.get()))),
         )
         try:
             async for message in call:

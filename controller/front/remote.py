@@ -133,6 +133,8 @@ class RemoteBackend:
         #: The generation of the controller that is dialled, once it has said so.
         self._term: Term | None = None
         self.joining = joining or Access()
+        #: Headers by which the controller knows this front: those with which it was dialled last.
+        self.shown: Sequence[tuple[str, str]] = ()
         self._knows_callers = knows_callers
         self._book: OpenRequests[Asker] = OpenRequests(grace_ns=_GRACE_NS)
         #: Those that are held may go on.
@@ -651,11 +653,11 @@ class RemoteBackend:
         told = ""
         try:
             async with LeaderSearch(
-                self._controllers, self._open_channel, self.joining.metadata
+                self._controllers, self._open_channel, lambda: self.joining.metadata
             ) as search:
                 while True:
                     address = await search.find()
-                    reason, joined = "none leads", False
+                    reason, joined = search.problem, False
                     if address is not None:
                         reason, joined = await self._serve(search, address)
                     if joined:
@@ -676,7 +678,12 @@ class RemoteBackend:
     async def _serve(self, search: LeaderSearch, address: str) -> tuple[str, bool]:
         """Attach to a controller, until the connection ends or another leads; as `_attach`."""
         self._term = None
-        async with self._open_channel(address) as channel:
+        try:
+            # Files that are being renewed are not whole at each moment: the next attempt reads them again.
+            self.shown, opened = self.joining.metadata, self._open_channel(address)
+        except ConfigError as error:
+            return str(error), False
+        async with opened as channel:
             attached = asyncio.create_task(self._attach(channel, address))
             followed = asyncio.create_task(search.wait_for_successor(address, lambda: self._term))
             try:
@@ -710,7 +717,7 @@ class RemoteBackend:
             response_deserializer=pb.AttachFrontResponse.FromString,
         )
         try:
-            welcome = await attach(request, timeout=_ATTACH_LIMIT_S, metadata=self.joining.metadata)
+            welcome = await attach(request, timeout=_ATTACH_LIMIT_S, metadata=self.shown)
             term = Term(welcome.lineage, welcome.generation)
             if not self._fence.admits(term):
                 return (
@@ -735,6 +742,8 @@ class RemoteBackend:
                     f"controller {address} takes no front: {error.details()}"
                 ) from None
             return error.details() or error.code().name, False
+        except ConfigError as error:
+            return str(error), False
         except (OSError, TimeoutError) as error:
             return f"its socket cannot be reached: {error}", False
         sock.setblocking(False)

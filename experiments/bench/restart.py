@@ -29,7 +29,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -43,6 +42,7 @@ import numpy as np
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from experiments.live.local_server import off_fixed_ports
+from experiments.live.standstill import TICK_S, Standstill
 from experiments.study.bench import bench
 from experiments.study.study import chosen
 from modelzoo.build import write_model
@@ -60,7 +60,6 @@ _CONNECT_S = 0.2
 _STOPPED_S = 1.5
 # Between two faults.
 _CALM_S = 1.0
-_TICK_S = 0.005
 _START_LIMIT_S = 120.0
 #: The last revision whose processes could only be replaced with a pause.
 PREVIOUS = "9ef805e"
@@ -123,7 +122,7 @@ class StreamClient:
         self._rate = rate
         self._queues: dict[str, asyncio.Queue[int]] = {front: asyncio.Queue() for front in fronts}
         self._stopped = asyncio.Event()
-        self._stood_s = 0.0
+        self._standstill = Standstill()
 
     async def run(self) -> None:
         """Ask, and then wait for what is open."""
@@ -158,7 +157,7 @@ class StreamClient:
         first, begin_s = len(self.asked), time.monotonic()
         async with asyncio.timeout(_START_LIMIT_S):
             while True:
-                await asyncio.sleep(_TICK_S)
+                await asyncio.sleep(TICK_S)
                 done_s = [each.done_s for each in self.asked[first:] if each.end == "OK"]
                 if done_s:
                     return min(done_s) - begin_s
@@ -174,12 +173,10 @@ class StreamClient:
         await asyncio.sleep(_CALM_S)
 
     async def _tick(self) -> None:
-        before_s, waited_s = time.monotonic(), _waited_s()
+        self._standstill = Standstill()
         while True:
-            await asyncio.sleep(_TICK_S)
-            now_s, now_waited_s = time.monotonic(), _waited_s()
-            self._stood_s += now_s - before_s - _TICK_S + now_waited_s - waited_s
-            before_s, waited_s = now_s, now_waited_s
+            await asyncio.sleep(TICK_S)
+            self._standstill.look()
 
     async def _ask(self) -> None:
         begin_s, number = time.monotonic(), 0
@@ -187,7 +184,7 @@ class StreamClient:
             now_s = time.monotonic()
             while begin_s + number / self._rate <= now_s:
                 kind = ("short", "long")[number % 2]
-                self.asked.append(Inquiry(kind, now_s, stood_before_s=self._stood_s))
+                self.asked.append(Inquiry(kind, now_s, stood_before_s=self._standstill.total_s))
                 self._put(number)
                 number += 1
             await asyncio.sleep(1 / self._rate)
@@ -266,17 +263,7 @@ class StreamClient:
     def _end(self, asked: Inquiry, end: str) -> None:
         asked.num_ends += 1
         if asked.num_ends == 1:
-            asked.end, asked.done_s, asked.stood_s = end, time.monotonic(), self._stood_s
-
-
-def _waited_s() -> float:
-    """For how long the threads beside this one, which read gRPC's sockets, waited for a processor, in all."""
-    waited_ns = 0
-    for thread in Path("/proc/self/task").iterdir():
-        if int(thread.name) != threading.get_native_id():
-            with suppress(OSError):  # It has ended.
-                waited_ns += int((thread / "schedstat").read_bytes().split()[1])
-    return waited_ns / 1e9
+            asked.end, asked.done_s, asked.stood_s = end, time.monotonic(), self._standstill.total_s
 
 
 def account(asked: Sequence[Inquiry]) -> dict[str, float]:

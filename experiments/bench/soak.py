@@ -7,7 +7,8 @@ threads of each process that lives throughout are noted; slopes are those of str
 was noted. Before that the server's tables of the last requests and actions are filled, for these grow to a bound
 (`telemetry_capacity`; an action has more than one request, so twice as many requests are asked); and what is noted
 in the first minutes of the churn, in which other bounded stores fill, is kept in the record and left out of the
-slopes. Writes part `soak` of `guard.json`.
+slopes. `soak_late_success` counts answers after their SLO as `bench-restart` does: time for which the client's own loop
+stood still does not count; `soak_late_by_clock` has them all. Writes part `soak` of `guard.json`.
 
     python -m experiments bench-soak --minutes 60
 """
@@ -93,8 +94,8 @@ def measure(setting: Setting) -> Findings:
         "soak_turns": turns,
         "soak_requests": account.num_offered,
         "soak_unexplained_ends": account.others.total(),
-        # By the client's clock, with what its machine kept it waiting.
-        "soak_late_success": account.num_late,
+        "soak_late_success": account.num_late_of_server,
+        "soak_late_by_clock": account.num_late,
     }
     looks = {name: _looks_of(size) for name, size in sizes.items()}
     return Findings(figures, {"looks": looks, "unexplained_ends": dict(account.others)})
@@ -152,7 +153,8 @@ def _soak(
     server: LocalServer, controller: str, seconds: float, look_s: float
 ) -> tuple[dict[str, Occupied], int, Account]:
     load = ClientLoad(
-        address=server.address, models=_MODELS, slo_ms=100, seconds=seconds, rate=_STEADY_RPS, seed=2
+        address=server.address, models=_MODELS, slo_ms=100, seconds=seconds, rate=_STEADY_RPS, seed=2,
+        notes_standstill=True,
     )  # fmt: skip
     pids = {
         (name if len(found) == 1 else f"{name}{number}"): pid

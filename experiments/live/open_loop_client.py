@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from experiments.live.open_loop import Account, ClientLoad, End, Times, before_others, read_schedule
+from experiments.live.standstill import Standstill
 
 _PATH = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -352,6 +353,9 @@ class _RawClient:
         self._num_open = 0
         self._rng = random.Random(load.seed)
         self._end_ns = 0
+        self._standstill = Standstill() if load.notes_standstill else None
+        #: For how long the client stood still while each request was open; until its end, less what was before.
+        self._stood_ns = array("q")
 
     def data_of(self, request: int) -> bytes:
         """A request's message with gRPC's five bytes in front."""
@@ -362,6 +366,8 @@ class _RawClient:
         self.done_ns[request] = now_ns
         self.ends[request] = self._blocks.setdefault(end, end) if isinstance(end, bytes) else end
         self._num_open -= 1
+        if self._standstill is not None:
+            self._stood_ns[request] += round(self._standstill.total_s * 1e9)
         if self._load.concurrency and now_ns < self._end_ns:
             self.due_ns.append(now_ns)
             self.models.append(self._rng.randrange(len(self._load.models)))
@@ -375,6 +381,8 @@ class _RawClient:
         self._await_settings()
         times_ns, models = _requests(load, self._rng)
         begin()
+        if self._standstill is not None:
+            self._standstill = Standstill()
         begin_ns, cpu_s, monotonic_ns = time.time_ns(), time.process_time(), time.monotonic_ns()
         self._end_ns = begin_ns + round(load.seconds * 1e9)
         due_ns, sent_ns, done_ns = self.due_ns, self.sent_ns, self.done_ns
@@ -392,6 +400,8 @@ class _RawClient:
                 sent_ns.append(now_ns)
                 done_ns.append(0)
                 self.ends.append(None)
+                if self._standstill is not None:
+                    self._stood_ns.append(-round(self._standstill.total_s * 1e9))
             if num_sent > first:
                 self._num_open += num_sent - first
                 self._send(range(first, num_sent), now_ns)
@@ -440,12 +450,18 @@ class _RawClient:
             time.sleep((tick_ns - now_ns % tick_ns) / 1e9)
             until_ns = now_ns
         # No other call of Python that waits for sockets sleeps less than a millisecond.
+        pause_s, standstill = max(0, until_ns - time.time_ns()) / 1e9, self._standstill
+        if standstill is not None:
+            pause_s = min(pause_s, standstill.pause_s)
         readable, writable, _ = select.select(
             connections,
             [sock for sock, connection in connections.items() if connection.unsent],
             (),
-            max(0, until_ns - time.time_ns()) / 1e9,
+            pause_s,
         )
+        # Before what has come is read, which would else be later than the standstill by which it is so late.
+        if standstill is not None and not standstill.pause_s:
+            standstill.look()
         for sock in writable:
             connections[sock].flush()
         for sock in readable:
@@ -481,6 +497,7 @@ class _RawClient:
             seconds=self._load.seconds,
             cpu_us=cpu_us,
             kernel_stamps=self.kernel_stamps,
+            stood_ns=None if self._standstill is None else np.array(self._stood_ns, np.int64),
         )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+import trustme
 
+from clockwright.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.leader_search import OPTIONS, LeaderSearch
 from clockwright.leadership import Fence, Leaders, Term, host_of, parse_addresses
@@ -106,6 +109,49 @@ def test_a_controller_of_before_that_does_not_know_the_question_is_taken_to_lead
         await server.start()
         async with search([f"127.0.0.1:{port}", "127.0.0.1:1"]) as looking:
             assert await looking.find() == f"127.0.0.1:{port}"
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_certificate_that_was_renewed_is_shown_to_controllers_that_took_the_old_one_not(
+    tmp_path: Path,
+) -> None:
+    ours, theirs = trustme.CA(), trustme.CA()
+    ca, certificate, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    ours.cert_pem.write_to_path(ca)
+    own = ours.issue_cert("127.0.0.1")
+    credentials = grpc.ssl_server_credentials(
+        [(own.private_key_pem.bytes(), own.cert_chain_pems[0].bytes())],
+        root_certificates=ours.cert_pem.bytes(),
+        require_client_auth=True,
+    )
+
+    def issue(authority: trustme.CA) -> None:
+        issued = authority.issue_cert("worker")
+        issued.cert_chain_pems[0].write_to_path(certificate)
+        issued.private_key_pem.write_to_path(key)
+
+    async def main() -> None:
+        server = aio.server()
+        server.add_generic_rpc_handlers((leadership_handler(lambda: NEW),))
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        await server.start()
+        issue(theirs)
+        access = Access(ca=ca, certificate=certificate, certificate_key=key)
+        address = f"127.0.0.1:{port}"
+        dial = functools.partial(access.async_channel, options=OPTIONS)
+        async with LeaderSearch([address, "127.0.0.1:1"], dial) as looking:
+            assert await looking.find() is None
+            assert looking.problem == "none leads"
+            certificate.unlink()
+            assert await looking.find() is None
+            assert looking.problem == f"{certificate}: No such file or directory"
+            issue(ours)
+            # A moment of a busy machine may end an attempt.
+            while await looking.find() is None:
+                pass
+            assert await looking.find() == address
         await server.stop(0)
 
     asyncio.run(asyncio.wait_for(main(), 60))

@@ -20,12 +20,15 @@ import trustme
 from cryptography.x509 import load_pem_x509_certificate
 
 from clockwright.channel import Access
+from clockwright.cli.flags import JoinFlags
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key, revoke_key
 from controller.access.roles import Role
 from controller.app import Controller, running
 from controller.config import ControllerConfig
+from tests.kit.echo_serving import until
 from tests.kit.scripted_worker import LoopbackWorker
+from tests.kit.slow_echo import SlowEcho, serve
 
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 ADD = "/clockwright.v1.ControlService/ListModels"
@@ -54,18 +57,23 @@ class Authorities:
         ca = self.file("server-ca", self.server)
         if authority is None:
             return Access(ca=ca, key=key)
-        issued = authority.issue_cert(name)
         number = len(list(self.folder.iterdir()))
         certificate = self.folder / f"{number}.pem"
         certificate_key = self.folder / f"{number}.key"
-        issued.cert_chain_pems[0].write_to_path(certificate)
-        issued.private_key_pem.write_to_path(certificate_key)
+        issue(authority, name, certificate, certificate_key)
         return Access(ca=ca, certificate=certificate, certificate_key=certificate_key, key=key)
 
     def file(self, name: str, authority: trustme.CA) -> Path:
         path = self.folder / f"{name}.pem"
         authority.cert_pem.write_to_path(path)
         return path
+
+
+def issue(authority: trustme.CA, name: str, certificate: Path, certificate_key: Path) -> None:
+    """Write a new certificate, and its key."""
+    issued = authority.issue_cert(name)
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(certificate_key)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +97,20 @@ async def controlling(authorities: Authorities, keys: Path) -> AsyncIterator[Con
     )
     async with running(config) as controller:
         yield controller
+
+
+@asynccontextmanager
+async def joining(controller: Controller, folder: Path, access: Access) -> AsyncIterator[None]:
+    """A real worker, which dials again and again."""
+    address = f"127.0.0.1:{controller.port}"
+    worker = asyncio.create_task(serve(address, folder, SlowEcho(folder / "cache"), "w", access))
+    try:
+        yield
+        # It has not given up.
+        assert not worker.done()
+    finally:
+        worker.cancel()
+        await asyncio.wait([worker])
 
 
 async def code_of(controller: Controller, access: Access, path: str = METADATA) -> grpc.StatusCode:
@@ -268,6 +290,55 @@ def test_a_worker_joins_with_a_token_and_leaves_when_it_is_another(
                 token.write_text("u" * 40)
                 await worker.ended.wait()
                 assert not controller.links.links
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_token_was_rotated_comes_back_by_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token, own = tmp_path / "token", tmp_path / "own"
+    for path in (token, own):
+        path.write_text("t" * 40)
+
+    async def main() -> None:
+        config = ControllerConfig(port=0, access=AccessConfig(worker_token_file=token))
+        access = JoinFlags(worker_token_file=own).access()
+        async with running(config) as controller, joining(controller, tmp_path, access):
+            links = controller.links
+            await until(lambda: len(links.links) == 1)
+            token.write_text("u" * 40)
+            controller.guard.look()
+            await until(lambda: not links.links)
+            # As whoever writes a file in place leaves it for a moment.
+            own.write_text("")
+            await until(lambda: "own: found nothing, expected a key" in caplog.text)
+            own.write_text("u" * 40 + "\n")
+            await until(lambda: len(links.links) == 1)
+
+    asyncio.run(main())
+
+
+def test_a_workers_new_certificate_counts_when_it_dials_again(
+    authorities: Authorities, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    add_key(keys, "web", CLIENT)
+
+    async def main() -> None:
+        access = authorities.access(authorities.clients, "web.example")
+        assert access.certificate is not None
+        assert access.certificate_key is not None
+        async with (
+            controlling(authorities, keys) as controller,
+            joining(controller, tmp_path, access),
+        ):
+            await until(lambda: "trying again" in caplog.text)
+            access.certificate.unlink()
+            await until(lambda: "No such file" in caplog.text)
+            assert not controller.links.links
+            issue(authorities.workers, "rack-7", access.certificate, access.certificate_key)
+            await until(lambda: len(controller.links.links) == 1)
 
     asyncio.run(main())
 

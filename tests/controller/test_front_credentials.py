@@ -21,10 +21,12 @@ from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.key_file import add_key
 from controller.access.roles import EVERY_ROLE, Role
 from controller.config import FrontConfig
+from controller.front_flags import FrontJoinFlags
 from tests.kit.front_end import serving, until
 
 STATUS = "/clockwright.v1.ControlService/Status"
 JOIN_AS_WORKER = "/clockwright.v1.WorkerService/Attach"
+LOOKS = frozenset({Role.STATISTICS})
 OPERATOR = Caller("ops", EVERY_ROLE, "")
 
 
@@ -140,7 +142,7 @@ def test_a_front_that_lets_everybody_in_is_told_why_a_controller_with_keys_takes
 
 def test_the_link_of_a_front_ends_with_its_key(tmp_path: Path) -> None:
     key = a_key()
-    rules = Rules((a_grant(key, "front", Role.FRONT),), anonymous=frozenset({Role.STATISTICS}))
+    rules = Rules((a_grant(key, "front", Role.FRONT),), anonymous=LOOKS)
     authoriser = Authoriser(rules)
 
     async def main() -> None:
@@ -150,7 +152,7 @@ def test_the_link_of_a_front_ends_with_its_key(tmp_path: Path) -> None:
             fronts = server.fronts
             assert fronts is not None
             assert fronts.num_fronts == 1
-            authoriser.use(Rules(anonymous=frozenset({Role.STATISTICS})), now_s=0)
+            authoriser.use(Rules(anonymous=LOOKS), now_s=0)
             await until(lambda: fronts.num_fronts == 0)
             # And it comes back with it.
             authoriser.use(rules, now_s=0)
@@ -160,5 +162,31 @@ def test_the_link_of_a_front_ends_with_its_key(tmp_path: Path) -> None:
                     STATUS, response_deserializer=control_pb2.StatusResponse.FromString
                 )
                 assert (await status(b"", timeout=60)).num_models
+
+    asyncio.run(main())
+
+
+def test_a_front_whose_key_was_rotated_comes_back_by_itself(tmp_path: Path) -> None:
+    old, new = a_key(), a_key()
+    own = tmp_path / "front.key"
+    own.write_text(old)
+    of = {key: Rules((a_grant(key, "front", Role.FRONT),), anonymous=LOOKS) for key in (old, new)}
+    authoriser = Authoriser(of[old])
+
+    async def main() -> None:
+        joining = FrontJoinFlags(front_token_file=own).access()
+        async with serving(
+            tmp_path, front="apart", authoriser=authoriser, joining=joining
+        ) as server:
+            fronts = server.fronts
+            assert fronts is not None
+            # As whoever writes a file in place leaves it for a moment.
+            own.write_text("")
+            authoriser.use(of[new], now_s=0)
+            await until(lambda: fronts.num_fronts == 0)
+            own.write_text(new)
+            await until(lambda: fronts.num_fronts == 1)
+            # What it hands on shows the new key too.
+            assert await code_of(server.address, STATUS, "") is grpc.StatusCode.OK
 
     asyncio.run(main())

@@ -171,7 +171,10 @@ def test_keys_are_read_again_when_their_file_changes(
     assert caller.over
 
 
-def test_sighup_has_everything_read_again_whatever_its_files_look_like(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leads", [True, False])
+def test_sighup_has_everything_read_again_whatever_its_files_look_like(
+    tmp_path: Path, leads: bool
+) -> None:
     path = tmp_path / "keys"
     key = add_key(path, "web", frozenset((Role.METADATA,)))
     (grant,) = read_key_file(path)
@@ -188,8 +191,13 @@ def test_sighup_has_everything_read_again_whatever_its_files_look_like(tmp_path:
 
     async def main() -> None:
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        config = ControllerConfig(port=0, access=AccessConfig(keys_file=path))
-        serving = asyncio.create_task(serve(config, started=port.set_result))
+        # Where nobody says who leads, it stands by.
+        lease = None if leads else "etcd://127.0.0.1:1"
+        config = ControllerConfig(port=0, access=AccessConfig(keys_file=path), lease=lease)
+        started = port.set_result
+        serving = asyncio.create_task(
+            serve(config, started=started) if leads else serve(config, standing_by=started)
+        )
         assert await is_known(await port)
         # Another key in the same number of bytes, of the same moment.
         sha256 = grant.key_sha256.hex()

@@ -15,6 +15,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright import AsyncClient, Refusal, RefusedError
+from clockwright.cli.main import app
 from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, UnknownModelError
 from clockwright.operator import Operator
 from clockwright.units import NS_PER_MS, NS_PER_S
@@ -22,6 +23,7 @@ from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as pb
 from controller.app import running
 from controller.config import ControllerConfig
+from controller.core import SchedulerConfig
 from controller.core.quotas import OTHERS, Quota
 from controller.front.backend import LocalBackend, LocalModel
 from controller.quota_book import QuotaBook, read_quota_file
@@ -416,6 +418,28 @@ def test_a_running_controller_reads_its_file_again(tmp_path: Path) -> None:
             file.write_text("[silver]\nrate_rps = 6\n")
             controller.guard.read_again()  # As SIGHUP does, and the change itself a second later.
             assert await asyncio.to_thread(listed) == [("silver", 6)]
+
+    run(main)
+
+
+@pytest.mark.parametrize("policy", ["edf_mh", "clockwork"])
+def test_who_sets_a_weight_that_weighs_nothing_is_told(
+    policy: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    told = f"weight has no effect under policy {policy}, as it has under edf_mh"
+
+    async def main() -> None:
+        config = ControllerConfig(port=0, scheduler=SchedulerConfig(policy=policy))
+        async with running(config) as controller:
+            at = ("--server", f"127.0.0.1:{controller.port}")
+            for flags, expected in (
+                (("--rate-rps", "5"), ""),
+                (("--weight", "4"), "" if policy == "edf_mh" else told),
+            ):
+                command = ["quotas", "set", "gold", *flags, *at]
+                await asyncio.to_thread(app, command, standalone_mode=False)
+                assert capsys.readouterr().err == (f"warning: {expected}\n" if expected else "")
+                assert (f"quotas of gold: {told}" in caplog.text) is bool(expected)
 
     run(main)
 

@@ -22,6 +22,7 @@ from clockwright.data_socket import dial
 from clockwright.frames import greeting
 from clockwright.leadership import Term
 from controller import front_process
+from controller.access.guard import Guard
 from controller.app import Controller, running
 from controller.config import FrontConfig
 from controller.standby import standing_by
@@ -282,7 +283,8 @@ def test_a_controller_that_takes_over_has_fronts_elsewhere_reach_the_workers_ane
         device = SlowEcho(tmp_path / "cache")
         settings = config(tmp_path)
         async with AsyncExitStack() as stack:
-            async with running(settings, Term("l", 1)) as first, standing_by(settings) as (port, _):
+            standby = standing_by(settings, Guard(settings.access))
+            async with running(settings, Term("l", 1)) as first, standby as (port, _):
                 addresses = f"127.0.0.1:{first.port},127.0.0.1:{port}"
                 serving = asyncio.create_task(serve(addresses, tmp_path, device, "w"))
                 front = await stack.enter_async_context(far_front_of(addresses))

@@ -133,6 +133,9 @@ def test_one_controller_of_a_host_follows_the_other_and_clients_notice_nothing(
         (signal.SIGKILL, -signal.SIGKILL),
         (signal.SIGSTOP, -signal.SIGKILL),
     ):
+        # An operator tells all of them that keys have changed.
+        for process in (leader, standby, deployment.worker):
+            process.send_signal(signal.SIGHUP)
         ask(front)
         assert not is_ready(other)
         leader.send_signal(number)
