@@ -81,8 +81,8 @@ bench-broken: $(STAMP)
 bench-cpu: $(STAMP)
 	@$(BIN)/python -m experiments bench-cpu
 
-# Millions of broken messages for all that reads what comes from outside, in this process and over sockets: some
-# five minutes, or `make bench-fuzz MESSAGES=100000`.
+# Millions of broken messages for all that reads what comes from outside, in this process and over sockets: a
+# quarter of an hour, or `make bench-fuzz MESSAGES=100000`.
 MESSAGES = 10000000
 .PHONY: bench-fuzz
 bench-fuzz: $(STAMP)

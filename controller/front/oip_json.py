@@ -41,8 +41,12 @@ _SLICE_BYTES: Final = 16 << 10
 _BINARY, _BINARY_SIZE, _BINARY_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
 _REGION: Final = "shared_memory_region"
 
-# What `json.dumps` makes of such numbers, which no parser of JSON has to take.
-_NO_NUMBERS: Final = re.compile(rb"[\[,:\s]-?(NaN|Infinity)\b")
+# What `json.dumps` makes of such numbers, which no parser of JSON has to take. What stands before them is looked at last:
+# a pattern that begins with it would begin at every comma of millions, which takes the loop eight times as long.
+_NO_NUMBERS: Final = re.compile(
+    rb"(?:NaN(?:(?<=[\[,:\s]NaN)|(?<=[\[,:\s]-NaN))"
+    rb"|Infinity(?:(?<=[\[,:\s]Infinity)|(?<=[\[,:\s]-Infinity)))\b"
+)
 
 _Parameter = bool | int | float | str
 _Dimension = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]

@@ -191,7 +191,7 @@ class MetricsDoor:
         reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX, loop=loop)
         try:
             await loop.connect_accepted_socket(
-                lambda: asyncio.StreamReaderProtocol(reader, self._serve, loop=loop),
+                lambda: asyncio.StreamReaderProtocol(reader, self.serve, loop=loop),
                 sock,
                 ssl=self.tls,
                 ssl_handshake_timeout=None if self.tls is None else _HANDSHAKE_S,
@@ -203,7 +203,8 @@ class MetricsDoor:
             sock.close()
             raise
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer what a connection asks, until it ends."""
         if len(self._open) >= CONNECTIONS_MAX:
             oldest = next(iter(self._open))
             del self._open[oldest]

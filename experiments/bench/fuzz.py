@@ -1,33 +1,38 @@
 """Millions of broken messages: nothing may crash on one, stand still for long, or keep memory.
 
-Messages of every kind that comes in from outside (requests, frames of HTTP/2, of workers and of fronts, operators'
-messages, credentials) are made from good ones: bytes changed, cut, doubled, put together anew. Most go to what reads
-them, in this process; some go over sockets to a server that runs, while somebody asks it whether it lives.
+Messages of every kind that comes in from outside (requests, in JSON too, frames of HTTP/2, of workers and of fronts,
+HTTP/1.1 for REST, for metrics and for dashboards, reflection, operators' messages, credentials) are made from good ones:
+bytes changed, cut, doubled, put together anew, and in texts words changed for others. Most go to what reads them, in this
+process; some go over sockets to all ports of a server that runs, while somebody asks it whether it lives.
 
     make bench-fuzz
     make bench-fuzz MESSAGES=100000
 
 Four figures go to `guard.json`, part `fuzz`: `fuzzed_messages`; `fuzz_crashes`, which counts whatever is raised that
 no caller expects, internal errors that a server admits to, and servers that ended; `loop_stall_ms_max`, the longest
-that one message took its reader, or that the server let somebody wait while there was a processor for it; `rss_growth_mib`, of this process or of
+that one message took its reader without letting others have their turn, or that the server let somebody wait while there was a processor for it; `rss_growth_mib`, of this process or of
 the server, whichever grew more.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import random
+import re
+import selectors
 import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -48,6 +53,7 @@ from controller.front.oip import Servable, parse_request, peek_request, read_req
 from controller.front.templates import cut_request
 from controller.selection.messages import read_application, read_feedback
 from controller.worker_link import parse as parse_from_worker
+from experiments.bench import fuzz_http
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import rss_bytes
 from experiments.study.bench import Findings, bench
@@ -67,7 +73,17 @@ _BYTES_MAX: Final = 1 << 14
 _WARM_UP_PART: Final = 0.1
 _BATCH: Final = 1000
 
-Read = Callable[[bytes], object]
+# Words of texts, and lists and objects without others in them.
+_WORD: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\w.+%-]+', re.ASCII)
+_GROUP: Final = re.compile(rb"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
+# So many of the broken texts are broken in words alone.
+_ONLY_WORDS_PART: Final = 0.6
+
+Spans = Sequence[tuple[int, int]]
+#: Words that are put into heads of messages, and into bodies.
+Words = tuple[Sequence[bytes], Sequence[bytes]]
+#: Reads a message; where others have their turn meanwhile, it gives the steps between.
+Read = Callable[[bytes], Iterable[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +123,32 @@ class Found:
 class Mutator:
     """Breaks good messages."""
 
-    def __init__(self, rng: random.Random, seeds: Sequence[bytes]) -> None:
+    def __init__(
+        self, rng: random.Random, seeds: Sequence[bytes], words: Words | None = None
+    ) -> None:
+        """Begin to break.
+
+        Args:
+            rng: draws.
+            seeds: good messages.
+            words: take the places of others in messages of HTTP; None: these are none.
+        """
         self._rng = rng
         self._seeds = seeds
+        self._words = words
+        self._spans = {} if words is None else {seed: _spans(seed) for seed in seeds}
+        self._bytes_max = max(_BYTES_MAX, 2 * max(map(len, seeds)))
 
     def draw(self) -> bytes:
         """Make a message, which is broken as a rule."""
         rng = self._rng
-        message = bytearray(rng.choice(self._seeds))
+        seed = rng.choice(self._seeds)
+        if self._words is not None:
+            # What is right but for one word comes further than what is no text any more.
+            seed = self._change_word(seed, self._words)
+            if rng.random() < _ONLY_WORDS_PART:
+                return seed[: self._bytes_max]
+        message = bytearray(seed)
         for _ in range(1 + int(rng.random() * 3)):
             size = len(message)
             at = int(rng.random() * (size + 1))
@@ -132,7 +166,23 @@ class Mutator:
                 message[at:] = other[int(rng.random() * len(other)) :]
             elif at < size:
                 del message[at:]
-        return bytes(message[:_BYTES_MAX])
+        return bytes(message[: self._bytes_max])
+
+    def _change_word(self, seed: bytes, words: Words) -> bytes:
+        rng = self._rng
+        head, body = self._spans[seed]
+        in_body = bool(body) and rng.random() < 0.7
+        begin, end = rng.choice(body if in_body else head)
+        message = seed[:begin] + rng.choice(words[in_body]) + seed[end:]
+        return fuzz_http.with_lengths(message) if in_body else message
+
+
+def _spans(seed: bytes) -> tuple[Spans, Spans]:
+    """Find what may take another's place in a message's head, and in its body."""
+    end_of_head = seed.find(b"\r\n\r\n")
+    found = [match.span() for kind in (_WORD, _GROUP) for match in kind.finditer(seed)]
+    head = [span for span in found if span[1] <= end_of_head]
+    return head, [span for span in found if span[0] > end_of_head]
 
 
 # --- who reads ------------------------------------------------------------------------------------
@@ -383,17 +433,53 @@ def _credentials() -> list[bytes]:
     return [f"Bearer {_KEY}".encode(), b"Bearer a.b.c", _KEY.encode(), b"Basic x"]
 
 
-def readers() -> dict[str, tuple[Read, list[bytes]]]:
-    """Who reads what comes from outside, with good messages for each."""
+#: Words for those of HTTP.
+_WORDS: Final = {
+    "json": (fuzz_http.HTTP_WORDS, fuzz_http.JSON_WORDS),
+    "rest": (fuzz_http.HTTP_WORDS, fuzz_http.JSON_WORDS),
+    "metrics": (fuzz_http.HTTP_WORDS, fuzz_http.HTTP_WORDS),
+}
+
+
+def good_messages() -> dict[str, list[bytes]]:
+    """Good messages for each reader."""
     return {
-        "request": (_read_request, _requests()),
-        "http2": (_Http2Reader(), _conversations()),
-        "worker": (_read_worker, _from_workers()),
-        "front": (_read_front, _from_fronts()),
-        "data": (_read_data, _data_frames()),
-        "operator": (_read_operator, _from_operators()),
-        "credentials": (_read_credentials, _credentials()),
+        "request": _requests(),
+        "http2": _conversations(),
+        "worker": _from_workers(),
+        "front": _from_fronts(),
+        "data": _data_frames(),
+        "operator": _from_operators(),
+        "credentials": _credentials(),
+        "json": fuzz_http.json_bodies(),
+        "rest": fuzz_http.rest_requests(),
+        "metrics": fuzz_http.metrics_requests(),
+        "reflection": fuzz_http.reflection_requests(),
     }
+
+
+def mutator_for(name: str, rng: random.Random) -> Mutator:
+    """Make who breaks messages for a reader."""
+    return Mutator(rng, good_messages()[name], _WORDS.get(name))
+
+
+@contextmanager
+def readers() -> Iterator[dict[str, Read]]:
+    """Who reads what comes from outside; some have an event loop, which ends with the block."""
+    with closing(asyncio.new_event_loop()) as loop:
+        yield {
+            "request": _read_request,
+            "http2": _Http2Reader(),
+            "worker": _read_worker,
+            "front": _read_front,
+            "data": _read_data,
+            "operator": _read_operator,
+            "credentials": _read_credentials,
+            "json": fuzz_http.read_json_body,
+            "rest": fuzz_http.RestReader(loop, _read_request),
+            "metrics": fuzz_http.MetricsReader(loop),
+            "reflection": fuzz_http.read_reflection,
+        }
 
 
 # --- in this process ------------------------------------------------------------------------------
@@ -402,29 +488,33 @@ def readers() -> dict[str, tuple[Read, list[bytes]]]:
 def fuzz_readers(num_messages: int, seed: int) -> Found:
     """Have all readers read so many broken messages, each as many."""
     found = Found()
-    kinds = [
-        (name, read, Mutator(random.Random(f"{seed} {name}"), good))
-        for name, (read, good) in readers().items()
-    ]
+    mutators = {
+        name: mutator_for(name, random.Random(f"{seed} {name}")) for name in good_messages()
+    }
     warm_up, before = int(num_messages * _WARM_UP_PART), 0
-    while found.num_messages < num_messages:
-        for name, read, mutator in kinds:
-            _read_batch(found, name, read, mutator, min(_BATCH, num_messages - found.num_messages))
-        if not before and found.num_messages >= warm_up:
-            before = rss_bytes("self")
+    with readers() as kinds:
+        while found.num_messages < num_messages:
+            for name, read in kinds.items():
+                count = min(_BATCH, num_messages - found.num_messages)
+                read_batch(found, name, read, mutators[name], count)
+            if not before and found.num_messages >= warm_up:
+                before = rss_bytes("self")
     gc.collect()
     found.rss_growth_bytes = max(rss_bytes("self") - before, 0)
     return found
 
 
-def _read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: int) -> None:
+def read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: int) -> None:
+    """Have a reader read so many messages, and note what comes of it."""
     clock = time.thread_time_ns  # What others take of the machine is no stall.
     stall_ns = 0
     for _ in range(count):
         message = mutator.draw()
         begin_ns = clock()
         try:
-            read(message)
+            for _ in read(message) or ():
+                stall_ns = max(stall_ns, clock() - begin_ns)
+                begin_ns = clock()
         except Exception as error:
             found.crash(f"{name}: {type(error).__name__}: {str(error)[:200]}", message)
         stall_ns = max(stall_ns, clock() - begin_ns)
@@ -446,13 +536,19 @@ _METHODS: Final = {
     "/clockwright.v1.ControlService/SetQuota": "operator",
     "/clockwright.v1.ControlService/ListQuotas": "operator",
     "/clockwright.v1.FrontService/Attach": "worker",
+    "/clockwright.v1.ControlService/Explain": "operator",
     "/grpc.health.v1.Health/Check": "operator",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": "reflection",
 }
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
 # Calls under way at once, and bytes that a raw connection sends before it hangs up.
 _CALLS_AT_ONCE: Final = 64
 _RAW_MESSAGES: Final = 50
 _ASK_PAUSE_S: Final = 0.01
+# Behind each message of HTTP, so that the server hangs up when it has answered; what it takes for the rest of the
+# message, or follows without an end, is left when nothing has come for so long.
+_LAST: Final = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_QUIET_S: Final = 0.2
 _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
@@ -549,19 +645,21 @@ def _kept_waiting_ns(*threads: Path) -> int:
     return sum(int(thread.read_bytes().split()[1]) for thread in threads)
 
 
-def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Found:
-    """Send a server so many broken messages, half as calls and half as bytes of connections.
+def fuzz_server(
+    address: str, process: int, num_messages: int, seed: int, http: Mapping[str, str]
+) -> Found:
+    """Send a server so many broken messages: as calls, as bytes of connections, and in HTTP/1.1.
 
     Args:
-        address: HOST:PORT.
+        address: HOST:PORT of gRPC.
         process: id of the server's process.
         num_messages: in all.
         seed: of every draw.
+        http: HOST:PORT of its other doors, by the readers whose messages go there.
     """
     found = Found()
-    good = {name: messages for name, (_, messages) in readers().items()}
     rng = random.Random(f"{seed} live")
-    mutators = {name: Mutator(rng, messages) for name, messages in good.items()}
+    mutators = {name: mutator_for(name, rng) for name in good_messages()}
     warm_up, before = int(num_messages * _WARM_UP_PART), 0
     with (
         Bystander(address, process) as bystander,
@@ -570,6 +668,8 @@ def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Fou
         while found.num_messages < num_messages:
             _call_batch(found, channel, rng, mutators)
             _send_raw(found, address, mutators["http2"])
+            for name, door in http.items():
+                send_http(found, name, door, mutators[name])
             if not before and found.num_messages >= warm_up:
                 before = rss_bytes(process)
     found.num_crashes += bystander.num_unanswered
@@ -604,6 +704,33 @@ def _send_raw(found: Found, address: str, mutator: Mutator) -> None:
     found.num_messages += _RAW_MESSAGES
 
 
+def send_http(found: Found, name: str, address: str, mutator: Mutator) -> None:
+    """Send some messages at once, by a connection each, and look for errors of the server's own in the answers."""
+    host, _, port = address.rpartition(":")
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for _ in range(_RAW_MESSAGES):
+            message = mutator.draw()
+            sock = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            with suppress(OSError):
+                sock.sendall(message + _LAST)
+            selector.register(sock, selectors.EVENT_READ, message)
+        while selector.get_map() and (ready := selector.select(_QUIET_S)):
+            for key, _ in ready:
+                answer = _receive(key.fileobj)
+                if b"HTTP/1.1 500" in answer:
+                    found.crash(f"{name}: {answer[-300:].decode('latin-1')}", key.data)
+                if not answer:
+                    selector.unregister(key.fileobj)
+    found.num_messages += _RAW_MESSAGES
+
+
+def _receive(sock: Any) -> bytes:  # noqa: ANN401  selectors know files of all kinds
+    try:
+        return bytes(sock.recv(1 << 16))
+    except OSError:
+        return b""  # It has hung up on who breaks the protocol.
+
+
 # --- the benchmark --------------------------------------------------------------------------------
 
 
@@ -614,9 +741,12 @@ def measure(setting: Setting) -> Findings:
     with tempfile.TemporaryDirectory() as scratch:
         models = Path(scratch) / "models"
         write_model("mlp-16-4", models / "double" / "1" / "model.onnx")
-        arguments = ("--models", str(models), "--device", "modelled:1ms")
-        with LocalServer([*arguments, "--cache-dir", f"{scratch}/cache"]) as server:
-            live = fuzz_server(server.address, server.process.pid, num_live, setting.seed)
+        arguments = ("--models", str(models), "--device", "modelled:1ms", "--http-port", "0")
+        more = ("--cache-dir", f"{scratch}/cache", "--metrics-port", "0")
+        with LocalServer([*arguments, *more]) as server:
+            http = {"rest": server.rest, "metrics": server.metrics}
+            doors = {name: urlsplit(url).netloc for name, url in http.items()}
+            live = fuzz_server(server.address, server.process.pid, num_live, setting.seed, doors)
             if server.process.poll() is not None:
                 live.crash("the server has ended", b"")
     found.num_messages += live.num_messages

@@ -15,6 +15,7 @@ from typing import Self
 
 _READY = "ready: "
 _LISTENING = "listening on "
+_REST = "REST on "
 _METRICS = "metrics on "
 _FOR_PEOPLE = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
@@ -62,6 +63,8 @@ class LocalServer:
         self.output: list[str] = []
         #: HOST:PORT, once it listens.
         self.address = ""
+        #: URL of REST, where it is on.
+        self.rest = ""
         #: URL of the metrics, where they are on.
         self.metrics = ""
         arguments = [*off_fixed_ports(command, arguments), *arguments]
@@ -95,6 +98,8 @@ class LocalServer:
                 raise RuntimeError(f"clockwright up ended with {self.process.wait()}")
             if line.startswith(_LISTENING):
                 self.address = line.removeprefix(_LISTENING)
+            if line.startswith(_REST):
+                self.rest = line.removeprefix(_REST)
             if line.startswith(_METRICS):
                 self.metrics = line.removeprefix(_METRICS)
             if line.startswith(start):

@@ -423,6 +423,7 @@ def test_sizes_are_told_in_what_the_client_sent(server: FrontEndInThread) -> Non
     [
         ("FP32", "[NaN, 1]", "NaN and Infinity are no JSON"),
         ("FP32", "[1,-Infinity]", "NaN and Infinity are no JSON"),
+        ("FP32", "[Infinity, -NaN]", "NaN and Infinity are no JSON"),
         ("FP32", "[1e39, 1]", "found data from 1.0 to 1e+39, expected FP32, which goes from -3.4"),
         (
             "FP16",

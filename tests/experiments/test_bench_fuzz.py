@@ -12,15 +12,26 @@ from clockwright import frames
 from controller.front import link_frames
 from controller.front.oip import parse_request
 from controller.worker_link import parse as parse_from_worker
-from experiments.bench.fuzz import Found, Mutator, fuzz_readers, fuzz_server, readers
+from experiments.bench.fuzz import (
+    Found,
+    Mutator,
+    fuzz_readers,
+    fuzz_server,
+    good_messages,
+    mutator_for,
+    read_batch,
+    readers,
+    send_http,
+)
+from experiments.bench.fuzz_http import read_json_body, with_lengths
 from tests.kit.front_end import serving_in_thread
 
 
 @pytest.mark.seeds(2)
 def test_readers_of_what_comes_from_outside_survive_broken_messages(seed: int) -> None:
-    found = fuzz_readers(14_000, seed)
+    found = fuzz_readers(22_000, seed)
     assert found.crashes == {}
-    assert found.num_messages == 14_000
+    assert found.num_messages == 22_000
     figures = found.figures()
     assert figures["fuzz_crashes"] == 0
     assert figures["loop_stall_ms_max"] <= 100
@@ -31,15 +42,15 @@ def test_readers_of_what_comes_from_outside_survive_broken_messages(seed: int) -
 def test_a_server_survives_broken_messages_and_somebody_else_is_answered(
     seed: int, tmp_path: Path
 ) -> None:
-    with serving_in_thread(tmp_path) as server:
-        found = fuzz_server(server.address, os.getpid(), 1000, seed)
+    with serving_in_thread(tmp_path, rest=True) as server:
+        found = fuzz_server(server.address, os.getpid(), 1000, seed, {"rest": server.rest})
         assert found.crashes == {}
         assert found.num_crashes == 0
         server.until(lambda front_end: front_end.runtime.num_waiting == 0)
 
 
 def test_what_is_broken_was_good() -> None:
-    good = {name: messages for name, (_, messages) in readers().items()}
+    good = good_messages()
     for message in good["request"]:
         assert parse_request(message).message.model_name == "double"
     for message in good["worker"]:
@@ -58,6 +69,62 @@ def test_what_is_broken_was_good() -> None:
     frames.decode_inputs(inputs)
     frames.decode_outputs(outputs)
     frames.decode_result(result)
+    with readers() as found:
+        for name in found:
+            for message in good[name]:
+                list(found[name](message) or ())
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("json", "controller.front.oip_json._read_slice"),
+        ("rest", "controller.front.rest.parse_qs"),
+        ("rest", "controller.front.rest_server._without_upgrade"),
+        ("metrics", "controller.dashboard.site.parse_qs"),
+        ("metrics", "controller.metrics.door.credentials_of"),
+        ("reflection", "controller.front.reflection._file_of"),
+    ],
+)
+def test_a_fault_in_what_reads_is_found(
+    name: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broken, _break)
+    found = Found()
+    with readers() as kinds:
+        read_batch(found, name, kinds[name], mutator_for(name, random.Random(1)), 300)
+    assert found.num_messages == 300
+    assert 0 < found.num_crashes < 300
+    assert all(what.startswith(f"{name}: ") for what in found.crashes)
+
+
+def test_a_fault_that_a_server_admits_to_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.front.rest.parse_qs", _break)
+    found = Found()
+    with serving_in_thread(tmp_path, rest=True) as server:
+        send_http(found, "rest", server.rest, mutator_for("rest", random.Random(1)))
+    assert found.num_crashes > 0
+
+
+def _break(*_: object, **__: object) -> None:
+    raise IndexError("planted")
+
+
+def test_what_is_long_in_json_is_read_in_steps() -> None:
+    steps = [len(list(read_json_body(message))) for message in good_messages()["json"]]
+    assert max(steps) > 1
+    assert min(steps) == 0
+
+
+def test_a_head_says_again_how_long_its_body_is() -> None:
+    message = next(each for each in good_messages()["rest"] if b"Inference-Header" in each)
+    head, _, body = message.partition(b"\r\n\r\n")
+    longer = with_lengths(message + b" " * 10)
+    assert longer.endswith(body + b" " * 10)
+    assert b"\r\nContent-Length: %d\r\n" % (len(body) + 10) in longer
+    assert with_lengths(longer[:-10]) == head + b"\r\n\r\n" + body
 
 
 def test_a_crash_is_counted_and_its_message_is_kept() -> None:
