@@ -19,7 +19,7 @@ from controller.access.caller import CALLER, FORWARDED, tell
 from controller.front import reflection
 from controller.front.control import SERVICE as CONTROL_SERVICE
 from controller.front.door import Door
-from controller.front.health import HEALTH_SERVICE, NOT_SERVING, SERVING, Health
+from controller.front.health import HEALTH_SERVICE, NOT_SERVING, SERVING, HealthService
 from controller.front.methods import unary
 from controller.front.repository import SHARED_MEMORY_EXTENSION
 from controller.front.server import SERVICE
@@ -61,7 +61,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         self._shown = shown
         self._door = door
         self._client_shm = client_shm
-        self.health = Health(self._is_serving)
+        self.health = HealthService(self._is_serving)
         live = unary("ServerLive", inference_pb2.ServerLiveRequest, _server_live)
         # Not whatever is asked: a server remembers each method that it has found.
         self._handlers = {

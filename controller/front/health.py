@@ -76,7 +76,7 @@ def health_file() -> FileDescriptor:
     return pool.FindFileByName(described.name)
 
 
-class Health:
+class HealthService:
     """Says whether a server serves, as often as that changes."""
 
     def __init__(self, is_serving: Callable[[], Awaitable[bool]]) -> None:

@@ -15,7 +15,7 @@ from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, ModelState
 from controller.front.backend import LocalBackend
 from controller.front.door import Door
-from controller.front.health import HEALTH_SERVICE, Health
+from controller.front.health import HEALTH_SERVICE, HealthService
 from controller.front.http2_server import Http2Server
 from controller.front.methods import unary
 from controller.front.oip import quote
@@ -73,7 +73,7 @@ class RepositoryService:
         self._door = door
         self._client_shm = client_shm
         self._fill_statistics = fill_statistics
-        self.health = Health(self._is_serving)
+        self.health = HealthService(self._is_serving)
 
     def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
         """Have a server serve this."""

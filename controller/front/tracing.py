@@ -99,7 +99,7 @@ class Trace:
         )
         on_worker = {"clockwright.worker": told["worker"]}
         loaded_ns = self._arrival_ns + queue_ns + load_ns
-        # Of the way to the worker and back nobody tells the halves.
+        # The way to the worker and back is told as one time, so each half of it is a guess.
         begin_ns = loaded_ns + network_ns // 2 + input_ns
         steps: list[tuple[str, int, int, dict[str, Any]]] = [
             ("queue", self._arrival_ns, begin_ns, {}),
