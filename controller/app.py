@@ -325,6 +325,7 @@ async def running(
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        stack.callback(repository.health.leave)
 
         def mount(app: RestApp) -> None:
             inference.mount(app)

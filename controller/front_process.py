@@ -127,6 +127,7 @@ async def serving(
         port = server.add_insecure_port(config.address, shared=config.shares_port)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        stack.callback(forwarding.health.leave)
 
         def mount(app: RestApp) -> None:
             inference.mount(app)

@@ -16,10 +16,10 @@ from controller.access.guard import Guard
 from controller.access.roles import ROLE_OF
 from controller.config import ControllerConfig
 from controller.front.door import Door
+from controller.front.health import NOT_SERVING
 from controller.front.http2_server import Http2Server
 from controller.front.leadership import leadership_handler
 from controller.front.methods import unary
-from controller.front.repository import NOT_SERVING
 from controller.front.rest import RestApp
 from controller.front.server import SERVICE
 from controller.front.statuses import fail

@@ -50,7 +50,7 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         Role.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
         Role.STATISTICS: ("ModelStatistics",),
     },
-    "grpc.health.v1.Health": {Role.HEALTH: ("Check",)},
+    "grpc.health.v1.Health": {Role.HEALTH: ("Check", "Watch")},
     "grpc.reflection.v1.ServerReflection": {Role.METADATA: ("ServerReflectionInfo",)},
     "grpc.reflection.v1alpha.ServerReflection": {Role.METADATA: ("ServerReflectionInfo",)},
     "clockwright.v1.LeadershipService": {Role.HEALTH: ("GetTerm",)},

@@ -10,7 +10,8 @@
     throttle      how many requests a busy event loop takes
     waiting_line  those that have time until it does; no I/O
     server        the Open Inference Protocol: inference
-    repository    the rest of it: health, metadata, the model repository
+    repository    the rest of it: metadata, the model repository
+    health        whether the server serves, as gRPC asks: now, or whenever it changes
     regions       clients' own shared memory: what is registered, and copies in and out
     leadership    whether this controller leads
     control       operators: workers, models, applications, feedback

@@ -90,6 +90,10 @@ class Question(Protocol):
         """The answer is to say where its time went."""
 
     @property
+    def traced(self) -> bool:
+        """It is good to know where its time went, but no answer of the prediction cache is forgone for that."""
+
+    @property
     def request_id(self) -> str:
         """What the client calls it; may be empty."""
 

@@ -2,6 +2,7 @@
 
 They are few: health, metadata, the repository, operators. ServerLive the front answers itself, because it is
 the front that is asked whether it lives. Clients' shared memory is the front's own, too: it says whether there is any.
+Whoever watches the health watches the front, which is as well as its controller, and looks there for him.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from controller.access.caller import CALLER, FORWARDED, tell
 from controller.front import reflection
 from controller.front.control import SERVICE as CONTROL_SERVICE
 from controller.front.door import Door
+from controller.front.health import HEALTH_SERVICE, NOT_SERVING, SERVING, HealthService
 from controller.front.methods import unary
-from controller.front.repository import HEALTH_SERVICE, SHARED_MEMORY_EXTENSION
+from controller.front.repository import SHARED_MEMORY_EXTENSION
 from controller.front.server import SERVICE
 from controller.front.statuses import DETAILS, PUSHBACK, fail
 
 # What a front says that is not ready, whatever its controller is.
 _NOT_READY = {
     f"/{SERVICE}/ServerReady": inference_pb2.ServerReadyResponse(ready=False).SerializeToString(),
-    f"/{HEALTH_SERVICE}/Check": b"\x08\x02",
+    f"/{HEALTH_SERVICE}/Check": NOT_SERVING,
 }
 _KEPT = (DETAILS, PUSHBACK)
 
@@ -59,6 +61,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         self._shown = shown
         self._door = door
         self._client_shm = client_shm
+        self.health = HealthService(self._is_serving)
         live = unary("ServerLive", inference_pb2.ServerLiveRequest, _server_live)
         # Not whatever is asked: a server remembers each method that it has found.
         self._handlers = {
@@ -67,7 +70,10 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
             )
             for service, methods in _methods().items()
             for method in methods
-        } | {f"/{SERVICE}/ServerLive": live}
+        } | {
+            f"/{SERVICE}/ServerLive": live,
+            f"/{HEALTH_SERVICE}/Watch": self.health.methods()["Watch"],
+        }
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Find the handler of a call."""
@@ -109,6 +115,19 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         context.set_details(await call.details() or "")
         trailing = await call.trailing_metadata()
         context.set_trailing_metadata([each for each in trailing or () if each[0] in _KEPT])
+
+    async def _is_serving(self) -> bool:
+        """Whether the front can serve, and its controller says of itself that it can."""
+        channel = None if self._door.is_shut else await self._channel(0.0)
+        if channel is None:
+            return False
+        check = channel.unary_unary(f"/{HEALTH_SERVICE}/Check")
+        shown = (*self._shown, (FORWARDED, tell(CALLER.get())))
+        try:
+            status: bytes = await check(b"", timeout=_HOLD_S, metadata=shown)
+        except grpc.aio.AioRpcError:
+            return False
+        return status == SERVING
 
     def _with_own_extensions(self, message: bytes) -> bytes:
         metadata = inference_pb2.ServerMetadataResponse.FromString(message)

@@ -57,7 +57,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return _denial(error, path)
         # A call's handler runs in the task that asks here.
         CALLER.set(caller)
-        if handler.request_streaming:
+        if handler.request_streaming or handler.response_streaming:
             return self._watched(handler, path, credentials, caller)
         return handler
 
@@ -76,7 +76,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _watched(
         self, handler: _Handler, path: str, credentials: Credentials, caller: Caller
     ) -> _Handler:
-        behaviour: Any = handler.stream_stream or handler.stream_unary
+        behaviour: Any = handler.stream_stream or handler.stream_unary or handler.unary_stream
 
         async def behave(requests: Any, context: Any) -> Any:  # noqa: ANN401
             task: Any = asyncio.current_task()
@@ -92,6 +92,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 self._streams.discard(stream)
 
+        if not handler.request_streaming:
+            return grpc.unary_stream_rpc_method_handler(behave)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(behave)
         return grpc.stream_unary_rpc_method_handler(behave)

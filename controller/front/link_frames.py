@@ -80,6 +80,11 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     #: What its client calls it. A front says nothing of those that have no name, which is what earlier ones say.
     request_id: _Name = ""
 
+    @property
+    def traced(self) -> bool:
+        """What a trace wants to know, `explain` says."""
+        return False
+
 
 class Asks(msgspec.Struct, array_like=True, tag=_ASKS, forbid_unknown_fields=True):
     """Requests of a turn."""

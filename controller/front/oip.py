@@ -162,6 +162,8 @@ class CheckedRequest:
     classes: Sequence[tuple[TensorSpec, int] | None] = ()
     #: Who asks an application, and may say what became of the answer (`Caller.owner`).
     owner: str = ""
+    #: It is traced, which wants to know what `explain` does, if that is known anyhow.
+    traced: bool = False
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from clockwright.errors import BadRequestError
 from clockwright.v1 import control_pb2, inference_pb2
 from clockwright.v1 import reflection_pb2 as pb
+from controller.front.health import health_file
 from controller.front.oip import quote
 from controller.front.statuses import fail
 
@@ -27,7 +28,11 @@ METHOD: Final = "ServerReflectionInfo"
 # Longer than any name that there is.
 _REQUEST_BYTES_MAX = 4096
 
-_FILES: Final[tuple[FileDescriptor, ...]] = (inference_pb2.DESCRIPTOR, control_pb2.DESCRIPTOR)
+_FILES: Final[tuple[FileDescriptor, ...]] = (
+    inference_pb2.DESCRIPTOR,
+    control_pb2.DESCRIPTOR,
+    health_file(),
+)
 _BY_NAME: Final[Mapping[str, FileDescriptor]] = {file.name: file for file in _FILES}
 _NAMES: Final = sorted(
     service.full_name for file in _FILES for service in file.services_by_name.values()

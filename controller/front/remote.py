@@ -294,7 +294,8 @@ class RemoteBackend:
                 question.rows,
                 arrival_ns,
                 question.slo_ns,
-                question.explain,
+                # What the prediction cache may answer keeps its inputs, and would be asked past it.
+                question.explain or (question.traced and answerer.is_held),
                 question.tenant,
                 question.context,
                 lengths,

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from clockwright import __version__
-from clockwright.bulk import split_bulk
 from clockwright.errors import BadRequestError, UnknownModelError
 from clockwright.units import ModelId
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, ModelState
 from controller.front.backend import LocalBackend
 from controller.front.door import Door
+from controller.front.health import HEALTH_SERVICE, HealthService
 from controller.front.http2_server import Http2Server
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.reflection import reflection_handlers
 from controller.front.rest import RestApp
 from controller.front.server import SERVICE
-from controller.front.statuses import fail
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
-
-HEALTH_SERVICE = "grpc.health.v1.Health"
-
-#: Answers of a health check, as they travel.
-SERVING = b"\x08\x01"
-NOT_SERVING = b"\x08\x02"
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = (
@@ -81,6 +73,7 @@ class RepositoryService:
         self._door = door
         self._client_shm = client_shm
         self._fill_statistics = fill_statistics
+        self.health = HealthService(self._is_serving)
 
     def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
         """Have a server serve this."""
@@ -105,11 +98,10 @@ class RepositoryService:
                 "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
             ),
         }
-        health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
         server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(SERVICE, methods),
-                grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
+                grpc.method_handlers_generic_handler(HEALTH_SERVICE, self.health.methods()),
                 *reflection_handlers(),
             )
         )
@@ -120,9 +112,9 @@ class RepositoryService:
         return pb.ServerLiveResponse(live=True)
 
     async def _server_ready(self, _: pb.ServerReadyRequest) -> Message:
-        return pb.ServerReadyResponse(ready=self._is_ready())
+        return pb.ServerReadyResponse(ready=await self._is_serving())
 
-    def _is_ready(self) -> bool:
+    async def _is_serving(self) -> bool:
         return self._catalogue.ready and not self._runtime.draining and not self._door.is_shut
 
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
@@ -178,19 +170,6 @@ class RepositoryService:
             if self._fill_statistics is not None:
                 self._fill_statistics(model.model_id, told)
         return response
-
-    async def _health_check(
-        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> bytes:
-        """Serve grpc.health.v1, which Kubernetes probes: a string in, an enum out, both in field 1."""
-        try:
-            _, names = split_bulk(data, 1)
-            name = bytes(names[-1]).decode(errors="replace") if names else ""
-            if name not in ("", SERVICE):
-                raise UnknownModelError(f"there is no service {quote(name)}, expected {SERVICE}")
-        except Exception as error:
-            return fail(context, error, method="Check")
-        return SERVING if self._is_ready() else NOT_SERVING
 
     # --- the model repository -----------------------------------------------------------------
 

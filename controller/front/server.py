@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -143,6 +144,9 @@ class _Served:
             if asked.tenant:
                 raise _not_his_tenant(asked.tenant, tenant)
             asked.tenant = tenant
+        if self.trace is not None:
+            # A copy: others who ask alike may share it, and are not traced.
+            asked = replace(asked, traced=True)
         self._asked, self._answerer = asked, answerer
         self._withdraw = answerer.ask(self, asked, asked.inputs, self._call.arrival_ns)
         self._call.when_gone = self.withdraw
@@ -175,8 +179,12 @@ class _Served:
                 expected_latency_ns = result.command.expected_departure_ns - call.arrival_ns
             elif isinstance(result, ToldAnswer):
                 parameters = result.parameters
-                if asked.explain and parameters is not None and "slo_source" in parameters:
-                    parameters["slo_source"] = asked.slo_source
+                if parameters is not None and "slo_source" in parameters:
+                    # A model's, which an application's are not; it may be a trace alone that wants to know.
+                    if asked.explain:
+                        parameters["slo_source"] = asked.slo_source
+                    else:
+                        parameters = None
                 expected_latency_ns = result.expected_departure_ns - call.arrival_ns
             else:
                 # An application explains every answer: feedback needs the query id.

@@ -10,7 +10,9 @@ A request is one span of kind SERVER, named as OpenTelemetry names calls, with u
     load   the LOAD of its model that it waited for, if its model was cold
     exec   the EXEC of its batch
 
-A front that is a process of its own knows no more of a request than its client: there the three are missing.
+A front that is a process of its own has their durations with the answer, and sets them one behind the other from when
+the request came: what the way between the two took is at the end, in none of the three. Of a request to an
+application, and of one that the prediction cache may answer, there are none.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from clockwright import __version__
 from clockwright.errors import ConfigError, RefusedError
-from clockwright.units import NS_PER_S
+from clockwright.units import NS_PER_S, NS_PER_US
 from controller.front.backend import ToldAnswer
 from controller.front.calls import Call
 from controller.front.oip import CheckedRequest
@@ -82,7 +84,35 @@ class Trace:
                     "clockwright.batch_size": command.batch_size,
                 }
                 inner.append(("exec", begin_ns, run.end_ns, of_batch))
+        elif isinstance(result, ToldAnswer) and "exec_us" in (told := result.parameters or {}):
+            attributes["clockwright.request_id"] = told["request_id"]
+            inner += self._told_steps(told)
         self._over(asked, attributes, inner)
+
+    def _told_steps(
+        self, told: Mapping[str, bool | int | str]
+    ) -> list[tuple[str, int, int, dict[str, Any]]]:
+        """Place what `explain` tells of a request after its arrival here."""
+        queue_ns, load_ns, input_ns, exec_ns, network_ns = (
+            int(told[f"{name}_us"]) * NS_PER_US
+            for name in ("queue", "load", "input", "exec", "network")
+        )
+        on_worker = {"clockwright.worker": told["worker"]}
+        loaded_ns = self._arrival_ns + queue_ns + load_ns
+        # The way to the worker and back is told as one time, so each half of it is a guess.
+        begin_ns = loaded_ns + network_ns // 2 + input_ns
+        steps: list[tuple[str, int, int, dict[str, Any]]] = [
+            ("queue", self._arrival_ns, begin_ns, {}),
+            (
+                "exec",
+                begin_ns,
+                begin_ns + exec_ns,
+                {**on_worker, "clockwright.batch_size": told["batch_size"]},
+            ),
+        ]
+        if told["cold"]:
+            steps.insert(1, ("load", loaded_ns - load_ns, loaded_ns, on_worker))
+        return steps
 
     def failed(self, error: Exception, asked: CheckedRequest | None) -> None:
         """The request is refused, or wrong."""

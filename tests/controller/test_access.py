@@ -24,6 +24,7 @@ from controller.access.grants import (
     write_grants,
 )
 from controller.access.roles import EVERY_ROLE, ROLE_OF, Role
+from controller.front.health import HEALTH_SERVICE
 from controller.front.reflection import METHOD, SERVICES
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -76,7 +77,9 @@ def test_every_method_of_every_service_belongs_to_a_role() -> None:
     ]
     known = set().union(*(methods_of(module.DESCRIPTOR) for module in modules))
     assert len(modules) >= 3
-    of_grpc = {f"/{service}/{METHOD}" for service in SERVICES} | {"/grpc.health.v1.Health/Check"}
+    of_grpc = {f"/{service}/{METHOD}" for service in SERVICES} | {
+        f"/{HEALTH_SERVICE}/{method}" for method in ("Check", "Watch")
+    }
     assert ROLE_OF.keys() == known | of_grpc
     assert set(ROLE_OF.values()) == EVERY_ROLE
 

@@ -32,6 +32,7 @@ STREAMS = {
     "/clockwright.v1.ControlService/AddModel",
     "/clockwright.v1.WorkerService/Attach",
 }
+WATCH = "/grpc.health.v1.Health/Watch"
 CLIENT = frozenset((Role.INFERENCE, Role.METADATA, Role.FEEDBACK))
 
 
@@ -151,6 +152,10 @@ def test_no_method_that_needs_a_role_is_open_to_a_stranger(guarded: Guarded) -> 
             # A stranger that says nothing is not waited for.
             call = guarded.channel.stream_stream(path)(silent(), timeout=60)
             assert ending(call) is grpc.StatusCode.UNAUTHENTICATED, path
+        elif path == WATCH:
+            call = guarded.channel.unary_stream(path)(b"", timeout=60)
+            assert next(call), path
+            call.cancel()
         elif role is Role.HEALTH:
             assert guarded.code(path) is not grpc.StatusCode.UNAUTHENTICATED, path
         else:

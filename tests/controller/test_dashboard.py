@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from clockwright.operator import Operator
 from clockwright.units import ModelId, WorkerId
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key, revoke_key
@@ -22,7 +23,7 @@ from controller.dashboard.live import VIEWERS_MAX, Live
 from controller.dashboard.site import METHOD_OF
 from tests.kit import virtual_time
 from tests.kit.processes import until
-from tests.kit.watched import Served, guarded, serving
+from tests.kit.watched import Served, guarded, serving, taught
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,32 @@ def test_what_says_something_takes_the_role_of_the_method_that_says_the_same(
         allowed = ROLE_OF[f"/clockwright.v1.ControlService/{method}"] is Role.STATISTICS
         assert (get(served.url + path, look)[0] == 200) is allowed, path
     assert get(f"{served.url}/look/nothing")[0] == 404
+
+
+def test_an_application_tells_what_each_context_believes(tmp_path: Path) -> None:
+    with taught(tmp_path / "models") as served:
+
+        def told(asked: str) -> dict[str, Any]:
+            status, event = get(f"{served.url}/live/applications{asked}")
+            assert status == 200
+            found: dict[str, Any] = json.loads(event.removeprefix("data: "))
+            return found
+
+        def beliefs(context: str) -> dict[str, float]:
+            (found,) = told(f"?name=app&context={context}")["applications"]
+            return {row["model"]: row["weight"] for row in found["weights"]}
+
+        (everybodys,) = told("")["applications"]
+        assert everybodys["application"]["name"] == "app"
+        assert everybodys["queries"] == 8
+        assert everybodys["feedbacks"] == [{"reason": "APPLIED", "count": 6}]
+        assert told("?name=app&context=ann")["context"] == "ann"
+        assert beliefs("ann")["alpha"] > beliefs("ann")["beta"]
+        assert beliefs("bob")["alpha"] < beliefs("bob")["beta"]
+        with Operator(f"127.0.0.1:{served.controller.port}") as operator:
+            (info,) = operator.applications("app", context="ann")
+        assert beliefs("ann") == {row.model: row.weight for row in info.weights}
+        assert "no application" in get(f"{served.url}/live/applications?name=nobody")[1]
 
 
 def test_a_page_of_another_site_learns_nothing(server: Served) -> None:

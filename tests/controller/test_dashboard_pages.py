@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from controller.dashboard.site import DashboardSite
 from controller.dashboard.standby import StandbySite
 from tests.kit.browser import chromium
-from tests.kit.watched import HOSTILE, Served, guarded, serving
+from tests.kit.watched import HOSTILE, Served, guarded, serving, taught
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +238,33 @@ def test_a_request_is_explained_at_an_address_of_its_own(server: Served, page: P
     page.goto(f"{server.url}/#/request/{quote(HOSTILE)}")
     expect(page.locator(".verdict")).to_contain_text("no request")
     expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+
+
+def test_an_application_shows_its_answers_and_what_each_context_believes(
+    tmp_path: Path, page: Page
+) -> None:
+    with taught(tmp_path / "models") as served:
+        page.goto(f"{served.url}/#/applications")
+        card = page.get_by_role("region", name="app", exact=True)
+        expect(card).to_contain_text("policy exp4-full, vote; as learned from everybody")
+        expect(card).to_contain_text("8 queries; default answers: none; refused: none")
+        expect(card).to_contain_text("feedback: 6 APPLIED")
+        card.get_by_role("link", name="app", exact=True).click()
+        for context, believed, other in (("ann", "alpha", "beta"), ("bob", "beta", "alpha")):
+            page.get_by_label("Beliefs of one user").fill(context)
+            page.get_by_role("button", name="Show").click()
+            expect(card).to_contain_text(f"as learned from {context}")
+            parts = {}
+            for model in (believed, other):
+                row = card.locator("tbody tr", has=page.get_by_role("link", name=model, exact=True))
+                parts[model] = float(row.get_by_role("cell").nth(0).inner_text().rstrip("%"))
+            assert parts[believed] > 55 > 45 > parts[other], parts
+            assert sum(parts.values()) == pytest.approx(100, abs=0.2)
+        assert page.url == f"{served.url}/#/applications/app?context=bob"
+        assert page.evaluate(FAULTS, TEXT_CONTRAST) == []
+        # From here a model's own page is one step away.
+        card.get_by_role("link", name="alpha", exact=True).click()
+        expect(page.get_by_role("heading", name="alpha")).to_be_visible()
 
 
 def test_a_server_that_goes_away_is_said_to_be_gone_and_found_again(

@@ -28,6 +28,7 @@ METHODS = ["ModelInfer"] * 3 + ["ModelStreamInfer"] * 3 + [
 BLOCKS = [
     *(headers(f"{SERVICE}/{method}") for method in METHODS),
     headers("/grpc.health.v1.Health/Check"),
+    headers("/grpc.health.v1.Health/Watch"),
     headers(MODEL_INFER, ("grpc-timeout", "3S")),
     headers(MODEL_INFER, ("grpc-encoding", "gzip"), ("a-bin", "AAA")),
 ]

@@ -33,6 +33,7 @@ def test_whoever_knows_nothing_learns_to_ask_a_model(channel: Any) -> None:  # n
     database = ProtoReflectionDescriptorDatabase(channel)
     assert list(database.get_services()) == [
         "clockwright.v1.ControlService",
+        "grpc.health.v1.Health",
         "inference.GRPCInferenceService",
     ]
     pool = DescriptorPool(database)

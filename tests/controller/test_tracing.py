@@ -97,6 +97,22 @@ async def traced(
 async def ask(
     server: Controller | Front, traceparent: str = "", *, name: str = "", slo_ms: float = 30_000
 ) -> grpc.StatusCode:
+    try:
+        await answered(server, traceparent, name=name, slo_ms=slo_ms)
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    return grpc.StatusCode.OK
+
+
+async def answered(
+    server: Controller | Front,
+    traceparent: str = "",
+    *,
+    name: str = "",
+    slo_ms: float = 30_000,
+    explain: bool = False,
+) -> pb.ModelInferResponse:
     request = pb.ModelInferRequest(
         model_name="m",
         id=name,
@@ -104,15 +120,13 @@ async def ask(
         raw_input_contents=[bytes(16)],
     )
     request.parameters["slo_ms"].double_param = slo_ms
+    if explain:
+        request.parameters["explain"].bool_param = True
     metadata = (("traceparent", traceparent),) if traceparent else ()
     aio: Any = grpc.aio
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        try:
-            await channel.unary_unary(INFER)(request.SerializeToString(), metadata=metadata)
-        except grpc.RpcError as error:
-            code: grpc.StatusCode = error.code()
-            return code
-    return grpc.StatusCode.OK
+        data = await channel.unary_unary(INFER)(request.SerializeToString(), metadata=metadata)
+    return pb.ModelInferResponse.FromString(data)
 
 
 def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401  protobuf's
@@ -212,7 +226,7 @@ def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(
     run(main())
 
 
-def test_a_front_apart_traces_what_its_clients_see_of_a_request(tmp_path: Path) -> None:
+def test_a_front_apart_traces_what_its_controller_tells_of_a_request(tmp_path: Path) -> None:
     async def main() -> None:
         apart = Collector()
         async with traced(tmp_path, "http2", share=0.0) as (controller, collector):
@@ -223,11 +237,31 @@ def test_a_front_apart_traces_what_its_clients_see_of_a_request(tmp_path: Path) 
                 trace_share=1.0,
             )
             async with front_process.serving(config) as front:
-                assert await ask(front, name="mine") is grpc.StatusCode.OK
+                for name in ("first", "second"):
+                    # It is the trace that wants to know, and not the client.
+                    assert not (await answered(front, name=name)).parameters
+                told = (await answered(front, name="told", explain=True)).parameters
+                assert told["slo_source"].string_param == "slo_ms"
+                assert await ask(front, name="late", slo_ms=0.01) is not grpc.StatusCode.OK
         apart.server.stop(None)
         assert collector.taken() == []
-        (whole,) = apart.taken()
-        assert attributes(whole)["request_id"] == "mine"
+        spans = apart.taken()
+        wholes = {attributes(span)["request_id"]: span for span in spans if not span.parent_span_id}
+        assert wholes.keys() == {"first", "second", "told", "late"}
+        for name, whole in wholes.items():
+            inner = {span.name: span for span in spans if span.parent_span_id == whole.span_id}
+            queue = inner["queue"]
+            assert queue.start_time_unix_nano == whole.start_time_unix_nano
+            if name == "late":
+                assert inner.keys() == {"queue"}
+                continue
+            assert attributes(whole)["clockwright.request_id"] > 0
+            assert inner.keys() == {"queue", "exec"} | ({"load"} if name == "first" else set())
+            run = inner["exec"]
+            assert queue.end_time_unix_nano == run.start_time_unix_nano
+            assert run.end_time_unix_nano <= whole.end_time_unix_nano
+            assert attributes(run)["clockwright.worker"] == "w0"
+            assert attributes(run)["clockwright.batch_size"] == 1
 
     run(main())
 

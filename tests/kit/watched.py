@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from typing_extensions import override
+
+from clockwright import Client, Feedback
+from clockwright.actions import Action, Infer
+from clockwright.bulk import Buffer
 from clockwright.channel import Access
+from clockwright.operator import Operator
 from clockwright.units import NS_PER_S, ModelId
+from clockwright.v1 import control_pb2
+from clockwright.v1 import worker_pb2 as pb
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key
 from controller.access.roles import Role
@@ -68,7 +77,13 @@ def worker_of(controller: Controller, key: str) -> LoopbackWorker:
 
 
 @contextmanager
-def serving(folder: Path, *, worker_key: str = "", **changes: Any) -> Iterator[Served]:  # noqa: ANN401
+def serving(
+    folder: Path,
+    *,
+    worker_key: str = "",
+    worker_of: Callable[[Controller, str], LoopbackWorker] = worker_of,
+    **changes: Any,  # noqa: ANN401
+) -> Iterator[Served]:
     """A controller with two models, and a worker whose answers are what it is asked."""
     for name in ("alpha", "beta"):
         (folder / name / "1").mkdir(parents=True)
@@ -126,3 +141,49 @@ def guarded(folder: Path) -> Iterator[tuple[Served, str, str]]:
     access = AccessConfig(keys_file=keys)
     with serving(folder / "models", access=access, worker_key=work) as served:
         yield served, look, infer
+
+
+class LabellingWorker(LoopbackWorker):
+    """Both models give a label: alpha the first number that it is asked, and beta one more."""
+
+    @override
+    def description(self, model_id: str, **changes: object) -> pb.ModelReady:
+        label = pb.TensorSpec(name="label", datatype="INT64", row_shape=[])
+        return super().description(model_id, outputs=[label], **changes)
+
+    @override
+    async def answer(self, action: Action, payload: Sequence[Buffer]) -> None:
+        if isinstance(action, Infer):
+            shift = int(action.model_id.startswith("beta"))
+            payload = [
+                (np.frombuffer(each, np.float32)[:1].astype(np.int64) + shift).tobytes()
+                for each in payload
+            ]
+        await super().answer(action, payload)
+
+
+@contextmanager
+def taught(folder: Path) -> Iterator[Served]:
+    """A server with an application of both models; ann's answers show that alpha is right, bob's that beta is.
+
+    Each has asked three times, and a fourth time without a word on the answer.
+    """
+    with serving(
+        folder, worker_of=lambda controller, _: LabellingWorker(controller.port)
+    ) as served:
+        address = f"127.0.0.1:{served.controller.port}"
+        row = np.zeros((1, 4), np.float32)
+        with Operator(address) as operator, Client(address) as client:
+            operator.put_application(
+                control_pb2.Application(name="app", models=["alpha", "beta"], no_cache=True)
+            )
+            # In turn: who comes new begins with what everybody before him has shown.
+            for context, label in (("ann", 0), ("bob", 1)) * 3:
+                result = client.infer("app", row, slo_ms=30_000, context=context)
+                assert set(result.explanation["models"].split(",")) == {"alpha", "beta"}
+                (outcome,) = client.feedback(Feedback(result.query_id, label=label))
+                assert outcome.status == "APPLIED"
+            # Both models answer, and whom the user believes more is heard.
+            assert client.infer("app", row, slo_ms=30_000, context="ann").outputs["label"] == [0]
+            assert client.infer("app", row, slo_ms=30_000, context="bob").outputs["label"] == [1]
+        yield served

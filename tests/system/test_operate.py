@@ -6,15 +6,20 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from clockwright import Client
 from clockwright.cli.main import main
+from clockwright.client import Array
 from clockwright.operator import Operator
-from clockwright.units import NS_PER_S
+from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import control_pb2 as pb
 from experiments.live.local_server import LocalServer
+from modelzoo.build import write_model
 from tests.kit.processes import until, worker, write_models
 from traces.arrivals import FixedRate, Workload
 from traces.client_record import ClientRecord
@@ -121,6 +126,61 @@ def test_models_are_pinned_and_reloaded_and_workers_drained_while_all_are_answer
         outcomes = asking.end()
     assert outcomes == {"OK": sum(outcomes.values())}
     assert len(outcomes) == 1
+
+
+def test_a_new_version_takes_over_while_each_request_is_answered_by_one_or_the_other(
+    tmp_path: Path, command: Callable[..., int]
+) -> None:
+    models = write_models(tmp_path / "models", m="mlp-16-32-4")
+    row = np.ones((1, 16), np.float32)
+    answers: list[tuple[str, Array]] = []
+    over = threading.Event()
+    with (
+        LocalServer(
+            ["--models", str(models), "--pages", "4", "--cache-dir", str(tmp_path / "cache")]
+        ) as server,
+        Operator(server.address) as operator,
+        ThreadPoolExecutor(4) as askers,
+    ):
+
+        def ask() -> None:
+            with Client(server.address) as client:
+                while not over.is_set():
+                    result = client.infer("m", row, slo_ms=SLO_NS / NS_PER_MS)
+                    (output,) = result.outputs.values()
+                    answers.append((result.model_version, output))
+
+        # Whatever fails in one of them fails the test, at its result.
+        asking = [askers.submit(ask) for _ in range(4)]
+
+        def come(num: int) -> None:
+            """Wait for so many further answers, or an asker's end, which is a failure."""
+            last = len(answers) + num
+            until(
+                lambda: len(answers) >= last or any(each.done() for each in asking),
+                what=f"{num} answers",
+            )
+
+        try:
+            come(20)
+            # Not taken by itself: somebody may still be writing it.
+            write_model("mlp-16-32-4", models / "m" / "2" / "model.onnx", seed=2)
+            come(20)
+            assert {version for version, _ in answers} == {"1"}
+            assert command("models", "reload", "m", "--server", server.address) == 0
+            assert model_of(operator, "m").version == "2"
+            come(20)
+        finally:
+            over.set()
+        for each in asking:
+            each.result()
+    # Those that were on their way at the reload may be anyone's; each is wholly of one version.
+    assert {version for version, _ in answers[-10:]} == {"2"}
+    outputs = dict(answers)
+    assert outputs.keys() == {"1", "2"}
+    assert not np.allclose(outputs["1"], outputs["2"], rtol=0.1)
+    for version, output in answers:
+        np.testing.assert_allclose(output, outputs[version], rtol=1e-3)
 
 
 def test_a_pin_outlives_the_controller_and_goes_with_its_model(

@@ -19,8 +19,8 @@ from traces.arrivals import FixedRate, Workload
 from traces.arrivals_file import read_workload
 from traces.client_record import ClientRecord, summarise
 from traces.load import OfferedLoad, read_weights, report_of, too_late
-from traces.load_show import histogram
-from traces.replay import AskingStyle, play
+from traces.load_show import histogram, progress_line
+from traces.replay import AskingStyle, ReplayProgress, play
 from traces.request_inputs import RequestInputs, model_inputs
 
 MS = NS_PER_MS
@@ -76,6 +76,49 @@ def test_latency_counts_from_when_a_request_was_due_and_so_does_the_deadline() -
 def test_a_run_without_requests_has_a_summary() -> None:
     assert summarise(record_of(), seconds=1.0).good_request_fraction == 1.0
     assert histogram(record_of()) == []
+
+
+def progress_of(
+    seconds: int, sent: int, done: int, in_time: int, **outcomes: int
+) -> ReplayProgress:
+    return ReplayProgress(
+        elapsed_ns=seconds * NS_PER_S,
+        num_sent=sent,
+        num_done=done,
+        num_in_time=in_time,
+        lateness_ns_max=0,
+        outcomes=outcomes,
+        latency_ns_p50=3 * MS,
+        latency_ns_p99=9 * MS,
+    )
+
+
+def test_progress_is_of_the_time_since_it_was_last_told() -> None:
+    first = progress_of(1, 3000, 2990, 2900, OK=2900, COLD=90)
+    assert progress_line(first, None) == (
+        "   1 s  sent 3,000 r/s, in time 2,900 r/s, p50 3.0 ms, p99 9.0 ms, 90 COLD; 10 open"
+    )
+    # What was refused before, and is no more, is not said; what is new is.
+    second = progress_of(3, 5000, 5000, 4800, OK=4800, COLD=90, LATE=110)
+    assert progress_line(second, first) == (
+        "   3 s  sent 1,000 r/s, in time 950 r/s, p50 3.0 ms, p99 9.0 ms, 55 LATE; 0 open"
+    )
+
+
+def test_a_replay_tells_its_progress_while_it_runs_and_nothing_is_counted_twice() -> None:
+    told: list[ReplayProgress] = []
+    with foreign_server() as server:
+        source = FixedRate(
+            models=range(1), rate_rps=40, slo_ns=60 * NS_PER_S, end_ns=3 * NS_PER_S // 2
+        )
+        record = play(
+            server.address, Workload(models=("echo",), sources=(source,)), on_progress=told.append
+        )
+    assert told
+    for before, now in zip((None, *told), told, strict=False):
+        assert progress_line(now, before).endswith(f"; {now.num_sent - now.num_done} open")
+    assert told[-1].num_done <= told[-1].num_sent <= len(record)
+    assert sum(told[-1].outcomes.values()) == told[-1].num_done
 
 
 def test_each_slo_has_numbers_of_its_own_and_the_warm_up_none() -> None:
