@@ -54,14 +54,11 @@ from controller.telemetry_files import TableFile
 from experiments.faults.device import FoldingModel, ModelSpec, QueueingFoldingDevice
 from experiments.faults.story import Happening, Play, Story, play
 from experiments.faults.world import World
+from tests.kit.fault_stories import LENGTH_NS, NUM_REQUESTS, play_stories
 from worker import lane_threads
 from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core
 
-# A test plays so many short stories.
-_STORIES = 12
-_NUM_REQUESTS = 40
-_LENGTH_NS = 500 * NS_PER_MS
 # A rule that is broken is found by one of so many.
 _STORIES_MAX = 60
 
@@ -81,8 +78,8 @@ def story_of(
 ) -> Story:
     return Story(
         seed,
-        num_requests=_NUM_REQUESTS,
-        length_ns=_LENGTH_NS,
+        num_requests=NUM_REQUESTS,
+        length_ns=LENGTH_NS,
         kinds=kinds,
         lease=lease,
         keyed=keyed,
@@ -99,12 +96,8 @@ def story_of(
 def test_whatever_goes_wrong_each_request_gets_one_answer_and_all_is_well_afterwards(
     seed: int,
 ) -> None:
-    ends: Counter[str] = Counter()
-    for number in range(_STORIES):
-        outcome = play(story_of(seed * _STORIES + number, lease=None))
-        assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
-        ends += outcome.outcomes
-    assert ends["answered"] > ends.total() / 2
+    # The other stories lie in `test_simulated_stories_*.py`.
+    play_stories(seed)
 
 
 def test_outputs_that_a_front_looked_at_as_its_connection_broke_come_back() -> None:
