@@ -423,6 +423,16 @@ def test_a_feedback_that_teaches_twice_is_noticed(monkeypatch: pytest.MonkeyPatc
     first_violation("twice something was learned", learns=True)
 
 
+def test_what_clients_send_twice_and_again_is_answered_each_time_and_teaches_once() -> None:
+    said: Counter[str] = Counter()
+    for seed in range(6):
+        outcome = play(story_of(seed, ("duplicate", "duplicate", "reset"), learns=True))
+        assert not outcome.violation, "\n".join((f"seed {seed}", *outcome.transcript))
+        said.update(re.findall("is sent again|is told again", "\n".join(outcome.transcript)))
+    assert said["is sent again"] > 50
+    assert said["is told again"] > 0
+
+
 def test_a_feedback_of_somebody_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Caller, "owner", "anybody")
     first_violation("judges the answer to", keyed=True, learns=True)
