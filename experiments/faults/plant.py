@@ -344,6 +344,7 @@ class Plant:
         lease = self.lease
         # On one host all have one folder, and each of several hosts has its own.
         state = "state" if lease is None or lease.host is None else f"state of {name}"
+        host.disk.folders |= {self.folder / state, self.telemetry_folder(name)}
         config = ControllerConfig(
             host=self.network.address(host),
             port=int(self._controller_address(name).rpartition(":")[2]),
@@ -431,6 +432,7 @@ class Plant:
             cache_dir=self.folder / host.name,
             payload_host=self.network.address(host),
         )
+        host.disk.folders.add(config.cache_dir)
         limits = Limits(arena_bytes=_ARENA_BYTES, num_pages=num_pages, io_bytes=_IO_BYTES // 4)
 
         async def main() -> None:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -475,6 +476,14 @@ def _duplicate(story: Story) -> tuple[str, Act]:
     )
 
 
+def _host_power(story: Story) -> tuple[str, Act]:
+    name, down_ns = story.somebody("controller"), story.a_while_ns()
+    return (
+        f"the host of {name} loses power, with all that runs there and was not synced, back after {_ms(down_ns)}",
+        lambda play: play.lose_power(name, down_ns),
+    )
+
+
 FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "crash": _crash,
     "terminate": _terminate,
@@ -494,9 +503,10 @@ FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "lease": _lease_out_of_reach,
     "store": _store,
     "duplicate": _duplicate,
+    "host power": _host_power,
 }
 # Kinds that came to stories that were told already.
-_LATER = ("duplicate",)
+_LATER = ("duplicate", "host power")
 
 
 def _ms(time_ns: int) -> str:
@@ -577,6 +587,15 @@ class Play:
             self._down_until_ns[name] = self.world.now_ns + down_ns
             process.kill(silently=silently)
         self.world.after(down_ns, lambda: self.start(name))
+
+    def lose_power(self, name: str, down_ns: int) -> None:
+        host = self._hosts[name]
+        here = [each for each in self.names if self._hosts[each] is host]
+        for each in here:
+            self._down_until_ns[each] = self.world.now_ns + down_ns
+        host.lose_power()
+        for each in here:
+            self.world.after(down_ns, partial(self.start, each))
 
     def terminate(self, name: str) -> None:
         if (process := self.process(name)) is not None:

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
 from clockwright.errors import DeniedError, StoreError
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
+from controller import state_file
 from controller.access.authoriser import Authoriser, Credentials
 from controller.access.caller import Caller
 from controller.access.guard import Guard
@@ -247,7 +249,8 @@ def test_a_story_leaves_nothing_behind() -> None:
     gc.collect()
     before = there()
     assert not play(story_of(1018)).violation
-    # What earlier tests of this process had may go meanwhile.
+    # What died as it was collected goes with the next collection. What earlier tests of this process had may go too.
+    gc.collect()
     assert all(now <= then for now, then in zip(there(), before, strict=True))
 
 
@@ -498,6 +501,46 @@ def test_rows_of_telemetry_that_are_lost_or_double_are_noticed(
 
     monkeypatch.setattr(TableFile, "add", add_so_often)
     first_violation(words, kinds=("disk full",), writes=True)
+
+
+def test_what_was_confirmed_outlives_a_loss_of_the_controllers_power() -> None:
+    for seed in (1, 2, 3):
+        outcome = play(story_of(seed, ("host power", "host power"), learns=True, writes=True))
+        assert not outcome.violation, "\n".join((f"seed {seed}", *outcome.transcript))
+
+
+def test_a_state_that_is_not_synced_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = state_file._prepare
+
+    def prepare_in_a_hurry(connection: sqlite3.Connection, path: Path | None) -> None:
+        prepare(connection, path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    monkeypatch.setattr(state_file, "_prepare", prepare_in_a_hurry)
+    first_violation("is to be", kinds=("host power",) * 2)
+
+
+def test_uploads_that_are_not_synced_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.uploads._sync", lambda _: None)
+    first_violation("is to be", kinds=("host power",) * 2)
+
+
+def test_a_row_of_telemetry_that_a_loss_of_power_has_torn_and_that_stays_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose_power(play: Play) -> None:
+        play.lose_power("controller0", 200 * NS_PER_MS)
+
+    def violations() -> Iterator[str]:
+        for seed in (1, 2):
+            story = story_of(seed, kinds=(), keyed=False, learns=False, writes=True)
+            lost = Happening(1500 * NS_PER_MS, "the controller's host loses power", lose_power)
+            happenings = sorted([lost, *story.happenings], key=attrgetter("at_ns"))
+            yield play(story, happenings).violation
+
+    assert not any(violations())
+    monkeypatch.setattr("controller.telemetry_files._cut_torn_row", lambda _: None)
+    assert any("telemetry of controller0 has a row" in violation for violation in violations())
 
 
 def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
