@@ -22,6 +22,8 @@ _DROPPED_SHARE = 0.01
 _REFUSED_MIN = 3
 # So busy may a lane be, so that bursts find room.
 _TARGET_BUSY = 0.8
+# Lanes that load for more than this part of their time have little room left for models that come next.
+_LOADING_BUSY = 0.5
 # Fewer actions that came too late to be run may be chance.
 _LATE_MIN = 5
 # A rate that is less would be shown as 0.0.
@@ -178,10 +180,12 @@ def too_few_pages(
     """Find kinds of workers whose caches are too small for the models that are asked."""
     found = []
     for kind in status.kinds:
-        if not _matters_now(kind.dropped_for_pages_rps, status):
+        mine = [worker for worker in workers if worker.gpu_kind == kind.gpu_kind]
+        harmful = _matters_now(kind.dropped_for_pages_rps, status)
+        loading = _busy(kind, workers, "load_busy")
+        if not harmful and (loading < _LOADING_BUSY or not kind.evictions_per_s):
             found += _past("too few pages", kind.dropped_for_pages_rps, "pages", kind, status)
             continue
-        mine = [worker for worker in workers if worker.gpu_kind == kind.gpu_kind]
         pages = sum(worker.num_pages for worker in mine)
         free = sum(worker.num_free_pages for worker in mine)
         enough = "give workers more --pages, or add one"
@@ -198,11 +202,17 @@ def too_few_pages(
                 f"; the {most_free} free ones of a worker are too few for the smallest model that was refused, "
                 f"which needs {asked.num_least}"
             )
+        much = (
+            _how_many(kind.dropped_for_pages_rps, status)
+            if harmful
+            else f"nothing is refused for it yet, but loading takes {loading:.0%} of the time of {_workers(kind)}"
+        )
         found.append(
             ClusterFinding(
                 name="too few pages",
-                words=f"{_how_many(kind.dropped_for_pages_rps, status)}: models on {kind.gpu_kind} push each other out "
+                words=f"{much}: models on {kind.gpu_kind} push each other out "
                 f"({kind.evictions_per_s:.1f} evictions/s, {free} of {pages} pages free{too_small}); {enough}",
+                harmful=harmful,
             )
         )
     return found

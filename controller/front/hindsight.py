@@ -329,13 +329,13 @@ def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
         )
     if response.dropped_share:
         words.append(
-            f"Of the requests for such workers {response.dropped_share:.1%} were dropped of late."
+            f"Of the requests for such workers {response.dropped_share:.1%} were refused lately."
         )
     for lane in response.lanes:
         where = "resident" if lane.resident else "on their way" if lane.loading else "not there"
         words.append(
             f"Worker {lane.worker_id}: its weights ({_times(response.num_pages, 'page')}) were {where};"
-            f" EXEC was busy for {format_ns(lane.exec_busy_ns)}, LOAD for"
+            f" EXEC was planned for {format_ns(lane.exec_busy_ns)} more, LOAD for"
             f" {format_ns(lane.load_busy_ns)}; {lane.num_free_pages} of {lane.num_pages} pages were free."
         )
     return words

@@ -114,7 +114,7 @@ class RefusedEarly(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     slo_ns: _Slo
     #: What its tenant may have, as in `core.quotas.Exceeded`.
     bound: Literal["rate_rps", "slo_ns_min", "slo_ns_max"]
-    expected: float
+    expected: Annotated[float, Meta(ge=0, le=float(SLO_NS_MAX))]
     retry_ns: _Time | None
 
 

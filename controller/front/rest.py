@@ -426,7 +426,9 @@ class RestApp:
             assert isinstance(described, pb.ModelMetadataResponse)
             parts, form = read_raw_request(body, described, slo_ms=slo_ms, tenant=tenant)
         else:
-            # Others have their turn while it is read, so it has to count meanwhile.
+            # Others have their turn while it is read, so it has to count meanwhile, and nobody may want it any more.
+            gone = asyncio.Event()
+            origin.connection.when_gone = gone.set
             self._door.num_bytes += len(body)
             try:
                 parts, form = await read_request(
@@ -434,12 +436,13 @@ class RestApp:
                     json_bytes,
                     model=names["name"],
                     version=names.get("version", ""),
-                    pause=self._pause,
+                    pause=functools.partial(self._pause, gone),
                     slo_ms=slo_ms,
                     tenant=tenant,
                 )
             finally:
                 self._door.num_bytes -= len(body)
+                origin.connection.when_gone = None
         call = _RestCall(origin.arrival_ns, caller, headers, self._throttle)
         connection = origin.connection
         connection.when_gone = lambda: _give_up(call)
@@ -468,10 +471,16 @@ class RestApp:
             ],
         )
 
-    async def _pause(self) -> None:
-        """Let others have their turn; of all who read what is long, one goes on in each."""
+    async def _pause(self, gone: asyncio.Event) -> None:
+        """Let others have their turn; of all who read what is long, one goes on in each.
+
+        Raises:
+            _GoneError: the client hung up.
+        """
         async with self._slicing:
             await asyncio.sleep(0)
+        if gone.is_set():
+            raise _GoneError
 
     def _whole(self, parts: Sequence[Buffer]) -> Buffer:
         """Put a message's parts behind each other; a large one where workers of this host can read it."""

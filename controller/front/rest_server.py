@@ -487,8 +487,9 @@ class _Connection(HttpToolsProtocol):
         self._sweeps = self._sweeps + 1 if self._coming else 0
         is_idle = not self._is_serving and (not self._coming or self._sweeps > _COMING_SOON)
         self.idle_sweeps = self.idle_sweeps + 1 if is_idle else 0
-        never_began = self.cycle is None and not self._coming and self.idle_sweeps > _IDLE_MAX
-        if never_began or self._sweeps > _COMING_MAX or self._stalled_sweeps > _STALL_MAX:
+        # uvicorn closes who says nothing at all behind an answer; empty lines stop its clock.
+        is_silent = not self._coming and self.idle_sweeps > _IDLE_MAX
+        if is_silent or self._sweeps > _COMING_MAX or self._stalled_sweeps > _STALL_MAX:
             log.debug("connection of %s: the client is too slow", self.peer)
             self.transport.abort()
 

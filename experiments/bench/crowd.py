@@ -206,7 +206,7 @@ class Setting:
     num_names: int = 4000
     #: Times that each case is measured.
     rounds: int = 3
-    #: Findings time of a case, and the time before it that does not count.
+    #: Measured time of a case, and the time before it that does not count.
     seconds: float = 3.0
     warm_s: float = 1.0
 

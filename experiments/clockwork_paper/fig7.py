@@ -348,16 +348,16 @@ def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
         )
     )
     right = []
-    for mix in setting.right:
-        if mix.num_bc:
-            rows = _of(recorded.tables["_right"], num_bc=mix.num_bc)
-            panel = _panel(
-                f"{NUM_LS} models beside {mix.num_bc} batch clients: in time",
-                rows, "ls_satisfaction", "ls_bound",
-            )  # fmt: skip
-            marks = {_MANY_REJECTED: "the paper: many rejected below"}
-            right.append(replace(panel, marks=marks))
-    if right:
+    beside = [mix for mix in setting.right if mix.num_bc]
+    for mix in beside:
+        rows = _of(recorded.tables["_right"], num_bc=mix.num_bc)
+        panel = _panel(
+            f"{NUM_LS} models beside {mix.num_bc} batch clients: in time",
+            rows, "ls_satisfaction", "ls_bound",
+        )  # fmt: skip
+        marks = {_MANY_REJECTED: "the paper: many rejected below"}
+        right.append(replace(panel, marks=marks))
+    if beside:
         title = f"What those {mix.num_bc} batch clients get meanwhile"
         right.append(_panel(title, rows, "bc_rps", "bc_bound_rps"))
     return [row for row in (left, right) if row]

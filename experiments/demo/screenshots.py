@@ -69,7 +69,7 @@ STAGES: Final[Mapping[str, Stage]] = {
     "slow-worker": Stage(
         rate_rps=45, workers={"gpu-0": 1.0, "gpu-1": 2.5, "gpu-2": 1.0}, views=("timeline",)
     ),
-    "too-few-pages": Stage(rate_rps=65, models=_MORE, pages=14, views=("pages", "timeline")),
+    "too-few-pages": Stage(rate_rps=85, models=_MORE, pages=14, views=("pages", "timeline")),
 }
 
 

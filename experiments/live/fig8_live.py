@@ -20,7 +20,7 @@ part of it, and is told besides. The client sends and reads every half milliseco
 The simulator is given the same requests and what was measured of the same server before: the processor time
 that its controller takes per request, in a stretch of the same replay with other arrivals; and the delays of
 links and lanes on an idle machine (`experiments.live.beside`), less the controller's share of them. One
-function (`experiments.study.beside.side_of`) sums up both sides.
+function (`experiments.study.sides.side_of`) sums up both sides.
 
     python -m experiments fig8_live --seconds 600
     python -m experiments fig8_live --seconds 20 --warmup 5 --lines gpus6 --directory /tmp/live

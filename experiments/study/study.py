@@ -177,7 +177,10 @@ class Study(Generic[SettingT, PointT]):
             table = list(rows(setting, points))
             target = directory / f"{self.name}{ending}.csv"
             kept = _others(target, table, axes_of(self.key)) if add else []
-            write_csv(target, list(table[0]), (list(row.values()) for row in [*kept, *table]))
+            columns = list(table[0])
+            # What was written before may have had other columns.
+            cells = ([row.get(name, "") for name in columns] for row in [*kept, *table])
+            write_csv(target, columns, cells)
         figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
         _show(compared)

@@ -33,6 +33,21 @@ def test_a_server_that_is_well_has_no_findings() -> None:
     assert diagnose(status_of(exec_busy=0.9, evictions_per_s=20), WELL) == []
 
 
+def test_models_that_push_each_other_out_are_a_warning_before_anything_is_refused() -> None:
+    busy = (
+        worker("a", exec_over_others=1.0, load_busy=0.7),
+        worker("b", exec_over_others=1.0, load_busy=0.6),
+    )
+    (finding,) = diagnose(status_of(evictions_per_s=29, load_busy=0.65), busy)
+    assert (finding.name, finding.harmful, finding.past) == ("too few pages", False, False)
+    assert finding.words.startswith(
+        "nothing is refused for it yet, but loading takes 65% of the time of 2 workers of V100: models on V100 push each other out"
+    )
+    # The first loads of all models are none, nor is a long tail of cold models that leaves the lanes time.
+    assert diagnose(status_of(load_busy=0.65), busy) == []
+    assert diagnose(status_of(evictions_per_s=29), WELL) == []
+
+
 @pytest.mark.parametrize(
     ("shortage", "name", "figure"),
     [

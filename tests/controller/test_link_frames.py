@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from clockwright.bulk import Buffer
-from clockwright.errors import Refusal
+from clockwright.errors import ProtocolError, Refusal
 from clockwright.frames import PREFIX
 from clockwright.tensors import TensorSpec
 from controller.front import link_frames
@@ -48,3 +50,16 @@ def test_a_front_of_the_first_release_hears_no_field_that_it_does_not_know() -> 
     assert len(fields(link_frames.encode(link_frames.Beat(1, None, True, 1, True)))) == 5
     told = link_frames.encode_told([], [], [], [], [], [])
     assert len(fields(told)) == 5
+
+
+@pytest.mark.parametrize("expected", [math.inf, math.nan, -1.0, 1e300])
+def test_what_a_tenant_may_have_is_a_number_that_can_be_told(expected: float) -> None:
+    def beat(number: float) -> bytes:
+        early = ("a", "m", "gold", 1, 1, 2, 3, "slo_ns_min", number, None)
+        return header((FRONT_BEAT, 5, None, {}, {}, {}, [early]))
+
+    taken = link_frames.decode_from_front(beat(1e9))
+    assert isinstance(taken, link_frames.FrontBeat)
+    assert taken.early[0].expected == 1e9
+    with pytest.raises(ProtocolError, match="Expected `float`"):
+        link_frames.decode_from_front(beat(expected))

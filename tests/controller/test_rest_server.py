@@ -184,6 +184,25 @@ def test_who_hangs_up_at_once_or_with_requests_behind_each_other_leaves_nothing(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+def test_who_hangs_up_while_long_data_is_read_is_asked_for_no_more(tmp_path: Path) -> None:
+    body = BODY.replace(b"[1, 2, 3]", b"[1, %b 2, 3]" % (b" " * 50_000))
+    assert len(body) > 50_000
+    with serving_in_thread(tmp_path, rest=True) as server:
+        door = server.front_end.rest_server
+        assert door is not None
+        slicing = door.config.app._slicing  # type: ignore[union-attr]
+        server.run(slicing.acquire())
+        with dial(server.rest) as sock:
+            sock.sendall(request_of(body))
+            server.until(lambda _: bool(slicing._waiters))
+        server.until(lambda _: not door.connections)
+        server.do(lambda _: slicing.release())
+        server.until(lambda _: not door.state.tasks)
+        assert not server.do(lambda each: each.runtime.telemetry.requests)
+        assert server.do(lambda _: door.door.num_bytes) == 0
+        assert is_served(server)
+
+
 def test_a_requests_clock_starts_with_its_first_byte(tmp_path: Path) -> None:
     ahead_ns = 0
     clock: Callable[[], int] = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
@@ -251,6 +270,23 @@ def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
             slow.sendall(request_of()[50:60])
             sweep(3)
             assert answer(slow)[0] == 0
+
+
+def test_empty_lines_behind_an_answer_keep_no_connection_open(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
+        door = server.front_end.rest_server
+        assert door is not None
+        sock.sendall(request_of())
+        assert answer(sock)[0] == 200
+        (connection,) = door.connections
+        server.until(lambda _: connection.timeout_keep_alive_task is not None)
+        sock.sendall(b"\r\n")
+        server.until(lambda _: connection.timeout_keep_alive_task is None)
+        for _ in range(rest_server._IDLE_MAX):
+            server.do(lambda _: connection.sweep())
+        assert not connection.transport.is_closing()
+        server.do(lambda _: connection.sweep())
+        assert answer(sock)[0] == 0
 
 
 # --- what is sent ---------------------------------------------------------------------------------

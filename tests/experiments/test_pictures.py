@@ -7,12 +7,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.telemetry import OK
 from experiments.__main__ import declared
+from experiments.clockwork_paper import fig7
 from experiments.demo import poisoned
 from experiments.policies import floors, lanes, overload
 from experiments.policies.floors import FORMS, QUICK_OVERLOAD
@@ -137,13 +139,25 @@ def test_every_axis_has_a_unit_or_counts(pictures: Pictures) -> None:
     assert [pair for pair in axes if not _UNITS.search(pair[1])] == []
 
 
-def test_curves_of_a_panel_differ_in_more_than_colour(pictures: Pictures) -> None:
+def test_curves_of_a_panel_look_unlike_and_in_more_than_colour_where_a_legend_names_them(
+    pictures: Pictures,
+) -> None:
     for name, (_, rows) in pictures.items():
         for panel in (panel for row in rows for panel in row):
             assert {curve.colour for curve in panel.curves} <= {*COLOURS, BLACK}, name
             labelled = [curve for curve in panel.curves if curve.label]
-            looks = Counter((c.colour, c.line, c.marker, c.width) for c in labelled)
+            # A label beside its curve needs no colour to be found.
+            looks = Counter(
+                ("" if panel.legend else c.colour, c.line, c.marker, c.width) for c in labelled
+            )
             assert max(looks.values(), default=1) == 1, (name, panel.title)
+
+
+def test_what_batch_clients_get_is_drawn_of_the_last_that_there_are() -> None:
+    setting = fig7.Setting()
+    turned = replace(setting, scenarios=tuple(reversed(setting.scenarios)))
+    titles = [panel.title for row in fig7.STUDY.drawn(setting=turned) for panel in row]
+    assert "What those 12 batch clients get meanwhile" in titles
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.png")), ids=lambda file: file.name)

@@ -15,6 +15,7 @@ from clockwright.errors import ConfigError
 from experiments.study.bench import Findings, bench, need_cores
 from experiments.study.compared import Compared
 from experiments.study.pictures import Curve, Panel, tail
+from experiments.study.report import write_csv
 from experiments.study.study import (
     ONLY_RECORD,
     SHARE,
@@ -230,6 +231,22 @@ def test_a_command_line_says_how_much_is_asked_and_where_files_go(tmp_path: Path
     assert (figures["edf_mh_size3_area"], figures["edf_mh_size4_area"]) == (9.0, 16.0)
     sizes = [line.split(",")[1] for line in (tmp_path / "squares.csv").read_text().splitlines()]
     assert sizes == ["size", "3", "4"]
+
+
+def test_rows_that_were_written_with_other_columns_keep_their_places(tmp_path: Path) -> None:
+    words = ["--policies", "edf_mh", "--directory", str(tmp_path)]
+    STUDY.main([*words, "--sizes", "3"])
+    table = tmp_path / "squares.csv"
+    with table.open(newline="") as file:
+        (before,) = csv.DictReader(file)
+    del before["busy"]
+    names = ["gone", *reversed(before)]
+    write_csv(table, names, [[{**before, "gone": "7"}[name] for name in names]])
+    STUDY.main([*words, "--sizes", "4", "--add"])
+    with table.open(newline="") as file:
+        kept, new = csv.DictReader(file)
+    assert kept == {**before, "busy": ""}
+    assert (new["size"], new["area"], new["busy"]) == ("4", "16", "0.25")
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:

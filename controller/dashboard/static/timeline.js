@@ -191,14 +191,11 @@ function paint(canvas, data, lanes, from, actions, chosen) {
     const y = top + index * laneHigh;
     ctx.fillStyle = inks.grid;
     ctx.fillRect(0, y - GAP / 2, width, 1);
-    ctx.fillStyle = inks.ink;
-    ctx.fillText(`${short(worker)} EXEC`, LEFT - 12, y + LANE.exec / 2, LEFT - 16);
+    const slow = data.slow[worker];
+    ctx.fillStyle = slow ? inks.warn : inks.ink;
+    ctx.fillText(slow ? `◆ ${slow.toFixed(1)} × slower ${short(worker)} EXEC` : `${short(worker)} EXEC`, LEFT - 12, y + LANE.exec / 2, LEFT - 16);
     ctx.fillStyle = inks.dim;
     ctx.fillText("LOAD", LEFT - 12, y + LANE.exec + LANE.load / 2, LEFT - 16);
-    if (data.slow[worker]) {
-      ctx.fillStyle = inks.warn;
-      ctx.fillText(`◆ slow: ${data.slow[worker].toFixed(1)} × others`, LEFT - 12, y + LANE.exec + LANE.load + 4, LEFT - 16);
-    }
   });
   return { places, numHidden };
 }
