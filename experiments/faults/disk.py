@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Of SQLite's settings: every transaction is synced as it ends.
+# SQLite syncs every transaction as it ends, from this value of its setting on.
 _FULL = 2
 
 
