@@ -122,7 +122,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         if channel is None:
             return False
         check = channel.unary_unary(f"/{HEALTH_SERVICE}/Check")
-        shown = (*self._shown, (FORWARDED, tell(CALLER.get())))
+        shown = (*self._shown(), (FORWARDED, tell(CALLER.get())))
         try:
             status: bytes = await check(b"", timeout=_HOLD_S, metadata=shown)
         except grpc.aio.AioRpcError:
