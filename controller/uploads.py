@@ -214,6 +214,9 @@ class Uploads:
 
         await self._state.run(read)
         self._directory.mkdir(exist_ok=True)
+        if self._state.path is not None:
+            # Or a folder that was just made goes, with all that it confirms, when the machine loses its power.
+            await asyncio.to_thread(_sync_path, self._directory.parent)
         found = await asyncio.to_thread(lambda: {path.name for path in self._directory.iterdir()})
         records = []
         for number, (text, num_bytes) in sorted(uploads.items()):

@@ -453,6 +453,21 @@ def test_work_that_fails_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> 
     run(test)
 
 
+def test_the_entry_of_the_folder_of_uploads_outlives_a_loss_of_power(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("controller.uploads._sync_path", lambda path: synced.append(Path(path)))
+
+    async def test() -> None:
+        state = StateFile(tmp_path / "state.sqlite")
+        await Uploads(tmp_path / "uploads", state, bytes_max=1 << 20).restore()
+        await state.close()
+
+    run(test)
+    assert tmp_path in synced
+
+
 def test_the_state_folder_of_a_user_follows_the_xdg_convention(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
