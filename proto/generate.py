@@ -55,7 +55,11 @@ def generate(target: Path) -> None:
         out = Path(scratch)
         for name in ("worker", "control", "front", "leadership", "reflection"):
             source = f"clockwright/v1/{name}.proto"
-            run(f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}", source)
+            run(f"--python_out={out}", f"--pyi_out={out}", source)
+            if (
+                name != "reflection"
+            ):  # It goes by grpc's own name, which the stubs of our package would not have.
+                run(f"--grpc_python_out={out}", source)
         run(f"--pyi_out={out}", f"--descriptor_set_out={out}/set", "inference/inference.proto")
         for file in sorted((out / "clockwright" / "v1").iterdir()):
             (target / file.name).write_text(file.read_text())
