@@ -1,4 +1,10 @@
-"""What must hold whatever happens: after each event, and when all is at rest."""
+"""What must hold whatever happens: after each event, and when all is at rest.
+
+After each event of the world: requests that ended did so once, and one controller leads. After each event of a
+scheduler: its books. As it happens: a worker's answer that contradicts the books, whom it obeys, answers' bytes,
+which show a slab that was used early, and their times. At rest alone: residency as workers have it, slabs that
+nobody holds, telemetry, and what is to be remembered.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -23,6 +23,9 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 FEEDBACK = "/clockwright.v1.ControlService/Feedback"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FLOAT_BYTES = 4
+# A client sends again, or a second time, within so long, and does it so often.
+_AGAIN_NS = 20 * NS_PER_MS
+_SENDINGS_MAX = 3
 # Stands for a model that was never there.
 _UNKNOWN = ModelSpec("", 2, 1, 1, 1, 1)
 
@@ -38,6 +41,10 @@ class AskedRequest:
     front: str
     #: Rows of input, and what each version of the model answers.
     content: bytes
+    #: What the request says that it is, and all that it says. Who sends it again says the same.
+    id: str = ""
+    message: bytes = b""
+    sending: int = 1
     begun_ns: int = 0
     outcome: str = ""
     ended_ns: int = 0
@@ -79,6 +86,8 @@ class WorldClients:
     #: How often something was learned of each answer of an application, and how often nobody knows.
     learned: Counter[str] = field(default_factory=Counter)
     in_doubt: int = 0
+    #: Until then all is sent twice, and what a broken connection cost is sent again.
+    insist_until_ns: int = 0
     _query_ids: set[str] = field(default_factory=set)
     _channels: dict[str, Channel] = field(default_factory=dict)
     _streams: dict[tuple[str, str], _Stream] = field(default_factory=dict)
@@ -127,10 +136,10 @@ class WorldClients:
         number = len(self.asked) + 1
         content = world.random.randbytes(8) * (spec.num_inputs * _FLOAT_BYTES * rows // 8)
         asked = AskedRequest(number, model, slo_ns, rows, front, content)
-        asked.caller, asked.judges = caller, judges
+        asked.caller, asked.judges, asked.id = caller, judges, str(number)
         self.asked.append(asked)
         self.num_open += 1
-        request = pb.ModelInferRequest(model_name=model, id=str(number))
+        request = pb.ModelInferRequest(model_name=model, id=asked.id)
         if self.plant.keys is not None:
             asked.is_welcome = caller in HOLDERS and caller not in UNWELCOME
             whose = HOLDERS[caller][1] if asked.is_welcome else ""
@@ -145,22 +154,35 @@ class WorldClients:
         tensor = request.inputs.add(name="x", datatype="FP32")
         tensor.shape.extend((rows, spec.num_inputs))
         request.raw_input_contents.append(content)
-        message = request.SerializeToString()
+        asked.message = request.SerializeToString()
 
         def begin() -> None:
-            work = (
-                self._ask_in_stream(asked, message)
-                if by_stream
-                else self._ask(asked, message, deadline_s)
-            )
+            work = self._ask_in_stream(asked) if by_stream else self._ask(asked, deadline_s)
             task = self.process.loop.create_task(work)
             if cancel_after_ns is not None:
                 asked.cancelled = True
                 self.process.loop.call_later(cancel_after_ns / 1e9, task.cancel)
 
         self.process.loop.call_soon(begin)
+        self._insist(asked)
 
-    async def _ask(self, asked: AskedRequest, message: bytes, deadline_s: float | None) -> None:
+    def _insist(self, asked: AskedRequest) -> None:
+        """Send a request again, with the id that it has, by whichever front, if clients do so now."""
+        world = self.plant.world
+        if world.now_ns >= self.insist_until_ns or asked.sending == _SENDINGS_MAX:
+            return
+        front = world.random.choice(sorted(self.plant.fronts))
+        again = replace(asked, number=len(self.asked) + 1, front=front, sending=asked.sending + 1)
+        again.outcome, again.num_ends, again.cancelled, again.position = "", 0, False, 0
+        self.asked.append(again)
+        self.num_open += 1
+        world.say(f"request {again.number} is request {asked.number} that is sent again")
+        loop = self.process.loop
+        loop.call_later(
+            world.below(_AGAIN_NS) / 1e9, lambda: loop.create_task(self._ask(again, None))
+        )
+
+    async def _ask(self, asked: AskedRequest, deadline_s: float | None) -> None:
         world = self.plant.world
         asked.begun_ns = world.now_ns
         call: WorldCall | None = None
@@ -170,7 +192,7 @@ class WorldClients:
             call = channel.stream_stream(INFER)(None, timeout=deadline_s, metadata=metadata)
             answers: list[bytes] = []
             try:
-                await call.write(message)
+                await call.write(asked.message)
                 await call.done_writing()
             except asyncio.InvalidStateError:
                 pass
@@ -186,6 +208,8 @@ class WorldClients:
             reason = error.code().name
             details = error.details() or ""
             self._end(asked, f"{reason} {details.split(' ', 1)[0].rstrip(':')}", details)
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._insist(asked)
         except asyncio.CancelledError:
             if call is not None:
                 call.cancel()
@@ -212,13 +236,21 @@ class WorldClients:
         except grpc.aio.AioRpcError as error:
             status = error.code().name
             self.in_doubt += 1
+            if world.now_ns < self.insist_until_ns:
+                status += ", and is told again"
+                self.num_open += 1
+                loop = self.process.loop
+                loop.call_later(
+                    world.below(_AGAIN_NS) / 1e9,
+                    lambda: loop.create_task(self._tell(asked, query_id, judge)),
+                )
         finally:
             self.num_open -= 1
         world.say(f"{judge or 'somebody'} judges the answer to request {asked.number}: {status}")
 
     # --- streams --------------------------------------------------------------------------------
 
-    async def _ask_in_stream(self, asked: AskedRequest, message: bytes) -> None:
+    async def _ask_in_stream(self, asked: AskedRequest) -> None:
         caller = asked.caller
         asked.begun_ns = self.plant.world.now_ns
         stream = self._streams.get((asked.front, caller))
@@ -230,7 +262,7 @@ class WorldClients:
         stream.open[str(asked.number)] = asked
         asked.position = stream.call.next_position
         with suppress(asyncio.InvalidStateError):  # Its reader says why.
-            await stream.call.write(message)
+            await stream.call.write(asked.message)
 
     async def _read_stream(self, stream: _Stream, front: str, caller: str) -> None:
         world, call = self.plant.world, stream.call
@@ -258,6 +290,8 @@ class WorldClients:
         del self._streams[front, caller]
         for asked in stream.open.values():
             self._end(asked, f"{reason.split(' ', 1)[0]} in a stream", reason)
+            if reason.startswith("UNAVAILABLE"):
+                self._insist(asked)
 
     def _channel(self, front: str) -> Channel:
         channel = self._channels.get(front)
@@ -290,7 +324,7 @@ class WorldClients:
     ) -> None:
         """Look whether an answer is right, and in time as it left."""
         world = self.plant.world
-        if response.id != str(asked.number):
+        if response.id != asked.id:
             world.fail(f"request {asked.number} got the answer of {response.id}")
         if response.raw_output_contents[0] not in self._right(asked):
             world.fail(f"request {asked.number} to {asked.model} got a wrong answer")
@@ -298,7 +332,8 @@ class WorldClients:
             if query_id in self._query_ids:
                 world.fail(f"two answers of {asked.model} have the id {query_id}")
             self._query_ids.add(query_id)
-            for judge in asked.judges:
+            times = 2 if world.now_ns < self.insist_until_ns else 1
+            for judge in [*asked.judges] * times:
                 self.num_open += 1
                 self.process.loop.create_task(self._tell(asked, query_id, judge))
         took_ns = ended_ns - asked.begun_ns

@@ -52,7 +52,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
     """
     network = WorldNetwork(world)
     real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
-    real_connect, real_write = sqlite3.connect, os.write
+    real_connect, real_write, real_sync = sqlite3.connect, os.write, os.fsync
 
     def monotonic_ns() -> int:
         assert world.current is not None
@@ -114,6 +114,11 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
             data = data[: len(data) // 2]
         return real_write(fd, data)
 
+    def sync_file(fd: int) -> None:
+        assert world.current is not None
+        real_sync(fd)
+        world.current.host.disk.sync(fd)
+
     def close_file(fd: int) -> None:
         process = world.current
         assert process is not None
@@ -129,6 +134,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
                 world.fail(f"{world.current.name} opens the state of {process.name}, which runs")
         connection: sqlite3.Connection = real_connect(path, *args, **kwargs)
         world.current.databases[connection] = str(path)
+        world.current.host.disk.databases.add(str(path))
         return connection
 
     def addresses(host: str, port: int, *_: object, **__: object) -> list[Any]:
@@ -155,6 +161,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(os, "open", open_file)
         put(os, "close", close_file)
         put(os, "write", write_file)
+        put(os, "fsync", sync_file)
         put(asyncio, "create_subprocess_exec", start_writer)
         put(sqlite3, "connect", connect)
         put(os, "pidfd_open", open_process)

@@ -129,10 +129,9 @@ class CountingWriter(TelemetryWriter):
 
 
 class CheckedScheduler(Scheduler):
-    """A scheduler whose books are looked at after every so many events, and that counts whose requests it gets."""
+    """A scheduler whose books are looked at after each of its events, and that counts whose requests it gets."""
 
     plant: Plant  # that runs
-    num_events = 0
     _began_ns: int | None = None
     _num_asked: Counter[str] | None = None
 
@@ -146,9 +145,7 @@ class CheckedScheduler(Scheduler):
             self._num_asked.update(request.tenant for request in requests)
             self._look_how_many(self._num_asked, now_ns - self._began_ns)
         commands = super().handle(event, now_ns=now_ns)
-        self.num_events += 1
-        if self.num_events % 16 == 0:
-            check_books(self)
+        check_books(self)
         return commands
 
     def _look_how_many(self, num_asked: Counter[str], time_ns: int) -> None:
@@ -344,6 +341,7 @@ class Plant:
         lease = self.lease
         # On one host all have one folder, and each of several hosts has its own.
         state = "state" if lease is None or lease.host is None else f"state of {name}"
+        host.disk.folders |= {self.folder / state, self.telemetry_folder(name)}
         config = ControllerConfig(
             host=self.network.address(host),
             port=int(self._controller_address(name).rpartition(":")[2]),
@@ -431,6 +429,7 @@ class Plant:
             cache_dir=self.folder / host.name,
             payload_host=self.network.address(host),
         )
+        host.disk.folders.add(config.cache_dir)
         limits = Limits(arena_bytes=_ARENA_BYTES, num_pages=num_pages, io_bytes=_IO_BYTES // 4)
 
         async def main() -> None:

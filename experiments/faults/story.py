@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -200,8 +201,12 @@ class Story:
         self._requests(num_requests)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
         there = {"lease": self.lease == "service", "store": self.has_redis}
-        known = [kind for kind in FAULTS if there.get(kind, True)]
+        known = [kind for kind in FAULTS if there.get(kind, True) and kind not in _LATER]
         self.kinds = draw.sample(known, draw.randint(1, 4)) if seed % 16 else []
+        # Drawn apart as well, and behind the others: what a story was without them it is before they happen.
+        for kind in _LATER if self.kinds else ():
+            if random.Random(f"{seed}: {kind}").random() < 0.2:
+                self.kinds.append(kind)
         if kinds is not None:
             self.kinds = list(kinds)
         for kind in self.kinds:
@@ -463,6 +468,22 @@ def _store(story: Story) -> tuple[str, Act]:
     )
 
 
+def _duplicate(story: Story) -> tuple[str, Act]:
+    for_ns, which = story.a_while_ns(), story.number(100)
+    return (
+        f"clients send all twice for {_ms(for_ns)}, and again what a connection that breaks costs",
+        lambda play: play.duplicate(for_ns, which),
+    )
+
+
+def _host_power(story: Story) -> tuple[str, Act]:
+    name, down_ns = story.somebody("controller"), story.a_while_ns()
+    return (
+        f"the host of {name} loses power, with all that runs there and was not synced, back after {_ms(down_ns)}",
+        lambda play: play.lose_power(name, down_ns),
+    )
+
+
 FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "crash": _crash,
     "terminate": _terminate,
@@ -481,7 +502,11 @@ FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "slow device": _slow_device,
     "lease": _lease_out_of_reach,
     "store": _store,
+    "duplicate": _duplicate,
+    "host power": _host_power,
 }
+# Kinds that came to stories that were told already.
+_LATER = ("duplicate", "host power")
 
 
 def _ms(time_ns: int) -> str:
@@ -563,6 +588,15 @@ class Play:
             process.kill(silently=silently)
         self.world.after(down_ns, lambda: self.start(name))
 
+    def lose_power(self, name: str, down_ns: int) -> None:
+        host = self._hosts[name]
+        here = [each for each in self.names if self._hosts[each] is host]
+        for each in here:
+            self._down_until_ns[each] = self.world.now_ns + down_ns
+        host.lose_power()
+        for each in here:
+            self.world.after(down_ns, partial(self.start, each))
+
     def terminate(self, name: str) -> None:
         if (process := self.process(name)) is not None:
             self.plant.terminate(process)
@@ -600,6 +634,17 @@ class Play:
             sock = connected[which % len(connected)]
             sock.reset(104)
             sock.peer.reset(104)
+
+    def duplicate(self, for_ns: int, which: int) -> None:
+        clients, world = self.clients, self.world
+        clients.insist_until_ns = max(clients.insist_until_ns, world.now_ns + for_ns)
+
+        # TCP gives nothing twice: who sends again is a client that does not know what became of it.
+        def break_one() -> None:
+            if world.now_ns < clients.insist_until_ns:
+                self.reset("clients", which)
+
+        world.after(for_ns // 2, break_one)
 
     def jump(self, name: str, by_ns: int) -> None:
         self._hosts[name].jump(by_ns)
@@ -714,6 +759,7 @@ class Play:
             worker.device.slowness = 1.0
         for process in world.processes:
             process.slowness = 1
+        self.clients.insist_until_ns = 0
         if (redis := self.plant.redis) is not None:
             redis.full_until_ns = redis.reading_until_ns = 0
         for name in self.names:

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import greenlet
@@ -31,6 +30,7 @@ from typing_extensions import override
 from clockwright.errors import ClockwrightError
 from clockwright.units import NS_PER_S, NS_PER_US
 from controller.selection.stores.sqlite import SqliteDatabase
+from experiments.faults.disk import Disk, close_database
 
 T = TypeVar("T")
 
@@ -68,6 +68,7 @@ class Host:
     #: Its clocks have jumped.
     has_jumped: bool = False
     processes: list[WorldProcess] = field(default_factory=list)
+    disk: Disk = field(default_factory=Disk)
 
     def clock_ns(self) -> int:
         """The monotonic clock."""
@@ -97,6 +98,15 @@ class Host:
                 if is_store or (args and isinstance(args[0], sqlite3.Connection)):
                     raise sqlite3.OperationalError("database or disk is full")
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def lose_power(self) -> None:
+        """All that runs here ends, unheard, with what was not synced; the monotonic clock begins anew."""
+        for process in list(self.processes):
+            process.kill(silently=True)
+        self.disk.lose_power(self.world.random)
+        clock_ns = self.clock_ns()
+        self.base_ns, self.since_ns = NS_PER_S, self.world.now_ns
+        self.wall_ns += clock_ns - self.base_ns
 
     def jump(self, by_ns: int) -> None:
         """The monotonic clock jumps forward."""
@@ -296,27 +306,14 @@ class WorldProcess:
         self.host.processes.remove(self)
         for sock in list(self.sockets):
             sock.close(silently=silently)
-        self._close_files()
+        self._close_files(lost_power=silently)
         for told in self.on_end:
             told()
 
-    def _close_files(self) -> None:
+    def _close_files(self, *, lost_power: bool = False) -> None:
         """Let go of its files; databases lie there as they were, with what was being written."""
         for connection, path in self.databases.items():
-            if path == ":memory:":
-                connection.close()
-                continue
-            parts = [Path(path + suffix) for suffix in ("", "-wal")]
-            contents = [part.read_bytes() if part.exists() else None for part in parts]
-            connection.close()  # which writes
-            for part, content in zip(parts, contents, strict=True):
-                if content is not None:
-                    part.write_bytes(content)
-            if contents[1] is not None and self.world.random.random() < 0.5:
-                # A transaction that was under way, and of which nobody was told that it is done.
-                torn = contents[1][-self.world.random.randrange(1, 9000) :]
-                with parts[1].open("ab") as wal:
-                    wal.write(torn)
+            close_database(connection, path, self.world.random, lost_power=lost_power)
         self.databases.clear()
         for fd in list(self.files):
             os.close(fd)

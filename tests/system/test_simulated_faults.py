@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
 from clockwright.errors import DeniedError, StoreError
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
+from controller import state_file
 from controller.access.authoriser import Authoriser, Credentials
 from controller.access.caller import Caller
 from controller.access.guard import Guard
@@ -54,14 +56,11 @@ from controller.telemetry_files import TableFile
 from experiments.faults.device import FoldingModel, ModelSpec, QueueingFoldingDevice
 from experiments.faults.story import Happening, Play, Story, play
 from experiments.faults.world import World
+from tests.kit.fault_stories import LENGTH_NS, NUM_REQUESTS, play_stories
 from worker import lane_threads
 from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core
 
-# A test plays so many short stories.
-_STORIES = 12
-_NUM_REQUESTS = 40
-_LENGTH_NS = 500 * NS_PER_MS
 # A rule that is broken is found by one of so many.
 _STORIES_MAX = 60
 
@@ -81,8 +80,8 @@ def story_of(
 ) -> Story:
     return Story(
         seed,
-        num_requests=_NUM_REQUESTS,
-        length_ns=_LENGTH_NS,
+        num_requests=NUM_REQUESTS,
+        length_ns=LENGTH_NS,
         kinds=kinds,
         lease=lease,
         keyed=keyed,
@@ -99,12 +98,8 @@ def story_of(
 def test_whatever_goes_wrong_each_request_gets_one_answer_and_all_is_well_afterwards(
     seed: int,
 ) -> None:
-    ends: Counter[str] = Counter()
-    for number in range(_STORIES):
-        outcome = play(story_of(seed * _STORIES + number, lease=None))
-        assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
-        ends += outcome.outcomes
-    assert ends["answered"] > ends.total() / 2
+    # The other stories lie in `test_simulated_stories_*.py`.
+    play_stories(seed)
 
 
 def test_outputs_that_a_front_looked_at_as_its_connection_broke_come_back() -> None:
@@ -254,7 +249,8 @@ def test_a_story_leaves_nothing_behind() -> None:
     gc.collect()
     before = there()
     assert not play(story_of(1018)).violation
-    # What earlier tests of this process had may go meanwhile.
+    # What died as it was collected goes with the next collection. What earlier tests of this process had may go too.
+    gc.collect()
     assert all(now <= then for now, then in zip(there(), before, strict=True))
 
 
@@ -430,6 +426,16 @@ def test_a_feedback_that_teaches_twice_is_noticed(monkeypatch: pytest.MonkeyPatc
     first_violation("twice something was learned", learns=True)
 
 
+def test_what_clients_send_twice_and_again_is_answered_each_time_and_teaches_once() -> None:
+    said: Counter[str] = Counter()
+    for seed in range(6):
+        outcome = play(story_of(seed, ("duplicate", "duplicate", "reset"), learns=True))
+        assert not outcome.violation, "\n".join((f"seed {seed}", *outcome.transcript))
+        said.update(re.findall("is sent again|is told again", "\n".join(outcome.transcript)))
+    assert said["is sent again"] > 50
+    assert said["is told again"] > 0
+
+
 def test_a_feedback_of_somebody_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Caller, "owner", "anybody")
     first_violation("judges the answer to", keyed=True, learns=True)
@@ -495,6 +501,46 @@ def test_rows_of_telemetry_that_are_lost_or_double_are_noticed(
 
     monkeypatch.setattr(TableFile, "add", add_so_often)
     first_violation(words, kinds=("disk full",), writes=True)
+
+
+def test_what_was_confirmed_outlives_a_loss_of_the_controllers_power() -> None:
+    for seed in (1, 2, 3):
+        outcome = play(story_of(seed, ("host power", "host power"), learns=True, writes=True))
+        assert not outcome.violation, "\n".join((f"seed {seed}", *outcome.transcript))
+
+
+def test_a_state_that_is_not_synced_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = state_file._prepare
+
+    def prepare_in_a_hurry(connection: sqlite3.Connection, path: Path | None) -> None:
+        prepare(connection, path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    monkeypatch.setattr(state_file, "_prepare", prepare_in_a_hurry)
+    first_violation("is to be", kinds=("host power",) * 2)
+
+
+def test_uploads_that_are_not_synced_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.uploads._sync", lambda _: None)
+    first_violation("is to be", kinds=("host power",) * 2)
+
+
+def test_a_row_of_telemetry_that_a_loss_of_power_has_torn_and_that_stays_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose_power(play: Play) -> None:
+        play.lose_power("controller0", 200 * NS_PER_MS)
+
+    def violations() -> Iterator[str]:
+        for seed in (1, 2):
+            story = story_of(seed, kinds=(), keyed=False, learns=False, writes=True)
+            lost = Happening(1500 * NS_PER_MS, "the controller's host loses power", lose_power)
+            happenings = sorted([lost, *story.happenings], key=attrgetter("at_ns"))
+            yield play(story, happenings).violation
+
+    assert not any(violations())
+    monkeypatch.setattr("controller.telemetry_files._cut_torn_row", lambda _: None)
+    assert any("telemetry of controller0 has a row" in violation for violation in violations())
 
 
 def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
