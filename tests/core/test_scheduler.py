@@ -314,6 +314,30 @@ def test_nothing_in_flight_is_evicted(bench: CoreBench) -> None:
     assert [type(action) for action in actions(commands)] == [EvictWeights, LoadWeights]
 
 
+def test_one_event_may_evict_weights_load_them_again_and_run_them() -> None:
+    """The first request is refused but has its model loaded, which pushes out the model of the second."""
+    bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0))
+    bench.join()
+    for model in (B, ModelId("c"), ModelId("d"), A):
+        bench.tell(ModelAdded(model_id=model))
+        bench.ready(model, pages=3, load_ms=0.5, resident=model != A)
+    bench.now_ns = 2000 * MS
+    arrivals = tuple(
+        RequestArrived(
+            request_id=RequestId(100 + number),
+            model_id=model,
+            rows=1,
+            arrival_ns=bench.now_ns,
+            slo_ns=slo_ns,
+        )
+        for number, (model, slo_ns) in enumerate([(A, 11 * MS + MS // 2), (B, 1000 * MS)])
+    )
+    commands = bench.tell(RequestsArrived(requests=arrivals))
+    assert refusals(commands) == [(100, Refusal.COLD)]
+    done = [(type(action), action.model_id) for action in actions(commands)]
+    assert done.index((EvictWeights, B)) < done.index((LoadWeights, B)) < done.index((Infer, B))
+
+
 def test_a_lost_worker_hands_its_requests_to_another(bench: CoreBench) -> None:
     bench.warm(A)
     bench.join(GPU2)
