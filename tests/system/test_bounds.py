@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -30,6 +31,7 @@ from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.core import Scheduler
 from controller.core.quotas import Quota, Quotas
+from controller.dashboard.views import DashboardViews
 from controller.front.backend import OverQuotaError
 from controller.front.classification import CLASSES_MAX
 from controller.front.door import Door
@@ -503,6 +505,35 @@ def viewers_of_the_dashboard(_: Place) -> str:
     return asyncio.run(main())
 
 
+def looks_at_the_dashboard(_: Place) -> str:
+    async def ask(port: int | None) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /look/history HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        try:
+            return (await reader.readuntil(b"again\n")).decode()
+        finally:
+            writer.close()
+
+    async def main() -> str:
+        over = asyncio.Event()
+
+        async def history(_: DashboardViews, __: str) -> bytes:
+            await over.wait()
+            return b"{}"
+
+        with mock.patch.object(DashboardViews, "history", history):
+            async with running(ControllerConfig(port=0, metrics_port=0)) as controller:
+                asking = [asyncio.create_task(ask(controller.metrics_port)) for _ in range(17)]
+                [refused], others = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                over.set()
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+                return refused.result()
+
+    return asyncio.run(main())
+
+
 #: By what is bounded: what is said of one more.
 ONE_MORE: dict[str, Callable[[Place], str]] = {
     "message": lambda place: place.call(INFER, bytes(4 * MIB + 1)),
@@ -602,6 +633,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     ),
     "request for metrics": request_for_metrics,
     "viewers of the dashboard": viewers_of_the_dashboard,
+    "looks at the dashboard that wait": looks_at_the_dashboard,
     "weight of a tenant": lambda place: place.control(
         "SetQuota", control.SetQuotaRequest(tenant="t", quota=control.Quota(weight=101))
     ),
