@@ -23,6 +23,7 @@ from controller.access.roles import ROLE_OF, Role
 from controller.dashboard.live import ASKERS_MAX, VIEWERS_MAX, Live
 from controller.dashboard.site import METHOD_OF
 from tests.kit import virtual_time
+from tests.kit.desk import held
 from tests.kit.processes import until
 from tests.kit.watched import Served, guarded, serving, taught
 
@@ -92,6 +93,32 @@ def test_an_application_tells_what_each_context_believes(tmp_path: Path) -> None
             (info,) = operator.applications("app", context="ann")
         assert beliefs("ann") == {row.model: row.weight for row in info.weights}
         assert "no application" in get(f"{served.url}/live/applications?name=nobody")[1]
+
+
+def test_a_store_that_hangs_leaves_out_what_only_it_has_and_holds_up_nobody(tmp_path: Path) -> None:
+    with taught(tmp_path / "models") as served:
+        applications = served.controller.applications
+
+        async def forget_ann() -> None:
+            await applications._states.flush()
+            assert applications._states.forget("app", "ann")
+
+        def shown(name: str) -> dict[str, Any]:
+            _, event = get(f"{served.url}/live/applications?name={name}&context=ann")
+            (found,) = json.loads(event.removeprefix("data: "))["applications"]
+            assert isinstance(found, dict)
+            return found
+
+        believed = shown("app")["weights"]
+        served.run(forget_ann())
+        with held(applications._store):
+            found = shown("app")
+            assert (found["weights"], found["queries"]) == ([], 8)
+            assert "has not said yet what it learned from 'ann'" in found["remark"]
+            assert get(f"{served.url}/live/overview")[0] == 200
+            assert get(f"{served.url}/look/history")[0] == 200
+        until(lambda: shown("app")["weights"] == believed, what="the store has said it")
+        assert not shown("app")["remark"]
 
 
 def test_a_page_of_another_site_learns_nothing(server: Served) -> None:
