@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
@@ -167,10 +168,10 @@ def test_empty_lines_in_a_body_are_no_work(
     came: list[int] = []
     pieces: list[int] = []
 
-    def counting(kind: type, lengths: list[int]) -> None:
+    def counting(kind: type[asyncio.Protocol], lengths: list[int]) -> None:
         take = kind.data_received
 
-        def data_received(self: object, data: bytes) -> None:
+        def data_received(self: asyncio.Protocol, data: bytes) -> None:
             lengths.append(len(data))
             take(self, data)
 
@@ -197,7 +198,8 @@ def test_who_waits_behind_others_requests_is_not_slow(tmp_path: Path) -> None:
         num = _PIPELINED_MAX + 1
         sock.sendall(request_of() * num)
         server.until(lambda _: len(connection.pipeline) == _PIPELINED_MAX)
-        assert connection._held and connection._coming
+        assert connection._held
+        assert connection._coming
         for _ in range(rest_server._COMING_MAX + 2):
             server.do(lambda _: connection.sweep())
             assert connection.idle_sweeps == 0
