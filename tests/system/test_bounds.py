@@ -255,6 +255,23 @@ def many_regions(place: Place) -> str:
         return words
 
 
+def many_regions_of_a_tenant(place: Place) -> str:
+    with regions(place.folder) as found:
+        for number in range(128):
+            found.register(str(number), "object", 0, 1, owner="gold")
+        words = refusal(lambda: found.register("one more", "object", 0, 1, owner="gold"))
+        found.unregister("", owner="gold")
+        return words
+
+
+def large_regions_of_a_tenant(place: Place) -> str:
+    with regions(place.folder) as found:
+        found.register("a", "object", 0, 150, owner="gold")
+        words = refusal(lambda: found.register("b", "object", 0, 1, owner="gold"))
+        found.unregister("", owner="gold")
+        return words
+
+
 def long_region(place: Place) -> str:
     with regions(place.folder) as found:
         return refusal(lambda: found.register(LONG, "object", 0, 1))
@@ -566,6 +583,8 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "memory, large requests": lambda _: memory(85),
     "memory, all requests": lambda _: memory(95),
     "regions of shared memory": many_regions,
+    "regions of one tenant": many_regions_of_a_tenant,
+    "bytes of one tenant's regions": large_regions_of_a_tenant,
     "name of a region": long_region,
     "bytes of all regions": large_regions,
     "a tenant's rate": quota(Quota(rate_rps=1, burst=1)),
