@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from experiments.live.local_server import off_fixed_ports
 from modelzoo.build import write_model
@@ -58,9 +59,17 @@ def worker(controller: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]
 
 
 @contextmanager
-def listening(command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A `clockwright controller` or `front` by hand, once it listens, and where; killed at the end."""
-    with _says("listening on ", command, *arguments) as started:
+def listening(
+    command: str, *arguments: str, log: IO[bytes] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `clockwright controller` or `front` by hand, once it listens, and where; killed at the end.
+
+    Args:
+        command: which.
+        arguments: its flags.
+        log: where its log goes; None: to the test's.
+    """
+    with _says("listening on ", command, *arguments, log=log) as started:
         yield started
 
 
@@ -77,10 +86,13 @@ def _call(command: str, *arguments: str) -> list[str]:
 
 
 @contextmanager
-def _says(words: str, command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _says(
+    words: str, command: str, *arguments: str, log: IO[bytes] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
         _call(command, *arguments),
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
     )
     try:

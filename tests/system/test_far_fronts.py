@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,6 +44,9 @@ class Deployment:
         self._directory = directory
         self._models = write_model(directory / "models")
         (self._models / "m" / "config.toml").write_text("batch_sizes = [1, 2, 4]\n")
+        # A controller's status does not say which workers are ready for a model: its log does.
+        self._log = directory / "controller.log"
+        self._num_ready: Counter[str] = Counter()
         self.controller, self.address = self._start_controller(port=0)
         self.workers = {name: self.start_worker(name) for name in ("one", "two")}
         flags = "--port", "0", "--shared-memory-mib", "0"
@@ -54,27 +58,45 @@ class Deployment:
 
     def _start_controller(self, *, port: int) -> tuple[Popen[str], str]:
         state = str(self._directory / "state")
-        arguments = ("--models", str(self._models), "--port", str(port), "--state", state)
-        return self._stack.enter_context(listening("controller", *arguments))
+        arguments = (
+            "--models",
+            str(self._models),
+            "--port",
+            str(port),
+            "--state",
+            state,
+            "--verbose",
+        )
+        with self._log.open("ab") as log:
+            return self._stack.enter_context(listening("controller", *arguments, log=log))
 
     def start_again(self) -> None:
         """Start a controller where the last one was."""
+        self._num_ready.update(self.workers.keys())
         self.controller, _ = self._start_controller(port=int(self.address.rpartition(":")[2]))
 
     def start_worker(self, name: str) -> Popen[bytes]:
+        self._num_ready[name] += 1
         cache = str(self._directory / f"cache-{name}")
         flags = ("--pages", "4", "--arena-mib", "16", "--cache-dir", cache, "--id", name)
         return self._stack.enter_context(worker(self.address, *flags))
 
     def wait(self) -> None:
-        """Wait until the model is ready, and all workers and fronts are there."""
-        until(
-            lambda: self.status().ready and self.status().num_workers == 2,
-            what="both workers are there, and the model is ready",
-        )
+        """Wait until the model is ready on all workers, and all fronts are there and know them."""
+        until(self._is_ready, what="the model is ready on both workers, and all fronts know them")
         for _, address in self.fronts:
             with Client(address) as client:
                 until(client.is_ready, what="fronts are there")
+
+    def _is_ready(self) -> bool:
+        said = self._log.read_text()
+        if any(
+            said.count(f"model m is ready on worker {name}\n") < number
+            for name, number in self._num_ready.items()
+        ):
+            return False
+        known = [sorted(front.workers) for front in self.status().fronts]
+        return known == [sorted(self.workers)] * len(self.fronts)
 
     def status(self) -> control_pb2.StatusResponse:
         with Operator(self.address) as operator:
