@@ -74,7 +74,7 @@ class SlabWatch:
 
     @property
     def name(self) -> str:
-        """Of the process that runs."""
+        """What the process that runs is called."""
         assert self._world.current is not None
         return self._world.current.name
 
@@ -123,7 +123,7 @@ class WatchedArena(Arena):
     def __init__(self, name: str, num_bytes: int, *, workers_write: bool) -> None:
         super().__init__(name, num_bytes, workers_write=workers_write)
         self.file = os.fstat(self.fd).st_ino
-        #: Of a worker that was given up, and may write there.
+        #: Its worker was given up, and may write there.
         self.is_given_up = False
         self._ends: dict[int, int] = {}
 
