@@ -21,6 +21,7 @@ from experiments.policies.floors import FORMS, QUICK_OVERLOAD
 from experiments.results_file import RESULTS
 from experiments.study.pictures import BLACK, COLOURS, MOST_PANELS, Panel
 from experiments.study.results_page import Figure
+from experiments.study.study import read_table
 
 # What ends the words of an axis, or begins them: a unit, or that it is counted.
 _UNITS = re.compile(
@@ -59,6 +60,14 @@ def test_the_picture_of_overload_leaves_numbers_a_table_and_a_picture(
     with (directory / "overload.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == len(overload.SERVERS) * len(QUICK_OVERLOAD.loads)
     assert (directory / "overload.png").stat().st_size < 150_000
+
+
+def test_overload_is_drawn_of_some_servers_too(tmp_path: Path) -> None:
+    setting = replace(QUICK_OVERLOAD, servers=("edf_mh",), loads=(1.5,))
+    overload.STUDY.produce(setting, tmp_path)
+    assert (tmp_path / "overload.png").exists()
+    (row,) = read_table(tmp_path / "overload.csv")
+    assert 0 < row["refusal_p50_ms"] <= row["refusal_p99_ms"] <= setting.slo_ms
 
 
 def test_the_picture_of_lanes_has_everything_once_and_nothing_late(tmp_path: Path) -> None:
