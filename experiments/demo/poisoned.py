@@ -327,10 +327,11 @@ def panels(directory: Path) -> list[list[Panel]]:
         )
     ]
     # Rows are of so many queries each, but for a last one that may have fewer.
-    late = range(_WINDOW // _ROW, len(rows) + 1)
+    num_rows = _WINDOW // _ROW
+    late = range(num_rows, len(rows) + 1)
     right = [
-        100 * sum(row["right"] for row in rows[end - _WINDOW // _ROW : end]) / _WINDOW
-        for end in late
+        100 * sum(row["right"] for row in rows[end - num_rows : end]) / (last - first)
+        for end, first, last in zip(late, [0, *queries], queries[num_rows - 1 :], strict=False)
     ]
     ends = {
         max((row["queries"] for row in rows if row["phase"] == phase), default=0): words
