@@ -199,7 +199,10 @@ def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
         ]
         # A policy that answers nobody, live and simulated alike, has no place on these scales.
         values = [value for _, *both in places for value in both if value]
-        ends, off = (0.8 * min(values, default=1), 1.25 * max(values, default=1)), _AIM[metric] / 100
+        ends, off = (
+            (0.8 * min(values, default=1), 1.25 * max(values, default=1)),
+            _AIM[metric] / 100,
+        )
         curves = [Curve(x=ends, y=ends)]
         curves += [
             Curve(x=ends, y=[share * end for end in ends], line=":", width=1)
