@@ -19,7 +19,7 @@ part of it, and is told besides. The client sends and reads every half milliseco
 
 The simulator is given the same requests and what was measured of the same server before: the processor time
 that its controller takes per request, in a stretch of the same replay with other arrivals; and the delays of
-links and lanes on an idle machine (`experiments.live.beside`), less the controller's share of them. One
+links and lanes on an idle machine (`experiments.live.rehearsal`), less the controller's share of them. One
 function (`experiments.study.sides.side_of`) sums up both sides.
 
     python -m experiments fig8_live --seconds 600
@@ -43,7 +43,7 @@ import numpy as np
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay
-from experiments.live.beside import MeasuredCase, measured, rehearsals, slowed
+from experiments.live.rehearsal import MeasuredCase, measured, rehearsals, slowed
 from experiments.live.live_run import Played, Served, hosted, play
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, write_schedule

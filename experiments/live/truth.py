@@ -2,7 +2,7 @@
 
 Live, a `clockwright up` with one worker serves a workload that the replay client sends: on modelled
 devices, and on the processor with real models. The simulator is given the same workload, and what was
-measured of the server in calibration runs before (`experiments.live.beside`), never in the runs that are
+measured of the server in calibration runs before (`experiments.live.rehearsal`), never in the runs that are
 compared. Both leave telemetry rows, which the same code sums up, without the first seconds, in which
 weights are loaded.
 
@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
 from experiments.clockwork_paper.cases import case_of
-from experiments.live.beside import MeasuredCase, as_arrived, measured, rehearsals, slowed
+from experiments.live.rehearsal import MeasuredCase, as_arrived, measured, rehearsals, slowed
 from experiments.live.live_run import Served, hosted, play, unmeasured
 from experiments.simulator import HostedModel
 from experiments.study.aims import limit_of

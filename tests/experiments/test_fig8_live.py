@@ -16,7 +16,7 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.live import fig8_live
-from experiments.live.beside import MeasuredCase, measured
+from experiments.live.rehearsal import MeasuredCase, measured
 from experiments.live.calibration import Calibration
 from experiments.live.fig8_live import (
     LiveLine,
