@@ -274,7 +274,7 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
         float(place): f"{num_gpus} GPUs" + ("" if costs == "none" else ",\ncharged")
         for place, (num_gpus, costs) in enumerate(clusters)
     }
-    found = []
+    found: list[Panel] = []
     for slo_ms in dict.fromkeys(row["slo_ms"] for row in rows):
         mine = [row for row in rows if row["slo_ms"] == slo_ms]
         curves = []

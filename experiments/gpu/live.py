@@ -17,8 +17,8 @@ from clockwright.units import DEFAULT_BATCH_SIZES
 from controller.telemetry import OK
 from experiments.clockwork_paper.cases import ARCHITECTURE, case_of
 from experiments.gpu.hardware import about, open_accelerator
-from experiments.live.rehearsal import measured, rehearsals, sides
 from experiments.live.live_run import Played, Served, hosted, play, unmeasured
+from experiments.live.rehearsal import measured, rehearsals, sides
 from experiments.study.beside import Beside, say, worst
 from experiments.study.sides import simulated
 from experiments.study.study import Study

@@ -43,11 +43,11 @@ import numpy as np
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay
-from experiments.live.rehearsal import MeasuredCase, measured, rehearsals, slowed
 from experiments.live.live_run import Played, Served, hosted, play
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, write_schedule
 from experiments.live.processor_time import cpu_ns, roles
+from experiments.live.rehearsal import MeasuredCase, measured, rehearsals, slowed
 from experiments.native import TARGET
 from experiments.simulator import Case, CpuCosts
 from experiments.study.beside import Beside, by_side, say, worst

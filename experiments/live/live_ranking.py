@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
 
-from experiments.live.rehearsal import measured, rehearsals, sides
 from experiments.live.live_run import Served, hosted, play
+from experiments.live.rehearsal import measured, rehearsals, sides
 from experiments.live.truth import Setting as RunSetting
 from experiments.live.truth import mix_of, modelled, on_processor, row_of
 from experiments.study.aims import limit_of

@@ -27,8 +27,8 @@ from typing import Annotated, Any
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
 from experiments.clockwork_paper.cases import case_of
-from experiments.live.rehearsal import MeasuredCase, as_arrived, measured, rehearsals, slowed
 from experiments.live.live_run import Served, hosted, play, unmeasured
+from experiments.live.rehearsal import MeasuredCase, as_arrived, measured, rehearsals, slowed
 from experiments.simulator import HostedModel
 from experiments.study.aims import limit_of
 from experiments.study.pictures import COLOURS, Curve, Panel

@@ -16,7 +16,6 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.live import fig8_live
-from experiments.live.rehearsal import MeasuredCase, measured
 from experiments.live.calibration import Calibration
 from experiments.live.fig8_live import (
     LiveLine,
@@ -29,6 +28,7 @@ from experiments.live.fig8_live import (
     served_of,
 )
 from experiments.live.open_loop import Account, End
+from experiments.live.rehearsal import MeasuredCase, measured
 from experiments.simulator import Case, CpuCosts, run
 from experiments.study.results_page import TEMPLATE
 from experiments.study.sides import side_of, simulated_record

@@ -18,9 +18,9 @@ from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelI
 from experiments.clockwork_paper import fig5
 from experiments.clockwork_paper.cases import case_of
 from experiments.live import truth
-from experiments.live.rehearsal import as_arrived, sides
 from experiments.live.calibration import calibrate, calibration_workloads, measured_row
 from experiments.live.live_run import Played, Served, hosted, play
+from experiments.live.rehearsal import as_arrived, sides
 from experiments.simulator import Case, Cluster, HostedModel, Network
 from experiments.study import results_page
 from experiments.study.beside import Beside
