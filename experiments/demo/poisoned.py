@@ -370,10 +370,13 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draw", action="store_true", help="only the picture, of the table")
-    if parser.parse_args().draw:
-        redraw()
+    parser.add_argument("--directory", type=Path, default=RESULTS, help="where all files go")
+    options = parser.parse_args()
+    if options.draw:
+        redraw(options.directory)
         return
-    for key, figure in figures_of(produce(show=lambda text: print(text, flush=True))).items():
+    happened = produce(directory=options.directory, show=lambda text: print(text, flush=True))
+    for key, figure in figures_of(happened).items():
         print(f"{key}: {figure:.4g}")
 
 

@@ -152,7 +152,7 @@ def test_curves_of_a_panel_look_unlike_without_their_colours(pictures: Pictures)
     for name, (_, rows) in pictures.items():
         for panel in (panel for row in rows for panel in row):
             assert {curve.colour for curve in panel.curves} <= {*COLOURS, BLACK}, name
-            # Of curves that cross, a label beside the end does not say which is which; and some have none at all.
+            # A label beside the end of a curve does not say which of two it is where they cross; and some have none.
             looks = Counter((c.line, c.marker, c.width) for c in panel.curves if c.colour != BLACK)
             assert max(looks.values(), default=1) == 1, (name, panel.title)
 

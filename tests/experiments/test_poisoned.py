@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 from random import Random
 
@@ -82,7 +83,9 @@ def test_a_poisoned_model_loses_its_weight_and_gets_it_back(tmp_path: Path) -> N
     assert (tmp_path / "poisoned.png").stat().st_size > 5_000
 
 
-def test_a_last_row_of_fewer_queries_is_no_loss_of_accuracy(tmp_path: Path) -> None:
+def test_a_last_row_of_fewer_queries_is_no_loss_of_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends = [20, 40, 60, 80, 100, 110]
     rows = [(end, "before", 20 if end < 110 else 10, 1.0) for end in ends]
     write_csv(tmp_path / "poisoned.csv", ("queries", "phase", "right", "weight of a"), rows)
@@ -91,3 +94,6 @@ def test_a_last_row_of_fewer_queries_is_no_loss_of_accuracy(tmp_path: Path) -> N
     (curve,) = answers.curves
     assert list(curve.x) == [100, 110]
     assert list(curve.y) == [100, 100]
+    monkeypatch.setattr(sys, "argv", ["poisoned", "--draw", "--directory", str(tmp_path)])
+    poisoned.main()
+    assert (tmp_path / "poisoned.png").exists()
