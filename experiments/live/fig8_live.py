@@ -50,7 +50,7 @@ from experiments.live.processor_time import cpu_ns, roles
 from experiments.live.rehearsal import MeasuredCase, measured, rehearsals, slowed
 from experiments.native import TARGET
 from experiments.simulator import Case, CpuCosts
-from experiments.study.beside import Beside, by_side, say, worst
+from experiments.study.beside import Beside, by_side, say
 from experiments.study.compared import POLICIES
 from experiments.study.sides import Side, side_of, simulated_record
 from experiments.study.study import NO_COLUMN, Column, Study
@@ -314,13 +314,8 @@ def fits(used_us: Mapping[str, float], seconds: float) -> bool:
 
 
 def figures_of(_setting: Setting, lines: Sequence[LiveLine]) -> dict[str, float]:
-    """What each process took, and the worst of all lines."""
-    figures: dict[str, float] = {
-        "goodput_pct": min(line.live.goodput_pct for line in lines),
-        "late_per_million": max(line.live.late_per_million for line in lines),
-    }
-    for gap in worst(lines, "goodput_gap_pct").values():
-        figures["sim_gap_pct"] = gap
+    """How far each line is from its simulation, and what each process took."""
+    figures: dict[str, float] = {}
     for line in lines:
         if line.goodput_gap_pct is not None:
             figures[f"{line.line}_sim_gap_pct"] = line.goodput_gap_pct
