@@ -120,12 +120,40 @@ def begin_term(connection: sqlite3.Connection) -> Term:
     return term
 
 
+def sync_path(path: str | Path) -> None:
+    """Have the disk take a file, or the entries of a folder.
+
+    Raises:
+        OSError: it cannot be read, or the disk does not take it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder that is there still when the machine loses its power.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # One that is there may have been made just now, by a process that was killed.
+    for each in missing or [folder]:
+        # Whoever made a folder where this user may not look keeps it.
+        with suppress(PermissionError):
+            sync_path(each.parent)
+
+
 def _held_lock(path: Path) -> int:
     """Lock the file beside a state file, and say in it who holds it; the kernel unlocks it at the process's end."""
     # A file of its own: SQLite drops its locks of the database when any handle of it is closed.
     lock = path.with_name(path.name + ".lock")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(path.parent)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from clockwright.errors import ModelError, NoRoomError, StoreError
 from controller.model_folder import ModelFolder
-from controller.state_file import StateFile
+from controller.state_file import StateFile, sync_path
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class Uploads:
         self._directory.mkdir(exist_ok=True)
         if self._state.path is not None:
             # Or a folder that was just made goes, with all that it confirms, when the machine loses its power.
-            await asyncio.to_thread(_sync_path, self._directory.parent)
+            await asyncio.to_thread(sync_path, self._directory.parent)
         found = await asyncio.to_thread(lambda: {path.name for path in self._directory.iterdir()})
         records = []
         for number, (text, num_bytes) in sorted(uploads.items()):
@@ -274,13 +274,5 @@ def _sync(folder: Path) -> None:
     """Have the disk take a folder with all its files, and the entry of the folder itself."""
     for root, _, files in os.walk(folder):
         for path in (*(os.path.join(root, name) for name in files), root):
-            _sync_path(path)
-    _sync_path(folder.parent)
-
-
-def _sync_path(path: str | Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync_path(path)
+    sync_path(folder.parent)

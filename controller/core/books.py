@@ -107,7 +107,7 @@ class Books:
         self.load_lanes = LoadLanes()
         #: Models that are pinned, in order. That is an operator's wish and changes nothing that a policy keeps.
         self.pinned: dict[Model, None] = {}
-        #: Models that were suspended on some worker, in order; those that are now are among them.
+        #: Models that are suspended on some worker, in order.
         self.suspended: dict[Model, None] = {}
         #: What happened on each kind of worker, and what was missing there.
         self.shortages = Shortages()
@@ -360,7 +360,9 @@ class Books:
 
     def forget(self, model: Model, worker: WorkerState) -> bool:
         """A worker is to hold a removed model no more; tells whether it did."""
-        return model.not_ready_on(worker)
+        held_it = model.not_ready_on(worker)
+        self._suspension_over(model)
+        return held_it
 
     def moved(self, model: Model) -> None:
         """A worker is no longer there for the model, and its waiting requests were judged again."""
@@ -381,11 +383,17 @@ class Books:
     def restore(self, model: Model, worker: WorkerState) -> None:
         """The model sees the worker again."""
         model.ready_on(worker, model.suspended.pop(worker).readiness)
+        self._suspension_over(model)
         copy = worker.copies.get(model)
         if copy is not None:
             model.copies[worker] = copy
         self._policy.queue_changed(model)
         self._policy.demand_changed(model)
+
+    def _suspension_over(self, model: Model) -> None:
+        """If the model was suspended, it is so no more on one of the workers."""
+        if not model.suspended:
+            self.suspended.pop(model, None)
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -473,7 +481,8 @@ class Books:
         models = list(worker.copies)
         # Nothing brings back what is to go.
         for model in (*self.models.values(), *models):
-            model.suspended.pop(worker, None)
+            if model.suspended.pop(worker, None) is not None:
+                self._suspension_over(model)
         for copy in worker.copies.values():
             if copy.model.copies.pop(worker, None) is None:
                 continue  # it is suspended
@@ -501,8 +510,10 @@ class Books:
             model.loose.pop(worker, None)
             if model.ran_on is worker:
                 model.ran_on = None
-            if model.not_ready_on(worker) and model.queue:
-                touched[model] = None
+            if model.not_ready_on(worker):
+                self._suspension_over(model)
+                if model.queue:
+                    touched[model] = None
         return in_flight, touched
 
 

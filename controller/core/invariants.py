@@ -54,9 +54,8 @@ def check(scheduler: Scheduler) -> None:
         ):
             _check_queue(model, sent)
         if model.suspended:
-            assert model in books.suspended
             assert not model.suspended.keys() & (model.ready.keys() | model.copies.keys())
-    assert not any([model.removed for model in books.suspended])
+    assert books.suspended.keys() == {model for model in models if model.suspended}
     assert books.pinned.keys() == {model for model in models if model.pinned}
     waiting = sum([len(model.queue) for model in models])
     num_sent = sum([request.phase is Phase.SENT for request in books.requests.values()])

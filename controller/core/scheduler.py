@@ -405,10 +405,7 @@ class Scheduler:
             self._gates.dropped(request, verdict.refusal, self._now_ns, waited=False)
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(refusal_of(request, verdict))
-            if verdict.doubted and model.queue and not model.copies:
-                self._dispatch.seek_copy(model, self._now_ns)
-            if len(model.copies) < len(model.ready):
-                self._dispatch.seek_copy(model, self._now_ns, refusal=verdict.refusal)
+            self._seek_copy_for_refused(model, verdict, arriving=True)
             if model.suspended:
                 self._probe(model, request.request_id)
             return None
@@ -535,11 +532,23 @@ class Scheduler:
             self._gates.dropped(request, verdict.refusal, now_ns, waited=True)
             self._books.dropped(request, verdict.refusal, now_ns)
             self._refuse(request, verdict)
-            model = request.model
-            if verdict.doubted and model.queue and not model.copies:
-                self._dispatch.seek_copy(model, now_ns)
-            if verdict.refusal is Refusal.OVERLOADED and len(model.copies) < len(model.ready):
-                self._dispatch.seek_copy(model, now_ns, refusal=verdict.refusal)
+            self._seek_copy_for_refused(request.model, verdict, arriving=False)
+
+    def _seek_copy_for_refused(self, model: Model, verdict: Verdict, *, arriving: bool) -> None:
+        """A request of the model was refused: where copies were too few, have it loaded once more.
+
+        Args:
+            model: whose request it was.
+            verdict: why it was refused.
+            arriving: it was so as it came; else it has waited in vain.
+        """
+        now_ns = self._now_ns
+        if verdict.doubted and model.queue and not model.copies:
+            self._dispatch.seek_copy(model, now_ns)
+        # Of those that have waited, only these show that more copies would have served them.
+        is_short = arriving or verdict.refusal is Refusal.OVERLOADED
+        if is_short and len(model.copies) < len(model.ready):
+            self._dispatch.seek_copy(model, now_ns, refusal=verdict.refusal)
 
     def _reconsider(self, model: Model, refusal: Refusal) -> None:
         """A worker is no longer there for the model: refuse what nobody else can do, move the rest."""

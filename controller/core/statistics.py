@@ -143,11 +143,7 @@ def model_statistics_of(books: Books, model_id: ModelId) -> ModelStatistics | No
 
 def _suspended(books: Books) -> dict[WorkerState, dict[ModelId, str]]:
     suspended: dict[WorkerState, dict[ModelId, str]] = {}
-    # Hardly any of thousands of models ever was.
-    for model in list(books.suspended):
-        if not model.suspended:
-            del books.suspended[model]
-            continue
+    for model in books.suspended:
         for worker, suspension in model.suspended.items():
             suspended.setdefault(worker, {})[model.model_id] = suspension.words
     return suspended

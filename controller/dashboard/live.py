@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from controller.metrics.loop_share import LoopShare
 
 log = logging.getLogger(__name__)
 
 #: Viewers at a time.
 VIEWERS_MAX: Final = 16
+#: Those who look once and wait for it.
+ASKERS_MAX: Final = 16
 
 # A look is followed by a pause of so many times as long, whoever wants the next one, so that looking never takes more
-# than a part of the event loop's time. Longer pauses than a second would only keep people waiting.
+# than a part of the event loop's time.
 _PAUSE_FACTOR: Final = 20
-_PAUSE_S_MAX: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -35,17 +39,20 @@ class _Topic:
 class Live:
     """Makes looks for viewers. It lives in one event loop."""
 
-    def __init__(self, *, interval_s: float = 1.0) -> None:
+    def __init__(
+        self, *, interval_s: float = 1.0, clock: Callable[[], float] = time.thread_time
+    ) -> None:
         """Begin without viewers.
 
         Args:
             interval_s: between two looks. Less: the loop's time goes into looks; more: people wait.
+            clock: how much the loop's thread has worked, in seconds.
         """
         self._interval_s = interval_s
         self._topics: dict[str, _Topic] = {}
-        self._turn = asyncio.Lock()
-        #: When the next look may begin, by the loop's clock.
-        self._next_s = 0.0
+        self._share = LoopShare(_PAUSE_FACTOR, clock=clock)
+        self._num_askers = 0
+        self._asking = asyncio.Lock()
         self._closed = False
 
     @property
@@ -58,6 +65,11 @@ class Live:
         """Whether one more may look."""
         return self.num_viewers < VIEWERS_MAX
 
+    @property
+    def has_room_to_ask(self) -> bool:
+        """Whether one more may look once."""
+        return self._num_askers < ASKERS_MAX
+
     async def watch(
         self, name: str, make: Callable[[], Awaitable[bytes]]
     ) -> AsyncGenerator[bytes, None]:
@@ -65,7 +77,7 @@ class Live:
 
         Args:
             name: of what is looked at: who looks at the same shares the looks.
-            make: makes a look.
+            make: makes a look, and waits for nobody, as of `look`.
         """
         topic = self._topics.setdefault(name, _Topic())
         topic.num_viewers += 1
@@ -88,17 +100,18 @@ class Live:
                     del self._topics[name]
 
     async def look(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Make one look, when it is time for it: one after the other, with pauses."""
-        loop = asyncio.get_running_loop()
-        async with self._turn:
-            await asyncio.sleep(max(self._next_s - loop.time(), 0))
-            began_s = loop.time()
-            try:
-                return await make()
-            finally:
-                ended_s = loop.time()
-                pause_s = min(_PAUSE_FACTOR * (ended_s - began_s), _PAUSE_S_MAX)
-                self._next_s = ended_s + pause_s
+        """Make one look, when it is time for it: one after the other, with pauses.
+
+        Args:
+            make: makes it, and waits for nobody: all others wait for it.
+        """
+        self._num_askers += 1
+        try:
+            # Only the first in line waits beside the viewers, who see no less of what is new however long the line is.
+            async with self._asking:
+                return await self._share.run(make)
+        finally:
+            self._num_askers -= 1
 
     def close(self) -> None:
         """End all viewers' streams."""
@@ -109,7 +122,7 @@ class Live:
     async def _keep_looking(self, topic: _Topic, make: Callable[[], Awaitable[bytes]]) -> None:
         while not self._closed:
             try:
-                topic.newest = await self.look(make)
+                topic.newest = await self._share.run(make)
             except Exception:
                 # This is a bug of ours. Viewers see that nothing comes any more.
                 log.exception("a look cannot be made")

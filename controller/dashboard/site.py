@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from clockwright.errors import ClockwrightError
-from controller.dashboard.live import VIEWERS_MAX, Live
+from controller.dashboard.live import ASKERS_MAX, VIEWERS_MAX, Live
 from controller.dashboard.views import DashboardViews
 from controller.metrics.door import Reply
 
@@ -126,10 +126,11 @@ class DashboardSite:
         }
         make = self._maker(path, asked)
         if path.startswith("/look/"):
+            if not self._live.has_room_to_ask:
+                return _refusal(f"found {ASKERS_MAX} looks that wait, expected one less; ask again")
             return json_reply(await self._live.look(functools.partial(_told, make)))
         if not self._live.has_room:
-            words = f"found {VIEWERS_MAX} viewers, expected one less; close a dashboard\n"
-            return Reply(503, [words.encode()], header="Retry-After: 5\r\n")
+            return _refusal(f"found {VIEWERS_MAX} viewers, expected one less; close a dashboard")
         topic = f"{path}?{sorted(asked.items())}"
         return events_reply(self._events(topic, make))
 
@@ -155,6 +156,10 @@ class DashboardSite:
         """Looks as Server-Sent Events."""
         async for data in self._live.watch(topic, functools.partial(_told, make)):
             yield b"data: %b\n\n" % data
+
+
+def _refusal(words: str) -> Reply:
+    return Reply(503, [f"{words}\n".encode()], header="Retry-After: 5\r\n")
 
 
 async def _told(make: Callable[[], Awaitable[bytes]]) -> bytes:

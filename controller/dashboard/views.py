@@ -1,7 +1,8 @@
 """What the pages show, as JSON: read off the controller's parts when somebody asks.
 
-Times are numbers in milliseconds, dates are Unix time in seconds. A look is made in the event loop, in slices. What it
-reads of telemetry's tables is bounded: where more came, it looks back less far.
+Times are numbers in milliseconds, dates are Unix time in seconds. A look is made in the event loop, in slices, and waits
+for nobody: what only a store has is left out until it has come. What it reads of telemetry's tables is bounded: where more
+came, it looks back less far.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from controller.front.pressure import MemoryState
 from controller.front.recent import kind_info, recent_actions, recent_requests
 from controller.metrics.capacity import required_workers
 from controller.metrics.page import Parts
-from controller.selection.messages import application_info
+from controller.selection.messages import application_info_at_hand
 from controller.telemetry import CANCELLED, OK, ActionRecord, Counts, RequestRecord
 
 #: How far the rates of models look back, and rows of which they are made at most.
@@ -223,7 +224,7 @@ class DashboardViews:
                 raise UnknownModelError(f"there is no application {quote(name)}")
             running = [one]
         told["applications"] = [
-            fields_of(await application_info(found, each, context)) for each in running
+            fields_of(application_info_at_hand(found, each, context)) for each in running
         ]
         told["context"] = context
         return _encode(told)

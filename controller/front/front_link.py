@@ -199,6 +199,7 @@ class FrontLink:
         self,
         links: FrontLinks,
         sock: socket.socket,
+        address: str,
         name: str,
         caller: Caller,
         instance: str,
@@ -216,7 +217,7 @@ class FrontLink:
         #: Whether it shares memory with the workers of this host.
         self.is_local = sock.family == socket.AF_UNIX
         #: Where it comes from, HOST:PORT; empty: this host.
-        self.address = "" if self.is_local else _say(sock.getpeername())
+        self.address = address
         self.joined_ns = links.clock()
         #: Beats since the last sign of life.
         self.silent_ticks = 0
@@ -979,11 +980,24 @@ class FrontLinks:
     def _dialled(
         self, sock: socket.socket, name: str, caller: Caller, request: pb.AttachFrontRequest
     ) -> None:
+        try:
+            address = "" if sock.family == socket.AF_UNIX else _say(sock.getpeername())
+        except OSError as error:
+            log.info("front %s broke its connection as it joined: %s", name, error.strerror)
+            sock.close()
+            return
         self.is_ready = self.catalogue.ready
         self._tokens.pop(request.instance, None)
         lent = self._still_lent(request.instance, Counter(request.still_looks_at))
         link = FrontLink(
-            self, sock, name, caller, request.instance, lent, heeds_quotas=request.heeds_quotas
+            self,
+            sock,
+            address,
+            name,
+            caller,
+            request.instance,
+            lent,
+            heeds_quotas=request.heeds_quotas,
         )
         self._links[link] = None
         for worker in self._workers.links:

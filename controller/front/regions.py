@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -130,7 +131,7 @@ class Regions:
             BadRequestError: the name or key is none, there is no such object, or it is too small, no memory,
                 or another user's.
             NameTakenError: there is a region of that name.
-            NoRoomError: there are too many regions, or too many bytes in them.
+            NoRoomError: there are too many regions, or too many bytes in them, in all or of this owner.
         """
         if not name:
             raise BadRequestError("name: found none, expected a name for the region")
@@ -147,6 +148,9 @@ class Regions:
                 f"byte_size: found {num_bytes} beside {total} of other regions, expected"
                 f" {self._num_bytes_max} at most in all (--shared-memory-mib)"
             )
+        # Where nobody is known, there is one owner.
+        if owner:
+            self._check_share(num_bytes, total, self.list("", owner=owner))
         file = self._open(key)
         try:
             found = os.fstat(file)
@@ -206,6 +210,24 @@ class Regions:
         room = self._slabs.room(part.num_bytes)
         stretch.read(room)
         return room
+
+    def _check_share(self, num_bytes: int, total: int, own: Sequence[Region]) -> None:
+        """Leave as much free for others as an owner has: then none can take all, and whoever comes new finds some.
+
+        Raises:
+            NoRoomError: one more region of so many bytes would leave less.
+        """
+        free = REGIONS_MAX - len(self._regions)
+        if len(own) + 1 > free - 1:
+            raise NoRoomError(
+                f"found {len(own)} regions of this tenant and room for {free}, expected as much room as it has regions"
+            )
+        own_bytes, free_bytes = sum(region.num_bytes for region in own), self._num_bytes_max - total
+        if own_bytes + num_bytes > free_bytes - num_bytes:
+            raise NoRoomError(
+                f"byte_size: found {num_bytes} beside {own_bytes} of this tenant's regions and room for {free_bytes},"
+                " expected as much room as it has (--shared-memory-mib)"
+            )
 
     def _find(self, name: str, owner: str) -> Region:
         region = self._regions.get((owner, name))

@@ -51,6 +51,8 @@ _PIPELINED_MAX = 64
 # Ends headers, wherever there are any.
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
 
+_NOTHING = memoryview(b"")
+
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 _SWEEP_S = 1.0
@@ -329,7 +331,9 @@ class _Connection(HttpToolsProtocol):
         self._emptied = True
         self._answering: RequestResponseCycle | None = None
         # Was read, and waits until the requests before it are answered.
-        self._held = b""
+        self._held = _NOTHING
+        # Bytes of the body that comes, where its request has said how many there are.
+        self._num_body_bytes = 0
         # A request has begun to come, and has not ended.
         self._coming = False
         self._sweeps = 0
@@ -346,7 +350,9 @@ class _Connection(HttpToolsProtocol):
 
     @property
     def _is_serving(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete and not self._coming
+        """Whether a request that has come as a whole is not answered as a whole."""
+        cycle = self._answering
+        return cycle is not None and not (cycle.response_complete or cycle.more_body)
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -377,26 +383,29 @@ class _Connection(HttpToolsProtocol):
         turns.used()
         if self._emptied:
             self._floor_ns = max(self._floor_ns, turns.bound_ns)
-        self._parse(self._held + data if self._held else data)
+        self._parse(memoryview(b"".join((self._held, data)) if self._held else data))
         self._emptied = len(data) < _READ_BYTES_LEAST and not self.flow.read_paused
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: memoryview) -> None:
         """Take in no more requests than may wait, and hold what is left, which nobody reads on behind."""
         self._held = data
         while self._held and len(self.pipeline) < _PIPELINED_MAX:
-            data, self._held = self._held, b""
-            room = _PIPELINED_MAX - len(self.pipeline)
-            end = next(islice(_EMPTY_LINE.finditer(data), room - 1, None), None)
-            if end is not None:
-                data, self._held = data[: end.end()], data[end.end() :]
-            self._num_pending_bytes += len(data)
-            if not self._coming and b"pgrade" in data:
-                data = _without_upgrade(data)
-            super().data_received(data)
+            data = self._held
+            # No request begins inside a body, whatever it looks like.
+            end = min(self._num_body_bytes, len(data))
+            if not end:
+                room = _PIPELINED_MAX - len(self.pipeline)
+                found = next(islice(_EMPTY_LINE.finditer(data), room - 1, None), None)
+                end = len(data) if found is None else found.end()
+            piece, self._held = bytes(data[:end]), data[end:]
+            self._num_pending_bytes += len(piece)
+            if not self._coming and b"pgrade" in piece:
+                piece = _without_upgrade(piece)
+            super().data_received(piece)
             if self.transport.is_closing():
-                self._held = b""
+                self._held = _NOTHING
             elif self._num_pending_bytes > HEADERS_BYTES_MAX:
-                self._held = b""
+                self._held = _NOTHING
                 self._refuse_headers()
         if self._held:
             self.flow.pause_reading()
@@ -462,16 +471,19 @@ class _Connection(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._num_pending_bytes = 0
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        self._num_body_bytes = lengths[0] if lengths else 0
         super().on_headers_complete()
 
     @override
     def on_body(self, body: bytes) -> None:
         self._num_pending_bytes = 0
+        self._num_body_bytes = max(self._num_body_bytes - len(body), 0)
         super().on_body(body)
 
     @override
     def on_message_complete(self) -> None:
-        self._num_pending_bytes = 0
+        self._num_pending_bytes = self._num_body_bytes = 0
         self._coming = False
         super().on_message_complete()
 
@@ -484,8 +496,10 @@ class _Connection(HttpToolsProtocol):
             self._stalled_sweeps + 1 if unread and unread >= self._unread_before else 0
         )
         self._unread_before = unread
-        self._sweeps = self._sweeps + 1 if self._coming else 0
-        is_idle = not self._is_serving and (not self._coming or self._sweeps > _COMING_SOON)
+        # While others' answers are due, what comes behind them may have been held back here.
+        is_serving = self._is_serving
+        self._sweeps = self._sweeps + 1 if self._coming and not is_serving else 0
+        is_idle = not is_serving and (not self._coming or self._sweeps > _COMING_SOON)
         self.idle_sweeps = self.idle_sweeps + 1 if is_idle else 0
         # uvicorn closes who says nothing at all behind an answer; empty lines stop its clock.
         is_silent = not self._coming and self.idle_sweeps > _IDLE_MAX

@@ -26,6 +26,7 @@ from controller.front.front_link import FrontLinks
 from controller.front.pressure import MemoryPressure, MemoryState
 from controller.front.throttle import Throttle
 from controller.metrics.capacity import required_workers
+from controller.metrics.loop_share import LoopShare
 from controller.metrics.process import Changes, ProcessFigures
 from controller.metrics.tally import NAMES_MAX, OTHER, ModelTally, Tally, WorkerTally
 from controller.metrics.text import Text, labels_of
@@ -38,9 +39,8 @@ from controller.worker_link import WorkerLinks
 # A page gives way to requests after so long, which it looks for after so many models.
 _SLICE_NS: Final = NS_PER_MS
 
-# After a page there is none for so many times as long as it took, and no longer than that.
+# After a page there is none for so many times as long as it took.
 _PAUSE_FACTOR: Final = 9
-_PAUSE_S_MAX: Final = 1.0
 _MODELS_BETWEEN_LOOKS: Final = 50
 
 _REASONS: Final = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -118,14 +118,15 @@ class Page:
         self._process = ProcessFigures()
         self._slice_began_ns = 0
         self._making: dict[bool, asyncio.Task[list[bytes]]] = {}
-        self._turn = asyncio.Lock()
-        self._next_s = 0.0
+        self._share = LoopShare(_PAUSE_FACTOR)
 
     async def make(self, *, openmetrics: bool) -> list[bytes]:
         """Make a page, in pieces; who asks while one is made gets the same."""
         making = self._making.get(openmetrics)
         if making is None:
-            making = asyncio.create_task(self._make_in_turn(Text(openmetrics=openmetrics)))
+            # Whoever asks without a pause takes a tenth of the loop's time, not half.
+            make = partial(self._make, Text(openmetrics=openmetrics))
+            making = asyncio.create_task(self._share.run(make))
             self._making[openmetrics] = making
             making.add_done_callback(lambda _: self._making.pop(openmetrics))
         return await asyncio.shield(making)
@@ -177,18 +178,6 @@ class Page:
         if now_ns - self._slice_began_ns >= _SLICE_NS:
             await asyncio.sleep(0)
             self._slice_began_ns = time.perf_counter_ns()
-
-    async def _make_in_turn(self, text: Text) -> list[bytes]:
-        """Make a page when it is time: whoever asks without a pause takes a tenth of the loop's time, not half."""
-        async with self._turn:
-            await asyncio.sleep(max(self._next_s - time.monotonic(), 0))
-            began_s = time.monotonic()
-            try:
-                return await self._make(text)
-            finally:
-                ended_s = time.monotonic()
-                pause_s = min(_PAUSE_FACTOR * (ended_s - began_s), _PAUSE_S_MAX)
-                self._next_s = ended_s + pause_s
 
     async def _make(self, text: Text) -> list[bytes]:
         self._slice_began_ns = time.perf_counter_ns()

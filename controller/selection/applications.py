@@ -295,14 +295,17 @@ class Applications:
         Raises:
             StoreError: the state is not in memory, and the store cannot be read.
         """
-        state = await self._states.read(running, context)
-        weights: dict[str, float] = {}
-        remarks = []
-        # The complaint names it if the policy fails here.
-        with suppress(PolicyError):
-            weights = running.policy.weights(state)
-            remarks.append(running.policy.remark(state))
-        return weights, "; ".join(filter(None, [*remarks, running.policy.complaint]))
+        return _weights(running, await self._states.read(running, context))
+
+    def weights_at_hand(
+        self, running: LiveApplication, context: str
+    ) -> tuple[dict[str, float], str]:
+        """As `weights`, without waiting for the store.
+
+        Raises:
+            StoreError: the state is not in memory; who asks again may find it there.
+        """
+        return _weights(running, self._states.at_hand(running, context))
 
     def num_contexts(self, name: str) -> int:
         """Number of an application's contexts in memory."""
@@ -444,6 +447,17 @@ class Applications:
 def _record(running: LiveApplication) -> dict[str, Any]:
     """Make the store's record of an application."""
     return {"application": running.application.dump(), "revision": running.revision}
+
+
+def _weights(running: LiveApplication, state: Any) -> tuple[dict[str, float], str]:  # noqa: ANN401
+    """Say what a state believes of each model, and what there is to remark."""
+    weights: dict[str, float] = {}
+    remarks = []
+    # The complaint names it if the policy fails here.
+    with suppress(PolicyError):
+        weights = running.policy.weights(state)
+        remarks.append(running.policy.remark(state))
+    return weights, "; ".join(filter(None, [*remarks, running.policy.complaint]))
 
 
 def _check_feedback(index: int, item: FeedbackItem) -> None:

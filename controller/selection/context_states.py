@@ -26,6 +26,8 @@ _FLUSH_INTERVAL_S = 1.0
 
 # Users whose states are being read at a time. While a store hangs, everybody else gets the global state.
 _READS_MAX = 1000
+# Who only looks has none read while so many are, whatever he names: room is for those who ask for answers.
+_LOOKS_READS_MAX = 16
 
 # States written at a time. The event loop's part of such a slice takes much less than a millisecond.
 _SLICE = 500
@@ -96,19 +98,42 @@ class ContextStates:
         """
         if not context or not running.policy.per_context:
             return running.state
-        held, address = self._in_memory(running, context), (running.application.name, context)
-        if held is None and not self._contexts.is_stateless(*address):
-            reading = self._reading.get(address)
-            if reading is None:
-                if len(self._reading) >= _READS_MAX:
-                    raise StoreError(f"selection store: {_READS_MAX} reads wait for it already")
-                reading = asyncio.create_task(self._load(running, context))
-                self._reading[address] = reading
-                reading.add_done_callback(partial(self._read_over, address))
+        held = self._in_memory(running, context)
+        if held is None and not self._contexts.is_stateless(running.application.name, context):
             # Who gives up waiting must not take the state from the others, nor from the next query.
-            await asyncio.shield(reading)
+            await asyncio.shield(self._reading_of(running, context, _READS_MAX))
             held = self._in_memory(running, context)
         return running.state if held is None else held.state
+
+    def at_hand(self, running: LiveApplication, context: str) -> Any:  # noqa: ANN401
+        """Give the state of a context, the global one where it has none, without waiting for the store.
+
+        Raises:
+            StoreError: the state is not in memory. The store is asked for it, and who comes again may find it.
+        """
+        if not context or not running.policy.per_context:
+            return running.state
+        held = self._in_memory(running, context)
+        if held is None and not self._contexts.is_stateless(running.application.name, context):
+            self._reading_of(running, context, _LOOKS_READS_MAX)
+            raise StoreError(
+                f"{self._store.name} has not said yet what it learned from {context!r}"
+            )
+        return running.state if held is None else held.state
+
+    def _reading_of(
+        self, running: LiveApplication, context: str, reads_max: int
+    ) -> asyncio.Task[None]:
+        """Have the state of a context read, which ends when it is in memory or known not to be there."""
+        address = running.application.name, context
+        reading = self._reading.get(address)
+        if reading is None:
+            if len(self._reading) >= reads_max:
+                raise StoreError(f"selection store: {reads_max} reads wait for it already")
+            reading = asyncio.create_task(self._load(running, context))
+            self._reading[address] = reading
+            reading.add_done_callback(partial(self._read_over, address))
+        return reading
 
     async def read_in_time(self, running: LiveApplication, context: str, limit_s: float) -> Any:  # noqa: ANN401
         """Read the state of a context; the global one where it has none or the store is too slow."""

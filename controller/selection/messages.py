@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from clockwright.errors import BadRequestError, ConfigError
+from clockwright.errors import BadRequestError, ConfigError, StoreError
 from clockwright.foreign import check_name_length
 from clockwright.units import SLO_NS_MAX
 from clockwright.v1 import control_pb2 as pb
@@ -103,14 +103,36 @@ def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
 async def application_info(
     applications: Applications, running: LiveApplication, context: str
 ) -> pb.ApplicationInfo:
-    """Describe an application, with the weights of a context, or the global ones where it has none."""
-    state = applications.state(running)
+    """Describe an application, with the weights of a context, or the global ones where it has none.
+
+    Raises:
+        StoreError: the weights are not in memory, and the store cannot be read.
+    """
     weights, remark = await applications.weights(running, context)
+    return _application_info(applications, running, weights, remark)
+
+
+def application_info_at_hand(
+    applications: Applications, running: LiveApplication, context: str
+) -> pb.ApplicationInfo:
+    """As `application_info`, without waiting: without weights that are not in memory, and with a remark that says so."""
+    try:
+        weights, remark = applications.weights_at_hand(running, context)
+    except StoreError as error:
+        info = _application_info(applications, running, {}, str(error))
+        del info.weights[:]
+        return info
+    return _application_info(applications, running, weights, remark)
+
+
+def _application_info(
+    applications: Applications, running: LiveApplication, weights: Mapping[str, float], remark: str
+) -> pb.ApplicationInfo:
     counts = running.counts
     return pb.ApplicationInfo(
         application=write_application(running.application),
         revision=running.revision,
-        state=state.value,
+        state=applications.state(running).value,
         weights=[
             pb.ModelWeight(
                 model=model,

@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -19,9 +20,10 @@ from clockwright.units import ModelId, WorkerId
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key, revoke_key
 from controller.access.roles import ROLE_OF, Role
-from controller.dashboard.live import VIEWERS_MAX, Live
+from controller.dashboard.live import ASKERS_MAX, VIEWERS_MAX, Live
 from controller.dashboard.site import METHOD_OF
 from tests.kit import virtual_time
+from tests.kit.desk import held
 from tests.kit.processes import until
 from tests.kit.watched import Served, guarded, serving, taught
 
@@ -91,6 +93,32 @@ def test_an_application_tells_what_each_context_believes(tmp_path: Path) -> None
             (info,) = operator.applications("app", context="ann")
         assert beliefs("ann") == {row.model: row.weight for row in info.weights}
         assert "no application" in get(f"{served.url}/live/applications?name=nobody")[1]
+
+
+def test_a_store_that_hangs_leaves_out_what_only_it_has_and_holds_up_nobody(tmp_path: Path) -> None:
+    with taught(tmp_path / "models") as served:
+        applications = served.controller.applications
+
+        async def forget_ann() -> None:
+            await applications._states.flush()
+            assert applications._states.forget("app", "ann")
+
+        def shown(name: str) -> dict[str, Any]:
+            _, event = get(f"{served.url}/live/applications?name={name}&context=ann")
+            (found,) = json.loads(event.removeprefix("data: "))["applications"]
+            assert isinstance(found, dict)
+            return found
+
+        believed = shown("app")["weights"]
+        served.run(forget_ann())
+        with held(applications._store):
+            found = shown("app")
+            assert (found["weights"], found["queries"]) == ([], 8)
+            assert "has not said yet what it learned from 'ann'" in found["remark"]
+            assert get(f"{served.url}/live/overview")[0] == 200
+            assert get(f"{served.url}/look/history")[0] == 200
+        until(lambda: shown("app")["weights"] == believed, what="the store has said it")
+        assert not shown("app")["remark"]
 
 
 def test_a_page_of_another_site_learns_nothing(server: Served) -> None:
@@ -164,13 +192,17 @@ def test_nobody_looks_and_nothing_is_made_and_a_slow_viewer_gets_the_newest() ->
     asyncio.run(test())
 
 
-def test_however_many_look_it_takes_a_part_of_the_loops_time() -> None:
+@pytest.mark.parametrize("look_s", [0.01, 0.4, 3.0])
+def test_however_many_look_it_takes_a_part_of_the_loops_time(look_s: float) -> None:
     looking_s = 0.0
+    over_s = 6000 * look_s
 
     async def make() -> bytes:
         nonlocal looking_s
-        await asyncio.sleep(0.01)
-        looking_s += 0.01
+        # Others have their turn between its two halves, which take none of its time.
+        for _ in range(2):
+            await asyncio.sleep(look_s / 2)
+            looking_s += look_s / 2
         return b""
 
     async def ask_without_a_pause(live: Live) -> None:
@@ -182,14 +214,46 @@ def test_however_many_look_it_takes_a_part_of_the_loops_time() -> None:
             pass
 
     async def test() -> None:
-        live = Live()
+        live = Live(clock=lambda: looking_s)
         viewers = [view(live, f"page {number}") for number in range(VIEWERS_MAX)]
         tasks = [asyncio.create_task(each) for each in (*viewers, ask_without_a_pause(live))]
-        await asyncio.sleep(60)
-        assert 60 / 25 < looking_s < 60 / 20
+        await asyncio.sleep(over_s)
+        assert over_s / 25 < looking_s < over_s / 20
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    virtual_time.run(test)
+
+
+def test_however_many_ask_without_a_pause_a_viewer_gets_every_second_look() -> None:
+    looks: list[str] = []
+
+    async def test() -> None:
+        live = Live(interval_s=0)
+
+        async def make(name: str) -> bytes:
+            looks.append(name)
+            return b""
+
+        async def ask_without_a_pause() -> None:
+            while True:
+                await live.look(partial(make, "asker"))
+
+        askers = [asyncio.create_task(ask_without_a_pause()) for _ in range(ASKERS_MAX)]
+        await asyncio.sleep(0)
+        assert not live.has_room_to_ask
+        viewer = live.watch("page", partial(make, "viewer"))
+        for _ in range(20):
+            await anext(viewer)
+        await viewer.aclose()
+        for task in askers:
+            task.cancel()
+        await asyncio.gather(*askers, return_exceptions=True)
+        assert live.has_room_to_ask
+        # The first of them had come before the viewer.
+        told = "".join(name[0] for name in looks[looks.index("viewer") :])
+        assert "aaa" not in told
 
     virtual_time.run(test)
 

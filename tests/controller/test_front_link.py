@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -260,6 +262,33 @@ def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
             assert first(await channel.unary_unary(INFER)(request(4))) == 8
 
     asyncio.run(main())
+
+
+def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Path) -> None:
+    errors: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+        async with serving(tmp_path) as front_end:
+            fronts = front_end.fronts
+            assert fronts is not None
+            async with _aio.insecure_channel(front_end.controller) as way:
+                hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION)
+                answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
+                    hello.SerializeToString()
+                )
+            welcome = front_pb2.AttachFrontResponse.FromString(answer)
+            # The loop hears of all of it when it is over: nothing waits here.
+            with socket.create_connection(("127.0.0.1", welcome.socket_port)) as sock:
+                sock.sendall(greeting(welcome.token))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await until(lambda: welcome.token not in fronts._listener._expected)
+            assert fronts.num_fronts == 0
+            async with front(front_end.controller) as channel:
+                assert first(await channel.unary_unary(INFER)(request(4))) == 8
+
+    asyncio.run(main())
+    assert errors == []
 
 
 def test_a_front_of_another_version_is_told_so(tmp_path: Path) -> None:

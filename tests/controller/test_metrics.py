@@ -615,7 +615,7 @@ def test_who_asks_without_a_pause_takes_no_more_than_a_part_of_the_loops_time(
             used_s = time.thread_time() - used_s
             began_s = time.monotonic()
             await fetch(controller, headers={"Accept": "application/openmetrics-text"})
-            assert time.monotonic() - began_s > min(5 * used_s, 0.9)
+            assert time.monotonic() - began_s > 5 * used_s
 
     run(test)
 

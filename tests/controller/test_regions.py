@@ -132,6 +132,34 @@ def test_a_region_larger_than_its_object_is_refused(regions: Regions, memory: Me
     regions.register("r", memory.key, 4095, 1)
 
 
+def test_no_tenant_takes_all_regions_or_their_bytes_and_whoever_comes_finds_room(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "object").write_bytes(bytes(1 << 20))
+    regions = Regions(Slabs(0), num_bytes_max=1 << 20, request_bytes_max=1, objects=tmp_path)
+
+    def fill(owner: str, num_bytes: int) -> int:
+        """Number of regions that an owner gets who wants all."""
+        for number in range(REGIONS_MAX):
+            try:
+                regions.register(str(number), "object", 0, num_bytes, owner=owner)
+            except NoRoomError:
+                return number
+        return REGIONS_MAX
+
+    owners = [f"tenant {number}" for number in range(4)]
+    assert [fill(owner, 1) for owner in owners] == [128, 64, 32, 16]
+    for owner in owners:
+        regions.unregister("", owner=owner)
+    # The same by bytes, of which a region may have many.
+    assert [fill(owner, 1 << 14) for owner in owners] == [32, 16, 8, 4]
+    for owner in owners:
+        regions.unregister("", owner=owner)
+    # Nobody else is there where nobody has to say who he is.
+    assert fill("", 1 << 12) == REGIONS_MAX
+    regions.unregister("")
+
+
 def test_names_are_bounded_and_taken_once(regions: Regions, memory: Memory) -> None:
     for name in ("", "n" * 100_000):
         with pytest.raises(BadRequestError, match="name"):

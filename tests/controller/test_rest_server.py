@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 import requests
 from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from clockwright.errors import Refusal
 from controller.access.authoriser import Authoriser, Rules
@@ -158,6 +160,72 @@ def test_of_requests_behind_each_other_a_bounded_number_is_taken_in_and_all_are_
                 assert answer(sock)[0] == 200
                 assert len(connection.pipeline) <= _PIPELINED_MAX
             sending.result()
+
+
+def test_empty_lines_in_a_body_are_no_work(
+    server: FrontEndInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[int] = []
+    pieces: list[int] = []
+
+    def counting(kind: type[asyncio.Protocol], lengths: list[int]) -> None:
+        take = kind.data_received
+
+        def data_received(self: asyncio.Protocol, data: bytes) -> None:
+            lengths.append(len(data))
+            take(self, data)
+
+        monkeypatch.setattr(kind, "data_received", data_received)
+
+    counting(rest_server._Connection, came)
+    counting(HttpToolsProtocol, pieces)
+    with dial(server.rest) as sock:
+        sock.sendall(request_of(BODY + b"\n" * (1 << 20)) + request_of())
+        assert [answer(sock)[0] for _ in range(2)] == [200, 200]
+    assert sum(pieces) == sum(came)
+    # One more where the body ends, and where as many empty lines as may be ends of requests were in its beginning.
+    assert len(pieces) <= len(came) + 2
+
+
+def test_who_waits_behind_others_requests_is_not_slow(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
+        server.do(lambda each: setattr(each.worker, "hold", True))
+        door = server.front_end.rest_server
+        assert door is not None
+        sock.sendall(request_of())
+        server.until(lambda each: bool(each.worker.infers))
+        (connection,) = door.connections
+        num = _PIPELINED_MAX + 1
+        sock.sendall(request_of() * num)
+        server.until(lambda _: len(connection.pipeline) == _PIPELINED_MAX)
+        assert connection._held
+        assert connection._coming
+        for _ in range(rest_server._COMING_MAX + 2):
+            server.do(lambda _: connection.sweep())
+            assert connection.idle_sweeps == 0
+
+        def release(each: FrontEnd) -> None:
+            each.worker.hold = False
+            each.worker.release()
+
+        server.do(release)
+        assert [answer(sock)[0] for _ in range(1 + num)] == [200] * (1 + num)
+        # Whose request does not come is slow all the same, from its others' answers on.
+        sock.sendall(request_of()[:-1])
+        server.until(lambda _: connection._coming)
+        for _ in range(rest_server._COMING_MAX + 1):
+            assert not connection.transport.is_closing()
+            server.do(lambda _: connection.sweep())
+        assert answer(sock)[0] == 0
+
+
+def test_what_is_no_http_behind_others_is_not_answered_in_their_place(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
+        server.do(lambda each: setattr(each.worker, "hold", True))
+        sock.sendall(request_of())
+        server.until(lambda each: bool(each.worker.infers))
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n")
+        assert answer(sock)[0] == 0
 
 
 def test_who_hangs_up_at_once_or_with_requests_behind_each_other_leaves_nothing(

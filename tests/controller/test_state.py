@@ -453,19 +453,30 @@ def test_work_that_fails_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> 
     run(test)
 
 
-def test_the_entry_of_the_folder_of_uploads_outlives_a_loss_of_power(
+def test_the_entries_of_all_folders_that_were_made_outlive_a_loss_of_power(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("controller.uploads._sync_path", lambda path: synced.append(Path(path)))
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = tmp_path / "new" / "state"
 
     async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        await Uploads(tmp_path / "uploads", state, bytes_max=1 << 20).restore()
+        state = StateFile(folder / "state.sqlite")
+        await Uploads(folder / "uploads", state, bytes_max=1 << 20).restore()
         await state.close()
 
     run(test)
-    assert tmp_path in synced
+    assert {tmp_path, tmp_path / "new", folder} <= {*synced}
+    # One that is there may have been made by a process that came no further.
+    synced.clear()
+    run(test)
+    assert {tmp_path / "new", folder} <= {*synced}
 
 
 def test_the_state_folder_of_a_user_follows_the_xdg_convention(

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -30,6 +31,7 @@ from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.core import Scheduler
 from controller.core.quotas import Quota, Quotas
+from controller.dashboard.views import DashboardViews
 from controller.front.backend import OverQuotaError
 from controller.front.classification import CLASSES_MAX
 from controller.front.door import Door
@@ -250,6 +252,23 @@ def many_regions(place: Place) -> str:
             found.register(str(number), "object", 0, 1)
         words = refusal(lambda: found.register("one more", "object", 0, 1))
         found.unregister("")
+        return words
+
+
+def many_regions_of_a_tenant(place: Place) -> str:
+    with regions(place.folder) as found:
+        for number in range(128):
+            found.register(str(number), "object", 0, 1, owner="gold")
+        words = refusal(lambda: found.register("one more", "object", 0, 1, owner="gold"))
+        found.unregister("", owner="gold")
+        return words
+
+
+def large_regions_of_a_tenant(place: Place) -> str:
+    with regions(place.folder) as found:
+        found.register("a", "object", 0, 150, owner="gold")
+        words = refusal(lambda: found.register("b", "object", 0, 1, owner="gold"))
+        found.unregister("", owner="gold")
         return words
 
 
@@ -503,6 +522,35 @@ def viewers_of_the_dashboard(_: Place) -> str:
     return asyncio.run(main())
 
 
+def looks_at_the_dashboard(_: Place) -> str:
+    async def ask(port: int | None) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /look/history HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        try:
+            return (await reader.readuntil(b"again\n")).decode()
+        finally:
+            writer.close()
+
+    async def main() -> str:
+        over = asyncio.Event()
+
+        async def history(_: DashboardViews, __: str) -> bytes:
+            await over.wait()
+            return b"{}"
+
+        with mock.patch.object(DashboardViews, "history", history):
+            async with running(ControllerConfig(port=0, metrics_port=0)) as controller:
+                asking = [asyncio.create_task(ask(controller.metrics_port)) for _ in range(17)]
+                [refused], others = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                over.set()
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+                return refused.result()
+
+    return asyncio.run(main())
+
+
 #: By what is bounded: what is said of one more.
 ONE_MORE: dict[str, Callable[[Place], str]] = {
     "message": lambda place: place.call(INFER, bytes(4 * MIB + 1)),
@@ -535,6 +583,8 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "memory, large requests": lambda _: memory(85),
     "memory, all requests": lambda _: memory(95),
     "regions of shared memory": many_regions,
+    "regions of one tenant": many_regions_of_a_tenant,
+    "bytes of one tenant's regions": large_regions_of_a_tenant,
     "name of a region": long_region,
     "bytes of all regions": large_regions,
     "a tenant's rate": quota(Quota(rate_rps=1, burst=1)),
@@ -602,6 +652,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     ),
     "request for metrics": request_for_metrics,
     "viewers of the dashboard": viewers_of_the_dashboard,
+    "looks at the dashboard that wait": looks_at_the_dashboard,
     "weight of a tenant": lambda place: place.control(
         "SetQuota", control.SetQuotaRequest(tenant="t", quota=control.Quota(weight=101))
     ),

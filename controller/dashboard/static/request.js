@@ -32,8 +32,8 @@ export function request(id) {
       look(`/look/request?id=${encodeURIComponent(id)}`, signal)
         .then((data) => place.replaceChildren(data.error === undefined ? explained(data.request, data.now_s) : el("p", { class: "verdict", text: data.error })))
         .catch((error) => {
-          if (error.status === 403) place.replaceChildren(el("p", { class: "verdict", text: error.message }));
-          else if (error.status === 401) denied(error);
+          if (error.status === 401) denied(error);
+          else if (!signal.aborted) place.replaceChildren(el("p", { class: "verdict", text: error.message }));
         });
     },
     update(data) {
