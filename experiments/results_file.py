@@ -68,7 +68,7 @@ def add_results(
     extra: Mapping[str, Any] | None = None,
     directory: Path = RESULTS,
 ) -> Path:
-    """Write figures of a separate run beside the recorded ones, which stay.
+    """Write figures of a separate run beside the recorded ones, which stay; those of its part's last run go.
 
     Args:
         name: name of the benchmark, which has run before.
@@ -87,6 +87,10 @@ def add_results(
     """
     target = directory / f"{name}.json"
     record = json.loads(target.read_text(encoding="utf-8"))
+    others = [value for key, value in record.items() if key != part and isinstance(value, dict)]
+    kept = {key for other in others for key in other.get("keys", ())}
+    for key in set(record.get(part, {}).get("keys", ())) - kept:
+        record["figures"].pop(key, None)
     record["figures"] |= _finite(name, figures)
     record[part] = {"keys": list(figures), **_origin(command), **(extra or {})}
     return _write(target, record)

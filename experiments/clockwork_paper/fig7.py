@@ -393,13 +393,13 @@ def _panel(title: str, rows: Sequence[Row], name: str, bound_name: str) -> Panel
         curves.append(looks)
         # Each policy leaves batch clients as much as it does not use; the other bound is everybody's.
         if batch:
-            curves.append(replace(looks, y=bound, line=":", width=1, marker="", label=""))
+            curves.append(replace(looks, y=bound, width=0.9, marker="", label=""))
     if not batch:
         curves.append(Curve(x=multiples, y=bound, label="bound", line=":"))
     return Panel(
         title=title,
         x="SLO, times 2.9 ms",
-        y="batch answers, r/s (dotted: bound)" if batch else "answered in time, %",
+        y="batch answers, r/s (thin: bound)" if batch else "answered in time, %",
         curves=curves,
         log_x=True,
         x_ticks={1: "1", 3: "3", 10: "10", 30: "30", 90: "90"},

@@ -38,7 +38,7 @@ from experiments.clockwork_paper import azure_replay
 from experiments.clockwork_paper.stretch import stretch_bound
 from experiments.simulator import Case, Faults, Network
 from experiments.study.compared import POLICIES, Compared, run_rows
-from experiments.study.pictures import Curve, Panel, colour_of, tail, tail_percentiles
+from experiments.study.pictures import Curve, Panel, of_policy, tail, tail_percentiles
 from experiments.study.study import Column, Paper, Row, Study, StudyRecord, over
 from modelzoo.profile import Noise
 
@@ -225,24 +225,28 @@ def _panel(title: str, quantity: str, noise_model: str, rows: Sequence[Row]) -> 
         if (row["quantity"], row["noise_model"]) == (quantity, noise_model):
             groups.setdefault((str(row["policy"]), str(row["sign"])), []).append(row)
     curves = [
-        Curve(
-            x=[float(row["error_us"]) for row in mine],
-            y=[float(row["percentile"]) for row in mine],
+        replace(
+            of_policy(
+                policy,
+                Curve(
+                    x=[float(row["error_us"]) for row in mine],
+                    y=[float(row["percentile"]) for row in mine],
+                    width={"over": 0.9, "under": 1.8}[sign],
+                ),
+            ),
             label=policy if sign == "under" else "",
-            colour=colour_of(policy),
-            line={"over": ":", "under": "-"}[sign],
         )
         for (policy, sign), mine in groups.items()
     ]
     papers_us = [_PAPER_US.get(f"{quantity}_{sign}_p99_us") for sign in ("under", "over")]
     curves += [
-        Curve(x=[us], y=[99.0], label="" if number else "x the paper", line="none", marker="x")
+        Curve(x=[us], y=[99.0], label="" if number else "the paper", line="none", marker="x")
         for number, us in enumerate(us for us in papers_us if us)
     ]
-    if quantity != "infer_completion":  # Labels of a row are read at its end.
+    if quantity != "infer":  # The legend of a row is in its first panel.
         curves = [replace(curve, label="") for curve in curves]
-    x = "error, us (dotted: sooner than said)"
-    return tail(title, x, curves, (), log_x=True, x_range=(0.1, None), legend="")
+    x = "error, us (thin: sooner than said)"
+    return tail(title, x, curves, (), log_x=True, x_range=(0.1, None), legend="upper left")
 
 
 STUDY = Study(

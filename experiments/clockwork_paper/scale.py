@@ -37,7 +37,7 @@ from experiments.clockwork_paper.stretch import stretch_bound
 from experiments.simulator import Case, CpuCosts, bottleneck
 from experiments.simulator.costs import measured, sources
 from experiments.study.compared import POLICIES, Compared, run_rows
-from experiments.study.pictures import Curve, Panel, colour_of, tail_percentiles
+from experiments.study.pictures import Curve, Panel, of_policy, tail_percentiles
 from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 #: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
@@ -274,7 +274,7 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
         float(place): f"{num_gpus} GPUs" + ("" if costs == "none" else ",\ncharged")
         for place, (num_gpus, costs) in enumerate(clusters)
     }
-    found = []
+    found: list[Panel] = []
     for slo_ms in dict.fromkeys(row["slo_ms"] for row in rows):
         mine = [row for row in rows if row["slo_ms"] == slo_ms]
         curves = []
@@ -284,13 +284,10 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
                 clusters.index((row["num_gpus"], row["costs"])) + 0.12 * (number - 1)
                 for row in ours
             ]
-            curves += [
-                Curve(
-                    x=at, y=[row[name] for row in ours], colour=colour_of(policy), marker=marker,
-                    line="none", label=words.format(policy=policy) if number == 0 or "{" in words else "",
-                )
-                for name, words, marker in (("p50_ms", "medians", "o"), ("p9999_ms", "{policy}, p99.99", "^"))
-            ]  # fmt: skip
+            medians, tails = ([row[name] for row in ours] for name in ("p50_ms", "p9999_ms"))
+            up = [tail - median for tail, median in zip(tails, medians, strict=True)]
+            one = Curve(x=at, y=medians, marker="o", spread=([0.0] * len(up), up))
+            curves.append(replace(of_policy(policy, one), line="none"))
         papers = [
             recorded.figures[key]
             for name in ("p50", "p9999")
@@ -303,15 +300,17 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
                 y=papers,
                 line="none",
                 marker="x",
-                label="x the paper, both",
+                label="the paper, both",
             )
         )
+        if found:  # The legend of a row is in its first panel.
+            curves = [replace(curve, label="") for curve in curves]
         least = min(row["satisfaction_pct"] for row in mine)
         found.append(
             Panel(
                 title=f"SLO {slo_ms} ms: {int(100 * least) / 100} % or more are in time",
-                x="cluster", y="latency of answers, ms", curves=curves, x_ticks=ticks,
-                levels={slo_ms: "SLO"}, x_range=(-0.5, len(clusters) - 0.5),
+                x="cluster", y="answers, ms (median to p99.99)", curves=curves, x_ticks=ticks,
+                levels={slo_ms: "SLO"}, x_range=(-0.5, len(clusters) - 0.5), legend="upper right",
             )
         )  # fmt: skip
     return [found]

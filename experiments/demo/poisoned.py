@@ -327,10 +327,11 @@ def panels(directory: Path) -> list[list[Panel]]:
         )
     ]
     # Rows are of so many queries each, but for a last one that may have fewer.
-    late = range(_WINDOW // _ROW, len(rows) + 1)
+    num_rows = _WINDOW // _ROW
+    late = range(num_rows, len(rows) + 1)
     right = [
-        100 * sum(row["right"] for row in rows[end - _WINDOW // _ROW : end]) / _WINDOW
-        for end in late
+        100 * sum(row["right"] for row in rows[end - num_rows : end]) / (last - first)
+        for end, first, last in zip(late, [0, *queries], queries[num_rows - 1 :], strict=False)
     ]
     ends = {
         max((row["queries"] for row in rows if row["phase"] == phase), default=0): words
@@ -369,10 +370,13 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draw", action="store_true", help="only the picture, of the table")
-    if parser.parse_args().draw:
-        redraw()
+    parser.add_argument("--directory", type=Path, default=RESULTS, help="where all files go")
+    options = parser.parse_args()
+    if options.draw:
+        redraw(options.directory)
         return
-    for key, figure in figures_of(produce(show=lambda text: print(text, flush=True))).items():
+    happened = produce(directory=options.directory, show=lambda text: print(text, flush=True))
+    for key, figure in figures_of(happened).items():
         print(f"{key}: {figure:.4g}")
 
 

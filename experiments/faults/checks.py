@@ -1,9 +1,11 @@
 """What must hold whatever happens: after each event, and when all is at rest.
 
 After each event of the world: requests that ended did so once, and one controller leads. After each event of a
-scheduler: its books. As it happens: a worker's answer that contradicts the books, whom it obeys, answers' bytes,
-which show a slab that was used early, and their times. At rest alone: residency as workers have it, slabs that
-nobody holds, telemetry, and what is to be remembered.
+scheduler: its books. As it happens: a worker's answer that contradicts the books, whom it obeys, answers' bytes and
+times, and a slab that is free, or handed out, while somebody uses it (`slabs`). Whenever a controller has heard what
+became of all that it asked of a worker: whether the books have there what is there (`plant.CheckedLink`). Before that
+they say what is to be, and nobody but the worker knows how far it has come. At rest alone: that all models are known
+to both, slabs that nobody holds, telemetry, and what is to be remembered.
 """
 
 from __future__ import annotations

@@ -16,12 +16,17 @@ from unittest import mock
 from typing_extensions import override
 
 import controller.app
+import controller.front.front_link
+import controller.front.remote
 import controller.lease.keeper
+import controller.slabs
+import controller.worker_link
 import worker.lane_threads
 import worker.link
 from clockwright.actions import ActionError, FromFronts, Result
 from clockwright.bulk import Buffer
 from clockwright.channel import Access
+from clockwright.frames import Frame
 from clockwright.leadership import Fence, Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import worker_pb2
@@ -42,11 +47,18 @@ from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec, Qu
 from experiments.faults.keys import KeyFile
 from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.redis_place import RedisPlace
+from experiments.faults.slabs import (
+    SlabWatch,
+    WatchedArena,
+    WatchedFrontLink,
+    WatchedLink,
+    WatchedMemory,
+)
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess
 from worker.config import WorkerConfig
 from worker.controller_socket import ControllerSocket, Order
-from worker.core.lanes import Core
+from worker.core.lanes import Core, Lane
 from worker.link import ControllerLink
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
@@ -67,10 +79,12 @@ _CONTRADICTIONS = (
     ActionError.ALREADY_RESIDENT,
     ActionError.BAD_INPUT,
 )
+# Steps that read slabs, or write to them.
+_AT_SLABS = (Lane.INPUT, Lane.OUTPUT)
 
 
 class ObservedCore(Core[FoldingModel]):
-    """A worker's core that says when the controller thinks that it has something else than it has."""
+    """A worker's core that says when the controller is led to believe what is not so."""
 
     def __init__(self, world: World, *, num_pages: int, io_bytes: int) -> None:
         super().__init__(num_pages=num_pages, io_bytes=io_bytes)
@@ -80,6 +94,15 @@ class ObservedCore(Core[FoldingModel]):
     def take_results(self) -> list[Result]:
         results = super().take_results()
         for result in results:
+            for lane in _AT_SLABS:
+                job = self._running[lane]
+                # What is abandoned was another controller's, and may have the same number.
+                if job is None or job.abandoned or job.action.action_id != result.action_id:
+                    continue
+                self._world.fail(
+                    f"a slab is free early: action {result.action_id} is over, and its"
+                    f" {lane.value} runs"
+                )
             if result.error in _CONTRADICTIONS:
                 self._world.fail(
                     f"a worker and the books differ: {result.error.name}: {result.message}"
@@ -115,6 +138,36 @@ class ObservedSocket(ControllerSocket):
             take(order, payload, where)
 
         super().__init__(host, welcome, tls, take_in_turn)
+
+
+class CheckedLink(WatchedLink):
+    """A worker's link by which books and worker are compared whenever nothing is under way."""
+
+    plant: Plant  # that runs
+
+    @override
+    def _take_result(self, frame: Frame) -> None:
+        super()._take_result(frame)
+        ledger, worker = self.runtime._ledger, self.plant.workers.get(self.worker_id)
+        here = ledger._workers.get(self.worker_id)
+        if here is None or here.link is not self or here.actions or worker is None:
+            return
+        if self._data is None or not worker.hears(self._data._sock):
+            return  # It tells what it has as it registers again.
+        found, books = set(worker.core.resident()), ledger._scheduler._books
+        state = books.workers[self.worker_id]
+        believed = {model.model_id for model in state.copies}
+        # A worker is told by the stream that a model was removed, so that may be there a little longer.
+        known = {
+            model.model_id
+            for model in books.models.values()
+            if state in model.ready or state in model.suspended
+        }
+        if believed - found or (found - believed) & known:
+            self.plant.world.fail(
+                f"a worker and the books differ: {self.worker_id} has {sorted(found)} at rest,"
+                f" and the books say {sorted(believed)}"
+            )
 
 
 class CountingWriter(TelemetryWriter):
@@ -187,6 +240,14 @@ class RunningWorker:
     link: ControllerLink[FoldingModel]
     core: ObservedCore
 
+    def hears(self, sock: object) -> bool:
+        """Whether it takes actions from a controller's socket, which is this."""
+        session = self.link._session
+        if session is None or session.data is None or session.data._is_closed:
+            return False
+        own: Any = session.data._sock
+        return own is not None and own.peer is sock
+
 
 @dataclass
 class Plant:
@@ -248,9 +309,12 @@ class Plant:
             own.writer = CountingWriter(folder)
             return own.writer
 
+        watch = SlabWatch(self.world)
         with ExitStack() as stack:
-            for kind in (ObservedSocket, CheckedScheduler):
+            for kind in (ObservedSocket, CheckedScheduler, CheckedLink):
                 stack.enter_context(mock.patch.object(kind, "plant", self, create=True))
+            for each in (WatchedArena, WatchedMemory, WatchedLink):
+                stack.enter_context(mock.patch.object(each, "watch", watch, create=True))
 
             def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
                 door = self.world.door(inside, getattr(owner, name))
@@ -262,6 +326,13 @@ class Plant:
             put(controller.app, "make_scheduler", CheckedScheduler)
             put(controller.app, "TelemetryWriter", make_writer)
             put(controller.lease.keeper, "Lease", self._view_lease)
+            put(controller.slabs, "Arena", WatchedArena)
+            for module in (controller.front.front_link, controller.front.remote):
+                put(module, "MappedMemory", WatchedMemory)
+            put(controller.front.front_link, "FrontLink", WatchedFrontLink)
+            put(controller.worker_link, "WorkerLink", CheckedLink)
+            put(controller.worker_link, "encode_action", watch.encode_action)
+            put(controller.worker_link, "decode_result", watch.decode_result)
             put(worker.link, "Fence", make_fence)
             put(worker.link, "ControllerSocket", ObservedSocket)
             put(worker.lane_threads, "Core", make_core)

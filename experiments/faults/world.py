@@ -40,6 +40,8 @@ _TURN_NS = 20 * NS_PER_US
 _WRITES = frozenset({"add", "finish", "write", "begin_term", "keep_digests"})
 # Likewise in the store of applications, where it has the names of those who ask for it.
 _STORE_WRITES = ("Store.save", "Store.remove_application", "Store.erase")
+# No task awaits more on its way out, when nothing that it awaits goes well.
+_AWAITS_MAX = 9
 # Waking a thread or a loop takes so long, at most.
 _WAKE_NS = 50 * NS_PER_US
 
@@ -654,17 +656,16 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self._readers.clear()
         self._writers.clear()
         self._marked.clear()
-        for task in list(self._tasks):
+        while self._tasks:
+            task, _ = self._tasks.popitem()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            for _ in range(9):  # what awaits on its way out is closed again
+            # `close` would leave what awaits on its way out half done, for the collector: that would run the rest
+            # of it outside of the world, where a number of a file of this process is somebody else's.
+            for _ in range(_AWAITS_MAX):
                 try:
-                    task.get_coro().close()
-                except RuntimeError:
-                    continue
-                except Exception:
+                    task.get_coro().throw(asyncio.CancelledError)
+                except (Exception, asyncio.CancelledError):
                     break
-                break
-        self._tasks.clear()
         self._ready.clear()
         self._timers.clear()
 

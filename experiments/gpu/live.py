@@ -1,6 +1,6 @@
 """Workloads played on the card by a `clockwright up`, beside what the simulator says they should come to.
 
-Separate runs on the same server measure what the simulator is told (`experiments.live.beside`). It does not
+Separate runs on the same server measure what the simulator is told (`experiments.live.rehearsal`). It does not
 know that a front end has a limited number of cores. Where the cores cannot carry the requests, the live run answers fewer, and
 `exec_busy_pct` says that the card was not the limit.
 """
@@ -17,8 +17,8 @@ from clockwright.units import DEFAULT_BATCH_SIZES
 from controller.telemetry import OK
 from experiments.clockwork_paper.cases import ARCHITECTURE, case_of
 from experiments.gpu.hardware import about, open_accelerator
-from experiments.live.beside import measured, rehearsals, sides
 from experiments.live.live_run import Played, Served, hosted, play, unmeasured
+from experiments.live.rehearsal import measured, rehearsals, sides
 from experiments.study.beside import Beside, say, worst
 from experiments.study.sides import simulated
 from experiments.study.study import Study

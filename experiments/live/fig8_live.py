@@ -19,7 +19,7 @@ part of it, and is told besides. The client sends and reads every half milliseco
 
 The simulator is given the same requests and what was measured of the same server before: the processor time
 that its controller takes per request, in a stretch of the same replay with other arrivals; and the delays of
-links and lanes on an idle machine (`experiments.live.beside`), less the controller's share of them. One
+links and lanes on an idle machine (`experiments.live.rehearsal`), less the controller's share of them. One
 function (`experiments.study.sides.side_of`) sums up both sides.
 
     python -m experiments fig8_live --seconds 600
@@ -43,14 +43,14 @@ import numpy as np
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.clockwork_paper import azure_replay
-from experiments.live.beside import MeasuredCase, measured, rehearsals, slowed
 from experiments.live.live_run import Played, Served, hosted, play
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, write_schedule
 from experiments.live.processor_time import cpu_ns, roles
+from experiments.live.rehearsal import MeasuredCase, measured, rehearsals, slowed
 from experiments.native import TARGET
 from experiments.simulator import Case, CpuCosts
-from experiments.study.beside import Beside, by_side, say, worst
+from experiments.study.beside import Beside, by_side, say
 from experiments.study.compared import POLICIES
 from experiments.study.sides import Side, side_of, simulated_record
 from experiments.study.study import NO_COLUMN, Column, Study
@@ -314,13 +314,8 @@ def fits(used_us: Mapping[str, float], seconds: float) -> bool:
 
 
 def figures_of(_setting: Setting, lines: Sequence[LiveLine]) -> dict[str, float]:
-    """What each process took, and the worst of all lines."""
-    figures: dict[str, float] = {
-        "goodput_pct": min(line.live.goodput_pct for line in lines),
-        "late_per_million": max(line.live.late_per_million for line in lines),
-    }
-    for gap in worst(lines, "goodput_gap_pct").values():
-        figures["sim_gap_pct"] = gap
+    """How far each line is from its simulation, and what each process took."""
+    figures: dict[str, float] = {}
     for line in lines:
         if line.goodput_gap_pct is not None:
             figures[f"{line.line}_sim_gap_pct"] = line.goodput_gap_pct

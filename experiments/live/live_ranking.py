@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
-from experiments.live.beside import measured, rehearsals, sides
 from experiments.live.live_run import Served, hosted, play
+from experiments.live.rehearsal import measured, rehearsals, sides
 from experiments.live.truth import Setting as RunSetting
 from experiments.live.truth import mix_of, modelled, on_processor, row_of
 from experiments.study.aims import limit_of
@@ -112,8 +113,10 @@ def ask(setting: Setting) -> Iterator[Ranked]:
             played = play(workloads, replace(first, case=case))
             for load, workload, run in zip(by_load, workloads, played.runs, strict=True):
                 served = replace(first, case=replace(case, workload=workload))
-                given = measured(served, calibrated.runs, calibrated.rows).case
-                both = sides(run, simulated(given), *setting.stretch_ns)
+                told = None
+                with suppress(ValueError):  # Too little was answered to tell what to simulate.
+                    told = simulated(measured(served, calibrated.runs, calibrated.rows).case)
+                both = sides(run, told, *setting.stretch_ns)
                 yield Ranked(device=device, load=load, policy=policy, **both)
 
 
@@ -138,7 +141,7 @@ def pairs_of(lines: Sequence[Ranked]) -> list[Pair]:
     """Every pair that the simulator tells apart, under every load, by every metric."""
     pairs = []
     for one, other in combinations(lines, 2):
-        if one.case != other.case:
+        if one.case != other.case or one.simulated is None or other.simulated is None:
             continue
         for metric in METRICS[one.load]:
             low, high = sorted((one, other), key=lambda line: getattr(line.simulated, metric))
@@ -188,17 +191,18 @@ def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
         ("goodput_rps", "Answers in time", "r/s"),
         ("p50_ms", "Median latency, where all is answered,", "ms"),
     ):
-        mine = [row for row in kept.rows if metric in METRICS[row["load"]]]
-        live, told = (
-            [row for row in mine if row["side"] == side] for side in ("live", "simulated")
-        )
+        # A simulated row follows its live one, where there is one.
         places = [
             (one["policy"], other[metric], one[metric])
-            for one, other in zip(live, told, strict=True)
+            for one, other in pairwise(kept.rows)
+            if other["side"] == "simulated" and metric in METRICS[one["load"]]
         ]
         # A policy that answers nobody, live and simulated alike, has no place on these scales.
         values = [value for _, *both in places for value in both if value]
-        ends, off = (0.8 * min(values), 1.25 * max(values)), _AIM[metric] / 100
+        ends, off = (
+            (0.8 * min(values, default=1), 1.25 * max(values, default=1)),
+            _AIM[metric] / 100,
+        )
         curves = [Curve(x=ends, y=ends)]
         curves += [
             Curve(x=ends, y=[share * end for end in ends], line=":", width=1)

@@ -2,7 +2,7 @@
 
 Live, a `clockwright up` with one worker serves a workload that the replay client sends: on modelled
 devices, and on the processor with real models. The simulator is given the same workload, and what was
-measured of the server in calibration runs before (`experiments.live.beside`), never in the runs that are
+measured of the server in calibration runs before (`experiments.live.rehearsal`), never in the runs that are
 compared. Both leave telemetry rows, which the same code sums up, without the first seconds, in which
 weights are loaded.
 
@@ -20,13 +20,15 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
+from math import nan
 from typing import Annotated, Any
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
 from experiments.clockwork_paper.cases import case_of
-from experiments.live.beside import MeasuredCase, as_arrived, measured, rehearsals, slowed
 from experiments.live.live_run import Served, hosted, play, unmeasured
+from experiments.live.rehearsal import MeasuredCase, as_arrived, measured, rehearsals, slowed
 from experiments.simulator import HostedModel
 from experiments.study.aims import limit_of
 from experiments.study.pictures import COLOURS, Curve, Panel
@@ -71,12 +73,15 @@ class PlayedCase:
     """A case that was played several times, and simulated."""
 
     what: str
-    measured: MeasuredCase
+    #: What the simulator was told. None: too little was answered to tell, so nothing was simulated.
+    measured: MeasuredCase | None
     live: list[Side]
     simulated: list[Side]
     #: Each live run simulated again with its requests as they arrived. Empty for closed loops, whose
     #: arrivals depend on the server.
     as_arrived: list[Side]
+    #: Why nothing was simulated; empty: it was.
+    unmeasured: str = ""
     client_late_p99_ms: float
     #: The machine's load average before; the case itself adds less than 1.
     load_average: float
@@ -91,10 +96,12 @@ class TruthLine:
     live: Annotated[float, Column(figure="{case}_{name}_{metric}")]
     live_min: Annotated[float, Column(figure="{case}_{name}_{metric}")]
     live_max: Annotated[float, Column(figure="{case}_{name}_{metric}")]
-    simulated: Annotated[float, Column(figure="{case}_{name}_{metric}")]
-    gap_pct: Annotated[float, Column(figure="{case}_{short}_{name}")]
+    #: None: nothing was simulated.
+    simulated: Annotated[float | None, Column(figure="{case}_{name}_{metric}")]
+    #: None: there is nothing to compare, as `reason` says.
+    gap_pct: Annotated[float | None, Column(figure="{case}_{short}_{name}")]
     #: The same for the requests as they arrived; of closed loops, the same.
-    gap_as_arrived_pct: Annotated[float, Column(figure="{case}_{short}_{name}")]
+    gap_as_arrived_pct: Annotated[float | None, Column(figure="{case}_{short}_{name}")]
     aim_pct: Annotated[float, ONLY_TABLE]
     reason: str
     #: The metric without its unit.
@@ -252,22 +259,27 @@ def play_case(setting: Setting, served: Served) -> PlayedCase:
     load_average = os.getloadavg()[0]
     played = play([*first, *[workload] * setting.repeats], served)
     runs = played.runs[len(first) :]
-    given = measured(served, played.runs[: len(first)], played.rows)
-    seeds = range(setting.seed, setting.seed + setting.repeats)
-    told = [simulated(replace(given.case, seed=seed)) for seed in seeds]
     live = [run.rows.side(*stretch_ns) for run in runs]
+    given, unmeasured_for, told, again = None, "", [], []
+    try:
+        given = measured(served, played.runs[: len(first)], played.rows)
+    except ValueError as error:
+        unmeasured_for = str(error)
+    else:
+        seeds = range(setting.seed, setting.seed + setting.repeats)
+        told = [replace(given.case, seed=seed) for seed in seeds]
+        again = [
+            replace(given.case, workload=as_arrived(workload, run.rows))
+            for run in runs
+            if not workload.closed_loops
+        ]
     return PlayedCase(
         what=served.what,
         measured=given,
         live=live,
-        simulated=[rows.side(*stretch_ns) for rows in told],
-        as_arrived=[
-            simulated(replace(given.case, workload=as_arrived(workload, run.rows))).side(
-                *stretch_ns
-            )
-            for run in runs
-            if not workload.closed_loops
-        ],
+        simulated=[simulated(case).side(*stretch_ns) for case in told],
+        as_arrived=[simulated(case).side(*stretch_ns) for case in again],
+        unmeasured=unmeasured_for,
         client_late_p99_ms=statistics.median(run.report.lateness_ns_p99 for run in runs)
         / NS_PER_MS,
         load_average=load_average,
@@ -282,22 +294,18 @@ def ask(setting: Setting) -> Iterator[TruthLine]:
 
 
 def compare(case: str, short: str, metric: str, played: PlayedCase) -> TruthLine:
-    """Sum up one metric.
-
-    Raises:
-        ValueError: nobody was answered live.
-    """
+    """Sum up one metric; without an answer in each live run there is no gap, and the reason says so."""
     live, told, again = (
         [getattr(side, metric) for side in sides]
         for sides in (played.live, played.simulated, played.as_arrived)
     )
-    middle, middle_told = statistics.median(live), statistics.median(told)
-    if not min(live):
-        raise ValueError(f"{case}: nobody was answered live, expected somebody")
-    gap_pct = 100 * (middle_told / middle - 1)
-    # The gap of each live run to its own simulation.
-    gaps = [100 * (arrived / own - 1) for own, arrived in zip(live, again, strict=False)]
-    arrived_pct = statistics.median(gaps) if gaps else gap_pct
+    middle, middle_told = statistics.median(live), statistics.median(told) if told else None
+    gap_pct = arrived_pct = None
+    if middle_told is not None and all(live):
+        gap_pct = arrived_pct = 100 * (middle_told / middle - 1)
+        # The gap of each live run to its own simulation.
+        if gaps := [100 * (arrived / own - 1) for own, arrived in zip(live, again, strict=False)]:
+            arrived_pct = statistics.median(gaps)
     aim_pct = limit_of("truth", f"{short}_gap_pct")
     return TruthLine(
         case=case,
@@ -309,14 +317,24 @@ def compare(case: str, short: str, metric: str, played: PlayedCase) -> TruthLine
         gap_pct=gap_pct,
         gap_as_arrived_pct=arrived_pct,
         aim_pct=aim_pct,
-        reason=_reason(played, aim_pct, gap_pct, arrived_pct),
+        reason=_reason(played, live, aim_pct, gap_pct, arrived_pct),
         short=short,
         of=played,
     )
 
 
-def _reason(played: PlayedCase, aim_pct: float, gap_pct: float, arrived_pct: float) -> str:
-    """Say where a gap above the aim comes from, as far as the run itself shows it."""
+def _reason(
+    played: PlayedCase,
+    live: Sequence[float],
+    aim_pct: float,
+    gap_pct: float | None,
+    arrived_pct: float | None,
+) -> str:
+    """Say why there is no gap, or where one above the aim comes from, as far as the run itself shows it."""
+    if silent := sum(not value for value in live):
+        return f"nobody was answered in {silent} of {len(live)} live runs"
+    if gap_pct is None or arrived_pct is None:
+        return f"not simulated: {played.unmeasured}"
     if abs(gap_pct) <= aim_pct:
         return ""
     load, cores = played.load_average, os.cpu_count() or 1
@@ -334,12 +352,13 @@ def _reason(played: PlayedCase, aim_pct: float, gap_pct: float, arrived_pct: flo
 
 
 def figures_of(_setting: Setting, lines: Sequence[TruthLine]) -> dict[str, float]:
-    """The worst gaps of all cases."""
-    return {
-        f"{short}_{gap}": max((getattr(p, gap) for p in lines if p.short == short), key=abs)
-        for short in METRICS
-        for gap in ("gap_pct", "gap_as_arrived_pct")
-    }
+    """The worst gaps of all cases; where a case has none, nobody knows the worst."""
+    figures: dict[str, float] = {}
+    for short, gap in product(METRICS, ("gap_pct", "gap_as_arrived_pct")):
+        found = [getattr(line, gap) for line in lines if line.short == short]
+        if None not in found:
+            figures[f"{short}_{gap}"] = max(found, key=abs)
+    return figures
 
 
 def extra(setting: Setting, lines: Sequence[TruthLine]) -> dict[str, Any]:
@@ -349,7 +368,7 @@ def extra(setting: Setting, lines: Sequence[TruthLine]) -> dict[str, Any]:
         "cases": {
             line.case: {
                 "what": line.of.what,
-                **line.of.measured.about,
+                **(line.of.measured.about if line.of.measured else {}),
                 **{
                     name: [asdict(side) for side in getattr(line.of, name)]
                     for name in ("live", "simulated", "as_arrived")
@@ -376,7 +395,9 @@ def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
             [row["live"] - row["live_min"] for row in rows],
             [row["live_max"] - row["live"] for row in rows],
         )
-        live, told = ([row[side] for row in rows] for side in ("live", "simulated"))
+        live = [row["live"] for row in rows]
+        # An empty cell: nothing was simulated.
+        told = [nan if row["simulated"] == "" else row["simulated"] for row in rows]
         found.append(
             Panel(
                 title=title,

@@ -151,6 +151,8 @@ def draw(target: Path, setting: Setting, recorded: StudyRecord) -> None:
         most = max(point.load for point in points)
         for server, look in _LOOKS.items():
             mine = [point for point in points if point.server == server]
+            if not mine:
+                continue
             axes.plot(
                 [point.load for point in mine],
                 [point.goodput_rps for point in mine],

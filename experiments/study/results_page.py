@@ -98,7 +98,7 @@ class Record:
                     entry["case"],
                     f"`{entry['metric']}`",
                     *(_short(entry[key]) for key in ("live", "simulated")),
-                    f"{entry['gap_pct']:+.1f}",
+                    "" if entry["gap_pct"] is None else f"{entry['gap_pct']:+.1f}",
                     _short(entry["aim_pct"]),
                     entry["reason"],
                 )
@@ -235,7 +235,7 @@ def _all_aims() -> str:
                 row.record,
                 f"`{row.aim.key}`",
                 row.aim.words,
-                "" if row.measured is None else _short(row.measured),
+                _short(row.measured),
                 f"**{row.outcome}**" if row.outcome == MISSED else row.outcome,
             )
             for row in judged()
@@ -330,7 +330,9 @@ def _num_largest_batches(fig4: Record) -> int:
     return sum(fig4[f"native_{kind}_aimd_mean_batch"] == largest for kind in fig4.setting["kinds"])
 
 
-def _short(number: float) -> str:
+def _short(number: float | None) -> str:
+    if number is None:
+        return ""
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 

@@ -130,6 +130,8 @@ class Study(Generic[SettingT, PointT]):
     recorded: Callable[[Path], Any] | None = None
     #: Anything else worth keeping, by key of the record.
     extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
+    #: Figures that are taken over of other records in the folder, and anything else, by key of the record.
+    taken: Callable[[Path], tuple[Mapping[str, float], Mapping[str, Any]]] = lambda _: ({}, {})
     #: The command's name, where it is another.
     command: str = ""
     #: The part that it is of a record that others share.
@@ -181,7 +183,8 @@ class Study(Generic[SettingT, PointT]):
             # What was written before may have had other columns.
             cells = ([row.get(name, "") for name in columns] for row in [*kept, *table])
             write_csv(target, columns, cells)
-        figures = self.figures_of(setting, points)
+        taken, about_taken = self.taken(directory)
+        figures = self.figures_of(setting, points) | dict(taken)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
         _show(compared)
         words = (self.command or self.name, options, "--add" * add)
@@ -190,6 +193,7 @@ class Study(Generic[SettingT, PointT]):
             "comparison": compared,
             "setting": asdict(setting) | _said_otherwise(setting),  # type: ignore[call-overload]
             **self.extra(setting, points),
+            **about_taken,
         }
         if self.part and not (directory / f"{self.name}.json").exists():
             write_results(self.name, {}, command=command, directory=directory)

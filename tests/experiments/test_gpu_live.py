@@ -23,8 +23,8 @@ from experiments.bench.worker import action_figures
 from experiments.clockwork_paper import fig2 as processor_fig2
 from experiments.gpu import __main__ as everything
 from experiments.gpu import fig2, fig5, fig6, live, serve
-from experiments.live.beside import rehearsals
 from experiments.live.live_run import Played, Served, play
+from experiments.live.rehearsal import rehearsals
 from experiments.study.sides import RunRows
 from experiments.study.study import from_command_line
 from tests.kit.aims import wanted_of

@@ -70,6 +70,27 @@ def test_policies_of_different_loads_are_no_pair() -> None:
     assert pairs_of(lines) == []
 
 
+def test_what_was_answered_too_little_to_be_simulated_is_recorded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(workloads: Sequence[Workload], served: Served) -> Played:
+        played = pretend_play(workloads, served)
+        for run in played.runs:
+            for row in run.rows.requests:
+                row.outcome = "OVERLOADED"
+        return played
+
+    tight = {"tight": loads(SETTING)["tight"]}
+    monkeypatch.setattr(live_ranking, "play", silent)
+    monkeypatch.setattr(live_ranking, "loads", lambda _setting: tight)
+    lines = live_ranking.STUDY.produce(replace(SETTING, policies=("edf_mh", "clipper")), tmp_path)
+    assert [(line.live.goodput_rps, line.simulated) for line in lines] == [(0, None)] * 4
+    assert pairs_of(lines) == []
+    with (tmp_path / "live_ranking.csv").open(newline="") as file:
+        assert [row["side"] for row in csv.DictReader(file)] == ["live"] * 4
+    assert (tmp_path / "live_ranking.png").exists()
+
+
 def test_the_loads_of_a_device_are_for_the_same_models_and_differ_in_their_rates() -> None:
     for device, by_load in loads(SETTING).items():
         assert set(by_load) == set(METRICS), device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ from controller.selection.policies import make_policy
 from experiments.demo import poisoned
 from experiments.demo.poisoned import PHASES, PoisonedRun, Setting
 from experiments.digits.stream import ask
+from experiments.study.report import write_csv
 
 # Nobody misses this SLO, so numbers of queries alone say what happens.
 QUICK = Setting(
@@ -79,3 +81,19 @@ def test_a_poisoned_model_loses_its_weight_and_gets_it_back(tmp_path: Path) -> N
         rows = list(csv.DictReader(file))
     assert sum(int(row["right"]) for row in rows) == sum(step.right for step in run.steps)
     assert (tmp_path / "poisoned.png").stat().st_size > 5_000
+
+
+def test_a_last_row_of_fewer_queries_is_no_loss_of_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [20, 40, 60, 80, 100, 110]
+    rows = [(end, "before", 20 if end < 110 else 10, 1.0) for end in ends]
+    write_csv(tmp_path / "poisoned.csv", ("queries", "phase", "right", "weight of a"), rows)
+    (tmp_path / "poisoned.json").write_text(json.dumps({"poisoned": "a"}))
+    _, (answers,) = poisoned.panels(tmp_path)
+    (curve,) = answers.curves
+    assert list(curve.x) == [100, 110]
+    assert list(curve.y) == [100, 100]
+    monkeypatch.setattr(sys, "argv", ["poisoned", "--draw", "--directory", str(tmp_path)])
+    poisoned.main()
+    assert (tmp_path / "poisoned.png").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments import results_file
-from experiments.results_file import write_results
+from experiments.results_file import add_results, write_results
 
 
 def test_a_result_says_what_made_it_and_on_what(tmp_path: Path) -> None:
@@ -35,6 +35,24 @@ def test_a_result_says_what_made_it_and_on_what(tmp_path: Path) -> None:
 def test_a_figure_that_is_no_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figure a of x is nan"):
         write_results("x", {"a": math.nan}, command="", directory=tmp_path)
+
+
+def test_a_part_that_is_recorded_again_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    def add(part: str, figures: dict[str, float]) -> None:
+        add_results("x", figures, part=part, command=part, directory=tmp_path)
+
+    write_results("x", {"own": 1.0, "old": 1.0}, command="x", directory=tmp_path)
+    add("first", {"first_old": 1.0, "first": 1.0, "shared": 1.0})
+    add("second", {"second": 1.0, "shared": 2.0})
+    add("first", {"first": 3.0})
+    record = json.loads((tmp_path / "x.json").read_text())
+    # What another part has measured since stays.
+    assert record["figures"] == {"own": 1, "old": 1, "first": 3, "second": 1, "shared": 2}
+    assert record["first"]["keys"] == ["first"]
+    write_results("x", {"own": 2.0}, command="x", directory=tmp_path)
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert record["figures"] == {"own": 2}
+    assert "first" not in record
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")

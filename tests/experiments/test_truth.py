@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,15 @@ from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelI
 from experiments.clockwork_paper import fig5
 from experiments.clockwork_paper.cases import case_of
 from experiments.live import truth
-from experiments.live.beside import as_arrived, sides
 from experiments.live.calibration import calibrate, calibration_workloads, measured_row
-from experiments.live.live_run import Served, hosted, play
+from experiments.live.live_run import Played, Served, hosted, play
+from experiments.live.rehearsal import as_arrived, sides
 from experiments.simulator import Case, Cluster, HostedModel, Network
+from experiments.study import results_page
 from experiments.study.beside import Beside
 from experiments.study.compared import POLICIES
 from experiments.study.sides import RunRows, simulated
+from experiments.study.study import read_table
 from modelzoo.profile import Noise, ProfileRow
 from tests.kit.pretended_play import ROW, pretend_live, pretend_play
 from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload
@@ -193,6 +196,65 @@ def test_the_worst_gaps_stand_beside_those_of_each_case(table: Path) -> None:
     assert case["rows"]["cifar_resnet20_v1"]["exec_ns"]
     assert case["calibration"]["start_delay_us"] == pytest.approx(30)
     assert record["command"] == "python -m experiments truth --seed 5"
+
+
+@pytest.mark.parametrize(
+    ("silent_from", "reason"),
+    [
+        (2, "nobody was answered in 2 of 2 live runs"),
+        # The first of the repeats is answered.
+        (3, "nobody was answered in 1 of 2 live runs"),
+        (0, "nobody was answered in 2 of 2 live runs"),
+    ],
+)
+def test_a_case_without_an_answer_is_a_row_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_from: int, reason: str
+) -> None:
+    both = {name: truth.cases(SETTING)["steady"] for name in ("answered", "silent")}
+
+    def half_silent(workloads: Sequence[Workload], served: Served) -> Played:
+        played = pretend_play(workloads, served)
+        for run in played.runs[silent_from:] if served is both["silent"] else ():
+            for row in run.rows.requests:
+                row.outcome = "OVERLOADED"
+        return played
+
+    both["silent"] = replace(both["silent"])
+    monkeypatch.setattr(truth, "cases", lambda _setting: both)
+    monkeypatch.setattr(truth, "play", half_silent)
+    truth.STUDY.produce(SETTING, tmp_path)
+    rows = read_table(tmp_path / "truth.csv")
+    silent = [row for row in rows if row["case"] == "silent"]
+    assert [(row["live_min"], row["gap_pct"], row["reason"]) for row in silent] == [
+        (0, "", reason)
+    ] * 3
+    assert all(row["gap_pct"] != "" for row in rows if row["case"] == "answered")
+    record = json.loads((tmp_path / "truth.json").read_text())
+    # Nobody knows the worst gap of all cases.
+    assert "answered_p99_gap_pct" in record["figures"]
+    assert not {"p99_gap_pct", "silent_p99_gap_pct"} & set(record["figures"])
+    # The page has the table of what was recorded.
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
+    assert f"| {reason} |" in results_page.Record(tmp_path / "truth.json").beside_live
+    assert (tmp_path / "truth.png").stat().st_size > 10_000
+
+
+def test_a_case_that_was_answered_too_little_to_be_measured_is_not_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent_at_first(workloads: Sequence[Workload], served: Served) -> Played:
+        played = pretend_play(workloads, served)
+        for run in played.runs[:2]:
+            for row in run.rows.requests:
+                row.outcome = "OVERLOADED"
+        return played
+
+    monkeypatch.setattr(truth, "play", silent_at_first)
+    served = truth.cases(SETTING)["steady"]
+    line = truth.compare("steady", "p50", "p50_ms", truth.play_case(SETTING, served))
+    assert line.live > 0
+    assert (line.simulated, line.gap_pct) == (None, None)
+    assert line.reason.startswith("not simulated: 0 requests of one client")
 
 
 def test_slower_devices_are_asked_as_much_less() -> None:

@@ -28,6 +28,6 @@ def play_stories(group: int) -> None:
         outcome = play(Story(seed, num_requests=NUM_REQUESTS, length_ns=LENGTH_NS))
         assert not outcome.violation, "\n".join((f"seed {seed}", *outcome.transcript))
         ends += outcome.outcomes
-    # Of most groups more than half, but a host without power or a controller that stands still can take
-    # away all that one of these short stories asks.
+    # Most groups have more than half of their requests answered. But a host without power, or a
+    # controller that stands still, can take away all that one of these short stories asks.
     assert ends["answered"] > ends.total() / 3
