@@ -545,7 +545,7 @@ class Scheduler:
         now_ns = self._now_ns
         if verdict.doubted and model.queue and not model.copies:
             self._dispatch.seek_copy(model, now_ns)
-        # Of those that have waited, only these show that more copies would have served them.
+        # A request that has waited shows that copies are too few only where there was too much to do.
         is_short = arriving or verdict.refusal is Refusal.OVERLOADED
         if is_short and len(model.copies) < len(model.ready):
             self._dispatch.seek_copy(model, now_ns, refusal=verdict.refusal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,7 +24,6 @@ from controller.access.roles import ROLE_OF, Role
 from controller.dashboard.live import ASKERS_MAX, VIEWERS_MAX, Live
 from controller.dashboard.site import METHOD_OF
 from tests.kit import virtual_time
-from tests.kit.desk import held
 from tests.kit.processes import until
 from tests.kit.watched import Served, guarded, serving, taught
 
@@ -111,12 +111,16 @@ def test_a_store_that_hangs_leaves_out_what_only_it_has_and_holds_up_nobody(tmp_
 
         believed = shown("app")["weights"]
         served.run(forget_ann())
-        with held(applications._store):
+        gate = threading.Event()
+        try:
+            applications._store._thread.submit(gate.wait)
             found = shown("app")
             assert (found["weights"], found["queries"]) == ([], 8)
             assert "has not said yet what it learned from 'ann'" in found["remark"]
             assert get(f"{served.url}/live/overview")[0] == 200
             assert get(f"{served.url}/look/history")[0] == 200
+        finally:
+            gate.set()
         until(lambda: shown("app")["weights"] == believed, what="the store has said it")
         assert not shown("app")["remark"]
 

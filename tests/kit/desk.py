@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from controller.selection.config import SelectionConfig
 from controller.selection.core.application import Application
 from controller.selection.core.journal import FeedbackItem
 from controller.selection.queries import Answered
-from controller.selection.stores import Store
 from tests.kit import virtual_time
 from tests.kit.front_end import FrontEnd, controlling, until
 
@@ -91,23 +89,6 @@ async def desk(directory: Path, **selection: Any) -> AsyncIterator[Desk]:  # noq
     async with controlling(directory, config, clock=virtual_time.now_ns) as front_end:
         await until(lambda: front_end.catalogue.ready)
         yield Desk(front_end)
-
-
-@contextmanager
-def held(store: Store) -> Iterator[None]:
-    """Keep the store from working, on real time; calls meanwhile wait in its queue."""
-    entered, gate = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        entered.set()
-        gate.wait()
-
-    store._thread.submit(wait)
-    assert entered.wait(60)
-    try:
-        yield
-    finally:
-        gate.set()
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -9,6 +9,7 @@ import os
 import socket
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -25,7 +26,7 @@ from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.policies.tallies import EpsilonGreedy, Tallies
 from controller.selection.queries import Answered
 from controller.selection.stores import Store
-from tests.kit.desk import SLO_NS, Desk, desk, held, label, run, run_on_real_time
+from tests.kit.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import until
 from tests.kit.redis_server import RedisServer, redis_server
 
@@ -53,6 +54,23 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def changes(**records: Mapping[str, Any]) -> dict[tuple[str, str], Callable[[], dict[str, Any]]]:
     return {("app", context): partial(dict, record) for context, record in records.items()}
+
+
+@contextmanager
+def held(store: Store) -> Iterator[None]:
+    """Keep the store from working, on real time; calls meanwhile wait in its queue."""
+    entered, gate = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        gate.wait()
+
+    store._thread.submit(wait)
+    assert entered.wait(60)
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 async def begun(task: asyncio.Task[T], store: Store) -> asyncio.Task[T]:
