@@ -240,6 +240,7 @@ def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
 
     figures: dict[str, float] = {
         "late_success_per_million": per_million(sum(case.account.num_late for case in cases)),
+        "late_kept_per_million": per_million(sum(case.account.num_late_kept for case in cases)),
         "late_of_due_per_million": per_million(sum(case.account.num_late_of_due for case in cases)),
         "answers": answers,
         "requests": sum(case.account.num_offered for case in cases),

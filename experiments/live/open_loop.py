@@ -101,6 +101,8 @@ class Account:
     remarks: list[str] = field(default_factory=list)
     #: For how long the client stood still between the sending and the end, with `notes_standstill`.
     stood_ns: Times | None = None
+    #: Which requests the client's own kernel kept at first, for its congestion window was full; of `raw` only.
+    kept: NDArray[np.bool_] | None = None
 
     def part(self, begin_s: float, end_s: float) -> Account:
         """Requests that were due between two times of the run."""
@@ -110,6 +112,7 @@ class Account:
             [self.ends[index] for index in np.flatnonzero(chosen)],
             self.slo_ms, end_s - begin_s, self.cpu_us, self.kernel_stamps, self.remarks,
             None if self.stood_ns is None else self.stood_ns[chosen],
+            None if self.kept is None else self.kept[chosen],
         )  # fmt: skip
 
     @property
@@ -139,6 +142,11 @@ class Account:
         """The same, less those that are no later than the client stood still meanwhile."""
         assert self.stood_ns is not None, "the load does not note it"
         return int(self._late(self.sent_ns + self.stood_ns).sum())
+
+    @property
+    def num_late_kept(self) -> int:
+        """The same, of those that had not left the client's machine when they were sent, as far as it is known."""
+        return 0 if self.kept is None else int((self._late(self.sent_ns) & self.kept).sum())
 
     @property
     def num_late_of_due(self) -> int:
@@ -186,6 +194,7 @@ class Account:
             "offered": self.num_offered,
             "in_time": self.num_ok - self.num_late,
             "late_successes": self.num_late,
+            "late_kept": self.num_late_kept,
             "late_of_due": self.num_late_of_due,
             "refused": sum(self.refusals.values()),
             "other_ends": sum(self.others.values()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import functools
 import gc
 import json
@@ -45,6 +46,8 @@ _ALLOW_TRUE_BINARY = 0xFE03
 
 # Linux gives no name to Python for it; the control message has the same number.
 _SO_TIMESTAMPNS = 35
+# How many of the bytes in a socket's queue were never sent.
+_SIOCOUTQNSD = 0x894B
 
 _STATUSES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -206,6 +209,7 @@ class _Connection:
         """Send requests, or hold back what the server has no room for."""
         self.held.extend(requests)
         parts: list[bytes] = []
+        asked: list[int] = []
         while self.held:
             data = self.client.data_of(self.held[0])
             if len(data) > self._window or len(self.open) >= self._streams_max:
@@ -213,12 +217,20 @@ class _Connection:
             stream = self._stream
             self._stream += 2
             self._window -= len(data)
-            self.open[stream] = self.held.popleft()
+            self.open[stream] = request = self.held.popleft()
+            asked.append(request)
             name = stream.to_bytes(4, "big")
             parts += (self.client.headers_head, name, self.client.block)
             parts += (_HEAD.pack(len(data) << 8 | _DATA, _END_STREAM, stream), data)
         if parts:
             self.write(b"".join(parts))
+            if self.unsent or self._kernel_keeps():
+                self.client.keep(asked)
+
+    def _kernel_keeps(self) -> bool:
+        """Whether this machine has not sent all yet: as much as the congestion window allows is on its way."""
+        data = fcntl.ioctl(self.socket, _SIOCOUTQNSD, bytes(4))
+        return int.from_bytes(data, sys.byteorder) > 0
 
     def write(self, data: bytes) -> None:
         """Send bytes, now or when the socket takes them."""
@@ -356,6 +368,12 @@ class _RawClient:
         self._standstill = Standstill() if load.notes_standstill else None
         #: For how long the client stood still while each request was open; until its end, less what was before.
         self._stood_ns = array("q")
+        self._kept = array("b")
+
+    def keep(self, requests: Sequence[int]) -> None:
+        """Note of requests that they are written, but have not all left this machine."""
+        for request in requests:
+            self._kept[request] = 1
 
     def data_of(self, request: int) -> bytes:
         """A request's message with gRPC's five bytes in front."""
@@ -399,6 +417,7 @@ class _RawClient:
                 num_sent += 1
                 sent_ns.append(now_ns)
                 done_ns.append(0)
+                self._kept.append(0)
                 self.ends.append(None)
                 if self._standstill is not None:
                     self._stood_ns.append(-round(self._standstill.total_s * 1e9))
@@ -497,6 +516,7 @@ class _RawClient:
             seconds=self._load.seconds,
             cpu_us=cpu_us,
             kernel_stamps=self.kernel_stamps,
+            kept=np.array(self._kept, bool),
             stood_ns=None if self._standstill is None else np.array(self._stood_ns, np.int64),
         )
 

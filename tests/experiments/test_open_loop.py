@@ -291,6 +291,26 @@ def test_a_success_after_the_slo_is_counted_as_late() -> None:
     assert account.latency_ms(100) == taken_ms.max()
 
 
+def test_requests_that_the_client_s_own_kernel_keeps_are_told_apart() -> None:
+    slo_ms = 100
+
+    def answer(peer: Peer, stream: int, number: int) -> None:
+        if not number:
+            # Nothing is read meanwhile, so that a small window fills: longer than anybody asks, and an SLO more.
+            time.sleep(0.5 + 3 * slo_ms / 1000)
+        peer.ok(stream)
+
+    with serving(answer) as server:
+        server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        account = ask(server, rate=100, slo_ms=slo_ms, shape=(1, 250))
+    assert account.kept is not None
+    assert not account.kept.all()
+    assert account.kept[-1]
+    late = account.done_ns - account.sent_ns > slo_ms * 1_000_000
+    assert account.num_late_kept == (late & account.kept).sum() > 1
+    assert account.part(0, 0.2).num_late_kept < account.num_late_kept
+
+
 def test_a_refusal_s_time_runs_from_the_sending_until_its_bytes_are_there() -> None:
     def answer(peer: Peer, stream: int, number: int) -> None:
         time.sleep(0.04)
