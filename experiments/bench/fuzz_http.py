@@ -329,6 +329,7 @@ class _Live:
     """Makes each look once, at once."""
 
     has_room = True
+    has_room_to_ask = True
 
     async def look(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
         return await make()
