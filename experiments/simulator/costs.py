@@ -17,19 +17,14 @@ _REQUEST = ("costs", "controller_request_us")  # of the controller's process, pe
 _ACTION = ("costs", "controller_action_us")  # and per action, with its result
 _ITS_CORE = ("serve", "core_us_15x1")  # the scheduler's part of the process
 _SCHEDULER = ("serve", "core_us_4026x20")  # the scheduler with 4,026 models on 20 GPUs
-
-# Before there was a record of costs: CPU us per request, small payload, eight clients.
-_PROCESS = ("serve", "grpc_clockwright_small_c8_cpu_us")  # the controller's process, all of it
-_THROUGH = ("frontend", "path_aio_small_c8_cpu_us")  # client to worker and back, no scheduler
-_ECHO = ("frontend", "echo_aio_small_c8_cpu_us")  # client to server and back
+_FIGURES = (_REQUEST, _ACTION, _ITS_CORE, _SCHEDULER)
 
 
 def measured(directory: Path = RESULTS) -> CpuCosts:
     """The recorded costs.
 
     The scheduler's is that of 4,026 models on 20 GPUs. The front end's is what else the process takes for a
-    request, and an action's is halved between its sending and its result. Where `make bench-costs` was never
-    recorded, a worker's link costs what the way through a worker costs above an echo.
+    request, and an action's is halved between its sending and its result.
 
     Args:
         directory: folder of the records.
@@ -37,40 +32,18 @@ def measured(directory: Path = RESULTS) -> CpuCosts:
     Raises:
         ConfigError: a record is missing, or lacks a figure.
     """
-    request, link, its_core, scheduler = (
-        _told(directory) if (directory / "costs.json").exists() else _told_before(directory)
-    )
+    request, action, its_core, scheduler = (_figure_ns(figure, directory) for figure in _FIGURES)
     return CpuCosts(
         front_ns=max(0, request - its_core),
         request_ns=scheduler,
-        action_ns=link // 2,
-        result_ns=link - link // 2,
+        action_ns=action // 2,
+        result_ns=action - action // 2,
     )
 
 
-def sources(directory: Path = RESULTS) -> list[str]:
+def sources() -> list[str]:
     """Where the costs come from, for records made with them."""
-    recorded = (_REQUEST, _ACTION, _ITS_CORE, _SCHEDULER)
-    before = (_PROCESS, _ITS_CORE, _SCHEDULER, _THROUGH, _ECHO)
-    figures = recorded if (directory / "costs.json").exists() else before
-    return [f"{name}.json[{key}]" for name, key in figures]
-
-
-def _told(directory: Path) -> tuple[int, int, int, int]:
-    """Costs in ns: a request but for its action, an action, and the scheduler there and with many models."""
-    request, link, core, scheduler = (
-        _figure_ns(figure, directory) for figure in (_REQUEST, _ACTION, _ITS_CORE, _SCHEDULER)
-    )
-    return request, link, core, scheduler
-
-
-def _told_before(directory: Path) -> tuple[int, int, int, int]:
-    process, core, scheduler, through, echo = (
-        _figure_ns(figure, directory)
-        for figure in (_PROCESS, _ITS_CORE, _SCHEDULER, _THROUGH, _ECHO)
-    )
-    link = max(0, through - echo)
-    return process - link, link, core, scheduler
+    return [f"{name}.json[{key}]" for name, key in _FIGURES]
 
 
 def _figure_ns(source: _Figure, directory: Path) -> int:

@@ -176,7 +176,7 @@ def test_recorded_costs_of_requests_and_actions_are_what_is_charged(tmp_path: Pa
     assert measured(tmp_path) == CpuCosts(
         front_ns=63_000, request_ns=39_000, action_ns=15_500, result_ns=15_500
     )
-    assert sources(tmp_path)[0] == "costs.json[controller_request_us]"
+    assert sources()[0] == "costs.json[controller_request_us]"
 
 
 def sample(model: str, num_requests: int, num_actions: int) -> Sample:

@@ -53,10 +53,6 @@ def test_what_the_page_says_without_a_number_is_so() -> None:
         below = [slo for slo in fig5.setting["slos_ms"] if slo < fig5[f"{policy}_collapse_slo_ms"]]
         assert below
         assert not any(fig5[f"{policy}_slo{slo}_goodput_rps"] for slo in below)
-    # "At those rates the front end would be the bottleneck"
-    live_rps = found["serve"]["grpc_clockwright_small_c8_rps"]
-    assert found["fig8"]["paper_offered_rps"] > live_rps
-    assert found["scale"]["offered_gpus20_slo25_rps"] > live_rps
     # "for the same goodput"
     fig6 = found["fig6"]
     ends = [fig6[f"{policy}_end_goodput_rps"] for policy in ("clockwork", "edf_mh")]
