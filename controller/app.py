@@ -24,6 +24,7 @@ from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
+from controller.core.admission import WAY_BACK_NS
 from controller.core.events import TenantsWeighed
 from controller.dashboard.live import Live
 from controller.dashboard.site import DashboardSite
@@ -166,7 +167,9 @@ async def running(
         uploads = Uploads(
             (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
         )
-        scheduler = make_scheduler(config.scheduler)
+        # Live fronts charge each answer its way to the client, and simulated ones do not.
+        way_back_ns = config.scheduler.way_back_ns or WAY_BACK_NS
+        scheduler = make_scheduler(replace(config.scheduler, way_back_ns=way_back_ns))
         runtime = Runtime(scheduler, telemetry, clock=clock)
         known_digests: dict[str, str] = {}
         with suppress(StoreError):  # Then all files are read.

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from clockwright.errors import Refusal
+from clockwright.units import NS_PER_MS
 from controller.core.estimator import Estimates
 from controller.core.events import RefuseRequest
 from controller.core.load_lanes import LoadLanes
@@ -33,6 +34,24 @@ class Verdict:
     detail: str = ""
     #: An estimate that alone ruled it out is less now: a load may help others that wait, which it did not before.
     doubted: bool = False
+
+
+# Between a front's last look at the clock and the client's machine lie the kernel, and whoever takes the processor
+# away: 20 to 40 us as a rule, a slice of the kernel's scheduler at times.
+_WAY_BACK_PART = 20
+WAY_BACK_NS = 4 * NS_PER_MS
+
+
+def way_back_of(slo_ns: int, most_ns: int = WAY_BACK_NS) -> int:
+    """What an answer is charged of its SLO for the way from the front to the client.
+
+    A front that charged what no schedule keeps free would throw away answers that took their EXEC.
+
+    Args:
+        slo_ns: SLO of the request.
+        most_ns: as much, or a part of the SLO that is less.
+    """
+    return min(slo_ns // _WAY_BACK_PART, most_ns)
 
 
 def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:

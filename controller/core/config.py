@@ -112,6 +112,9 @@ class SchedulerConfig:
     #: leaves nothing of an SLO below 10 ms.
     margin_ns: int = 5 * NS_PER_MS
     margin_fraction: float = 0.1
+    #: Kept free besides, within the larger of the two bounds above: what the front charges an answer for its way
+    #: to the client, at most (`admission.way_back_of`). 0: as the simulator's clients, who are nowhere else.
+    way_back_ns: int = 0
     #: Appendix B's capacity: the work one GPU is credited with when load priorities are computed.
     #: Clockwork's source reuses the default SLO for it, so that changing one moves the other.
     capacity_ns: int = 100 * NS_PER_MS
@@ -144,7 +147,7 @@ class SchedulerConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
-        for name in ("dispatch_delay_ns", "margin_ns", "batch_delay_ns"):
+        for name in ("dispatch_delay_ns", "margin_ns", "way_back_ns", "batch_delay_ns"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
         if not 0 <= self.margin_fraction < 1:

@@ -38,6 +38,7 @@ from controller.core.admission import (
     judge_without_prediction,
     margin_of,
     refusal_of,
+    way_back_of,
 )
 from controller.core.alarms import Alarms
 from controller.core.books import Books, infers_of, own_requests
@@ -251,7 +252,7 @@ class Scheduler:
         models = [self._books.models.get(model_id) for model_id in model_ids]
         if self._closed:
             return [Forecast(Refusal.DRAINING) for _ in models]
-        margin_ns = margin_of(slo_ns, self._policy.margin_ns, self.config.margin_fraction)
+        margin_ns = self._margin_of(slo_ns)
         forecasts = forecast(
             models,
             rows,
@@ -275,7 +276,7 @@ class Scheduler:
         return self._remedies.obstacles(
             request,
             refused,
-            margin_ns=self._policy.margin_ns,
+            margin_ns=self._most_kept_ns(self.config.way_back_ns),
             margin_share=self.config.margin_fraction,
             now_ns=self._now_ns,
         )
@@ -361,6 +362,20 @@ class Scheduler:
         self._dispatch.seek_copy(model, self._now_ns)
         return len(model.copies) > num_copies
 
+    def _margin_of(self, slo_ns: int) -> int:
+        """What is kept free of an SLO between the predicted end of the EXEC and the deadline."""
+        config = self.config
+        kept_ns = self._policy.margin_ns
+        if config.way_back_ns:
+            kept_ns = self._most_kept_ns(way_back_of(slo_ns, config.way_back_ns))
+        return margin_of(slo_ns, kept_ns, config.margin_fraction)
+
+    def _most_kept_ns(self, way_back_ns: int) -> int:
+        """The policy's margin, and beside it, as far as both may go together, the way from the front to the client."""
+        margin_ns = self._policy.margin_ns
+        both_ns = min(margin_ns + way_back_ns, self.config.margin_ns)
+        return max(both_ns, margin_ns, way_back_ns)
+
     def _admit(self, event: RequestArrived) -> Model | None:
         """Queue a request, or refuse it; returns its model in the first case."""
         books = self._books
@@ -385,7 +400,7 @@ class Scheduler:
             event.arrival_ns,
             slo_ns,
             deadline_ns,
-            deadline_ns - margin_of(slo_ns, self._policy.margin_ns, self.config.margin_fraction),
+            deadline_ns - self._margin_of(slo_ns),
             cold,
             # Appendix B's demand of one request: its execution time, alone.
             model.fastest.exec_ns[0] * event.rows if model.fastest else 0,

@@ -31,6 +31,7 @@ from clockwright.errors import (
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.access.caller import CALLER
+from controller.core.admission import way_back_of
 from controller.front.backend import Answerer, Backend, ToldAnswer
 from controller.front.calls import AwaitedCall, Call, Headers
 from controller.front.door import Door
@@ -57,12 +58,6 @@ from controller.runtime import Answer, late_error
 from controller.selection.queries import Answered
 
 SERVICE = "inference.GRPCInferenceService"
-
-# Between the last look at the clock and the client's machine lie the kernel, and whoever takes the processor
-# away: 20 to 40 us as a rule, a slice of the kernel's scheduler at times. An answer is charged this part of its
-# SLO for it, or so long at most.
-_WAY_BACK_PART = 20
-_WAY_BACK_NS = 4 * NS_PER_MS
 
 # A request that has waited for less is parsed and left to the scheduler.
 _PEEK_AFTER_NS = 2 * NS_PER_MS
@@ -200,7 +195,7 @@ class _Served:
             call.fail(fault)
             return
         slo_ns = asked.slo_ns
-        latest_ns = call.arrival_ns + slo_ns - min(slo_ns // _WAY_BACK_PART, _WAY_BACK_NS)
+        latest_ns = call.arrival_ns + slo_ns - way_back_of(slo_ns)
         late = functools.partial(
             _late, answerer.servable.name, slo_ns, call.arrival_ns, expected_latency_ns
         )
@@ -234,11 +229,10 @@ def _late(
     name: str, slo_ns: int, arrival_ns: int, expected_latency_ns: int, now_ns: int
 ) -> Exception:
     """Make the error of an answer that was ready, but too late."""
-    way_back_ns = min(slo_ns // _WAY_BACK_PART, _WAY_BACK_NS)
     return late_error(
         ModelId(name),
         slo_ns=slo_ns,
-        latency_ns=now_ns - arrival_ns + way_back_ns,
+        latency_ns=now_ns - arrival_ns + way_back_of(slo_ns),
         expected_latency_ns=expected_latency_ns,
     )
 

@@ -116,6 +116,33 @@ def test_an_slo_without_time_for_the_way_is_infeasible_calls_for_no_worker_and_t
     assert answers(told) == [bench.num_requests]
 
 
+@pytest.mark.parametrize(
+    ("margin_ms", "slo_ms", "kept_part"),
+    [(0, 10.52, 20), (5, 11.1, 10)],
+    ids=["no margin", "all that may be kept"],
+)
+def test_what_the_front_will_charge_is_kept_free_beside_the_margin_as_far_as_both_may_go(
+    margin_ms: int, slo_ms: float, kept_part: int
+) -> None:
+    """An EXEC takes 10 ms; a front that charges a twentieth of the SLO would throw away what ends later."""
+    config = SchedulerConfig(
+        policy="clockwork", dispatch_delay_ns=0, margin_ns=margin_ms * MS, way_back_ns=4 * MS
+    )
+    bench = CoreBench(config)
+    bench.join()
+    bench.warm(A)
+    slo_ns = int(slo_ms * MS)
+    (refused,) = bench.tell(
+        RequestArrived(
+            request_id=RequestId(1000), model_id=A, rows=1, arrival_ns=bench.now_ns, slo_ns=slo_ns
+        )
+    )
+    assert isinstance(refused, RefuseRequest)
+    assert refused.refusal is Refusal.INFEASIBLE
+    assert refused.margin_ns == slo_ns // kept_part
+    assert refusals(bench.request(A, slo_ms=slo_ms + 0.03)) == []
+
+
 class Crowded(EdfMhPolicy):
     """All tenants used up their share, and somebody else's request was dropped a moment ago."""
 

@@ -1,0 +1,45 @@
+"""What a front charges an answer for its way to the client, the schedule keeps free: none is computed for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clockwright import Client, RefusedError
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.app import running
+from controller.core import SchedulerConfig
+from controller.core.admission import WAY_BACK_NS, way_back_of
+from tests.kit.echo_serving import config, end, play, ready, worker
+from tests.kit.slow_echo import VALUES, SlowEcho
+
+
+@pytest.mark.parametrize("slo_ms", [0.02, 0.4])
+def test_a_controller_keeps_free_what_its_front_charges_whatever_else_its_margin_is(
+    tmp_path: Path, slo_ms: float
+) -> None:
+    def ask(address: str) -> RefusedError:
+        with Client(address) as client, pytest.raises(RefusedError) as caught:
+            client.infer("m", np.zeros((1, VALUES), np.float32), slo_ms=slo_ms)
+        return caught.value
+
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        scheduler = SchedulerConfig(margin_ns=0, action_timeout_ns=1000 * NS_PER_S)
+        async with running(config(tmp_path, scheduler=scheduler)) as controller:
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            refused = await asyncio.to_thread(ask, f"127.0.0.1:{controller.port}")
+            assert refused.figures["margin_ns"] == way_back_of(int(slo_ms * NS_PER_MS)) > 0
+            await end(serving)
+        await device.close()
+
+    play(scenario())
+
+
+def test_a_twentieth_of_an_slo_is_charged_and_four_ms_at_most() -> None:
+    assert way_back_of(10 * NS_PER_MS) == NS_PER_MS // 2
+    assert way_back_of(NS_PER_S) == WAY_BACK_NS == 4 * NS_PER_MS
