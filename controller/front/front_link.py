@@ -586,7 +586,9 @@ class FrontLink:
                 continue
             if ask.ask_id in open_:
                 raise ProtocolError(f"request {ask.ask_id} twice")
-            arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
+            # The answer's way to the front is spent of its SLO, so it counts as though it were spent already. Half of
+            # the round trip is exact, however the ways share it: what the offset errs by, the way errs by, too.
+            arrival_ns = min(ask.arrival_ns - offset_ns, now_ns) - self._clock.round_trip_ns // 2
             if (waits := not throttle.admit()) and ask.slo_ns < PATIENT_NS:
                 self._is_busy(ask.ask_id)
                 continue

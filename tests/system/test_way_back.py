@@ -11,9 +11,11 @@ import pytest
 from clockwright import Client, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.app import running
+from controller.clock_sync import ClockSync
 from controller.core import SchedulerConfig
 from controller.core.admission import WAY_BACK_NS, way_back_of
 from tests.kit.echo_serving import config, end, play, ready, worker
+from tests.kit.front_end import serving
 from tests.kit.slow_echo import VALUES, SlowEcho
 
 
@@ -36,6 +38,31 @@ def test_a_controller_keeps_free_what_its_front_charges_whatever_else_its_margin
             assert refused.figures["margin_ns"] == way_back_of(int(slo_ms * NS_PER_MS)) > 0
             await end(serving)
         await device.close()
+
+    play(scenario())
+
+
+def test_the_way_to_a_front_that_is_far_away_is_spent_of_the_slo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(address: str, slo_s: float) -> str:
+        with Client(address) as client:
+            try:
+                client.infer("double", np.zeros((1, 3), np.float32), slo_ms=1000 * slo_s)
+            except RefusedError as refused:
+                return refused.refusal.value
+        return "OK"
+
+    async def scenario() -> None:
+        async with serving(tmp_path, front="apart") as front_end:
+            assert await asyncio.to_thread(ask, front_end.address, 30) == "OK"
+            assert front_end.fronts is not None
+            (link,) = front_end.fronts.links
+            # From now on the front is a minute away, there and back, whatever its lifesigns say.
+            monkeypatch.setattr(ClockSync, "heard", lambda *_, **__: None)
+            monkeypatch.setattr(link._clock, "round_trip_ns", 60 * NS_PER_S)
+            assert await asyncio.to_thread(ask, front_end.address, 20) == "LATE"
+            assert await asyncio.to_thread(ask, front_end.address, 90) == "OK"
 
     play(scenario())
 
