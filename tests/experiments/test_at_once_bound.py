@@ -81,12 +81,12 @@ def test_the_scheduler_is_never_above_the_bound(gate: float) -> None:
 
 
 def test_no_policy_could_refuse_half_at_once_and_answer_as_much() -> None:
-    """Also where it had all the luck that the bound lends it, it loses more than half a point of goodput."""
+    """Also where it had all the luck that the bound lends it: 0.4 points of goodput less than `edf_mh` has."""
     figures = json.loads((RESULTS / "at_once.json").read_text())["figures"]
     load = "models600_gpus4_rps3300"
     bound = at_once.bound(600, 4, 3300.0, 0.5)
     assert bound == pytest.approx(figures[f"{load}_bound_half_at_once"], abs=0.001)
-    assert bound < figures[f"{load}_open_answered"] - 0.005
+    assert bound < figures[f"{load}_open_answered"] - 0.004
 
 
 def test_the_gate_has_half_of_what_is_refused_leave_at_once(tmp_path: Path) -> None:
