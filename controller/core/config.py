@@ -112,8 +112,9 @@ class SchedulerConfig:
     #: leaves nothing of an SLO below 10 ms.
     margin_ns: int = 5 * NS_PER_MS
     margin_fraction: float = 0.1
-    #: Kept free besides, within the larger of the two bounds above: what the front charges an answer for its way
-    #: to the client, at most (`admission.way_back_of`). 0: as the simulator's clients, who are nowhere else.
+    #: What the front charges an answer for its way to the client, at most (`admission.way_back_of`): kept free
+    #: beside the policy's margin, as far as the two bounds above allow both, and alone in any case. 0: nothing is
+    #: charged, as in the simulator.
     way_back_ns: int = 0
     #: Appendix B's capacity: the work one GPU is credited with when load priorities are computed.
     #: Clockwork's source reuses the default SLO for it, so that changing one moves the other.

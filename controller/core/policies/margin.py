@@ -1,7 +1,7 @@
 """How much time to keep between the end of an EXEC and the deadline, for the answer's way back.
 
-A policy's contribution is its `margin_ns`; the mechanism keeps that, or a fraction of the SLO where the
-fraction is less.
+A policy's contribution is its `margin_ns`; the mechanism keeps that and what the front will charge
+(`Scheduler._margin_of`), or a fraction of the SLO where the fraction is less.
 
 | policy             | margin                                                          |
 |--------------------|-----------------------------------------------------------------|
