@@ -10,8 +10,8 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import KindStatistics, Scheduler, Statistics
 from controller.schedulers import make_scheduler
 from experiments.simulator import Case, Cluster, Network, copies_of, run
-from modelzoo.profile import load_profile
-from traces.arrivals import Poisson, Workload
+from modelzoo.profile import ProfileRow, load_profile
+from traces.arrivals import ClosedLoop, Poisson, Workload
 
 SECONDS = 4
 RESNET = load_profile("table1").row_for("resnet50_v1b")
@@ -103,3 +103,28 @@ def test_a_link_that_carries_less_than_the_lane_runs_is_what_is_short_and_no_exe
     assert kind.exec_busy < 0.8
     after_rps, _ = ran(replace(given, cluster=replace(given.cluster, num_workers=2)))
     assert kind.one_more_rps == pytest.approx(after_rps - before_rps, rel=0.25)
+
+
+def test_a_device_of_one_large_size_runs_as_many_rows_as_a_thin_link_brings() -> None:
+    # 512 rows of 3 kB are 38 ms on the wire, the EXEC takes 26 ms: it is the wire that is short.
+    row = ProfileRow(
+        name="gpu",
+        weights_bytes=1,
+        load_ns=NS_PER_MS,
+        exec_ns={512: 26 * NS_PER_MS},
+        input_bytes=3072,
+        output_bytes=8,
+    )
+    hosted = copies_of(row, 1)
+    wire_bytes_per_s = 41_666_666
+    end_ns = SECONDS * NS_PER_S
+    loop = ClosedLoop(model=0, concurrency=2048, slo_ns=60 * NS_PER_S, end_ns=end_ns)
+    given = Case(
+        workload=Workload(models=(hosted[0].model_id,), closed_loops=(loop,)),
+        cluster=Cluster(models=hosted),
+        duration_ns=end_ns,
+        network=Network(bytes_per_s=wire_bytes_per_s),
+    )
+    summary = run(given, bucket_ns=NS_PER_S).summary
+    answered_rps = summary.total(NS_PER_S, end_ns).answered / (SECONDS - 1)
+    assert answered_rps > 0.9 * wire_bytes_per_s / row.input_bytes
