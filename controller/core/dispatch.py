@@ -569,6 +569,11 @@ class Dispatch:
             for worker in model.copies:
                 self._look_for_room(worker, now_ns)
 
+    def pages_freed(self, worker: WorkerState, now_ns: int) -> None:
+        """A copy is gone that nobody took the place of."""
+        if self._policy.wants_any:
+            self._look_for_room(worker, now_ns)
+
     def load_lane_freed(self) -> None:
         """Some load lane may have room sooner than was known."""
         self._load_room_ns = 0

@@ -22,7 +22,7 @@ batch is in time when its end, as heard, is not after `due_ns`. Only `Dispatch`,
 workers, and `Scheduler`, which reads their reports, translate.
 
 The link of a worker on the same machine, or in the same rack, is shorter than what is planned for always.
-Nothing is learned from it then, and it costs two comparisons per result.
+Nothing is learned from it then but how short it was last: two comparisons per result.
 """
 
 from __future__ import annotations
@@ -176,13 +176,13 @@ class OneWay:
         """
         delay_ns = max(0, arrived_ns - sent_ns)
         apart_ns = arrived_ns - self._arrived_ns
-        between = sent_bytes - self._reached
+        between = sent_bytes - self._reached if sent_bytes else num_bytes
         waited = True
         if between > 0:
             # Until the one before had left the wire, this one waited.
-            queued = self._reached > 0 and sent_ns <= self._arrived_ns - self._least() + _SOON_NS
+            queued = self._arrived_ns > 0 and sent_ns <= self._arrived_ns - self._least() + _SOON_NS
             self._learn_rate(apart_ns, delay_ns, num_bytes, between, queued=queued)
-            self._reached = sent_bytes
+            self._reached = max(self._reached, sent_bytes)
             if self.ns_per_byte:
                 wire_ns = between * self.ns_per_byte
                 waited = sent_ns < self._arrived_ns and apart_ns < _APART * wire_ns + _SOON_NS
@@ -192,6 +192,10 @@ class OneWay:
         self._arrived_ns = max(self._arrived_ns, arrived_ns)
         if self.ns_per_byte:
             self._find_free()
+
+    def was_short(self, arrived_ns: int, delay_ns: int) -> None:
+        """A message arrived while nothing was kept, and there was no need to."""
+        self._take(arrived_ns, delay_ns)
 
     def _take(self, arrived_ns: int, delay_ns: int) -> bool:
         """Take a delay in; returns whether the window is another one than before."""
@@ -229,8 +233,8 @@ class OneWay:
         if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
             # What the bytes explain of the delays so far is another part of them now.
             self.ns_per_byte = per_byte
-            self.forget_variation()
-            self.length_ns, self.ns = 0, self._least_ns
+            self._forget_delays()
+            self.length_ns, self.ns, self.variation_ns = 0, self._least_ns, 0
 
     def _take_pair(self, per_byte: float, num_bytes: int) -> None:
         """Take in the distance of a message that waited for the one before."""
@@ -277,21 +281,28 @@ class OneWay:
 
     def forget_variation(self) -> None:
         """Only the length stays of what was measured, and the time per byte."""
-        self._samples.clear()
-        self._times_ns.clear()
-        self._ordered.clear()
+        if self._ordered:
+            least_ns = self._ordered[0]
+            at_ns = self._times_ns[self._samples.index(least_ns)]
+            self._forget_delays()
+            self._take(at_ns, least_ns)
         self.ns = max(self._least_ns, self.length_ns)
         self.variation_ns = 0
 
+    def _forget_delays(self) -> None:
+        self._samples.clear()
+        self._times_ns.clear()
+        self._ordered.clear()
+
     def forget(self) -> None:
         """Begin anew."""
-        self.forget_variation()
+        self._forget_delays()
         self._pending.clear()
         self._pairs.clear()
         self._ordered_pairs.clear()
         self._pairs_bytes = 0
         self._pairs_per_byte = 0.0
-        self.length_ns = self.free_ns = 0
+        self.length_ns = self.free_ns = self.variation_ns = 0
         self.ns = self._least_ns
         self.ns_per_byte = self._most_per_byte = 0.0
 
@@ -303,6 +314,9 @@ class LinkPlan:
         "_is_stale",
         "_measured_ns",
         "_news_ns",
+        "_short_at_ns",
+        "_short_back_ns",
+        "_short_out_ns",
         "back",
         "excess_ns",
         "is_thin",
@@ -341,10 +355,24 @@ class LinkPlan:
         self.there_ns = 0
         self._measured_ns = 0
         self._is_stale = False
+        #: The last ways that were no news, and when; at first none.
+        self._short_out_ns = self._short_back_ns = 0
+        self._short_at_ns = -_WINDOW_NS
 
-    def is_news(self, out_ns: int, back_ns: int) -> bool:
-        """Whether the ways of an action and of its result are to be learned from."""
-        return not self.is_usual or out_ns > self._news_ns or back_ns > _SHORT_BACK_NS
+    def is_news(self, out_ns: int, back_ns: int, now_ns: int) -> bool:
+        """Whether the ways of an action and of its result are to be learned from.
+
+        The last that were not are delays like all others to what comes after: without them the first batch that
+        queues on a thin link would be taken for its length, and more and more sent to fill it.
+        """
+        if self.is_usual:
+            if out_ns <= self._news_ns and back_ns <= _SHORT_BACK_NS:
+                self._short_out_ns, self._short_back_ns, self._short_at_ns = out_ns, back_ns, now_ns
+                return False
+            if now_ns - self._short_at_ns < _WINDOW_NS:
+                self.out.was_short(self._short_at_ns, self._short_out_ns)
+                self.back.was_short(self._short_at_ns, self._short_back_ns)
+        return True
 
     def learned(self, now_ns: int) -> None:
         """A result was measured on one way, or on both."""

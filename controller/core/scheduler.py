@@ -698,9 +698,11 @@ class Scheduler:
         if unread_ns:
             # The time in which a busy process did not look is no delay of the link, which is as long as before.
             now_ns -= min(unread_ns, max(0, now_ns - end_ns - link.back.length_ns))
-        if not link.is_news(there_ns - sent_ns, now_ns - end_ns):
+        if not link.is_news(there_ns - sent_ns, now_ns - end_ns, now_ns):
             return 0
         if received_ns is not None:
+            if not sent.sent_bytes:  # nobody counted them when they were sent
+                sent.in_bytes = sum([request.num_bytes for request in sent.requests])
             link.out.measured(
                 sent_ns,
                 there_ns,
@@ -880,6 +882,9 @@ class Scheduler:
             self._dispatch.after_result(worker, model, self._now_ns)
         elif not worker.in_flight:
             self._let_go(worker, "")
+        if model.suspended and model.queue:
+            # Where all clients wait for answers, no request comes with which a worker is tried again.
+            self._probe(model, model.queue[-1].request_id)
 
     # --- time passes ----------------------------------------------------------------------------
 
@@ -1067,7 +1072,6 @@ class Scheduler:
             self._refuse(request, Verdict(Refusal.MODEL_REMOVED))
         if model.pinned:
             self._books.pin(model, pinned=False)
-            self._dispatch.may_make_room(model, self._now_ns)
         for worker in [*model.ready, *model.suspended]:
             for action_id, sent in worker.in_flight.items():
                 if sent.copy.model is not model:
@@ -1086,6 +1090,7 @@ class Scheduler:
             if not copy.resident or copy.num_pins:
                 return
             self._dispatch.evict(copy)
+            self._dispatch.pages_freed(worker, self._now_ns)
         elif infers_of(worker, model):
             return  # behind a load that failed
         self._health.forget(worker, model)

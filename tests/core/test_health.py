@@ -148,6 +148,26 @@ def test_a_worker_whose_probe_succeeds_is_back(policy: str) -> None:
     assert both == {GPU, GPU2}
 
 
+@pytest.mark.parametrize("policy", PREDICTING)
+def test_a_worker_is_probed_though_all_clients_wait_and_nobody_asks_anew(policy: str) -> None:
+    bench = pair(policy)
+    (first,) = infers(bench.request(A, slo_ms=900))
+    sick = first.worker_id
+    at_work = infers(fail(bench, first))
+    for _ in range(60):  # more than may be under way
+        at_work += infers(bench.request(A, slo_ms=900))
+    probes: list[SendAction] = []
+    while at_work and not probes:
+        sent = bench.finish(at_work.pop(0))
+        probes = [command for command in sent if command.worker_id == sick]
+        at_work += [command for command in sent if command.worker_id != sick]
+    assert probes
+    commands = bench.done(
+        probes[0].action.action_id, bench.now_ms, bench.now_ms + 5, probes[0].worker_id
+    )
+    assert sick in where(commands), "it is back"
+
+
 def test_where_there_is_no_elsewhere_a_request_is_run_twice_and_hears_the_engines_words() -> None:
     bench = CoreBench()
     bench.join()

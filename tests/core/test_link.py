@@ -146,9 +146,9 @@ def test_small_messages_tell_little_of_what_tensors_take() -> None:
 
 def test_a_usual_link_learns_nothing_and_one_that_is_usual_again_forgets() -> None:
     link = LinkPlan(least_ns=MS // 2, tolerance_ns=5 * MS // 2)
-    assert not link.is_news(3 * MS, MS)
-    assert link.is_news(3 * MS + 1, 0)
-    assert link.is_news(0, MS + 1)
+    assert not link.is_news(3 * MS, MS, 0)
+    assert link.is_news(3 * MS + 1, 0, 2 * NS_PER_S)
+    assert link.is_news(0, MS + 1, 2 * NS_PER_S)
     link.out.measured(0, 12 * MS, num_bytes=0, sent_bytes=link.out.send(0, 0))
     link.learned(12 * MS)
     assert link.expected_ns(12 * MS) == 12 * MS
@@ -161,6 +161,22 @@ def test_a_usual_link_learns_nothing_and_one_that_is_usual_again_forgets() -> No
             break
     assert link.is_usual
     assert link.expected_ns(3_000 * MS) == MS // 2
+
+
+def test_a_link_that_was_short_a_moment_ago_has_a_queue_and_no_length() -> None:
+    link = LinkPlan(least_ns=MS // 2, tolerance_ns=5 * MS // 2)
+    assert not link.is_news(MS // 4, MS // 4, 10 * MS)
+    for sent_ms in (20, 40, 60):
+        assert link.is_news(88 * MS, MS // 4, (sent_ms + 88) * MS)
+        at_ns = sent_ms * MS
+        sent_bytes = link.out.send(at_ns, 0)
+        link.out.measured(at_ns, at_ns + 88 * MS, num_bytes=0, sent_bytes=sent_bytes)
+        link.learned(at_ns + 88 * MS)
+    assert (link.length_ns, link.out.ns) == (0, 88 * MS - 5 * MS // 2)
+    # After a second of that it is its length.
+    at_ns = 1100 * MS
+    link.out.measured(at_ns, at_ns + 88 * MS, num_bytes=0, sent_bytes=link.out.send(at_ns, 0))
+    assert link.length_ns == 88 * MS
 
 
 # --- through the scheduler ------------------------------------------------------------------------

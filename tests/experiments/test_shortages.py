@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.core import KindStatistics, Scheduler, Statistics
+from controller.core import KindStatistics, Scheduler, SchedulerConfig, Statistics
 from controller.schedulers import make_scheduler
 from experiments.simulator import Case, Cluster, Network, copies_of, run
 from modelzoo.profile import ProfileRow, load_profile
@@ -56,6 +56,18 @@ def ran(given: Case) -> tuple[float, Statistics]:
 def kind_of(statistics: Statistics) -> KindStatistics:
     (kind,) = statistics.kinds
     return kind
+
+
+def one_large_size() -> ProfileRow:
+    """A network that runs 512 rows of 3 kB at a time, and nothing smaller."""
+    return ProfileRow(
+        name="gpu",
+        weights_bytes=1,
+        load_ns=NS_PER_MS,
+        exec_ns={512: 26 * NS_PER_MS},
+        input_bytes=3072,
+        output_bytes=8,
+    )
 
 
 def test_a_cluster_with_room_is_short_of_nothing() -> None:
@@ -107,14 +119,7 @@ def test_a_link_that_carries_less_than_the_lane_runs_is_what_is_short_and_no_exe
 
 def test_a_device_of_one_large_size_runs_as_many_rows_as_a_thin_link_brings() -> None:
     # 512 rows of 3 kB are 38 ms on the wire, the EXEC takes 26 ms: it is the wire that is short.
-    row = ProfileRow(
-        name="gpu",
-        weights_bytes=1,
-        load_ns=NS_PER_MS,
-        exec_ns={512: 26 * NS_PER_MS},
-        input_bytes=3072,
-        output_bytes=8,
-    )
+    row = one_large_size()
     hosted = copies_of(row, 1)
     wire_bytes_per_s = 41_666_666
     end_ns = SECONDS * NS_PER_S
@@ -128,3 +133,22 @@ def test_a_device_of_one_large_size_runs_as_many_rows_as_a_thin_link_brings() ->
     summary = run(given, bucket_ns=NS_PER_S).summary
     answered_rps = summary.total(NS_PER_S, end_ns).answered / (SECONDS - 1)
     assert answered_rps > 0.9 * wire_bytes_per_s / row.input_bytes
+
+
+def test_workers_behind_thin_links_are_not_idle_until_the_links_are_learned() -> None:
+    # 512 rows of 3 kB are 88 ms on each wire, the EXEC takes 26 ms: the second batch is there too late.
+    row = one_large_size()
+    hosted = copies_of(row, 1)
+    wire_bytes_per_s, num_workers = 125_000_000 // 7, 7
+    end_ns = 3 * NS_PER_S // 2
+    loop = ClosedLoop(model=0, concurrency=2048 * num_workers, slo_ns=60 * NS_PER_S, end_ns=end_ns)
+    given = Case(
+        workload=Workload(models=(hosted[0].model_id,), closed_loops=(loop,)),
+        cluster=Cluster(models=hosted, num_workers=num_workers),
+        duration_ns=end_ns,
+        network=Network(bytes_per_s=wire_bytes_per_s),
+        scheduler=SchedulerConfig(policy="clockwork"),  # others take these SLOs for batch clients'
+    )
+    summary = run(given, bucket_ns=NS_PER_S // 2).summary
+    answered_rps = summary.total(NS_PER_S, end_ns).answered / 0.5
+    assert answered_rps > 0.9 * num_workers * wire_bytes_per_s / row.input_bytes
