@@ -305,10 +305,11 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
         )
         if found:  # The legend of a row is in its first panel.
             curves = [replace(curve, label="") for curve in curves]
-        least = min(row["satisfaction_pct"] for row in mine)
+        least = int(100 * min(row["satisfaction_pct"] for row in mine)) / 100
+        in_time = "all" if least == 100 else f"{least} % or more"
         found.append(
             Panel(
-                title=f"SLO {slo_ms} ms: {int(100 * least) / 100} % or more are in time",
+                title=f"SLO {slo_ms} ms: {in_time} are in time",
                 x="cluster", y="answers, ms (median to p99.99)", curves=curves, x_ticks=ticks,
                 levels={slo_ms: "SLO"}, x_range=(-0.5, len(clusters) - 0.5), legend="upper right",
             )
