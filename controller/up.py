@@ -157,29 +157,39 @@ async def _announce(
     *,
     has_fronts: bool,
 ) -> None:
-    """Show the models being prepared, until all are ready or refused, or the controller stops."""
+    """Say that the server is ready, once clients reach it and its models are prepared."""
     with suppress(grpc.aio.AioRpcError):  # it stopped while it was asked
         if has_fronts:
             # They listen when they have found the controller.
             async with Access().async_channel(clients) as to_fronts:
                 await to_fronts.channel_ready()
-        await _show_preparation(console, channel, key, clients, workers)
+        await show_preparation(console, channel, key, clients, workers)
 
 
-async def _show_preparation(
+async def show_preparation(
     console: Console,
     channel: Any,  # noqa: ANN401  grpc.aio's
     key: str,
     clients: str,
     workers: LocalWorkers,
 ) -> None:
+    """Show the models being prepared, until all are ready or refused, or the controller stops.
+
+    Args:
+        console: where it is shown.
+        channel: to the controller; closed in the end.
+        key: lets it in.
+        clients: HOST:PORT that clients are told, in the line that says that all is ready.
+        workers: of this host; the models wait for all of them that live.
+    """
     shown = Access(key=key).metadata
     async with channel:
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:
             while True:
                 status = await stub.Status(pb.StatusRequest(), metadata=shown)
-                if status.draining:
+                # The last worker that could not start has told the controller to stop before it counts as dead.
+                if status.draining or workers.unable:
                     return
                 if status.num_models <= _MODELS_LISTED:
                     models = (await stub.ListModels(pb.ListModelsRequest(), metadata=shown)).models

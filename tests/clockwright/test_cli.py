@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
+import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,18 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 
+from clockwright.channel import Access
 from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
 from clockwright.cli.inference import print_result
+from clockwright.cli.local_workers import LocalWorkers
 from clockwright.cli.main import app, main
 from clockwright.cli.show import print_models
 from clockwright.client import InferResult
 from clockwright.operator import Operator
 from controller.front_flags import FrontFlags
+from controller.up import show_preparation
 from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
 from worker import gpu_workers
@@ -305,6 +312,27 @@ def test_up_ends_with_1_when_its_worker_cannot_start(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended with 1"):
         server.wait_for("ready: ")
     assert server.stop() == 1
+
+
+def test_a_server_whose_workers_cannot_start_is_not_said_to_be_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = LocalWorkers()
+    workers.plan("local-0", WorkerFlags(device="abacus", cache_dir=tmp_path))
+
+    async def show(address: str) -> None:
+        channel = Access().async_channel(address)
+        await show_preparation(Console(), channel, "", address, workers)
+
+    with LocalServer([], command="controller") as server:
+        # Who stops the server is told, and takes a moment.
+        told = threading.Event()
+        workers.start(server.address, again=lambda _pause_s, _start: None, give_up=told.set)
+        assert workers.wait() == [os.EX_CONFIG]
+        assert told.is_set()
+        assert workers.num_alive == 0
+        asyncio.run(show(server.address))
+    assert "ready" not in capsys.readouterr().out
 
 
 def test_infer_draws_random_inputs_and_explains(run: Run, server: LocalServer) -> None:
