@@ -30,7 +30,7 @@ from experiments.bounds.case import BoundProblem, Cost, Wires
 from experiments.bounds.density import density_bound, density_rate, least_shares
 from experiments.bounds.exact import best_loading, best_resident
 from experiments.bounds.linear import interval_bound, memory_bound
-from experiments.bounds.memoryless import memoryless_bound, memoryless_rate
+from experiments.bounds.memoryless import memoryless_bound
 from experiments.bounds.residency import residency_bound
 
 __all__ = [
@@ -47,6 +47,5 @@ __all__ = [
     "least_shares",
     "memory_bound",
     "memoryless_bound",
-    "memoryless_rate",
     "residency_bound",
 ]
