@@ -11,6 +11,8 @@ from controller.core import SchedulerConfig
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Workload
 
+_PPB = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
@@ -266,6 +268,19 @@ class WorkerClock:
     offset_ns: int = 0
     #: How fast the worker's clock gains, in parts per billion; a crystal has up to 50,000.
     drift_ppb: int = 0
+
+    def local_ns(self, time_ns: int) -> int:
+        """Time that the worker's clock shows at a virtual time, which is the controller's."""
+        return time_ns + self.offset_ns + time_ns * self.drift_ppb // _PPB
+
+    def time_ns(self, local_ns: int) -> int:
+        """The first virtual time at which the worker's clock shows at least `local_ns`."""
+        time_ns = (local_ns - self.offset_ns) * _PPB // (_PPB + self.drift_ppb)
+        while self.local_ns(time_ns) >= local_ns:
+            time_ns -= 1
+        while self.local_ns(time_ns) < local_ns:
+            time_ns += 1
+        return time_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

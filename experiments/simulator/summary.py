@@ -177,8 +177,9 @@ class Summary:
 
     # --- filling it ---------------------------------------------------------------------------
 
-    def add_busy(self, begin_ns: int, end_ns: int, *, load: bool) -> None:
+    def add_busy(self, begin_ns: int, duration_ns: int, *, load: bool) -> None:
         """A lane was busy."""
+        end_ns = begin_ns + duration_ns
         while begin_ns < end_ns:
             border_ns = (begin_ns // self.bucket_ns + 1) * self.bucket_ns
             part_ns = min(end_ns, border_ns) - begin_ns
