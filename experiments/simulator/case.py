@@ -210,6 +210,10 @@ class Network:
         """The link of one worker."""
         return self.links[worker] if self.links else self
 
+    def delay_ns_of(self, *, up: bool) -> int:
+        """Delay of an empty message one way."""
+        return self.up_delay_ns if up and self.up_delay_ns is not None else self.delay_ns
+
     def bytes_per_s_of(self, *, up: bool) -> int | None:
         """Speed of tensors one way."""
         return self.up_bytes_per_s or self.bytes_per_s if up else self.bytes_per_s
