@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,8 @@ def _commit() -> str:
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         others = (":(top)", f":(exclude){RESULTS.resolve()}")
-        return head + (
-            "+" if _git("status", "--porcelain", "--untracked-files=no", "--", *others) else ""
-        )
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *others)
+        return head + "+" * bool(changes)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -142,13 +142,11 @@ def _git(*arguments: str) -> str:
 
 def _machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = (
+            next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+        )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": cpu,
@@ -161,8 +159,6 @@ def _machine() -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     versions = {"clockwright": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions

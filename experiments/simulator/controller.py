@@ -58,18 +58,9 @@ class VirtualController:
     ) -> None:
         """Announce the cluster's models.
 
-        Args:
-            case: what is run.
-            loop: virtual time.
-            summary: where everything is counted.
-            telemetry: where rows go; None: none are made.
-            groups: where requests of some tenants, or of some models without one, are counted as well.
-            on_closed: told when the scheduler lets a worker go.
-            check: assert the scheduler's invariants after every event.
-            make_scheduler: makes the case's scheduler.
-            watch: hears of each request; None: nobody does.
-            pinned: models that an operator has pinned.
-            tick_ns: the timer fires at whole multiples of this, because event loops keep no finer time.
+        Requests of some tenants, or of some models without one, are counted in `groups` as well. `on_closed` is told
+        when the scheduler lets a worker go. Its invariants are asserted after every event where `check` says so.
+        The timer fires at whole multiples of `tick_ns`, because event loops keep no finer time.
         """
         #: The clients, set before the first arrival.
         self.clients: Clients

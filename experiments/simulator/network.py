@@ -19,14 +19,7 @@ class VirtualLink:
         *,
         up: bool = False,
     ) -> None:
-        """Make an idle link.
-
-        Args:
-            network: delays and bandwidth.
-            faults: what happens to messages.
-            generator: draws jitter and faults.
-            up: the way to the controller; else the way to the worker.
-        """
+        """Make an idle link: `up` is the way to the controller, else it is the way to the worker."""
         self._network = network
         self._samples_ns = network.up_samples_ns if up else network.down_samples_ns
         self._delay_ns = network.delay_ns_of(up=up)

@@ -44,15 +44,9 @@ class Worker:
     ) -> None:
         """Start with an empty weights cache.
 
-        Args:
-            worker_id: the name under which it registers.
-            case: times, faults, seed.
-            index: its position among the cluster's workers.
-            incarnation: how often it has started before; draws other random numbers.
-            models: all models that it holds in host memory, as its kind has them.
-            loop: virtual time.
-            on_result: told when a result reaches the controller, with the result in its clock.
-            check: assert the core's invariants after every change.
+        It is at `index` among the cluster's workers, and holds all `models` in host memory, as its kind has them; with
+        each `incarnation` it draws other random numbers. `on_result` is told when a result reaches the controller, in
+        whose clock it is then. The core's invariants are asserted after every change where `check` says so.
         """
         self.worker_id = worker_id
         self.index = index
