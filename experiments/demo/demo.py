@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from clockwright import ConfigError, Refusal
+from clockwright import ConfigError
 from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
 from experiments.demo.clients import ModelLoad, RequestOutcome, drive
@@ -124,7 +124,7 @@ def plan(
 def judge(outcomes: Sequence[RequestOutcome]) -> dict[str, float]:
     """Count the outcomes that the demo is judged by, and what else is recorded."""
     at_admission = ("INFEASIBLE", "COLD", "OVERLOADED", "NO_WORKER", "DRAINING")
-    known = {"OK", *(refusal.value for refusal in Refusal)}
+    known = (*at_admission, "OK", "LATE", "WORKER_LOST", "MODEL_REMOVED", "FAILED")
     answered = [outcome for outcome in outcomes if outcome.outcome == "OK"]
     # Requests that were answered, or failed later.
     admitted = [outcome for outcome in outcomes if outcome.outcome not in at_admission]
