@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from experiments.digits.images import Array, load
+from experiments.digits.images import Array, Digits, load
 from experiments.digits.models import Classifier, export, five_kinds
 from modelzoo.build import write_model
 
@@ -36,23 +36,32 @@ class DemoModel:
     labels: Array | None = None
 
 
-def write_digit_models(directory: Path) -> list[DemoModel]:
-    """Train the digit classifiers and write them in Triton's layout, with default SLOs."""
+def taught_and_asked() -> tuple[Digits, Digits]:
+    """The digits that classifiers learn, and those that they are asked about, which other people wrote."""
+    digits = load()
+    return digits.of_forms(0, _LAST_TRAINING_FORM), digits.of_forms(_LAST_TRAINING_FORM + 1, 13)
+
+
+def write_digit_model(
+    folder: Path, classifier: Classifier, taught: Digits, asked: Digits
+) -> DemoModel:
+    """Train a classifier and write it in Triton's layout, named as its folder."""
     from threadpoolctl import threadpool_limits
 
-    digits = load()
-    training = digits.of_forms(0, _LAST_TRAINING_FORM)
-    asked = digits.of_forms(_LAST_TRAINING_FORM + 1, 13)
-    models = []
-    for name, classifier in _classifiers().items():
-        path = directory / name / "1" / "model.onnx"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Threads that wait for each other on busy cores made two seconds of training half a minute.
-        with threadpool_limits(1):
-            classifier.fit(training.images, training.labels)
-        path.write_bytes(export(classifier, training.images).SerializeToString())
-        models.append(DemoModel(name, asked.images, run_alone(path, asked.images), asked.labels))
-    return models
+    path = folder / "1" / "model.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Threads that wait for each other on busy cores made two seconds of training half a minute.
+    with threadpool_limits(1):
+        classifier.fit(taught.images, taught.labels)
+    path.write_bytes(export(classifier, taught.images).SerializeToString())
+    return DemoModel(folder.name, asked.images, run_alone(path, asked.images), asked.labels)
+
+
+def write_digit_models(directory: Path) -> list[DemoModel]:
+    """Write four digit classifiers."""
+    digits = taught_and_asked()
+    kinds = _classifiers().items()
+    return [write_digit_model(directory / name, kind, *digits) for name, kind in kinds]
 
 
 def write_large_models(directory: Path, num_models: int, *, num_questions: int) -> list[DemoModel]:

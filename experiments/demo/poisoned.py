@@ -24,18 +24,15 @@ import numpy as np
 import tritonclient.grpc as triton
 
 from clockwright import Client, Feedback
-from experiments.demo.models import run_alone
-from experiments.digits.images import Array, Digits, load
-from experiments.digits.models import Classifier, export, five_kinds
+from experiments.demo.models import DemoModel, taught_and_asked, write_digit_model
+from experiments.digits.images import Array, Digits
+from experiments.digits.models import five_kinds
 from experiments.live.local_server import LocalServer
 from experiments.study.pictures import COLOURS, LINES, Curve, Panel
 from experiments.study.study import Row, Study, StudyRecord
 
 APPLICATION = "read-digits"
 PHASES = ("before", "poisoned", "repaired")
-
-_LAST_TRAINING_FORM = 8
-_LAST_FORM = 13
 
 # Queries per row of the table, and rows per mean in the picture.
 _ROW = 20
@@ -56,15 +53,6 @@ class Setting:
     #: The selection policy's options, as `app add --option` takes them.
     options: tuple[str, ...] = ()
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Version:
-    """One version of a model, good or poisoned."""
-
-    folder: Path
-    #: The version's label for each digit that is asked about, computed by plain onnxruntime.
-    says: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +100,7 @@ class _CommandLine:
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
-        self._directory = directory
+        self.directory = directory
         self.transcript: list[str] = []
 
     def say(self, text: str) -> None:
@@ -133,7 +121,7 @@ class _CommandLine:
             check=False,
         )
         typed = f"$ clockwright {shlex.join(arguments)}\n{done.stdout}"
-        self.say(typed.replace(f"{self._directory}/", ""))
+        self.say(typed.replace(f"{self.directory}/", ""))
         if done.returncode:
             raise RuntimeError(f"clockwright {shlex.join(arguments)}: {done.stderr}")
 
@@ -144,44 +132,38 @@ def run(setting: Setting) -> Iterator[PoisonedRun]:
     Raises:
         RuntimeError: the server did not start, or a command failed.
     """
-    digits = load()
-    training = digits.of_forms(0, _LAST_TRAINING_FORM)
-    asked = digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
+    taught, asked = taught_and_asked()
+    # Every digit is taught as the next one.
+    wrong = Digits(taught.images, (taught.labels + 1) % 10, taught.forms)
     kinds = five_kinds(setting.seed)
     names = {kind.lower().replace(" ", "-"): kind for kind in setting.kinds}
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         good = {
-            name: _write(directory / "good" / name, kinds[kind], training, asked)
+            name: write_digit_model(directory / "good" / name, kinds[kind], taught, asked)
             for name, kind in names.items()
         }
-        best = max(good, key=lambda name: int((good[name].says == asked.labels).sum()))
-        # Every digit is taught as the next one.
-        wrong = Digits(training.images, (training.labels + 1) % 10, training.forms)
-        bad = _write(directory / "bad" / best, kinds[names[best]], wrong, asked)
+        best = max(good, key=lambda name: int((_says(good[name]) == asked.labels).sum()))
+        bad = write_digit_model(directory / "bad" / best, kinds[names[best]], wrong, asked)
         arguments = ["--models", f"{directory}/good", "--cache-dir", f"{directory}/cache"]
         with LocalServer(arguments, start_limit_s=300) as server:
             commands = _CommandLine(server.address, directory)
-            steps = list(_ask(setting, server.address, commands, good, best, bad, asked))
+            steps = list(_ask(setting, server.address, commands, good, bad, asked))
     models = tuple(good)
     yield PoisonedRun(models, models.index(best), steps, "\n".join(commands.transcript))
 
 
-def _write(folder: Path, classifier: Classifier, training: Digits, asked: Digits) -> Version:
-    path = folder / "1" / "model.onnx"
-    path.parent.mkdir(parents=True)
-    classifier.fit(training.images, training.labels)
-    path.write_bytes(export(classifier, training.images).SerializeToString())
-    return Version(folder, run_alone(path, asked.images)["label"])
+def _says(model: DemoModel) -> Array:
+    """The model's label for each digit that is asked about, computed by plain onnxruntime."""
+    return model.answers["label"]
 
 
 def _ask(
     setting: Setting,
     address: str,
     commands: _CommandLine,
-    good: dict[str, Version],
-    best: str,
-    bad: Version,
+    good: dict[str, DemoModel],
+    bad: DemoModel,
     asked: Digits,
 ) -> Iterator[PoisonedQuery]:
     """Ask all queries, and meanwhile exchange versions at the command line."""
@@ -194,9 +176,13 @@ def _ask(
     with triton.InferenceServerClient(address) as client, Client(address) as teacher:
         for phase, num_queries in zip(PHASES, setting.num_queries, strict=True):
             if phase != PHASES[0]:
-                serving[best] = bad if phase == "poisoned" else good[best]
+                version, serving[bad.name] = (
+                    ("bad", bad) if phase == "poisoned" else ("good", good[bad.name])
+                )
                 commands.say(f"# after {number} queries\n")
-                commands.run("models", "add", str(serving[best].folder), "--replace")
+                commands.run(
+                    "models", "add", f"{commands.directory}/{version}/{bad.name}", "--replace"
+                )
             for _ in range(num_queries):
                 index = int(next(drawn))
                 label = int(asked.labels[index])
@@ -210,7 +196,7 @@ def _ask(
                     answer,
                     num_missing,
                     tuple(outcome.weights[name] for name in good),
-                    tuple(int(version.says[index]) for version in serving.values()),
+                    tuple(int(_says(model)[index]) for model in serving.values()),
                 )
                 number += 1
                 if number % setting.look_every == 0 and number < sum(setting.num_queries):
