@@ -72,7 +72,7 @@ def add_results(
     """Write figures of a separate run beside the recorded ones, which stay; those of its part's last run go.
 
     Args:
-        name: name of the benchmark, which has run before.
+        name: name of the benchmark; its record is begun where there is none.
         figures: as for `write_results`; replace those of the same keys.
         part: the record keeps under this key where these figures come from.
         command: the command line that repeats them.
@@ -83,10 +83,11 @@ def add_results(
         The file written.
 
     Raises:
-        FileNotFoundError: there is no record.
         ValueError: a figure is not a finite number.
     """
     target = directory / f"{name}.json"
+    if not target.exists():
+        write_results(name, {}, command=command, directory=directory)
     record = json.loads(target.read_text(encoding="utf-8"))
     others = [value for key, value in record.items() if key != part and isinstance(value, dict)]
     kept = {key for other in others for key in other.get("keys", ())}

@@ -199,8 +199,6 @@ class Study(Generic[SettingT, PointT]):
             **self.extra(setting, points),
             **about_taken,
         }
-        if self.part and not (directory / f"{self.name}.json").exists():
-            write_results(self.name, {}, command=command, directory=directory)
         if add or self.part:
             part = self.part or ", ".join(key_of(self.key, point) for point in points) or options
             add_results(
