@@ -15,15 +15,10 @@ others are `kept`. Then
   whole range lies in an interval fit into it;
 * GPU time: the least shares (density.py) of served requests that lie in an interval fit into it.
 
-Moments and intervals are sampled, which only removes constraints, so the value remains a bound. What is
-returned is the objective of the solver's dual solution, computed here: by weak duality that is a bound
-however roughly the solver has solved.
-
-Pooling pages and lanes over GPUs, fractions, and one LOAD per request instead of one per copy are
-relaxations too. That LOADs may begin ahead of the arrivals costs next to nothing: a variant that forbade
-it, with a second kind of LOAD for those that come too late for what they were begun for, was twice as slow
-and lower by at most 1 in 1,000 (three loads of 3,000 requests). Tight on skewed popularity (policies reach 92-94 %), loose where popularity is uniform and
-nobody can foresee (`memoryless_bound` is for that).
+Moments and intervals are sampled, which only removes constraints, so the value remains a bound. Pooling pages
+and lanes over GPUs, fractions, and one LOAD per request instead of one per copy are relaxations too. That LOADs
+may begin ahead of the arrivals costs at most 1 in 1,000. Tight on skewed popularity (policies reach 92-94 %),
+loose where popularity is uniform and nobody can foresee (`memoryless_bound` is for that).
 """
 
 from __future__ import annotations

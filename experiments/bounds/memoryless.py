@@ -8,9 +8,8 @@ request of the model came within that time before. So
 
     answers <= hits + loads + followers,   E[hits] <= H * requests.
 
-This is not the formula that this project's design notes started from, `R H + N / load * (1 + r S)`: that
-one averages over models as if a policy took them blindly, but one that waits and then loads the models
-with two requests waiting gets more (a test does it). The followers are what is left for it to get.
+`R H + N / load * (1 + r S)` is no bound: it averages over models as if a policy took them blindly, but one that
+waits and then loads the models with two requests waiting gets more (a test does it).
 """
 
 from __future__ import annotations

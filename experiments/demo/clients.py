@@ -80,9 +80,7 @@ def drive(
     Returns:
         One outcome per request, in order of arrival.
     """
-    questions = _plan(loads, duration_s=duration_s, seed=seed)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_drive(address, questions))
+    return uvloop.run(_drive(address, _plan(loads, duration_s=duration_s, seed=seed)))
 
 
 def _plan(loads: Sequence[ModelLoad], *, duration_s: float, seed: int) -> list[_Question]:
@@ -112,7 +110,7 @@ async def _drive(address: str, questions: Sequence[_Question]) -> list[RequestOu
             tasks.append(asyncio.create_task(_ask(client, question, begin_s)))
         outcomes = await asyncio.gather(*tasks)
         gc.unfreeze()
-        return list(outcomes)
+        return outcomes
 
 
 async def _ask(client: AsyncClient, question: _Question, begin_s: float) -> RequestOutcome:
