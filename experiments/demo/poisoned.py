@@ -301,7 +301,9 @@ STUDY = Study(
     setting=Setting(),
     ask=run,
     key="",
-    say=lambda _, run: f"{run.models[run.poisoned]} was poisoned",
+    say=lambda _, run: "\n".join(
+        f"{key}: {figure:.4g}" for key, figure in _figures(Setting(), [run]).items()
+    ),
     figures=_figures,
     tables={"": _rows},
     text=lambda runs: runs[0].transcript,
