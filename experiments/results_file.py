@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def add_results(
     """Write figures of a separate run beside the recorded ones, which stay; those of its part's last run go.
 
     Args:
-        name: name of the benchmark, which has run before.
+        name: name of the benchmark; its record is begun where there is none.
         figures: as for `write_results`; replace those of the same keys.
         part: the record keeps under this key where these figures come from.
         command: the command line that repeats them.
@@ -82,10 +83,11 @@ def add_results(
         The file written.
 
     Raises:
-        FileNotFoundError: there is no record.
         ValueError: a figure is not a finite number.
     """
     target = directory / f"{name}.json"
+    if not target.exists():
+        write_results(name, {}, command=command, directory=directory)
     record = json.loads(target.read_text(encoding="utf-8"))
     others = [value for key, value in record.items() if key != part and isinstance(value, dict)]
     kept = {key for other in others for key in other.get("keys", ())}
@@ -127,9 +129,8 @@ def _commit() -> str:
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         others = (":(top)", f":(exclude){RESULTS.resolve()}")
-        return head + (
-            "+" if _git("status", "--porcelain", "--untracked-files=no", "--", *others) else ""
-        )
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *others)
+        return head + "+" * bool(changes)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -142,13 +143,11 @@ def _git(*arguments: str) -> str:
 
 def _machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = (
+            next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+        )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": cpu,
@@ -161,8 +160,6 @@ def _machine() -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     versions = {"clockwright": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions

@@ -54,8 +54,9 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
             # The rows are in the files, so memory keeps none.
             telemetry = Telemetry(capacity=0)
             telemetry.write_to(files.requests.add, files.actions.add)
-        live = stack.enter_context(_live())
-
+        # Progress is for whoever watches; standard output may be a file.
+        console = Console(file=sys.stderr)
+        live = stack.enter_context(Live(console=console, refresh_per_second=4, transient=True))
         update_s = _QUIET_S
 
         def on_progress(progress: Progress) -> None:
@@ -81,9 +82,7 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**found, "tenants": by_tenant}, indent=1))
         return
-    _print(found)
-    if by_tenant:
-        _print_tenants(by_tenant)
+    _print(found, by_tenant)
 
 
 def progress_line(progress: Progress, duration_ns: int) -> str:
@@ -142,18 +141,17 @@ def figures(done: Run) -> dict[str, object]:
 def tenant_figures(done: Run) -> dict[str, dict[str, float]]:
     """What became of each tenant's requests; empty where they are nobody's, or of too many tenants."""
     seconds = done.case.duration_ns / NS_PER_S
-    found = {}
-    for name, summary in done.groups.items():
-        total = summary.total()
-        found[name] = {
-            "requests": total.arrived,
+    return {
+        name: {
+            "requests": (total := summary.total()).arrived,
             "answered": total.answered,
             "goodput_rps": summary.total(0, done.case.duration_ns).answered / seconds,
             "refused": total.refused.total(),
             "latency_p50_ms": total.latency_ns(50) / NS_PER_MS,
             "latency_p99_ms": total.latency_ns(99) / NS_PER_MS,
         }
-    return found
+        for name, summary in done.groups.items()
+    }
 
 
 def bound_figures(done: Run) -> dict[str, object]:
@@ -171,31 +169,23 @@ def bound_figures(done: Run) -> dict[str, object]:
     }
 
 
-def _print(found: Mapping[str, object]) -> None:
+def _print(found: Mapping[str, object], by_tenant: Mapping[str, Mapping[str, float]]) -> None:
+    console = Console(highlight=False, markup=False)
     table = Table(show_header=False)
     for key, value in found.items():
-        if value is None:
-            text = "not known"
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             text = ", ".join(f"{name}: {count:,}" for name, count in value.items()) or "none"
         else:
-            text = _number(value)
+            text = "not known" if value is None else _number(value)
         table.add_row(key.replace("_", " "), text)
-    Console(highlight=False, markup=False).print(table)
+    console.print(table)
+    if by_tenant:
+        columns = (key.replace("_", " ") for key in next(iter(by_tenant.values())))
+        table = Table("tenant", *columns)
+        for name, row in by_tenant.items():
+            table.add_row(name, *map(_number, row.values()))
+        console.print(table)
 
 
 def _number(value: object) -> str:
     return f"{value:,.3f}" if isinstance(value, float) else f"{value}"
-
-
-def _print_tenants(by_tenant: Mapping[str, Mapping[str, float]]) -> None:
-    table = Table("tenant", *(key.replace("_", " ") for key in next(iter(by_tenant.values()))))
-    for name, row in by_tenant.items():
-        table.add_row(name, *map(_number, row.values()))
-    Console(highlight=False, markup=False).print(table)
-
-
-def _live() -> Live:
-    # Progress is for whoever watches; standard output may be a file.
-    console = Console(file=sys.stderr)
-    return Live(console=console, refresh_per_second=4, transient=True)

@@ -8,8 +8,8 @@ bound                     holds for                                             
 ========================  ============================================================  ==============
 `density_rate`            any arrivals, open or closed loop; any policy                 nothing
 `density_bound` (B1)      the given arrivals; any policy, clairvoyant and preemptive    linear, streams
-`interval_bound` (B2)     the same; sees bursts                                         an LP
-`memory_bound` (B3)       the same, and residency: pages, one LOAD at a time per GPU    an LP
+`memory_bound` (B3)       the same, and residency: pages, one LOAD at a time per GPU;   an LP
+                          sees bursts
 `residency_bound` (B6)    the same, for whole runs: pages x time, and LOADs              a sort
 `memoryless_bound` (B4)   policies that cannot foresee, independent popularity          a sort
 `at_once_bound` (B7)      the same, and so many refusals at once; models asked alike    value iteration
@@ -17,8 +17,8 @@ bound                     holds for                                             
 `best_loading` (B5)       checked against
 ========================  ============================================================  ==============
 
-`density_bound` and those that are never above it also know what the links carry (`wires_bound`). The length of a
-link comes off the SLOs (`simulated`).
+`density_bound` and those that are never above it also know what the links carry: every answer has its inputs and
+outputs carried between its arrival and its deadline. The length of a link comes off the SLOs (`simulated`).
 
 All of them take an EXEC or LOAD to last at least what its model's `Cost` says, one EXEC and one LOAD at a
 time per GPU, and requests of one row. A run whose devices are faster than the profile, or whose durations
@@ -29,8 +29,8 @@ from experiments.bounds.at_once import AlikeCase, at_once_bound
 from experiments.bounds.case import BoundProblem, Cost, Wires
 from experiments.bounds.density import density_bound, density_rate, least_shares
 from experiments.bounds.exact import best_loading, best_resident
-from experiments.bounds.linear import interval_bound, memory_bound
-from experiments.bounds.memoryless import memoryless_bound, memoryless_rate
+from experiments.bounds.linear import memory_bound
+from experiments.bounds.memoryless import memoryless_bound
 from experiments.bounds.residency import residency_bound
 
 __all__ = [
@@ -43,10 +43,8 @@ __all__ = [
     "best_resident",
     "density_bound",
     "density_rate",
-    "interval_bound",
     "least_shares",
     "memory_bound",
     "memoryless_bound",
-    "memoryless_rate",
     "residency_bound",
 ]

@@ -82,12 +82,7 @@ def at_once_bound(
         share,
         guesses[0],
         method="Nelder-Mead",
-        options={
-            "maxfev": _MAX_TRIALS,
-            "xatol": 1e-3,
-            "fatol": _GAP,
-            "initial_simplex": guesses,
-        },
+        options={"maxfev": _MAX_TRIALS, "xatol": 1e-3, "fatol": _GAP, "initial_simplex": guesses},
     )
     return min(float(done.fun), 1.0)
 
@@ -121,26 +116,21 @@ class _OneModel:
         ]
         place = {ages: index for index, ages in enumerate(states)}
 
-        def index_of(ages: tuple[int, ...]) -> int:
-            return place[ages]
-
         # It pays to decide as late as possible, and then the oldest first; -1: cannot be.
         self._refused: list[_Indices] = []
         self._served: list[_Indices] = []
         self._later: list[_Indices] = []
         for number in range(max_waiting + 1):
-            refused = np.full(len(states), -1)
-            served = np.full(len(states), -1)
-            later = np.full(len(states), -1)
+            refused, served, later = (np.full(len(states), -1) for _ in range(3))
             for index, ages in enumerate(states):
                 if number <= ages.count(early):
                     first = ages.index(early) if number else 0
-                    refused[index] = index_of(ages[:first] + ages[first + number :])
+                    refused[index] = place[ages[:first] + ages[first + number :]]
                 due = ages.count(last)
                 if not number or (due and number <= len(ages)):
-                    served[index] = index_of(ages[max(number, due) :])
+                    served[index] = place[ages[max(number, due) :]]
                 if not due and len(ages) + number <= max_waiting:
-                    later[index] = index_of(tuple(age + 1 for age in ages) + (0,) * number)
+                    later[index] = place[tuple(age + 1 for age in ages) + (0,) * number]
             self._refused.append(refused)
             self._served.append(served)
             self._later.append(later)
@@ -164,11 +154,10 @@ class _OneModel:
         best_of_one = max(answer, refusal_price)
         no_room = best_of_one * np.array(beyond)[self._waiting]
         chances = []
-        for number in range(self._most + 1):
-            chance = np.where(self._waiting + number < self._most, arrivals[number], 0.0)
-            full = self._waiting + number == self._most
-            chance[full] = np.array(fill)[self._waiting[full]]
-            chances.append(chance)
+        for number, alone in enumerate(arrivals):
+            there = self._waiting + number
+            filling = np.where(there == self._most, np.array(fill)[self._waiting], 0.0)
+            chances.append(np.where(there < self._most, alone, filling))
 
         served_gain = [answer * n - gpu_price * time for n, time in enumerate(self._times)]
         refused_gain = [refusal_price * n for n in range(self._most + 1)]

@@ -159,6 +159,13 @@ class BoundProblem:
             begin, end = end, end + count
             yield self.costs[model], order[begin:end]
 
+    def by_cost(self) -> Iterator[tuple[tuple[int, ...], list[NDArray[np.int64]]]]:
+        """Durations of batches as in `exec_of`, and the requests of each model that has these: they count together."""
+        found: dict[tuple[int, ...], list[NDArray[np.int64]]] = {}
+        for cost, places in self.by_model():
+            found.setdefault(tuple(cost.exec_of(padding=self.padding)), []).append(places)
+        yield from found.items()
+
     def window(self, begin_ns: int, end_ns: int) -> BoundProblem:
         """The requests that arrive in [begin, end), with anything resident at the begin.
 

@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_S
-from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times
+from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times, Wires
 from experiments.bounds.groups import grouped_bound
 from experiments.bounds.mates import has_mixed_slos, mixed_bound, most_together
-from experiments.bounds.wires import wires_bound
 
 
 def density_rate(
@@ -67,12 +66,20 @@ def density_bound(case: BoundProblem) -> int:
         capacity -= share * fits
         if fits < number:
             break
-    total = min(total, *(wires_bound(case, wires) for wires in case.wires), len(case))
-    if total < len(
-        case
-    ):  # else there may be millions, all of which can be answered as far as is known
+    total = min(total, *(_carried(case, wires) for wires in case.wires), len(case))
+    # Else there may be millions, all of which can be answered as far as is known.
+    if total < len(case):
         total = min(total, grouped_bound(case))
     return min(total, mixed_bound(case)) if has_mixed_slos(case) else total
+
+
+def _carried(case: BoundProblem, wires: Wires) -> int:
+    """Requests that links could carry at most, one way: those with the fewest bytes, from start to last deadline."""
+    # A simulated wire rounds the time of each message down to whole ns.
+    span_s = (case.span_ns + len(case)) / NS_PER_S
+    num_bytes = np.sort(np.asarray(wires.request_bytes, dtype=np.float64)[case.model])
+    fits = np.cumsum(num_bytes) <= math.ceil(wires.bytes_per_s * span_s)
+    return int(np.count_nonzero(fits))
 
 
 def least_shares(

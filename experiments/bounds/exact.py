@@ -9,6 +9,7 @@ k - 1 that follow as soon as the GPU is free and the last of them has arrived.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, product
 
@@ -74,60 +75,44 @@ def best_loading(case: BoundProblem) -> int:
         load_free_ns: int,
         residents: tuple[_Resident, ...],
     ) -> int:
-        best = 0
-        for model, head in enumerate(heads):
-            if head == len(queues[model]):
-                continue
-            best = max(best, most(_advance(heads, model, 1), exec_free_ns, load_free_ns, residents))
-            ready = [ready_ns for other, ready_ns, _ in residents if other == model]
-            others = tuple(entry for entry in residents if entry[0] != model)
-            if ready:
-                best = max(best, run(heads, exec_free_ns, load_free_ns, others, model, ready[0]))
-            else:
-                best = max(best, load(heads, exec_free_ns, load_free_ns, residents, model))
-        return best
+        after = moves(heads, exec_free_ns, load_free_ns, residents)
+        return max((answers + most(*state) for answers, *state in after), default=0)
 
-    def run(
-        heads: tuple[int, ...],
-        exec_free_ns: int,
-        load_free_ns: int,
-        others: tuple[_Resident, ...],
-        model: int,
-        weights_ns: int,
-    ) -> int:
-        best, head, queue = 0, heads[model], queues[model]
-        for count, exec_ns in batches[model]:
-            if head + count > len(queue):
-                continue
-            end_ns = max(exec_free_ns, weights_ns, queue[head + count - 1]) + exec_ns
-            if end_ns > queue[head] + slos[model]:
-                continue
-            residents = tuple(sorted((*others, (model, weights_ns, end_ns))))
-            rest = most(_advance(heads, model, count), end_ns, load_free_ns, residents)
-            best = max(best, count + rest)
-        return best
-
-    def load(
+    def moves(
         heads: tuple[int, ...],
         exec_free_ns: int,
         load_free_ns: int,
         residents: tuple[_Resident, ...],
-        model: int,
-    ) -> int:
+    ) -> Iterator[tuple[int, tuple[int, ...], int, int, tuple[_Resident, ...]]]:
+        """What each next decision answers, and the state after it."""
+        for model, head in enumerate(heads):
+            queue = queues[model]
+            if head == len(queue):
+                continue
+            yield 0, _advance(heads, model, 1), exec_free_ns, load_free_ns, residents
+            ready = [ready_ns for other, ready_ns, _ in residents if other == model]
+            others = tuple(entry for entry in residents if entry[0] != model)
+            for count, exec_ns in batches[model] if ready else ():
+                if head + count > len(queue):
+                    continue
+                end_ns = max(exec_free_ns, ready[0], queue[head + count - 1]) + exec_ns
+                if end_ns <= queue[head] + slos[model]:
+                    used = tuple(sorted((*others, (model, ready[0], end_ns))))
+                    yield count, _advance(heads, model, count), end_ns, load_free_ns, used
+            for victims in victims_of(model, residents) if not ready else ():
+                begin_ns = max([load_free_ns, *(last_ns for _, _, last_ns in victims)])
+                end_ns = begin_ns + costs[model].load_ns
+                if end_ns + min(ns for _, ns in batches[model]) <= queue[-1] + slos[model]:
+                    kept = (entry for entry in residents if entry not in victims)
+                    loaded = tuple(sorted((*kept, (model, end_ns, -1))))
+                    yield 0, heads, exec_free_ns, end_ns, loaded
+
+    def victims_of(model: int, residents: tuple[_Resident, ...]) -> list[tuple[_Resident, ...]]:
         missing = costs[model].num_pages - case.pages_per_gpu
         missing += sum(costs[other].num_pages for other, _, _ in residents)
-        best = 0
         # A model that is evicted before it has run was loaded in vain.
         used = [entry for entry in residents if entry[2] >= 0]
-        for victims in _least_sets(used, [costs[entry[0]].num_pages for entry in used], missing):
-            begin_ns = max([load_free_ns, *(last_ns for _, _, last_ns in victims)])
-            end_ns = begin_ns + costs[model].load_ns
-            if end_ns + min(ns for _, ns in batches[model]) > queues[model][-1] + slos[model]:
-                continue
-            kept = (entry for entry in residents if entry not in victims)
-            after = tuple(sorted((*kept, (model, end_ns, -1))))
-            best = max(best, most(heads, exec_free_ns, end_ns, after))
-        return best
+        return _least_sets(used, [costs[entry[0]].num_pages for entry in used], missing)
 
     starts = [()] if not case.warm else _resident_sets(case, [cost.num_pages for cost in costs])
     heads = (0,) * len(queues)

@@ -55,20 +55,15 @@ def grouped_bound(case: BoundProblem) -> int:
 
     Holds for what `density_bound` holds for. Where a model has several SLOs, its longest counts for all.
     """
-    # Models that cost the same are counted together.
-    most: dict[tuple[int, ...], NDArray[np.int64]] = {}
-    for cost, places in case.by_model():
-        exec_ns = tuple(cost.exec_of(padding=case.padding))
-        found = _most_by_size(case, exec_ns, places)
-        most[exec_ns] = most[exec_ns] + found if exec_ns in most else found
-    if not most:
+    if not len(case):
         return 0
     rows = Inequalities()
     upper: list[float] = []
     time_ns: list[float] = []
-    for exec_ns, numbers in most.items():
+    for exec_ns, members in case.by_cost():
+        most = np.sum([_most_by_size(case, exec_ns, places) for places in members], axis=0)
         first, end = len(upper), len(upper) + len(exec_ns)
-        for index, (duration_ns, number) in enumerate(zip(exec_ns, numbers.tolist(), strict=True)):
+        for index, (duration_ns, number) in enumerate(zip(exec_ns, most.tolist(), strict=True)):
             larger = np.arange(first + index, end)
             rows.add(larger, np.ones(len(larger)), float(number))
             runs = duration_ns < NEVER_NS
@@ -81,7 +76,7 @@ def grouped_bound(case: BoundProblem) -> int:
 
 def _most_by_size(
     case: BoundProblem, exec_ns: Sequence[int], places: NDArray[np.int64]
-) -> NDArray[np.int64]:
+) -> list[int]:
     """The most requests of a model in batches of k or more, at index k - 1."""
     arrival_ns = case.arrival_ns[places]
     slo_ns = int(case.slo_ns[places].max())
@@ -93,4 +88,4 @@ def _most_by_size(
         shortest_ns = min(exec_ns[least - 1 :])
         window_ns = slo_ns - case.shortest_exec_ns(shortest_ns) if shortest_ns < NEVER_NS else -1
         found.append(most_in_groups(arrival_ns, window_ns, least))
-    return np.array(found, dtype=np.int64)
+    return found

@@ -1,4 +1,4 @@
-"""B2 and B3: linear programs that see bursts, memory and the host-to-device lane.
+"""B3: a linear program that sees bursts, memory and the host-to-device lane.
 
 Variables, all in [0, 1]: `served[i]`; `load[i]`, a LOAD that ended in time for request i but for none
 before it; `kept[i]`, the weights stayed resident from the last moment at which the request of the same
@@ -15,15 +15,10 @@ others are `kept`. Then
   whole range lies in an interval fit into it;
 * GPU time: the least shares (density.py) of served requests that lie in an interval fit into it.
 
-Moments and intervals are sampled, which only removes constraints, so the value remains a bound. What is
-returned is the objective of the solver's dual solution, computed here: by weak duality that is a bound
-however roughly the solver has solved.
-
-Pooling pages and lanes over GPUs, fractions, and one LOAD per request instead of one per copy are
-relaxations too. That LOADs may begin ahead of the arrivals costs next to nothing: a variant that forbade
-it, with a second kind of LOAD for those that come too late for what they were begun for, was twice as slow
-and lower by at most 1 in 1,000 (three loads of 3,000 requests). Tight on skewed popularity (policies reach 92-94 %), loose where popularity is uniform and
-nobody can foresee (`memoryless_bound` is for that).
+Moments and intervals are sampled, which only removes constraints, so the value remains a bound. Pooling pages
+and lanes over GPUs, fractions, and one LOAD per request instead of one per copy are relaxations too. That LOADs
+may begin ahead of the arrivals costs at most 1 in 1,000. Tight on skewed popularity (policies reach 92-94 %),
+loose where popularity is uniform and nobody can foresee (`memoryless_bound` is for that).
 """
 
 from __future__ import annotations
@@ -44,21 +39,6 @@ _MIN_GRID, _MAX_GRID = 64, 320
 _LENGTHS = (4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 # The grid divides the shortest SLO into this many steps.
 _STEPS_PER_SLO = 4
-
-
-def interval_bound(case: BoundProblem) -> int:
-    """Requests that any policy could answer in time at most, by GPU time in every interval (B2).
-
-    Holds for what `density_bound` holds for, and is never above it. For runs of some thousand
-    requests; longer ones go by `BoundProblem.window`.
-    """
-    density = density_bound(case)
-    case, cost_ns = _possible(case)
-    if not len(case):
-        return 0
-    rows = Inequalities()
-    _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, case.exec_work_ns, 0)
-    return min(density, solve(rows, np.ones(len(case)), len(case)))
 
 
 def memory_bound(case: BoundProblem) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times
+from experiments.bounds.case import NEVER_NS, BoundProblem, Times
 from experiments.bounds.program import Inequalities, solve
 
 Counts = NDArray[np.int64]
@@ -72,8 +72,8 @@ def mixed_bound(case: BoundProblem) -> int:
     upper: list[NDArray[np.float64]] = []
     time: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
     width = 0
-    for cost, members in _alike(case):
-        alike = _Alike(case, cost, members, divisions)
+    for exec_of, members in case.by_cost():
+        alike = _Alike(case, exec_of, members, divisions)
         # Requests of one SLO, in batches of all sizes together.
         in_all: dict[int, list[NDArray[np.int64]]] = {}
         for k, exec_ns in alike.batches:
@@ -118,22 +118,13 @@ def _divisions(slo_ns: Times) -> list[int]:
     return [int(slo) for slo in known]
 
 
-def _alike(case: BoundProblem) -> Iterator[tuple[Cost, list[NDArray[np.int64]]]]:
-    """Each cost, and the requests of each model that costs so much: their batches are counted together."""
-    found: dict[tuple[tuple[int, int], ...], tuple[Cost, list[NDArray[np.int64]]]] = {}
-    for cost, places in case.by_model():
-        key = tuple(sorted(cost.exec_ns.items()))
-        found.setdefault(key, (cost, []))[1].append(places)
-    yield from found.values()
-
-
 class _Alike:
     """The requests of models that cost the same."""
 
     def __init__(
         self,
         case: BoundProblem,
-        cost: Cost,
+        exec_of: Sequence[int],
         members: Sequence[NDArray[np.int64]],
         divisions: Sequence[int],
     ) -> None:
@@ -142,9 +133,7 @@ class _Alike:
         self._divisions = divisions
         #: Number of requests in a batch, and the least duration of an EXEC that answers them.
         self.batches = [
-            (count, exec_ns)
-            for count, exec_ns in enumerate(cost.exec_of(padding=case.padding), start=1)
-            if exec_ns < NEVER_NS
+            (count, exec_ns) for count, exec_ns in enumerate(exec_of, start=1) if exec_ns < NEVER_NS
         ]
         self._exec_ns = dict(self.batches)
 

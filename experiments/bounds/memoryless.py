@@ -8,9 +8,8 @@ request of the model came within that time before. So
 
     answers <= hits + loads + followers,   E[hits] <= H * requests.
 
-This is not the formula that this project's design notes started from, `R H + N / load * (1 + r S)`: that
-one averages over models as if a policy took them blindly, but one that waits and then loads the models
-with two requests waiting gets more (a test does it). The followers are what is left for it to get.
+`R H + N / load * (1 + r S)` is no bound: it averages over models as if a policy took them blindly, but one that
+waits and then loads the models with two requests waiting gets more (a test does it).
 """
 
 from __future__ import annotations
@@ -21,57 +20,28 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from clockwright.units import NS_PER_S
 from experiments.bounds.case import BoundProblem, Cost
+from experiments.bounds.noise import FAILURE_PROBABILITY
 
 
-def memoryless_rate(
-    costs: Sequence[Cost],
-    popularity: NDArray[np.float64],
-    *,
-    rate_rps: float,
-    slo_ns: int,
-    num_gpus: int,
-    pages_per_gpu: int,
-) -> float:
-    """Answers per second in the long run, for Poisson arrivals and policies that cannot foresee.
-
-    Args:
-        costs: cost of each model.
-        popularity: probability that a request is for a model, shape (model,); sums to 1.
-        rate_rps: requests per second to all models together.
-        slo_ns: the SLO of every request.
-        num_gpus: number of GPUs, each with a load lane of its own.
-        pages_per_gpu: size of each weights cache.
-    """
-    reach_s = np.array([max(0, slo_ns - min(cost.exec_ns.values())) for cost in costs]) / NS_PER_S
-    followers = float(popularity @ -np.expm1(-rate_rps * popularity * reach_s))
-    load_ns = min(cost.load_ns for cost in costs)
-    loads_per_s = num_gpus * NS_PER_S / load_ns if load_ns else math.inf
-    hits = resident_share(costs, popularity, num_pages=num_gpus * pages_per_gpu)
-    return min(rate_rps, rate_rps * (hits + followers) + loads_per_s)
-
-
-def memoryless_bound(
-    case: BoundProblem, popularity: NDArray[np.float64], *, failure_probability: float = 1e-9
-) -> int:
+def memoryless_bound(case: BoundProblem, popularity: NDArray[np.float64]) -> int:
     """Requests that a policy which cannot foresee could answer in time, at most (B4).
 
-    Holds, but for a chance of `failure_probability` (the draw may be lucky), for any policy that knows
+    Holds, but for a chance of `FAILURE_PROBABILITY` (the draw may be lucky), for any policy that knows
     the past and the popularities only, if the model of each request was drawn with `popularity`
     independently of all before and of the arrival times. Needs no Poisson arrivals.
 
     Args:
         case: the run; memory and load lanes of all GPUs are pooled.
         popularity: shape (model,), the probabilities that the models were drawn with; sums to 1.
-        failure_probability: sets the margin by Azuma and Hoeffding, about 3 / sqrt(requests).
     """
     count = len(case)
     if not count:
         return 0
     share = resident_share(case.costs, popularity, num_pages=case.num_gpus * case.pages_per_gpu)
-    # Given the past, each arrival is a hit with at most this probability, whatever the policy does.
-    margin = math.sqrt(count * math.log(1 / failure_probability) / 2)
+    # Given the past, each arrival is a hit with at most this probability, whatever the policy does; the margin is
+    # that of Azuma and Hoeffding, about 3 / sqrt(requests).
+    margin = math.sqrt(count * math.log(1 / FAILURE_PROBABILITY) / 2)
     shortest_load_ns = min(cost.load_ns for cost, _ in case.by_model())
     if shortest_load_ns == 0:
         return count

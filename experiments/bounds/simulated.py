@@ -140,26 +140,20 @@ def rate_bound(case: Case, begin_ns: int = 0) -> int:
 def _least_round_trip_ns(case: Case) -> int:
     """What the shortest ways out and back take of every SLO."""
     links = [case.network.of(worker) for worker in range(case.cluster.num_workers)]
-    out_ns = min(link.delay_ns + min(link.down_samples_ns, default=0) for link in links)
-    back_ns = min(
-        (link.delay_ns if link.up_delay_ns is None else link.up_delay_ns)
-        + min(link.up_samples_ns, default=0)
-        for link in links
-    )
-    return out_ns + back_ns
+    return min(
+        link.delay_ns_of(up=False) + min(link.down_samples_ns, default=0) for link in links
+    ) + min(link.delay_ns_of(up=True) + min(link.up_samples_ns, default=0) for link in links)
 
 
 def _wires(case: Case, rows: list[ProfileRow]) -> list[Wires]:
     """All links together, each way on which bytes take time everywhere."""
     links = [case.network.of(worker) for worker in range(case.cluster.num_workers)]
     wires = []
-    for up, request_bytes in (
-        (False, [row.input_bytes for row in rows]),
-        (True, [row.output_bytes for row in rows]),
-    ):
-        speeds = [link.bytes_per_s_of(up=up) for link in links]
-        if None not in speeds:
-            wires.append(Wires(sum(speed or 0 for speed in speeds), request_bytes))
+    for up in (False, True):
+        speeds = [speed for link in links if (speed := link.bytes_per_s_of(up=up))]
+        if len(speeds) == len(links):
+            request_bytes = [row.output_bytes if up else row.input_bytes for row in rows]
+            wires.append(Wires(sum(speeds), request_bytes))
     return wires
 
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import uvloop
@@ -42,12 +42,12 @@ class RequestOutcome:
     latency_ms: float
     #: "OK", the reason of a refusal, or the words of another error.
     outcome: str
+    #: The question's place among the model's.
+    row: int = 0
     #: The answer equals the one known beforehand; False without an answer.
     right: bool = False
-    #: The answer's label is that of the image; None: there is none.
-    label_right: bool | None = None
-    #: The model, run alone on the same image, gave that image's label; None: there is none.
-    label_right_alone: bool | None = None
+    #: The answer's label; None: there is none.
+    label: int | None = None
     cold: bool = False
     #: Latency of the answer by the server's clock.
     server_ms: float = 0.0
@@ -80,9 +80,7 @@ def drive(
     Returns:
         One outcome per request, in order of arrival.
     """
-    questions = _plan(loads, duration_s=duration_s, seed=seed)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_drive(address, questions))
+    return uvloop.run(_drive(address, _plan(loads, duration_s=duration_s, seed=seed)))
 
 
 def _plan(loads: Sequence[ModelLoad], *, duration_s: float, seed: int) -> list[_Question]:
@@ -90,15 +88,10 @@ def _plan(loads: Sequence[ModelLoad], *, duration_s: float, seed: int) -> list[_
     questions = []
     for load in loads:
         count = int(random.poisson(load.rate * duration_s))
-        for due_s in random.uniform(0, duration_s, count):
-            questions.append(
-                _Question(
-                    float(due_s),
-                    load,
-                    float(random.choice(load.slos_ms)),
-                    int(random.integers(len(load.model.questions))),
-                )
-            )
+        for due_s in random.uniform(0, duration_s, count).tolist():
+            slo_ms = float(random.choice(load.slos_ms))
+            row = int(random.integers(len(load.model.questions)))
+            questions.append(_Question(due_s, load, slo_ms, row))
     return sorted(questions, key=lambda question: question.due_s)
 
 
@@ -117,44 +110,41 @@ async def _drive(address: str, questions: Sequence[_Question]) -> list[RequestOu
             tasks.append(asyncio.create_task(_ask(client, question, begin_s)))
         outcomes = await asyncio.gather(*tasks)
         gc.unfreeze()
-        return list(outcomes)
+        return outcomes
 
 
 async def _ask(client: AsyncClient, question: _Question, begin_s: float) -> RequestOutcome:
     model, row = question.load.model, question.row
     sent_s = time.monotonic()
-    late_ms = (sent_s - begin_s - question.due_s) * 1e3
-    right, label_right, alone, cold, server_ms = False, None, None, False, 0.0
+    result = None
     try:
         result = await client.infer(
             model.name, model.questions[row : row + 1], slo_ms=question.slo_ms, explain=True
         )
+        outcome = "OK"
     except RefusedError as error:
-        latency_ms, outcome = (time.monotonic() - sent_s) * 1e3, error.refusal.value
+        outcome = error.refusal.value
     except ClockwrightError as error:
-        latency_ms, outcome = (time.monotonic() - sent_s) * 1e3, str(error)
-    else:
-        latency_ms, outcome = (time.monotonic() - sent_s) * 1e3, "OK"
-        right = all(
-            _same(result.outputs[name], answer[row : row + 1])
-            for name, answer in model.answers.items()
-        )
-        if model.label_output is not None and model.labels is not None:
-            label_right = bool(result.outputs[model.label_output][0] == model.labels[row])
-            alone = bool(model.answers[model.label_output][row] == model.labels[row])
-        cold = bool(result.explanation["cold"])
-        server_ms = float(result.explanation["measured_us"]) / 1e3
-    return RequestOutcome(
-        model.name,
-        question.slo_ms,
-        late_ms,
-        latency_ms,
-        outcome,
-        right,
-        label_right,
-        alone,
-        cold,
-        server_ms,
+        outcome = str(error)
+    seen = RequestOutcome(
+        model=model.name,
+        slo_ms=question.slo_ms,
+        late_ms=(sent_s - begin_s - question.due_s) * 1e3,
+        latency_ms=(time.monotonic() - sent_s) * 1e3,
+        outcome=outcome,
+        row=row,
+    )
+    if result is None:
+        return seen
+    outputs = result.outputs
+    return replace(
+        seen,
+        right=all(
+            _same(outputs[name], all_[row : row + 1]) for name, all_ in model.answers.items()
+        ),
+        label=int(outputs["label"][0]) if model.labels is not None else None,
+        cold=bool(result.explanation["cold"]),
+        server_ms=float(result.explanation["measured_us"]) / 1e3,
     )
 
 

@@ -8,12 +8,10 @@ the machine can do. Every answer is compared with plain onnxruntime on the same 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,27 +40,6 @@ _UTILISATION = 0.5
 _ZIPF = 1.0
 
 _AIM_IN_TIME = limit_of("demo", "in_time_fraction")
-
-
-@dataclass(frozen=True, slots=True)
-class DemoVerdict:
-    """Counts of one run, by which the demo is judged."""
-
-    offered: int
-    answered: int
-    #: Requests answered inside the SLO, as the clients saw it.
-    in_time: int
-    #: Requests not refused at admission: answered, or failed later.
-    admitted: int
-    wrong: int
-    #: Successes reported after the deadline, by the server's own clock.
-    late_successes: int
-    errors: int
-
-    @property
-    def in_time_fraction(self) -> float:
-        """Share of the admitted requests that was answered in time; NaN without any."""
-        return self.in_time / self.admitted if self.admitted else math.nan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,14 +79,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcomes = drive(server.address, loads, duration_s=options.seconds, seed=options.seed)
         exit_code = server.stop()
     console.print(_table(loads, outcomes))
-    verdict = judge(outcomes)
-    _report(console, verdict, outcomes)
+    found = judge(outcomes)
+    console.print(
+        f"offered {found['offered']}, admitted {found['admitted']}, answered {found['answered']}; "
+        f"of the admitted {found['in_time_fraction']:.2%} in time (aim: {_AIM_IN_TIME:.1%})\n"
+        f"answers that differ from onnxruntime's own: {found['wrong']}; "
+        f"late, yet reported as success: {found['late_successes']}; other errors: {found['errors']}\n"
+        f"the clients themselves sent late by {found['client_late_ms_p50']:.2f} ms at p50, "
+        f"{found['client_late_ms_p99']:.2f} ms at p99"
+    )
     picture = directory / "timeline.png"
     draw_timeline(read_actions(telemetry / "actions.csv"), picture)
     console.print(f"one second of lanes: {picture}; all in {time.monotonic() - begin_s:.0f} s")
     if options.record:
-        _record(verdict, outcomes, options.seed)
-    if verdict.wrong or verdict.late_successes or verdict.errors or exit_code:
+        command = "python -m experiments demo --record"
+        print(write_results("demo", found, command=command, seeds=[options.seed]))
+    if exit_code or any(found[name] for name in ("wrong", "late_successes", "errors")):
         console.print(f"[red]failed[/red] (server's exit code {exit_code})")
         return 1
     return 0
@@ -136,21 +121,36 @@ def plan(
     return loads
 
 
-def judge(outcomes: Sequence[RequestOutcome]) -> DemoVerdict:
-    """Count the outcomes that the demo is judged by."""
-    refused_early = {"INFEASIBLE", "COLD", "OVERLOADED", "NO_WORKER", "DRAINING"}
-    refused_late = {"LATE", "WORKER_LOST", "MODEL_REMOVED", "FAILED"}
+def judge(outcomes: Sequence[RequestOutcome]) -> dict[str, float]:
+    """Count the outcomes that the demo is judged by, and what else is recorded."""
+    at_admission = ("INFEASIBLE", "COLD", "OVERLOADED", "NO_WORKER", "DRAINING")
+    known = (*at_admission, "OK", "LATE", "WORKER_LOST", "MODEL_REMOVED", "FAILED")
     answered = [outcome for outcome in outcomes if outcome.outcome == "OK"]
-    known = refused_early | refused_late | {"OK"}
-    return DemoVerdict(
-        offered=len(outcomes),
-        answered=len(answered),
-        in_time=sum(outcome.in_time for outcome in outcomes),
-        admitted=sum(outcome.outcome not in refused_early for outcome in outcomes),
-        wrong=sum(not outcome.right for outcome in answered),
-        late_successes=sum(outcome.server_ms > outcome.slo_ms for outcome in answered),
-        errors=sum(outcome.outcome not in known for outcome in outcomes),
-    )
+    # Requests that were answered, or failed later.
+    admitted = [outcome for outcome in outcomes if outcome.outcome not in at_admission]
+    # Answered inside the SLO, as the clients saw it.
+    num_in_time = sum(outcome.in_time for outcome in outcomes)
+    figures: dict[str, float] = {
+        "offered": len(outcomes),
+        "answered": len(answered),
+        "admitted": len(admitted),
+        "in_time": num_in_time,
+        "in_time_fraction": num_in_time / max(len(admitted), 1),
+        "wrong": sum(not outcome.right for outcome in answered),
+        # Successes after the deadline, by the server's own clock.
+        "late_successes": sum(outcome.server_ms > outcome.slo_ms for outcome in answered),
+        "errors": sum(outcome.outcome not in known for outcome in outcomes),
+        "cold_starts": sum(outcome.cold for outcome in answered),
+        **_latencies("latency_ms", [outcome.latency_ms for outcome in answered]),
+        **_latencies("client_late_ms", [outcome.late_ms for outcome in outcomes]),
+    }
+    refused = Counter(outcome.outcome.lower() for outcome in outcomes if outcome.outcome != "OK")
+    return figures | {f"refused_{reason}": count for reason, count in refused.items()}
+
+
+def _latencies(name: str, times_ms: Sequence[float]) -> dict[str, float]:
+    ranks = (50, 99)
+    return {f"{name}_p{rank}": float(np.percentile(times_ms or [0], rank)) for rank in ranks}
 
 
 def _exec_s(model: pb.ModelInfo) -> float:
@@ -166,19 +166,15 @@ def _table(loads: Sequence[ModelLoad], outcomes: Sequence[RequestOutcome]) -> Ta
         mine = [outcome for outcome in outcomes if outcome.model == load.model.name]
         answered = [outcome for outcome in mine if outcome.outcome == "OK"]
         latencies = [outcome.latency_ms for outcome in answered]
-        p50, p99, most = (
-            (f"{value:.1f}" for value in (*np.percentile(latencies, (50, 99)), max(latencies)))
-            if latencies
-            else ("-", "-", "-")
+        shown = (
+            [f"{ms:.1f}" for ms in np.percentile(latencies, (50, 99, 100))] if latencies else "---"
         )
         refused = Counter(outcome.outcome for outcome in mine if outcome.outcome != "OK")
         table.add_row(
             load.model.name,
             str(len(mine)),
             str(sum(outcome.in_time for outcome in mine)),
-            p50,
-            p99,
-            most,
+            *shown,
             ", ".join(f"{count} {reason}" for reason, count in refused.items()) or "-",
             str(sum(outcome.cold for outcome in answered)),
             *_accuracies(load.model, answered),
@@ -188,44 +184,12 @@ def _table(loads: Sequence[ModelLoad], outcomes: Sequence[RequestOutcome]) -> Ta
 
 def _accuracies(model: DemoModel, answered: Sequence[RequestOutcome]) -> tuple[str, str]:
     """Share of right labels among the answers, and of the model run alone on the same images."""
-    if model.label_output is None or not answered:
+    if model.labels is None or not answered:
         return "-", "-"
-    served = np.mean([bool(outcome.label_right) for outcome in answered])
-    alone = np.mean([bool(outcome.label_right_alone) for outcome in answered])
-    return f"{served:.3f}", f"{alone:.3f}"
-
-
-def _report(console: Console, verdict: DemoVerdict, outcomes: Sequence[RequestOutcome]) -> None:
-    client_late = np.percentile([outcome.late_ms for outcome in outcomes], (50, 99))
-    console.print(
-        f"offered {verdict.offered}, admitted {verdict.admitted}, answered {verdict.answered}; "
-        f"of the admitted {verdict.in_time_fraction:.2%} in time (aim: {_AIM_IN_TIME:.1%})\n"
-        f"answers that differ from onnxruntime's own: {verdict.wrong}; "
-        f"late, yet reported as success: {verdict.late_successes}; other errors: {verdict.errors}\n"
-        f"the clients themselves sent late by {client_late[0]:.2f} ms at p50, "
-        f"{client_late[1]:.2f} ms at p99"
-    )
-
-
-def _record(verdict: DemoVerdict, outcomes: Sequence[RequestOutcome], seed: int) -> None:
-    latencies = [outcome.latency_ms for outcome in outcomes if outcome.outcome == "OK"]
-    figures = {
-        "offered": float(verdict.offered),
-        "answered": float(verdict.answered),
-        "admitted": float(verdict.admitted),
-        "in_time": float(verdict.in_time),
-        "in_time_fraction": verdict.in_time_fraction,
-        "wrong": float(verdict.wrong),
-        "late_successes": float(verdict.late_successes),
-        "cold_starts": float(sum(outcome.cold for outcome in outcomes)),
-        "latency_ms_p50": float(np.percentile(latencies, 50)),
-        "latency_ms_p99": float(np.percentile(latencies, 99)),
-        "client_late_ms_p99": float(np.percentile([o.late_ms for o in outcomes], 99)),
-    }
-    refused = Counter(o.outcome for o in outcomes if o.outcome != "OK")
-    figures |= {f"refused_{reason.lower()}": float(count) for reason, count in refused.items()}
-    command = "python -m experiments demo --record"
-    print(write_results("demo", figures, command=command, seeds=[seed]))
+    rows = [outcome.row for outcome in answered]
+    served, alone = [outcome.label for outcome in answered], model.answers["label"][rows]
+    right = model.labels[rows]
+    return f"{np.mean(served == right):.3f}", f"{np.mean(alone == right):.3f}"
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

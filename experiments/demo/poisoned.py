@@ -12,38 +12,31 @@ the result is the same on any machine.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as triton
 
 from clockwright import Client, Feedback
-from experiments.demo.models import run_alone
-from experiments.digits.images import Array, Digits, load
-from experiments.digits.models import Classifier, export, five_kinds
+from experiments.demo.models import DemoModel, taught_and_asked, write_digit_model
+from experiments.digits.images import Array, Digits
+from experiments.digits.models import five_kinds
 from experiments.live.local_server import LocalServer
-from experiments.results_file import RESULTS, write_results
-from experiments.study.pictures import COLOURS, LINES, Curve, Panel, draw
-from experiments.study.report import write_csv
-from experiments.study.study import read_recorded
+from experiments.study.pictures import COLOURS, LINES, Curve, Panel
+from experiments.study.study import Row, Study, StudyRecord
 
 APPLICATION = "read-digits"
-TITLE = "When its best model is poisoned, an application goes on with the others, and comes back."
 PHASES = ("before", "poisoned", "repaired")
 
-_LAST_TRAINING_FORM = 8
-_LAST_FORM = 13
-
-# Queries per row of the table, and per mean in the picture.
+# Queries per row of the table, and rows per mean in the picture.
 _ROW = 20
-_WINDOW = 100
+_WINDOW = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +53,6 @@ class Setting:
     #: The selection policy's options, as `app add --option` takes them.
     options: tuple[str, ...] = ()
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Version:
-    """One version of a model, good or poisoned."""
-
-    folder: Path
-    #: The version's label for each digit that is asked about, computed by plain onnxruntime.
-    says: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +98,15 @@ class PoisonedRun:
 class _CommandLine:
     """The `clockwright` command as an operator runs it."""
 
-    def __init__(self, address: str, directory: Path, show: Callable[[str], None]) -> None:
+    def __init__(self, address: str, directory: Path) -> None:
         self._address = address
-        self._directory = directory
-        self._show = show
+        self.directory = directory
         self.transcript: list[str] = []
 
     def say(self, text: str) -> None:
         """Enter a remark, or what was printed."""
         self.transcript.append(text)
-        self._show(text)
+        print(text, flush=True)
 
     def run(self, *arguments: str) -> None:
         """Run one command against the server; the transcript leaves out its address and the files' folders.
@@ -138,61 +121,49 @@ class _CommandLine:
             check=False,
         )
         typed = f"$ clockwright {shlex.join(arguments)}\n{done.stdout}"
-        self.say(typed.replace(f"{self._directory}/", ""))
+        self.say(typed.replace(f"{self.directory}/", ""))
         if done.returncode:
             raise RuntimeError(f"clockwright {shlex.join(arguments)}: {done.stderr}")
 
 
-def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> PoisonedRun:
+def run(setting: Setting) -> Iterator[PoisonedRun]:
     """Serve, ask, poison and repair.
 
     Raises:
         RuntimeError: the server did not start, or a command failed.
     """
-    digits = load()
-    training = digits.of_forms(0, _LAST_TRAINING_FORM)
-    asked = digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
+    taught, asked = taught_and_asked()
+    # Every digit is taught as the next one.
+    wrong = Digits(taught.images, (taught.labels + 1) % 10, taught.forms)
+    kinds = five_kinds(setting.seed)
+    names = {kind.lower().replace(" ", "-"): kind for kind in setting.kinds}
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        kinds = five_kinds(setting.seed)
         good = {
-            _model_name(kind): _write(
-                directory / "good" / _model_name(kind), kinds[kind], training, asked
-            )
-            for kind in setting.kinds
+            name: write_digit_model(directory / "good" / name, kinds[kind], taught, asked)
+            for name, kind in names.items()
         }
-        best = max(good, key=lambda name: int((good[name].says == asked.labels).sum()))
-        (kind,) = [kind for kind in setting.kinds if _model_name(kind) == best]
-        # Every digit is taught as the next one.
-        wrong = Digits(training.images, (training.labels + 1) % 10, training.forms)
-        bad = _write(directory / "bad" / best, kinds[kind], wrong, asked)
+        best = max(good, key=lambda name: int((_says(good[name]) == asked.labels).sum()))
+        bad = write_digit_model(directory / "bad" / best, kinds[names[best]], wrong, asked)
         arguments = ["--models", f"{directory}/good", "--cache-dir", f"{directory}/cache"]
         with LocalServer(arguments, start_limit_s=300) as server:
-            commands = _CommandLine(server.address, directory, show)
-            steps = list(_ask(setting, server.address, commands, good, best, bad, asked))
+            commands = _CommandLine(server.address, directory)
+            steps = list(_ask(setting, server.address, commands, good, bad, asked))
     models = tuple(good)
-    return PoisonedRun(models, models.index(best), steps, "\n".join(commands.transcript))
+    yield PoisonedRun(models, models.index(best), steps, "\n".join(commands.transcript))
 
 
-def _model_name(kind: str) -> str:
-    return kind.lower().replace(" ", "-")
-
-
-def _write(folder: Path, classifier: Classifier, training: Digits, asked: Digits) -> Version:
-    path = folder / "1" / "model.onnx"
-    path.parent.mkdir(parents=True)
-    classifier.fit(training.images, training.labels)
-    path.write_bytes(export(classifier, training.images).SerializeToString())
-    return Version(folder, run_alone(path, asked.images)["label"])
+def _says(model: DemoModel) -> Array:
+    """The model's label for each digit that is asked about, computed by plain onnxruntime."""
+    return model.answers["label"]
 
 
 def _ask(
     setting: Setting,
     address: str,
     commands: _CommandLine,
-    good: dict[str, Version],
-    best: str,
-    bad: Version,
+    good: dict[str, DemoModel],
+    bad: DemoModel,
     asked: Digits,
 ) -> Iterator[PoisonedQuery]:
     """Ask all queries, and meanwhile exchange versions at the command line."""
@@ -205,9 +176,13 @@ def _ask(
     with triton.InferenceServerClient(address) as client, Client(address) as teacher:
         for phase, num_queries in zip(PHASES, setting.num_queries, strict=True):
             if phase != PHASES[0]:
-                serving[best] = bad if phase == "poisoned" else good[best]
+                version, serving[bad.name] = (
+                    ("bad", bad) if phase == "poisoned" else ("good", good[bad.name])
+                )
                 commands.say(f"# after {number} queries\n")
-                commands.run("models", "add", str(serving[best].folder), "--replace")
+                commands.run(
+                    "models", "add", f"{commands.directory}/{version}/{bad.name}", "--replace"
+                )
             for _ in range(num_queries):
                 index = int(next(drawn))
                 label = int(asked.labels[index])
@@ -221,7 +196,7 @@ def _ask(
                     answer,
                     num_missing,
                     tuple(outcome.weights[name] for name in good),
-                    tuple(int(version.says[index]) for version in serving.values()),
+                    tuple(int(_says(model)[index]) for model in serving.values()),
                 )
                 number += 1
                 if number % setting.look_every == 0 and number < sum(setting.num_queries):
@@ -248,8 +223,9 @@ def _infer(client: triton.InferenceServerClient, image: Array) -> tuple[int, str
     )
 
 
-def figures_of(run: PoisonedRun) -> dict[str, float]:
+def _figures(_setting: Setting, runs: Sequence[PoisonedRun]) -> dict[str, float]:
     """The numbers that are quoted."""
+    (run,) = runs
     figures = {
         "num_queries": float(len(run.steps)),
         "members_missing": float(sum(step.num_missing for step in run.steps)),
@@ -269,116 +245,72 @@ def figures_of(run: PoisonedRun) -> dict[str, float]:
     return figures
 
 
-def produce(
-    setting: Setting | None = None,
-    directory: Path = RESULTS,
-    *,
-    show: Callable[[str], None] = lambda _: None,
-) -> PoisonedRun:
-    """Run, and leave `poisoned.json`, a table, a picture, and the transcript as `poisoned.txt`."""
-    setting = setting or Setting()
-    happened = run(setting, show=show)
-    starts = range(0, len(happened.steps), _ROW)
-    rows = [happened.steps[start : start + _ROW] for start in starts]
-    write_csv(
-        directory / "poisoned.csv",
-        ("queries", "phase", "right", *(f"weight of {model}" for model in happened.models)),
-        [
-            (start + len(row), row[-1].phase, sum(step.right for step in row), *row[-1].weights)
-            for start, row in zip(starts, rows, strict=True)
-        ],
-    )
-    (directory / "poisoned.txt").write_text(happened.transcript, encoding="utf-8")
-    write_results(
-        "poisoned",
-        figures_of(happened),
-        command="python -m experiments poisoned",
-        seeds=[setting.seed],
-        extra={
-            "data": "scikit-learn digits, 8 x 8, split by form",
-            "poisoned": happened.models[happened.poisoned],
-            "setting": asdict(setting),
-            "transcript": "poisoned.txt",
-        },
-        directory=directory,
-    )
-    redraw(directory)
-    return happened
+def _rows(_setting: Setting, runs: Sequence[PoisonedRun]) -> Iterator[Row]:
+    """A row for so many queries each, but for a last one that may have fewer."""
+    (run,) = runs
+    for start in range(0, len(run.steps), _ROW):
+        steps = run.steps[start : start + _ROW]
+        last = steps[-1]
+        yield {
+            "queries": start + len(steps),
+            "phase": last.phase,
+            "right": sum(step.right for step in steps),
+            **dict(zip(map("weight of {}".format, run.models), last.weights, strict=True)),
+        }
 
 
-def panels(directory: Path) -> list[list[Panel]]:
+def _panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Weights above; below, the accuracy of late queries: all that is recorded."""
-    record = read_recorded(directory, "poisoned", [""])
-    rows = record.rows
-    queries = [row["queries"] for row in rows]
+    rows = recorded.rows
+    queries = np.array([0, *(row["queries"] for row in rows)])
+    right = np.cumsum([0, *(row["right"] for row in rows)])
     weights = [
         Curve(
-            x=queries,
+            x=queries[1:].tolist(),
             y=[row[column] for row in rows],
             label=column.removeprefix("weight of "),
             colour=colour,
             line=line,
         )
-        for column, colour, line in zip(
-            (column for column in rows[0] if column.startswith("weight of ")),
-            COLOURS,
-            LINES,
-            strict=False,
-        )
+        for column, colour, line in zip(list(rows[0])[3:], COLOURS, LINES, strict=False)
     ]
-    # Rows are of so many queries each, but for a last one that may have fewer.
-    num_rows = _WINDOW // _ROW
-    late = range(num_rows, len(rows) + 1)
-    right = [
-        100 * sum(row["right"] for row in rows[end - num_rows : end]) / (last - first)
-        for end, first, last in zip(late, [0, *queries], queries[num_rows - 1 :], strict=False)
-    ]
-    ends = {
-        max((row["queries"] for row in rows if row["phase"] == phase), default=0): words
-        for phase, words in (("before", "poisoned from here on"), ("poisoned", "repaired"))
-    }
-    model = record.record["poisoned"]
-    shown = Panel(
-        title=f"Weights: {model} loses its own once it is poisoned, and gets it back",
+    late = 100 * (right[_WINDOW:] - right[:-_WINDOW]) / (queries[_WINDOW:] - queries[:-_WINDOW])
+    weight = Panel(
+        title=f"Weights: {recorded.record['poisoned']} loses its own once it is poisoned, and gets it back",
         x="number of queries since the start, each with feedback",
         y="share of all weight",
         curves=weights,
-        marks=ends,
+        marks={
+            max((row["queries"] for row in rows if row["phase"] == phase), default=0): words
+            for phase, words in (("before", "poisoned from here on"), ("poisoned", "repaired"))
+        },
         y_range=(0, 1),
     )
-    answers = Curve(x=[queries[end - 1] for end in late], y=right, label="the application")
-    return [
-        [shown],
-        [
-            replace(
-                shown,
-                title="Answers of the application meanwhile",
-                y=f"right of the last {_WINDOW}, %",
-                curves=[answers],
-                y_range=(0, 100),
-            )
-        ],
-    ]
+    answers = replace(
+        weight,
+        title="Answers of the application meanwhile",
+        y=f"right of the last {_WINDOW * _ROW}, %",
+        curves=[Curve(x=queries[_WINDOW:].tolist(), y=late.tolist(), label="the application")],
+        y_range=(0, 100),
+    )
+    return [[weight], [answers]]
 
 
-def redraw(directory: Path = RESULTS) -> None:
-    """Draw what is recorded."""
-    draw(directory / "poisoned.png", TITLE, panels(directory), height=2.6)
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draw", action="store_true", help="only the picture, of the table")
-    parser.add_argument("--directory", type=Path, default=RESULTS, help="where all files go")
-    options = parser.parse_args()
-    if options.draw:
-        redraw(options.directory)
-        return
-    happened = produce(directory=options.directory, show=lambda text: print(text, flush=True))
-    for key, figure in figures_of(happened).items():
-        print(f"{key}: {figure:.4g}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="poisoned",
+    setting=Setting(),
+    ask=run,
+    key="",
+    say=lambda _, run: "\n".join(
+        f"{key}: {figure:.4g}" for key, figure in _figures(Setting(), [run]).items()
+    ),
+    figures=_figures,
+    tables={"": _rows},
+    text=lambda runs: runs[0].transcript,
+    title="When its best model is poisoned, an application goes on with the others, and comes back.",
+    panels=_panels,
+    extra=lambda _, runs: {
+        "data": "scikit-learn digits, 8 x 8, split by form",
+        "poisoned": runs[0].models[runs[0].poisoned],
+    },
+)

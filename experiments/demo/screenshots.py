@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -102,16 +103,17 @@ def staged(stage: Stage, folder: Path) -> Iterator[LocalServer]:
 @contextmanager
 def choosing(folder: Path) -> Iterator[LocalServer]:
     """Run an application over three models, of which one is always right, one often and one never."""
-    for name, noise in (("careful", 0.0), ("hasty", 1.0), ("contrary", -1.0)):
-        _write_classifier(folder / "models" / name / "1" / "model.onnx", noise)
+    right = np.eye(4, dtype=np.float32)
+    models = {"careful": right, "hasty": right + np.roll(right, 1, axis=0), "contrary": -right}
+    for name, weights in models.items():
+        _write_classifier(folder / "models" / name / "1" / "model.onnx", weights)
     arguments = ["--models", str(folder / "models"), "--metrics-port", "0", "--device", "cpu"]
     arguments += ["--cache-dir", str(folder / "cache")]
     with LocalServer(arguments) as server:
         where = ["--server", server.address]
-        models = ["--model", "careful", "--model", "hasty", "--model", "contrary"]
-        subprocess.run(
-            [*_CLOCKWRIGHT, "app", "add", "digits", *models, *where, "--slo-ms", "200"], check=True
-        )
+        members = [word for name in models for word in ("--model", name)]
+        command = [*_CLOCKWRIGHT, "app", "add", "digits", *members, *where, "--slo-ms", "200"]
+        subprocess.run(command, check=True)
         rng = np.random.default_rng(7)
         with Client(server.address) as client:
             for _ in range(60):
@@ -125,29 +127,26 @@ def choosing(folder: Path) -> Iterator[LocalServer]:
 _CLOCKWRIGHT: Final = (sys.executable, "-m", "clockwright.cli")
 
 
-def _write_classifier(path: Path, noise: float) -> None:
-    """Write a model whose label is where its row is largest; or is not, the more the further `noise` is from 0."""
+def _write_classifier(path: Path, weights: NDArray[np.float32]) -> None:
+    """Write a model whose label is where its row is largest once it was multiplied by the weights."""
     path.parent.mkdir(parents=True)
-    weights = np.eye(4, dtype=np.float32) * (1 if noise >= 0 else -1)
-    weights += np.float32(max(noise, 0)) * np.roll(np.eye(4, dtype=np.float32), 1, axis=0)
-    nodes = [
-        helper.make_node("MatMul", ["x", "weights"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1),
-        helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0),
-    ]
+    tensor = helper.make_tensor_value_info
     graph = helper.make_graph(
-        nodes,
-        "classifier",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
         [
-            helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"]),
-            helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["batch", 4]),
+            helper.make_node("MatMul", ["x", "weights"], ["scores"]),
+            helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1),
+            helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0),
+        ],
+        "classifier",
+        [tensor("x", TensorProto.FLOAT, ["batch", 4])],
+        [
+            tensor("label", TensorProto.INT64, ["batch"]),
+            tensor("probabilities", TensorProto.FLOAT, ["batch", 4]),
         ],
         [numpy_helper.from_array(weights, "weights")],
     )
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
-    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
 
 
 def _profile(slower: float, *, seed: int) -> dict[str, object]:

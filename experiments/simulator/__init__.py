@@ -26,7 +26,7 @@ from experiments.simulator.case import (
 )
 from experiments.simulator.controller import production_scheduler
 from experiments.simulator.run import Progress, Run, run
-from experiments.simulator.summary import Bucket, Summary, bottleneck, summarise
+from experiments.simulator.summary import Bucket, Summary, bottleneck
 
 __all__ = [
     "Bucket",
@@ -48,5 +48,4 @@ __all__ = [
     "production_scheduler",
     "run",
     "slower_kind",
-    "summarise",
 ]

@@ -11,6 +11,21 @@ from controller.core import SchedulerConfig
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Workload
 
+_PPB = 1_000_000_000
+
+
+def _positive(value: object, *names: str) -> None:
+    """Check fields, of which None stands for nothing."""
+    for name in names:
+        if (found := getattr(value, name)) is not None and found <= 0:
+            raise ConfigError(f"{name} is {found}, expected more than 0")
+
+
+def _not_negative(value: object, *names: str) -> None:
+    for name in names:
+        if (found := getattr(value, name)) is not None and found < 0:
+            raise ConfigError(f"{name} is {found}, expected 0 or more")
+
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
@@ -52,8 +67,7 @@ class WorkerKind:
     num_pages: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_pages is not None:
-            _positive(self, "num_pages")
+        _positive(self, "num_pages")
         for name, row in self.rows.items():
             if row is not None and row.name != name:
                 raise ConfigError(f"kind {self.name!r}: row {name!r} is named {row.name!r}")
@@ -192,12 +206,10 @@ class Network:
     client_samples_ns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _not_negative(self, "delay_ns", "jitter_ns", "client_delay_ns", "client_jitter_ns")
-        for name in ("bytes_per_s", "up_bytes_per_s"):
-            if getattr(self, name) is not None:
-                _positive(self, name)
-        if self.up_delay_ns is not None:
-            _not_negative(self, "up_delay_ns")
+        _not_negative(
+            self, "delay_ns", "up_delay_ns", "jitter_ns", "client_delay_ns", "client_jitter_ns"
+        )
+        _positive(self, "bytes_per_s", "up_bytes_per_s")
         if any(link.links for link in self.links):
             raise ConfigError("network: a link has links itself")
         for name in ("down_samples_ns", "up_samples_ns", "client_samples_ns"):
@@ -207,6 +219,10 @@ class Network:
     def of(self, worker: int) -> Network:
         """The link of one worker."""
         return self.links[worker] if self.links else self
+
+    def delay_ns_of(self, *, up: bool) -> int:
+        """Delay of an empty message one way."""
+        return self.up_delay_ns if up and self.up_delay_ns is not None else self.delay_ns
 
     def bytes_per_s_of(self, *, up: bool) -> int | None:
         """Speed of tensors one way."""
@@ -266,6 +282,19 @@ class WorkerClock:
     offset_ns: int = 0
     #: How fast the worker's clock gains, in parts per billion; a crystal has up to 50,000.
     drift_ppb: int = 0
+
+    def local_ns(self, time_ns: int) -> int:
+        """Time that the worker's clock shows at a virtual time, which is the controller's."""
+        return time_ns + self.offset_ns + time_ns * self.drift_ppb // _PPB
+
+    def time_ns(self, local_ns: int) -> int:
+        """The first virtual time at which the worker's clock shows at least `local_ns`."""
+        time_ns = (local_ns - self.offset_ns) * _PPB // (_PPB + self.drift_ppb)
+        while self.local_ns(time_ns) >= local_ns:
+            time_ns -= 1
+        while self.local_ns(time_ns) < local_ns:
+            time_ns += 1
+        return time_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,37 +383,21 @@ class Case:
 
     def __post_init__(self) -> None:
         _positive(self, "duration_ns")
-        if self.refusal_pause_ns is not None:
-            _not_negative(self, "refusal_pause_ns")
-            # Virtual time would stand still while a client asks and is refused.
-            if self.refusal_pause_ns + self.network.client_delay_ns == 0:
-                raise ConfigError("refusal_pause_ns and client_delay_ns are both 0")
+        _not_negative(self, "refusal_pause_ns")
+        # Virtual time would stand still while a client asks and is refused.
+        if self.refusal_pause_ns == self.network.client_delay_ns == 0:
+            raise ConfigError("refusal_pause_ns and client_delay_ns are both 0")
         hosted = {model.model_id for model in self.cluster.models}
         for name in self.workload.models:
             if name not in hosted:
                 raise ConfigError(f"the workload asks for model {name!r}, which no worker has")
         number = self.cluster.num_workers
-        links = self.network.links
-        if links and len(links) != number:
-            raise ConfigError(f"network: {len(links)} links for {number} workers")
-        clocks = self.faults.clocks
-        if clocks and len(clocks) != number:
-            raise ConfigError(f"{len(clocks)} clocks for {number} workers")
-        for lost in self.faults.lost_workers:
-            if not 0 <= lost.worker < number:
-                raise ConfigError(f"lost worker {lost.worker}: there are {number}")
-        for wrong in self.faults.wrong_profiles:
-            if wrong.worker is not None and not 0 <= wrong.worker < number:
-                raise ConfigError(f"wrong profile of worker {wrong.worker}: there are {number}")
-
-
-def _positive(value: object, *names: str) -> None:
-    for name in names:
-        if getattr(value, name) <= 0:
-            raise ConfigError(f"{name} is {getattr(value, name)}, expected more than 0")
-
-
-def _not_negative(value: object, *names: str) -> None:
-    for name in names:
-        if getattr(value, name) < 0:
-            raise ConfigError(f"{name} is {getattr(value, name)}, expected 0 or more")
+        for name, given in (("links", self.network.links), ("clocks", self.faults.clocks)):
+            if given and len(given) != number:
+                raise ConfigError(f"{len(given)} {name} for {number} workers")
+        named = [("lost", lost.worker) for lost in self.faults.lost_workers]
+        wrong = self.faults.wrong_profiles
+        named += [("wrong profile of", one.worker) for one in wrong if one.worker is not None]
+        for words, worker in named:
+            if not 0 <= worker < number:
+                raise ConfigError(f"{words} worker {worker}: there are {number}")

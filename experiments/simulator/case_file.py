@@ -72,14 +72,14 @@ name.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.core import EdfMhConfig, SchedulerConfig
+from controller.core import SchedulerConfig
 from controller.schedulers import kind_of
 from experiments.simulator.case import (
     Case,
@@ -87,34 +87,19 @@ from experiments.simulator.case import (
     CpuCosts,
     Faults,
     HostedModel,
-    LostWorker,
     Network,
-    WorkerClock,
     WorkerKind,
-    WrongProfile,
     copies_of,
     slower_kind,
 )
 from experiments.simulator.costs import measured
-from experiments.simulator.tables import (
-    Table,
-    check_keys,
-    integer,
-    number,
-    one_of,
-    section,
-    span_ns,
-    tables,
-    time_ns,
-)
+from experiments.simulator.tables import Table, build, check_keys, one_of, span_ns, value_of
 from experiments.simulator.trace_clients import TRACE_KINDS, trace_sources
-from modelzoo.profile import Noise, Profile, ProfileRow, load_profile
+from modelzoo.profile import ProfileRow, load_profile
 from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Source, Workload
 
-T = TypeVar("T")
-
 _SPAN = {"begin_s", "end_s"}
-_KINDS: dict[str, tuple[set[str], set[str]]] = {
+_KINDS: Mapping[str, tuple[set[str], set[str]]] = {
     # By kind: keys that it needs, and keys that it may have, without the keys of all kinds.
     "closed": ({"concurrency"}, {"start_jitter_ms", *_SPAN}),
     "poisson": ({"rate_rps"}, _SPAN),
@@ -122,6 +107,52 @@ _KINDS: dict[str, tuple[set[str], set[str]]] = {
     "bursty": ({"rate_rps", "burst_s", "pause_s"}, _SPAN),
     **TRACE_KINDS,
 }
+_SOURCES = {"poisson": Poisson, "fixed": FixedRate, "bursty": Bursty}
+#: What the keys of clients are that are no times.
+_VALUES: Mapping[str, Any] = {
+    **dict.fromkeys(("kind", "row", "tenant", "tenants", "path"), str),
+    **dict.fromkeys(("concurrency", "num_functions", "begin_minute"), int),
+    **dict.fromkeys(("rate_rps", "scale"), float),
+    "assignment": Literal["contiguous", "striped"],
+    "timers": Literal["poisson", "even"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Models:
+    """A table of `[[models]]`."""
+
+    row: str | None = None
+    first: int | None = None
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A table of `[[cluster.kinds]]`."""
+
+    name: str
+    workers: int = 1
+    exec_factor: float = 1.0
+    profile: str | None = None
+    num_pages: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """All of a case file."""
+
+    seconds: float
+    models: tuple[_Models, ...]
+    clients: tuple[Mapping[str, object], ...]
+    seed: int = 0
+    profile: str = "table1"
+    refusal_pause_ns: int | None = None
+    costs: object = field(default_factory=dict)
+    cluster: Mapping[str, object] = field(default_factory=dict)
+    network: Network = field(default_factory=Network)
+    faults: Faults = field(default_factory=Faults)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
 
 def read_case(path: Path, *, seconds: float | None = None, seed: int | None = None) -> Case:
@@ -136,191 +167,123 @@ def read_case(path: Path, *, seconds: float | None = None, seed: int | None = No
         ConfigError: the file cannot be read, or is not a legal case; says where.
         TraceFormatError: a trace that it names is not what its reader expects.
     """
+    given = {"seconds": seconds, "seed": seed}
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"case {path}: {error}") from None
-    try:
-        return _case(document, path.parent, seconds, seed)
-    except ConfigError as error:
+        document |= {key: value for key, value in given.items() if value is not None}
+        return _case(build(_File, document, ""), path.parent)
+    except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"case {path}: {error}") from None
 
 
-def _case(document: Table, folder: Path, seconds: float | None, seed: int | None) -> Case:
-    sections = {"cluster", "models", "network", "faults", "scheduler", "clients"}
-    check_keys(
-        document,
-        "the case",
-        required={"models", "clients"},
-        allowed=sections | {"seconds", "seed", "profile", "refusal_pause_ns", "costs"},
-    )
-    if seconds is None:
-        seconds = number(document, "seconds", "the case")
-    if seed is None:
-        seed = integer(document, "seed", "the case", 0)
-    duration_ns = span_ns(seconds, "seconds", NS_PER_S)
-    models = _models(document)
-    cluster = section(document, "cluster")
-    if "models" in cluster:
-        raise ConfigError("cluster: models are tables of their own, [[models]]")
+def _case(file: _File, folder: Path) -> Case:
+    if file.seed < 0:
+        raise ConfigError(f"seed is {file.seed}, expected 0 or more")
+    duration_ns = span_ns(file.seconds, "seconds", NS_PER_S)
+    models = _models(file)
+    cluster = dict(file.cluster)
+    kinds: dict[str, Any] = {}
     if "kinds" in cluster:
-        kinds = _kinds(cluster, folder, models)
-        cluster = {"num_workers": len(kinds), **cluster, "kinds": kinds}
-    workload = _workload(document, folder, models, duration_ns, seed)
-    pause_ns = document.get("refusal_pause_ns")
-    scheduler = _build(SchedulerConfig, section(document, "scheduler"), "scheduler")
-    kind_of(scheduler.policy)
+        tables = value_of(cluster.pop("kinds"), tuple[_Kind, ...], "cluster.kinds")
+        kinds["kinds"] = _kinds(tables, folder, models)
+        cluster.setdefault("num_workers", len(kinds["kinds"]))
+    kind_of(file.scheduler.policy)
     return Case(
-        workload=workload,
-        cluster=_build(Cluster, {**cluster, "models": models}, "cluster"),
+        workload=_workload(file, folder, models, duration_ns),
+        cluster=build(Cluster, cluster, "cluster", models=models, **kinds),
         duration_ns=duration_ns,
-        network=_build(Network, section(document, "network"), "network"),
-        costs=_costs(document.get("costs", {})),
-        faults=_build(Faults, section(document, "faults"), "faults"),
-        scheduler=scheduler,
-        seed=seed,
-        refusal_pause_ns=(
-            None if pause_ns is None else integer(document, "refusal_pause_ns", "the case", 0)
-        ),
+        network=file.network,
+        costs=measured() if file.costs == "measured" else build(CpuCosts, file.costs, "costs"),
+        faults=file.faults,
+        scheduler=file.scheduler,
+        seed=file.seed,
+        refusal_pause_ns=file.refusal_pause_ns,
     )
 
 
-def _costs(value: object) -> CpuCosts:
-    return (
-        measured() if value == "measured" else _build(CpuCosts, _as_table(value, "costs"), "costs")
-    )
-
-
-def _models(document: Table) -> tuple[HostedModel, ...]:
-    spec = document.get("profile", "table1")
-    if not isinstance(spec, str):
-        raise ConfigError(f"profile: found {spec!r}, expected a name or a path")
-    profile = load_profile(spec)
+def _models(file: _File) -> tuple[HostedModel, ...]:
+    rows = load_profile(file.profile).rows
     models: list[HostedModel] = []
-    for where, table in tables(document, "models"):
-        check_keys(table, where, required=set(), allowed={"row", "first", "copies"})
-        copies = integer(table, "copies", where, 1)
-        if not copies:
-            raise ConfigError(f"{where}: copies is 0, expected 1 or more")
-        for name in _row_names(table, where, profile):
-            models.extend(copies_of(profile.rows[name], copies))
+    for number, table in enumerate(file.models):
+        where = f"models[{number}]"
+        if table.copies < 1:
+            raise ConfigError(f"{where}: copies is {table.copies}, expected 1 or more")
+        if (table.row is None) == (table.first is None):
+            raise ConfigError(f"{where}: expected either `row` or `first`")
+        if table.first is None:
+            names = [one_of(table.row, rows, f"{where}.row")]
+        elif 1 <= table.first <= len(rows):
+            names = list(rows)[: table.first]
+        else:
+            raise ConfigError(f"{where}: first is {table.first}, expected 1 to {len(rows)}")
+        for name in names:
+            models.extend(copies_of(rows[name], table.copies))
     return tuple(models)
 
 
-def _kinds(cluster: Table, folder: Path, models: tuple[HostedModel, ...]) -> tuple[WorkerKind, ...]:
+def _kinds(
+    tables: tuple[_Kind, ...], folder: Path, models: tuple[HostedModel, ...]
+) -> tuple[WorkerKind, ...]:
     """The kind of each worker, in the order of the tables."""
     rows = {model.row.name: model.row for model in models}
     kinds: list[WorkerKind] = []
-    for where, table in tables(cluster, "kinds", "cluster."):
-        check_keys(
-            table,
-            where,
-            required={"name"},
-            allowed={"name", "workers", "exec_factor", "profile", "num_pages"},
-        )
+    for number, table in enumerate(tables):
         here: dict[str, ProfileRow | None] = {}
-        if "profile" in table:
-            spec = table["profile"]
-            if not isinstance(spec, str):
-                raise ConfigError(f"{where}: profile is {spec!r}, expected a name or a path")
-            path = folder / spec
-            known = load_profile(str(path) if path.exists() else spec).rows
+        if table.profile is not None:
+            path = folder / table.profile
+            known = load_profile(str(path) if path.exists() else table.profile).rows
             here = {name: known.get(name) for name in rows}
-        factor = number({"exec_factor": 1.0, **table}, "exec_factor", where)
-        if factor != 1.0:
+        if table.exec_factor != 1.0:
             held = [row for row in {**rows, **here}.values() if row is not None]
-            here = {**here, **slower_kind(where, held, factor).rows}
-        kind = WorkerKind(
-            name=str(table["name"]),
-            rows=here,
-            num_pages=integer(table, "num_pages", where, 0) or None,
-        )
-        kinds += [kind] * integer(table, "workers", where, 1)
+            slower = slower_kind(f"cluster.kinds[{number}]", held, table.exec_factor)
+            here = {**here, **slower.rows}
+        kind = WorkerKind(name=table.name, rows=here, num_pages=table.num_pages)
+        kinds += [kind] * table.workers
     return tuple(kinds)
 
 
-def _row_names(table: Table, where: str, profile: Profile) -> list[str]:
-    if ("row" in table) == ("first" in table):
-        raise ConfigError(f"{where}: expected either `row` or `first`")
-    if "first" in table:
-        first = integer(table, "first", where, 0)
-        if not 1 <= first <= len(profile.rows):
-            raise ConfigError(f"{where}: first is {first}, expected 1 to {len(profile.rows)}")
-        return list(profile.rows)[:first]
-    return [one_of(table["row"], profile.rows, f"{where}: row")]
-
-
 def _workload(
-    document: Table,
-    folder: Path,
-    models: tuple[HostedModel, ...],
-    duration_ns: int,
-    seed: int,
+    file: _File, folder: Path, models: tuple[HostedModel, ...], duration_ns: int
 ) -> Workload:
     sources: list[Source] = []
     loops: list[ClosedLoop] = []
     tenants = {"": 0}
-    for index, (where, table) in enumerate(tables(document, "clients")):
-        kind = one_of(table.get("kind"), _KINDS, f"{where}: kind")
-        required, optional = _KINDS[kind]
-        check_keys(
-            table,
-            where,
-            required={"kind", "slo_ms", *required},
-            allowed={"kind", "slo_ms", "row", "tenant", *required, *optional},
-        )
-        tenant = table.get("tenant", "")
-        if not isinstance(tenant, str):
-            raise ConfigError(f"{where}: tenant is {tenant!r}, expected a name")
+    if not file.clients:
+        raise ConfigError("clients: expected at least one table [[clients]]")
+    for index, table in enumerate(file.clients):
+        where = f"clients[{index}]"
+        values = _clients(table, where)
+        kind, tenant = values.pop("kind"), values.pop("tenant", "")
         whose = tenants.setdefault(tenant, len(tenants))
-        chosen = range(len(models))
-        asked: list[int] = list(chosen)
-        if "row" in table:
-            row = one_of(table["row"], {m.row.name for m in models}, f"{where}: row")
-            asked = [model for model in chosen if models[model].row.name == row]
-        end_ns = time_ns(table, "end_s", where, NS_PER_S, duration_ns)
-        common: dict[str, Any] = {
-            "slo_ns": time_ns(table, "slo_ms", where, NS_PER_MS),
-            "begin_ns": time_ns(table, "begin_s", where, NS_PER_S, 0),
-            "end_ns": min(end_ns, duration_ns),
-            # Seeds lie further apart than there are models, so that no two sources draw the same numbers.
-            "seed": seed * 1_000_003 + index * 10_007,
-        }
+        asked = list(range(len(models)))
+        if (row := values.pop("row", None)) is not None:
+            one_of(row, {model.row.name for model in models}, f"{where}.row")
+            asked = [number for number in asked if models[number].row.name == row]
+        # Seeds lie further apart than there are models, so that no two sources draw the same numbers.
+        seed = file.seed * 1_000_003 + index * 10_007
         try:
-            if kind == "closed":
-                common["concurrency"] = integer(table, "concurrency", where, 0)
-                common["start_jitter_ns"] = time_ns(table, "start_jitter_ms", where, NS_PER_MS, 0)
-                first_seed = common.pop("seed")
-                loops += [
-                    ClosedLoop(model=m, tenant=whose, seed=first_seed + m, **common) for m in asked
-                ]
-                continue
             if kind in TRACE_KINDS:
                 sources += trace_sources(
                     kind,
-                    table,
+                    values,
                     where,
                     folder=folder,
                     models=asked,
-                    slo_ns=common["slo_ns"],
                     duration_ns=duration_ns,
-                    seed=common["seed"],
+                    seed=seed,
                     tenants=tenants,
                     tenant=tenant,
                 )
                 continue
-            common["models"] = asked
-            common["tenants"] = (whose,)
-            common["rate_rps"] = number(table, "rate_rps", where)
-            if kind == "poisson":
-                sources.append(Poisson(**common))
-            elif kind == "fixed":
-                jitter_ns = time_ns(table, "jitter_ms", where, NS_PER_MS, 0)
-                sources.append(FixedRate(jitter_ns=jitter_ns, **common))
+            values["end_ns"] = min(values.get("end_ns", duration_ns), duration_ns)
+            if kind == "closed":
+                loops += [
+                    ClosedLoop(model=model, tenant=whose, seed=seed + model, **values)
+                    for model in asked
+                ]
             else:
-                burst_ns = time_ns(table, "burst_s", where, NS_PER_S)
-                pause_ns = time_ns(table, "pause_s", where, NS_PER_S)
-                sources.append(Bursty(burst_ns=burst_ns, pause_ns=pause_ns, **common))
+                source = _SOURCES[kind]
+                sources.append(source(models=asked, tenants=(whose,), seed=seed, **values))
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
     return Workload(
@@ -331,64 +294,18 @@ def _workload(
     )
 
 
-# Fields that are configuration values themselves.
-_NESTED: dict[str, Callable[[object, str], object]] = {
-    "noise": lambda value, where: _build(Noise, _as_table(value, where), where),
-    "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),
-    "tenant_weights": lambda value, where: _as_table(value, where),
-    "clocks": lambda value, where: _build_all(WorkerClock, value, where),
-    "links": lambda value, where: _build_all(Network, value, where),
-    "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
-    "wrong_profiles": lambda value, where: _build_all(WrongProfile, value, where),
-    "sizes": lambda value, where: _integers(value, where),
-}
-
-
-def _build(kind: type[T], table: Table, where: str) -> T:
-    """Make a configuration value from a table of its fields."""
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    needed = [
-        name
-        for name, field in known.items()
-        if field.default is MISSING and field.default_factory is MISSING
-    ]
-    check_keys(table, where, required=needed, allowed=known)
-    values: dict[str, object] = {}
-    for name, value in table.items():
-        if name in _NESTED:
-            values[name] = _NESTED[name](value, f"{where}.{name}")
-            continue
-        expected = str(known[name].type)
-        if name not in ("models", "kinds") and not _is(value, expected):
-            raise ConfigError(f"{where}: {name} is {value!r}, expected {expected}")
-        values[name] = value
-    return kind(**values)
-
-
-def _is(value: object, annotation: str) -> bool:
-    """Whether a TOML value suits a field: `int`, `int | None`, `float`, `bool` or `str`."""
-    legal: dict[str, tuple[type, ...]] = {"bool": (bool,), "str": (str,), "float": (int, float)}
-    if isinstance(value, bool):
-        return annotation == "bool"
-    return isinstance(value, legal.get(annotation, (int,)))
-
-
-def _integers(value: object, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(_is(item, "int") for item in value):
-        raise ConfigError(f"{where}: found {value!r}, expected a list of integers")
-    return tuple(value)
-
-
-def _build_all(kind: type[T], value: object, where: str) -> tuple[T, ...]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{where}: found {value!r}, expected a list of tables")
-    return tuple(
-        _build(kind, _as_table(item, f"{where}[{number}]"), f"{where}[{number}]")
-        for number, item in enumerate(value)
-    )
-
-
-def _as_table(value: object, where: str) -> Table:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: found {value!r}, expected a table")
-    return value
+def _clients(table: Table, where: str) -> dict[str, Any]:
+    """The values of a table of clients, by the fields of what plays them: all times are in ns."""
+    required, optional = _KINDS[one_of(table.get("kind"), _KINDS, f"{where}.kind")]
+    required = {"kind", "slo_ms", *required}
+    check_keys(table, where, required=required, allowed={"row", "tenant", *required, *optional})
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name, _, unit = key.rpartition("_")
+        place = f"{where}.{key}"
+        if unit in ("s", "ms"):
+            number = value_of(value, float, place)
+            values[f"{name}_ns"] = span_ns(number, place, NS_PER_MS if unit == "ms" else NS_PER_S)
+        else:
+            values[key] = value_of(value, _VALUES[key], place)
+    return values

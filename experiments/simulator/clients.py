@@ -33,16 +33,9 @@ class Clients:
     ) -> None:
         """Arm the loop with everything that starts.
 
-        Args:
-            workload: who asks what.
-            loop: virtual time.
-            generator: draws jitter.
-            until_ns: nobody asks at or after this time.
-            round_trip_ns: from a response's departure to the next request's arrival.
-            jitter_ns: mean of an exponential addition to the round trip.
-            samples_ns: measured additions to the round trip; each one gets one of them.
-            refusal_pause_ns: pause after a refusal, as in `Case`.
-            submit: takes the arrivals of the present.
+        Nobody asks at or after `until_ns`. From a response's departure to the client's next arrival are
+        `round_trip_ns`, an exponential addition of mean `jitter_ns`, and one of the measured `samples_ns`; after a
+        refusal the pause too, as in `Case`. `submit` takes the arrivals of the present.
         """
         self._loop = loop
         self._random = generator

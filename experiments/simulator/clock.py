@@ -1,4 +1,4 @@
-"""A worker's clock that differs from the controller's, and heartbeats that estimate the difference."""
+"""Heartbeats, which estimate how a worker's clock differs from the controller's."""
 
 from __future__ import annotations
 
@@ -9,30 +9,6 @@ from controller.clock_sync import WINDOW_SIZE, ClockSync, MinimumFilter
 from experiments.simulator.case import Network, WorkerClock
 
 HEARTBEAT_NS = 200 * NS_PER_MS
-_PPB = 1_000_000_000
-
-
-class SkewedClock:
-    """Maps virtual time, which is the controller's, to a worker's and back."""
-
-    __slots__ = ("_clock",)
-
-    def __init__(self, clock: WorkerClock) -> None:
-        self._clock = clock
-
-    def local_ns(self, time_ns: int) -> int:
-        """Time that the worker's clock shows at a virtual time."""
-        return time_ns + self._clock.offset_ns + time_ns * self._clock.drift_ppb // _PPB
-
-    def time_ns(self, local_ns: int) -> int:
-        """The first virtual time at which the worker's clock shows at least `local_ns`."""
-        drift_ppb = self._clock.drift_ppb
-        time_ns = (local_ns - self._clock.offset_ns) * _PPB // (_PPB + drift_ppb)
-        while self.local_ns(time_ns) >= local_ns:
-            time_ns -= 1
-        while self.local_ns(time_ns) < local_ns:
-            time_ns += 1
-        return time_ns
 
 
 class Heartbeats:
@@ -42,7 +18,7 @@ class Heartbeats:
     without them can be compared.
     """
 
-    def __init__(self, clock: SkewedClock, network: Network, generator: random.Random) -> None:
+    def __init__(self, clock: WorkerClock, network: Network, generator: random.Random) -> None:
         self.sync = ClockSync()
         self._clock = clock
         self._network = network

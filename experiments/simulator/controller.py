@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from clockwright.actions import Infer, LoadWeights, Result
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS, ActionId, GpuKind, ModelId, RequestId
+from clockwright.units import NS_PER_MS, GpuKind, ModelId, RequestId
 from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
@@ -58,18 +58,9 @@ class VirtualController:
     ) -> None:
         """Announce the cluster's models.
 
-        Args:
-            case: what is run.
-            loop: virtual time.
-            summary: where everything is counted.
-            telemetry: where rows go; None: none are made.
-            groups: where requests of some tenants, or of some models without one, are counted as well.
-            on_closed: told when the scheduler lets a worker go.
-            check: assert the scheduler's invariants after every event.
-            make_scheduler: makes the case's scheduler.
-            watch: hears of each request; None: nobody does.
-            pinned: models that an operator has pinned.
-            tick_ns: the timer fires at whole multiples of this, because event loops keep no finer time.
+        Requests of some tenants, or of some models without one, are counted in `groups` as well. `on_closed` is told
+        when the scheduler lets a worker go. Its invariants are asserted after every event where `check` says so.
+        The timer fires at whole multiples of `tick_ns`, because event loops keep no finer time.
         """
         #: The clients, set before the first arrival.
         self.clients: Clients
@@ -94,10 +85,10 @@ class VirtualController:
             clock=loop.now,
             telemetry=telemetry,
             send=self._send,
-            withdraw_action=self._withdraw_action,
+            withdraw_action=Worker.withdraw_action,
             answer=self._answer,
             refuse=self._refuse,
-            forget=self._forget,
+            forget=Worker.forget_model,
             close=self._close,
             settled=self._settled,
             arm=self._arm,
@@ -131,19 +122,20 @@ class VirtualController:
         )
         for model in cluster.models:
             row = kind.row_of(model.row)
-            if row is not None:
-                row = self._faults.announced(row, worker.index)
-                self.ledger.tell(
-                    ModelReady(
-                        worker_id=worker.worker_id,
-                        model_id=model.model_id,
-                        architecture_id=model.architecture_id,
-                        num_pages=pages_of(row),
-                        load_ns=row.load_ns,
-                        exec_ns=row.exec_ns,
-                        output_row_bytes=row.output_bytes,
-                    )
+            if row is None:
+                continue
+            row = self._faults.announced(row, worker.index)
+            self.ledger.tell(
+                ModelReady(
+                    worker_id=worker.worker_id,
+                    model_id=model.model_id,
+                    architecture_id=model.architecture_id,
+                    num_pages=pages_of(row),
+                    load_ns=row.load_ns,
+                    exec_ns=row.exec_ns,
+                    output_row_bytes=row.output_bytes,
                 )
+            )
 
     def lose(self, worker: Worker) -> None:
         """A worker's link broke."""
@@ -175,12 +167,6 @@ class VirtualController:
         self._summary.at(self._loop.now_ns).controller_ns += cost_ns
         self._loop.at(self._core.charge(cost_ns), worker.send, sent.command.action)
 
-    def _withdraw_action(self, worker: Worker, action_id: ActionId) -> None:
-        worker.withdraw_action(action_id)
-
-    def _forget(self, worker: Worker, model_id: ModelId) -> None:
-        worker.forget_model(model_id)
-
     def _close(self, worker: Worker, _reason: str, lost: Sequence[Sent]) -> None:
         self._count_lost(lost)
         self._on_closed(worker)
@@ -199,9 +185,9 @@ class VirtualController:
         elif isinstance(action, LoadWeights):
             bucket.loads += 1
         if (step := result.exec) is not None:
-            summary.add_busy(step.begin_ns, step.begin_ns + step.duration_ns, load=False)
+            summary.add_busy(step.begin_ns, step.duration_ns, load=False)
         if (step := result.load) is not None:
-            summary.add_busy(step.begin_ns, step.begin_ns + step.duration_ns, load=True)
+            summary.add_busy(step.begin_ns, step.duration_ns, load=True)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -260,12 +246,8 @@ class VirtualController:
             self._watch.over(request, None if in_time else Refusal.LATE)
         latency_ns = now_ns - request.arrival_ns
         cold = request.model_id if command.cold else None
-        _count_answer(self._summary.at(now_ns), latency_ns, in_time, cold)
-        if (
-            self._groups
-            and (group := self._groups.get(request.tenant or request.model_id)) is not None
-        ):
-            _count_answer(group.at(now_ns), latency_ns, in_time, cold)
+        for bucket in self._buckets(request, now_ns):
+            _count_answer(bucket, latency_ns, in_time, cold)
         if client is not None:
             self._answered.append(client)
 
@@ -280,14 +262,17 @@ class VirtualController:
             self._watch.refused(request, command, self._scheduler)
             self._watch.over(request, command.refusal)
         reason, after_ns = command.refusal.value, now_ns - request.arrival_ns
-        self._summary.at(now_ns).refuse(reason, after_ns)
-        if (
-            self._groups
-            and (group := self._groups.get(request.tenant or request.model_id)) is not None
-        ):
-            group.at(now_ns).refuse(reason, after_ns)
+        for bucket in self._buckets(request, now_ns):
+            bucket.refuse(reason, after_ns)
         if client is not None:
             self.clients.refused(client, request.arrival_ns + request.slo_ns)
+
+    def _buckets(self, request: RequestArrived, now_ns: int) -> list[Bucket]:
+        """Where it counts what becomes of a request now."""
+        buckets = [self._summary.at(now_ns)]
+        if self._groups and (group := self._groups.get(request.tenant or request.model_id)):
+            buckets.append(group.at(now_ns))
+        return buckets
 
     def _settled(self) -> None:
         if self._answered:

@@ -10,8 +10,6 @@ from clockwright.units import NS_PER_US
 from experiments.results_file import RESULTS
 from experiments.simulator.case import CpuCosts
 
-_Figure = tuple[str, str]
-
 # The record, the key in it, and what it counts, in us.
 _REQUEST = ("costs", "controller_request_us")  # of the controller's process, per request
 _ACTION = ("costs", "controller_action_us")  # and per action, with its result
@@ -46,7 +44,7 @@ def sources() -> list[str]:
     return [f"{name}.json[{key}]" for name, key in _FIGURES]
 
 
-def _figure_ns(source: _Figure, directory: Path) -> int:
+def _figure_ns(source: tuple[str, str], directory: Path) -> int:
     name, key = source
     path = directory / f"{name}.json"
     try:

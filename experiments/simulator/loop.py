@@ -42,14 +42,9 @@ class Loop:
         self._serial += 1
         heappush(self._heap, (time_ns, self._serial, handler, argument))
 
-    def run(self, until_ns: int) -> int:
-        """Advance to `until_ns` inclusive.
-
-        Returns:
-            Handlers called.
-        """
+    def run(self, until_ns: int) -> None:
+        """Advance to `until_ns` inclusive."""
         heap = self._heap
-        calls = 0
         while True:
             arrival_ns = self.arrival_ns
             # Handlers go before an arrival at the same time, so the arrival finds earlier decisions done.
@@ -63,9 +58,7 @@ class Loop:
                 self.arrive()
             else:
                 break
-            calls += 1
         self.now_ns = max(self.now_ns, until_ns)
-        return calls
 
 
 def _nothing() -> None:

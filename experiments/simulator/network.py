@@ -11,19 +11,6 @@ from experiments.simulator.case import Faults, Network
 class VirtualLink:
     """Says when a message arrives. In order, one message on the wire at a time."""
 
-    __slots__ = (
-        "_arrived_ns",
-        "_bytes_per_s",
-        "_delay_ns",
-        "_faults",
-        "_faulty",
-        "_free_ns",
-        "_network",
-        "_random",
-        "_samples_ns",
-        "busy_ns",
-    )
-
     def __init__(
         self,
         network: Network,
@@ -32,19 +19,10 @@ class VirtualLink:
         *,
         up: bool = False,
     ) -> None:
-        """Make an idle link.
-
-        Args:
-            network: delays and bandwidth.
-            faults: what happens to messages.
-            generator: draws jitter and faults.
-            up: the way to the controller; else the way to the worker.
-        """
+        """Make an idle link: `up` is the way to the controller, else it is the way to the worker."""
         self._network = network
         self._samples_ns = network.up_samples_ns if up else network.down_samples_ns
-        self._delay_ns = network.delay_ns
-        if up and network.up_delay_ns is not None:
-            self._delay_ns = network.up_delay_ns
+        self._delay_ns = network.delay_ns_of(up=up)
         self._bytes_per_s = network.bytes_per_s_of(up=up)
         self._faults = faults
         self._faulty = bool(faults.delay_probability or faults.loss_probability)

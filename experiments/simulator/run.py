@@ -47,8 +47,6 @@ class Run:
     groups: dict[str, Summary]
     #: Requests that had no response when the run was given up; 0 unless all workers are gone.
     num_unanswered: int
-    #: Number of arrivals, messages, ends of steps and timers.
-    num_events: int
     #: How long tensors took the wires of all workers' links, both ways together.
     link_ns: int
     wall_s: float = field(compare=False)
@@ -110,7 +108,6 @@ def run(
     loop, controller = simulation.loop, simulation.controller
     begin_s, begin_cpu_s = perf_counter(), process_time()
     end_ns = case.duration_ns
-    num_events = 0
     # Objects that exist now live as long as the run. With thousands of models the collector would spend a
     # good part of the run looking at them.
     gc.collect()
@@ -121,7 +118,7 @@ def run(
     try:
         while loop.now_ns < end_ns or (controller.num_open and loop.now_ns < end_ns + _PATIENCE_NS):
             until_ns = loop.now_ns + progress_ns
-            num_events += loop.run(min(until_ns, end_ns) if loop.now_ns < end_ns else until_ns)
+            loop.run(min(until_ns, end_ns) if loop.now_ns < end_ns else until_ns)
             if on_progress is not None:
                 on_progress(
                     Progress(
@@ -138,7 +135,6 @@ def run(
         summary=simulation.summary,
         groups=simulation.groups,
         num_unanswered=controller.num_open,
-        num_events=num_events,
         link_ns=sum(worker.link_busy_ns for worker in simulation.all_workers),
         wall_s=perf_counter() - begin_s,
         cpu_s=process_time() - begin_cpu_s,

@@ -1,18 +1,13 @@
 """Counts of a run in buckets of time: memory does not grow with the number of requests.
 
-The same counts come from a simulated run as it goes and from the telemetry rows of any run
-(`summarise`). Requests count where they departed, batches and loads where their result was known, busy
-time where it was spent.
+Requests count where they departed, batches and loads where their result was known, busy time where it was spent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from clockwright.units import NS_PER_S
-from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow
 
 # A latency is kept to 8 significant bits: the middle of its class is wrong by 0.4 % at most.
 _KEPT_BITS = 8
@@ -50,7 +45,6 @@ class Bucket:
     #: Refused requests by `latency_class` of the time from arrival to refusal.
     refusal_times: Counter[int] = field(default_factory=Counter)
     refusal_ns_max: int = 0
-    cancelled: int = 0
     #: Answered requests whose model was not resident at arrival.
     cold_answered: int = 0
     #: Models that the cold requests asked.
@@ -106,7 +100,6 @@ class Bucket:
         self.arrived += other.arrived
         self.answered += other.answered
         self.refused.update(other.refused)
-        self.cancelled += other.cancelled
         self.cold_answered += other.cold_answered
         self.cold_models.update(other.cold_models)
         self.batches.update(other.batches)
@@ -144,8 +137,8 @@ class Summary:
     buckets: list[Bucket] = field(default_factory=list)
 
     def at(self, time_ns: int) -> Bucket:
-        """The bucket of a time, made when it is new; what is before time 0 counts as of then."""
-        index = max(time_ns, 0) // self.bucket_ns
+        """The bucket of a time, made when it is new."""
+        index = time_ns // self.bucket_ns
         while index >= len(self.buckets):
             self.buckets.append(Bucket())
         return self.buckets[index]
@@ -162,10 +155,6 @@ class Summary:
         for bucket in self.buckets[begin_ns // self.bucket_ns : last]:
             total.merge(bucket)
         return total
-
-    def rate(self, count: int, begin_ns: int, end_ns: int) -> float:
-        """A count between two times, per second."""
-        return count * NS_PER_S / (end_ns - begin_ns)
 
     def utilisation(self, busy_ns: int, begin_ns: int, end_ns: int) -> float:
         """Busy time of all workers' lanes between two times, as a share of the time there was."""
@@ -188,8 +177,9 @@ class Summary:
 
     # --- filling it ---------------------------------------------------------------------------
 
-    def add_busy(self, begin_ns: int, end_ns: int, *, load: bool) -> None:
+    def add_busy(self, begin_ns: int, duration_ns: int, *, load: bool) -> None:
         """A lane was busy."""
+        end_ns = begin_ns + duration_ns
         while begin_ns < end_ns:
             border_ns = (begin_ns // self.bucket_ns + 1) * self.bucket_ns
             part_ns = min(end_ns, border_ns) - begin_ns
@@ -217,51 +207,3 @@ def bottleneck(utilisations: Mapping[str, float]) -> tuple[str, float]:
     if core > others[part]:
         return max(_ON_THE_CORE, key=lambda name: utilisations[name]), core
     return part, others[part]
-
-
-def summarise(
-    requests: Iterable[RequestRow],
-    actions: Iterable[ActionRow],
-    *,
-    bucket_ns: int,
-    num_workers: int,
-    origin_ns: int = 0,
-) -> Summary:
-    """Count telemetry rows, live or simulated.
-
-    Args:
-        requests: all of the run.
-        actions: all of the run.
-        bucket_ns: length of a bucket.
-        num_workers: GPUs there were.
-        origin_ns: the run's beginning on the rows' clock. A live request's clock may start a little before.
-    """
-    summary = Summary(bucket_ns, num_workers)
-    for row in requests:
-        summary.at(row.arrival_ns - origin_ns).arrived += 1
-        bucket = summary.at(row.departure_ns - origin_ns)
-        if row.outcome == CANCELLED:
-            bucket.cancelled += 1
-        elif row.outcome != OK:
-            bucket.refuse(row.outcome, row.departure_ns - row.arrival_ns)
-        else:
-            latency_ns = row.departure_ns - row.arrival_ns
-            bucket.answered += 1
-            if row.cold:
-                bucket.cold_answered += 1
-                bucket.cold_models.add(row.model_id)
-            bucket.latencies[latency_class(latency_ns)] += 1
-            bucket.latency_ns_max = max(bucket.latency_ns_max, latency_ns)
-    for action in actions:
-        bucket = summary.at(action.result_ns - origin_ns)
-        if action.error != "NONE":
-            bucket.action_errors[action.error] += 1
-        elif action.type == "Infer":
-            bucket.batches[action.batch_size] += 1
-        elif action.type == "LoadWeights":
-            bucket.loads += 1
-        for step, load in ((action.load, True), (action.exec, False)):
-            if step is not None:
-                begin_ns = step.begin_ns - origin_ns
-                summary.add_busy(begin_ns, begin_ns + step.duration_ns, load=load)
-    return summary

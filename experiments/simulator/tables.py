@@ -3,35 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from clockwright.errors import ConfigError
 
 Table = Mapping[str, object]
+T = TypeVar("T")
 
 
-def section(document: Table, name: str) -> Table:
-    """Give a table of the document; empty if it is not there."""
-    value = document.get(name, {})
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name}: found {value!r}, expected a table")
-    return value
-
-
-def tables(document: Table, name: str, above: str = "") -> list[tuple[str, Table]]:
-    """Give the tables of a list, each with its place in words; there is at least one.
+def build(kind: type[T], table: object, where: str, **known: object) -> T:
+    """Make a value of a dataclass from a table of its fields.
 
     Args:
-        document: where the list is.
-        name: of the list.
-        above: the place of `document` in words, with a dot behind it; empty: the whole.
+        kind: the dataclass.
+        table: a value for each field that has no default, and for any others.
+        where: the table's place; empty: it is the document.
+        known: fields that the table may not say.
     """
-    value, name = document.get(name), above + name
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ConfigError(f"{name}: expected tables [[{name}]]")
-    if not value:
-        raise ConfigError(f"{name}: expected at least one table [[{name}]]")
-    return [(f"{name}[{number}]", item) for number, item in enumerate(value)]
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: found {table!r}, expected a table")
+    asked = [field for field in fields(kind) if field.name not in known]  # type: ignore[arg-type]
+    check_keys(
+        table,
+        where or "the case",
+        required={f.name for f in asked if f.default is f.default_factory is MISSING},
+        allowed=[field.name for field in asked],
+    )
+    hints = get_type_hints(kind)
+    above = f"{where}." if where else ""
+    found = {name: value_of(value, hints[name], above + name) for name, value in table.items()}
+    return kind(**found, **known)
+
+
+def value_of(value: object, hint: Any, where: str) -> Any:  # noqa: ANN401
+    """Give a value that has to suit a type: a number, a word, a dataclass, or a tuple of any of these."""
+    if hint is object:
+        return value
+    if is_dataclass(hint):
+        return build(hint, value, where)  # type: ignore[arg-type]
+    kinds = [kind for kind in get_args(hint) if kind not in (NoneType, Ellipsis)]
+    if get_origin(hint) is Literal:
+        return one_of(value, kinds, where)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: found {value!r}, expected a list")
+        return tuple(value_of(one, kinds[0], f"{where}[{n}]") for n, one in enumerate(value))
+    if get_origin(hint) is Mapping:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: found {value!r}, expected a table")
+        return value
+    plain = hint if isinstance(hint, type) else kinds[0]
+    # A whole number is a float too, and a truth value is no number.
+    if isinstance(value, bool) != (plain is bool) or not isinstance(
+        value, (int, float) if plain is float else plain
+    ):
+        raise ConfigError(f"{where}: found {value!r}, expected {plain.__name__}")
+    return value
 
 
 def check_keys(
@@ -40,9 +70,7 @@ def check_keys(
     """Refuse keys that do not belong there, and ask for those that are missing."""
     for key in table:
         if key not in allowed:
-            nearest = get_close_matches(key, allowed, n=1)
-            hint = f" (nearest: {nearest[0]!r})" if nearest else ""
-            raise ConfigError(f"{where}: there is no {key!r}{hint}")
+            raise ConfigError(f"{where}: there is no {key!r}{_nearest(key, allowed)}")
     for key in sorted(required):
         if key not in table:
             raise ConfigError(f"{where}: {key!r} is missing")
@@ -52,33 +80,13 @@ def one_of(value: object, names: Collection[str], where: str) -> str:
     """Give a value that has to be one of some names."""
     if isinstance(value, str) and value in names:
         return value
-    nearest = get_close_matches(str(value), names, n=1)
-    hint = f" (nearest: {nearest[0]!r})" if nearest else ""
-    shown = ", ".join(sorted(names)[:8])
+    hint, shown = _nearest(str(value), names), ", ".join(sorted(names)[:8])
     raise ConfigError(f"{where}: found {value!r}{hint}, expected one of {shown}")
 
 
-def number(table: Table, key: str, where: str) -> float:
-    """Give a number that has to be there."""
-    value = table.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{where}: {key} is {value!r}, expected a number")
-    return value
-
-
-def integer(table: Table, key: str, where: str, default: int) -> int:
-    """Give a whole number, not negative."""
-    value = table.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{where}: {key} is {value!r}, expected a whole number of 0 or more")
-    return value
-
-
-def time_ns(table: Table, key: str, where: str, unit_ns: int, default: int | None = None) -> int:
-    """Give a time in ns; `unit_ns` is the unit in the file."""
-    if key not in table and default is not None:
-        return default
-    return span_ns(number(table, key, where), f"{where}: {key}", unit_ns)
+def _nearest(word: str, names: Collection[str]) -> str:
+    nearest = get_close_matches(word, names, n=1)
+    return f" (nearest: {nearest[0]!r})" if nearest else ""
 
 
 def span_ns(value: float, where: str, unit_ns: int) -> int:

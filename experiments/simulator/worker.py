@@ -9,8 +9,8 @@ from typing import Final
 
 from clockwright.actions import Action, EvictWeights, Infer, Result
 from clockwright.units import ActionId, ModelId, WorkerId
-from experiments.simulator.case import Case
-from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats, SkewedClock
+from experiments.simulator.case import Case, WorkerClock
+from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats
 from experiments.simulator.loop import Loop
 from experiments.simulator.model import SimulatedModel
 from experiments.simulator.network import VirtualLink
@@ -44,15 +44,9 @@ class Worker:
     ) -> None:
         """Start with an empty weights cache.
 
-        Args:
-            worker_id: the name under which it registers.
-            case: times, faults, seed.
-            index: its position among the cluster's workers.
-            incarnation: how often it has started before; draws other random numbers.
-            models: all models that it holds in host memory, as its kind has them.
-            loop: virtual time.
-            on_result: told when a result reaches the controller, with the result in its clock.
-            check: assert the core's invariants after every change.
+        It is at `index` among the cluster's workers, and holds all `models` in host memory, as its kind has them; with
+        each `incarnation` it draws other random numbers. `on_result` is told when a result reaches the controller, in
+        whose clock it is then. The core's invariants are asserted after every change where `check` says so.
         """
         self.worker_id = worker_id
         self.index = index
@@ -77,9 +71,9 @@ class Worker:
         #: Output bytes of Infers whose OUTPUT has begun, kept if bytes take time on the link.
         self._counts_bytes = bool(network.bytes_per_s or network.up_bytes_per_s)
         self._output_bytes: dict[ActionId, int] = {}
-        self._clock: SkewedClock | None = None
+        self._clock: WorkerClock | None = None
         if faults.clocks:
-            self._clock = SkewedClock(faults.clocks[index])
+            self._clock = faults.clocks[index]
             self._heartbeats = Heartbeats(self._clock, network, random.Random(f"beat {seed}"))
             self._heartbeats.settle(loop.now_ns)
             loop.at(loop.now_ns + HEARTBEAT_NS, self._beat, None)

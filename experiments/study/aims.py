@@ -6,7 +6,6 @@ was made at another commit says at which, and how many commits ago that was.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from experiments.results_file import RESULTS
 from experiments.study.report import write_csv
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
-_COLUMNS = ("record", "figure", "measured", "aim", "outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +214,9 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
 }
 
 
-def aim_of(record: str, key: str) -> Aim:
-    """Give the aim of one figure."""
-    (aim,) = (aim for aim in AIMS[record] if aim.key == key)
-    return aim
-
-
 def limit_of(record: str, key: str) -> float:
     """Give the one bound of a figure; of a difference, how much it may be either way."""
-    aim = aim_of(record, key)
+    (aim,) = (aim for aim in AIMS[record] if aim.key == key)
     limit = aim.at_least if aim.at_most is None else aim.at_most
     assert limit is not None
     return limit
@@ -243,11 +235,6 @@ class Judged:
     def outcome(self) -> str:
         """Whether the aim is met, missed, or not measured."""
         return self.aim.outcome(self.measured)
-
-    @property
-    def row(self) -> tuple[str, str, float | None, str, str]:
-        """Record, figure, measured, aim, outcome."""
-        return self.record, self.aim.key, self.measured, self.aim.words, self.outcome
 
 
 def judged(
@@ -292,7 +279,9 @@ def show(rows: Sequence[Judged]) -> None:
 
 def write(rows: Sequence[Judged], target: Path) -> None:
     """Write the table."""
-    write_csv(target, _COLUMNS, [row.row for row in rows])
+    columns = ("record", "figure", "measured", "aim", "outcome")
+    cells = ((r.record, r.aim.key, r.measured, r.aim.words, r.outcome) for r in rows)
+    write_csv(target, columns, cells)
 
 
 def origins(directory: Path = RESULTS) -> Iterator[str]:
@@ -315,7 +304,7 @@ def origins(directory: Path = RESULTS) -> Iterator[str]:
 
 def _age(commit: str) -> str:
     """Say how far a commit is from what is checked out; empty: it is the same."""
-    changed = ", with changes" * commit.endswith("+")
+    made = f"made at {commit.rstrip('+')}{', with changes' * commit.endswith('+')}"
     done = subprocess.run(
         ["git", "rev-list", "--count", f"{commit.rstrip('+')}..HEAD"],
         cwd=RESULTS.parent,
@@ -324,25 +313,18 @@ def _age(commit: str) -> str:
         check=False,
     )
     if done.returncode:
-        return f"made at {commit.rstrip('+')}{changed}, which this history does not have"
+        return f"{made}, which this history does not have"
     number = int(done.stdout)
-    return (
-        f"made at {commit.rstrip('+')}{changed}, {number} commits ago" if number or changed else ""
-    )
+    return f"{made}, {number} commits ago" if number or commit.endswith("+") else ""
 
 
 def main() -> None:
     """Print all aims, and where their records come from."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.parse_args()
     rows = list(judged())
     show(rows)
     outcomes = [row.outcome for row in rows]
-    print(
-        f"\n{len(rows)} aims: "
-        + ", ".join(f"{outcomes.count(word)} {word}" for word in (MET, MISSED, NOT_MEASURED))
-        + "\n"
-    )
+    counts = (f"{outcomes.count(word)} {word}" for word in (MET, MISSED, NOT_MEASURED))
+    print(f"\n{len(rows)} aims: {', '.join(counts)}\n")
     print(*origins(), sep="\n")
 
 

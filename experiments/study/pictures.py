@@ -39,6 +39,7 @@ MOST_PANELS = 6
 
 # Inches, by panels side by side; at 110 dots each, a page shows them hardly smaller.
 _WIDTHS = {1: 7.5, 2: 9.0, 3: 10.5}
+_HEIGHT = 3.0
 _POINTS_PER_INCH = 72
 _FONT, _SMALL_FONT = 10, 9
 _SHARES = {0.0: "0", 1.0: "90", 2.0: "99", 3.0: "99.9", 4.0: "99.99", 5.0: "99.999"}
@@ -83,30 +84,29 @@ class Panel:
     legend: str = ""
 
 
-def draw(target: Path, title: str, rows: Sequence[Sequence[Panel]], *, height: float = 3.0) -> None:
+def draw(target: Path, title: str, rows: Sequence[Sequence[Panel]]) -> None:
     """Draw panels.
 
     Args:
         target: a PNG.
         title: what is seen, one sentence.
         rows: panels of each row.
-        height: of a panel, inches.
     """
     columns = max(len(row) for row in rows)
     width = _WIDTHS[columns]
-    size = (width, height * len(rows) + 0.4)
+    size = (width, _HEIGHT * len(rows) + 0.4)
     with picture(target, len(rows), columns, size=size) as grid:
         figure = grid[0, 0].figure
         words = fill(title, int(width * 9.5))
         figure.suptitle(words, x=0.01, ha="left", fontsize=12, fontweight="bold")
         for axes_of_row, row in zip(grid, rows, strict=True):
             for axes, panel in zip(axes_of_row, row, strict=False):
-                _draw(axes, panel, width / columns, height)
+                _draw(axes, panel, width / columns)
             for axes in axes_of_row[len(row) :]:
                 axes.remove()
 
 
-def _draw(axes: Any, panel: Panel, width: float, height: float) -> None:  # noqa: ANN401
+def _draw(axes: Any, panel: Panel, width: float) -> None:  # noqa: ANN401
     for curve in panel.curves:
         axes.errorbar(
             curve.x,
@@ -142,7 +142,7 @@ def _draw(axes: Any, panel: Panel, width: float, height: float) -> None:  # noqa
     if panel.legend:
         axes.legend(fontsize=_SMALL_FONT, loc=panel.legend, handlelength=3, framealpha=0.8)
     else:
-        _label_ends(axes, panel.curves, 1.8 * _SMALL_FONT / (_POINTS_PER_INCH * height))
+        _label_ends(axes, panel.curves, 1.8 * _SMALL_FONT / (_POINTS_PER_INCH * _HEIGHT))
 
 
 def _scale(axes: Any, panel: Panel) -> None:  # noqa: ANN401

@@ -1,8 +1,7 @@
 """Write `experiments/results/README.md`: all that was measured, beside what the papers say, from the records.
 
 The words are in `results_page.md`, beside this file; every number there is a field that names a record and a
-key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. A paragraph that names
-a record of `LATER` is left out while there is none. Fields without a
+key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. Fields without a
 format are whole tables, which this module makes. `make results-page` writes the page anew after a record
 has changed; a test compares what is committed with what would be written.
 """
@@ -14,7 +13,7 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,6 @@ from typing_extensions import override
 from experiments.__main__ import called, declared
 from experiments.results_file import RESULTS
 from experiments.study.aims import AIMS, MISSED, judged, limit_of
-
-#: Records that need hours on a machine with nothing else to do.
-LATER = ("fig8_live", "endurance", "costs")
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PAGE = RESULTS / "README.md"
@@ -69,21 +65,16 @@ class Record:
     @property
     def beside_paper(self) -> str:
         """The numbers that the paper's text has too, ours, and why they differ."""
-        reasons: list[str] = []
+        reasons = list(
+            dict.fromkeys(entry["reason"] for entry in self.comparison if entry["reason"])
+        )
         rows = []
         for entry in self.comparison:
-            note = ""
+            gap = f"{entry['gap_pct']:+.1f}"
             if reason := entry["reason"]:
-                if reason not in reasons:
-                    reasons.append(reason)
-                note = f"({reasons.index(reason) + 1})"
+                gap += f" ({reasons.index(reason) + 1})"
             rows.append(
-                (
-                    f"`{entry['figure']}`",
-                    _short(entry["paper"]),
-                    _short(entry["ours"]),
-                    f"{entry['gap_pct']:+.1f} {note}".strip(),
-                )
+                (f"`{entry['figure']}`", _short(entry["paper"]), _short(entry["ours"]), gap)
             )
         notes = "".join(f"\n{place}. {reason}." for place, reason in enumerate(reasons, start=1))
         return _table(("", "paper", "ours", "gap, %"), rows) + (f"\n{notes}" if notes else "")
@@ -122,10 +113,8 @@ class Record:
         for aim in AIMS[self._name]:
             figure = self.figures.get(aim.key)
             outcome = aim.outcome(figure)
-            if outcome == MISSED:
-                outcome += f": {aim.obstacle or 'see below'}"
-            measured = "-" if figure is None else _short(figure)
-            rows.append((f"`{aim.key}`", aim.words, measured, outcome))
+            why = f": {aim.obstacle or 'see below'}" if outcome == MISSED else ""
+            rows.append((f"`{aim.key}`", aim.words, _short(figure) or "-", outcome + why))
         return _table(("", "aim", "measured", ""), rows)
 
 
@@ -137,18 +126,6 @@ def records() -> dict[str, Record]:
     }
 
 
-def written(template: str, found: Collection[str]) -> str:
-    """Leave out the paragraphs of a template that name records which were not made yet.
-
-    Args:
-        template: paragraphs with fields.
-        found: names of the records that are there.
-    """
-    missing = tuple(f"{{{name}{mark}" for name in LATER if name not in found for mark in "[.")
-    blocks = template.split("\n\n")
-    return "\n\n".join(block for block in blocks if not any(field in block for field in missing))
-
-
 def page() -> str:
     """Give the page.
 
@@ -156,21 +133,21 @@ def page() -> str:
         KeyError: a record, or a number in one, that the page names is missing.
     """
     found = records()
-    text = written(TEMPLATE.read_text(encoding="utf-8"), found).format(
+    text = TEMPLATE.read_text(encoding="utf-8").format(
         **found,
         origins=_origins(found),
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
         sim_gap_aim=limit_of("fig8_live", "gpus6_sim_gap_pct"),
         aims=_all_aims(),
         pictures=_pictures(),
-        live_aims=_aims(found, "live"),
-        controller_aims=_aims(found, "controller"),
+        live_aims=found["live"].aims_table,
+        controller_aims=found["controller"].aims_table,
         edf_mh_shares=_shares(found["edf_mh"]),
         pieces_worth=_pieces(found["ablation"], "worth"),
         pieces_gain=_pieces(found["ablation"], "gain"),
-        num_edf_mh_loads=_count(found["edf_mh"], "edf_mh_", "_goodput_pct"),
+        num_edf_mh_loads=len(_between(found["edf_mh"], "edf_mh_", "_goodput_pct")),
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
-        processor=_processor(found["cpu"]) if "cpu" in found else "",
+        processor=_processor(found["cpu"]),
         edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
     )
     return "\n\n".join(_filled(block) for block in text.split("\n\n") if block)
@@ -222,11 +199,6 @@ def repeated_by(command: str) -> str:
     return f"{start[:-1]} {name}{space}{options}"
 
 
-def _aims(found: dict[str, Record], name: str) -> str:
-    record = found.get(name)
-    return record.aims_table if record is not None else f"(`make bench-{name}` has no record yet.)"
-
-
 def _all_aims() -> str:
     return _table(
         ("record", "figure", "aim", "measured", ""),
@@ -272,12 +244,7 @@ def _shares(record: Record) -> str:
 
 def _pieces(record: Record, what: str) -> str:
     """By piece of `edf_mh`: its largest and its smallest worth or gain in points, and the loads that gave them."""
-    start, end = "all_", "_goodput_pct"
-    loads = [
-        key[len(start) : -len(end)]
-        for key in record.figures
-        if key.startswith(start) and key.endswith(end)
-    ]
+    loads = _between(record, "all_", "_goodput_pct")
     found: dict[str, list[tuple[float, str]]] = {}
     for key, points in record.figures.items():
         for load in loads:
@@ -321,8 +288,10 @@ def _processor(record: Record) -> str:
     return title + "\n\n" + _table(("", "measured"), rows)
 
 
-def _count(record: Record, start: str, end: str) -> int:
-    return sum(key.startswith(start) and key.endswith(end) for key in record.figures)
+def _between(record: Record, start: str, end: str) -> list[str]:
+    """The middles of the keys that begin and end so."""
+    keys = (key for key in record.figures if key.startswith(start) and key.endswith(end))
+    return [key[len(start) : -len(end)] for key in keys]
 
 
 def _num_largest_batches(fig4: Record) -> int:

@@ -120,6 +120,8 @@ class Study(Generic[SettingT, PointT]):
     tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Row]]] = field(
         default_factory=lambda: {"": own_rows}
     )
+    #: What `NAME.txt` says of the answers; None: there is none.
+    text: Callable[[Sequence[PointT]], str] | None = None
     paper: tuple[Paper, ...] = ()
     #: Over the picture: what is seen, one sentence.
     title: str = ""
@@ -183,6 +185,8 @@ class Study(Generic[SettingT, PointT]):
             # What was written before may have had other columns.
             cells = ([row.get(name, "") for name in columns] for row in [*kept, *table])
             write_csv(target, columns, cells)
+        if self.text is not None:
+            (directory / f"{self.name}.txt").write_text(self.text(points), encoding="utf-8")
         taken, about_taken = self.taken(directory)
         figures = self.figures_of(setting, points) | dict(taken)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
@@ -195,8 +199,6 @@ class Study(Generic[SettingT, PointT]):
             **self.extra(setting, points),
             **about_taken,
         }
-        if self.part and not (directory / f"{self.name}.json").exists():
-            write_results(self.name, {}, command=command, directory=directory)
         if add or self.part:
             part = self.part or ", ".join(key_of(self.key, point) for point in points) or options
             add_results(

@@ -13,7 +13,7 @@ import pytest
 from experiments.gpu import __main__ as gpu
 from experiments.results_file import RESULTS
 from experiments.study import aims
-from experiments.study.aims import AIMS, MET, MISSED, NOT_MEASURED, Aim, aim_of, judged, within
+from experiments.study.aims import AIMS, MET, MISSED, NOT_MEASURED, Aim, judged, within
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_aim_that_is_missed_says_what_stands_in_the_way(
     aims.show([rows["fig7_right_bc_rps"]])
     line = capsys.readouterr().out
     assert "700  at least 3,000" in line
-    assert f"{MISSED}: {aim_of('edf_mh', 'fig7_right_bc_rps').obstacle}" in line
+    assert f"{MISSED}: {rows['fig7_right_bc_rps'].aim.obstacle}" in line
 
 
 def test_a_part_of_make_gpu_that_left_nothing_in_this_run_is_not_measured(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 from controller.telemetry import OK
 from experiments.__main__ import declared
 from experiments.clockwork_paper import fig7
-from experiments.demo import poisoned
 from experiments.policies import floors, lanes, overload
 from experiments.policies.floors import FORMS, QUICK_OVERLOAD
 from experiments.results_file import RESULTS
@@ -106,7 +105,6 @@ def drawn() -> Iterator[tuple[str, str, Sequence[Sequence[Panel]]]]:
     for study in declared():
         if study.panels is not None:
             yield study.name, study.title, study.drawn()
-    yield "poisoned", poisoned.TITLE, poisoned.panels(RESULTS)
 
 
 @pytest.fixture(scope="module")

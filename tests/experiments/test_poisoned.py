@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from pathlib import Path
 from random import Random
 
@@ -12,10 +10,10 @@ import pytest
 
 from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
-from experiments.demo import poisoned
-from experiments.demo.poisoned import PHASES, PoisonedRun, Setting
+from experiments.demo.poisoned import PHASES, STUDY, PoisonedRun, Setting
 from experiments.digits.stream import ask
 from experiments.study.report import write_csv
+from experiments.study.study import read_table
 
 # Nobody misses this SLO, so numbers of queries alone say what happens.
 QUICK = Setting(
@@ -44,7 +42,7 @@ def learned_alone(run: PoisonedRun) -> tuple[list[int], list[tuple[float, ...]]]
 
 @pytest.mark.long
 def test_a_poisoned_model_loses_its_weight_and_gets_it_back(tmp_path: Path) -> None:
-    run = poisoned.produce(QUICK, tmp_path)
+    (run,) = STUDY.produce(QUICK, tmp_path)
     assert [len(run.of(phase)) for phase in PHASES] == list(QUICK.num_queries)
     assert [step.num_missing for step in run.steps] == [0] * len(run.steps)
 
@@ -77,23 +75,17 @@ def test_a_poisoned_model_loses_its_weight_and_gets_it_back(tmp_path: Path) -> N
     assert found["poisoned"] == name
     assert found["figures"]["poisoned_poisoned_model_weight"] == during
     assert found["figures"]["repaired_queries_to_turn"] >= 1
-    with (tmp_path / "poisoned.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert sum(int(row["right"]) for row in rows) == sum(step.right for step in run.steps)
+    rows = read_table(tmp_path / "poisoned.csv")
+    assert sum(row["right"] for row in rows) == sum(step.right for step in run.steps)
     assert (tmp_path / "poisoned.png").stat().st_size > 5_000
 
 
-def test_a_last_row_of_fewer_queries_is_no_loss_of_accuracy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_last_row_of_fewer_queries_is_no_loss_of_accuracy(tmp_path: Path) -> None:
     ends = [20, 40, 60, 80, 100, 110]
     rows = [(end, "before", 20 if end < 110 else 10, 1.0) for end in ends]
     write_csv(tmp_path / "poisoned.csv", ("queries", "phase", "right", "weight of a"), rows)
     (tmp_path / "poisoned.json").write_text(json.dumps({"poisoned": "a"}))
-    _, (answers,) = poisoned.panels(tmp_path)
+    _, (answers,) = STUDY.drawn(tmp_path)
     (curve,) = answers.curves
     assert list(curve.x) == [100, 110]
     assert list(curve.y) == [100, 100]
-    monkeypatch.setattr(sys, "argv", ["poisoned", "--draw", "--directory", str(tmp_path)])
-    poisoned.main()
-    assert (tmp_path / "poisoned.png").exists()

@@ -1,4 +1,4 @@
-"""Which paragraphs the page of results has while some records are still to be made, and what repeats a record."""
+"""What repeats a record, as the page of results says."""
 
 from __future__ import annotations
 
@@ -13,28 +13,9 @@ import pytest
 
 from experiments.__main__ import called
 from experiments.results_file import RESULTS
-from experiments.study.results_page import LATER, TEMPLATE, repeated_by, written
+from experiments.study.results_page import repeated_by
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
-
-PAGE = (
-    "Of {serve[a]}.\n\nLive {fig8_live[b]:.1f}.\n\nSet {fig8_live.setting[c]}.\n\nLast {costs[d]}."
-)
-
-
-def test_a_paragraph_that_names_a_record_to_be_made_waits_for_it() -> None:
-    assert written(PAGE, {"serve"}) == "Of {serve[a]}."
-    assert written(PAGE, {"serve", "costs"}) == "Of {serve[a]}.\n\nLast {costs[d]}."
-    assert written(PAGE, {"serve", *LATER}) == PAGE
-
-
-def test_the_page_without_them_still_has_all_other_paragraphs() -> None:
-    template = TEMPLATE.read_text(encoding="utf-8")
-    short = written(template, ())
-    assert written(template, LATER) == template
-    left_out = set(template.split("\n\n")) - set(short.split("\n\n"))
-    assert left_out
-    assert all(any(f"{{{name}" in block for name in LATER) for block in left_out)
 
 
 def commands_of(record: object) -> Iterator[str]:

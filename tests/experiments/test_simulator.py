@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
-from controller.telemetry import ActionRow, RequestRow, Telemetry
+from controller.telemetry import OK, ActionRow, RequestRow, Telemetry
 from experiments.simulator import (
     Case,
     Cluster,
@@ -27,9 +27,8 @@ from experiments.simulator import (
     copies_of,
     run,
     slower_kind,
-    summarise,
 )
-from experiments.simulator.summary import latency_class
+from experiments.simulator.summary import Bucket, latency_class
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import ClosedLoop, Poisson, Recorded, Workload
 
@@ -121,10 +120,30 @@ def test_without_rows_the_summary_is_the_same() -> None:
 
 def test_the_summary_is_what_the_rows_come_to() -> None:
     done, requests, actions = rows_of(noisy(case(busy())))
-    assert done.summary.total().answered > 100
-    assert done.summary.total().num_refused > 10
-    again = summarise(requests, actions, bucket_ns=NS_PER_S, num_workers=1)
-    assert again == done.summary
+    total = done.summary.total()
+    answers = [row for row in requests if row.outcome == OK]
+    latencies = [row.departure_ns - row.arrival_ns for row in answers]
+    done_well = [row for row in actions if row.error == "NONE"]
+    assert total == Bucket(
+        arrived=len(requests),
+        answered=len(answers),
+        refused=Counter(row.outcome for row in requests if row.outcome != OK),
+        refusal_times=total.refusal_times,
+        refusal_ns_max=max(
+            row.departure_ns - row.arrival_ns for row in requests if row.outcome != OK
+        ),
+        cold_answered=sum(row.cold for row in answers),
+        cold_models={row.model_id for row in answers if row.cold},
+        batches=Counter(row.batch_size for row in done_well if row.type == "Infer"),
+        loads=sum(row.type == "LoadWeights" for row in done_well),
+        action_errors=Counter(row.error for row in actions if row.error != "NONE"),
+        exec_ns=sum(row.exec.duration_ns for row in actions if row.exec),
+        load_ns=sum(row.load.duration_ns for row in actions if row.load),
+        latencies=Counter(map(latency_class, latencies)),
+        latency_ns_max=max(latencies),
+    )
+    assert total.refusal_times.total() == total.num_refused > 10
+    assert total.answered > 100
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
@@ -464,35 +483,8 @@ def test_latency_classes_are_narrow_and_in_order() -> None:
     classes = [latency_class(latency) for latency in latencies]
     assert all(a <= b for a, b in pairwise(classes))
     for latency in latencies:
-        alone = summarise(
-            [RequestRow(**{**_OK, "departure_ns": latency})],
-            [],
-            bucket_ns=1 << 60,
-            num_workers=1,
-        ).total()
-        alone.latency_ns_max = 1 << 60
+        alone = Bucket(latencies=Counter([latency_class(latency)]), latency_ns_max=1 << 60)
         assert alone.latency_ns(50) == pytest.approx(latency, rel=0.004, abs=1)
-
-
-def test_a_live_request_whose_clock_starts_before_the_run_counts_as_of_its_beginning() -> None:
-    rows = [
-        RequestRow(**{**_OK, "arrival_ns": arrival_ns, "departure_ns": arrival_ns + 10})
-        for arrival_ns in (997, 1500)
-    ]
-    summary = summarise(rows, [], bucket_ns=100, num_workers=1, origin_ns=1000)
-    assert summary.total(0, 100).arrived == summary.total(500, 600).arrived == 1
-    # Even the first row of all.
-    assert summarise(rows[:1], [], bucket_ns=1, num_workers=1, origin_ns=1000).at(0).arrived == 1
-
-
-_OK: dict[str, Any] = {
-    "request_id": 1,
-    "model_id": "m",
-    "rows": 1,
-    "arrival_ns": 0,
-    "slo_ns": 1 << 60,
-    "outcome": "OK",
-}
 
 
 def test_progress_is_told() -> None:

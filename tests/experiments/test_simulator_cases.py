@@ -141,69 +141,23 @@ sizes = [8, 16]
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        ("seconds = 0.5", "", "the case: seconds is None, expected a number"),
+        ("seconds = 0.5", "", "the case: 'seconds' is missing"),
         ("seconds = 0.5", "seconds = -1", "seconds is -1, expected 0 or more"),
         ("seconds = 0.5", "seconds = 0", "duration_ns is 0, expected more than 0"),
         ("seconds", "secnods", "there is no 'secnods' (nearest: 'seconds')"),
         ("seconds = 0.5", "seconds = 0.5 0.5", "line 2"),
-        ("resnet50_v1b", "resnet50_vx", "models[0]: row: found 'resnet50_vx' (nearest: '"),
+        ("resnet50_v1b", "resnet50_vx", "models[0].row: found 'resnet50_vx' (nearest: '"),
         ('row = "resnet50_v1b"', "", "models[0]: expected either `row` or `first`"),
         ('row = "resnet50_v1b"', "first = 99", "models[0]: first is 99, expected 1 to 64"),
         ("copies = 2", "copies = 0", "models[0]: copies is 0"),
-        ("copies = 2", "copies = true", "copies is True, expected a whole number"),
-        ("[[models]]", "[models]", "models: expected tables [[models]]"),
-        ("poisson", "posson", "clients[0]: kind: found 'posson' (nearest: 'poisson')"),
+        ("copies = 2", "copies = true", "models[0].copies: found True, expected int"),
+        ("[[models]]", "[models]", "models: found {'row'"),
+        ("poisson", "posson", "clients[0].kind: found 'posson' (nearest: 'poisson')"),
         ("rate_rps = 200", "", "clients[0]: 'rate_rps' is missing"),
         ("rate_rps = 200", "rate_rps = -1", "clients[0]: rate_rps is -1"),
+        ("rate_rps = 200", "rate_rps = '1'", "clients[0].rate_rps: found '1', expected float"),
         ("slo_ms = 100", "slo_ms = 0", "clients[0]: slo_ns is 0"),
         ("slo_ms = 100", "slo_ms = 100\njitter_ms = 1", "clients[0]: there is no 'jitter_ms'"),
-        (
-            "[[models]]",
-            "[cluster]\nnum_workers = 1.5\n[[models]]",
-            "num_workers is 1.5, expected int",
-        ),
-        (
-            "[[models]]",
-            "[cluster]\nmodels = 1\n[[models]]",
-            "cluster: models are tables of their own",
-        ),
-        (
-            "[[models]]",
-            "[[cluster.kinds]]\nname = 'x'\nexec_factor = true\n[[models]]",
-            "cluster.kinds[0]: exec_factor is True, expected a number",
-        ),
-        (
-            "[[models]]",
-            "[[cluster.kinds]]\nname = 'x'\nexec_factor = 0\n[[models]]",
-            "exec_factor is 0, expected 0.01 to 100",
-        ),
-        (
-            "[[models]]",
-            "[[cluster.kinds]]\nworkers = 2\n[[models]]",
-            "cluster.kinds[0]: 'name' is missing",
-        ),
-        (
-            "[[models]]",
-            "[cluster]\nnum_workers = 3\n[[cluster.kinds]]\nname = 'x'\n[[models]]",
-            "found kinds of 1 workers, expected one for each of 3 workers",
-        ),
-        (
-            "[[models]]",
-            "[faults]\nclocks = 3\n[[models]]",
-            "faults.clocks: found 3, expected a list",
-        ),
-        (
-            "[[models]]",
-            "[scheduler]\npolicy = 'best'\n[[models]]",
-            "policy is 'best', expected one of",
-        ),
-        ("[[models]]", "network = 3\n[[models]]", "network: found 3, expected a table"),
-        ("[[models]]", "profile = 3\n[[models]]", "profile: found 3, expected a name or a path"),
-        (
-            "[[models]]",
-            "[faults]\nlost_workers = [{ worker = 0 }]\n[[models]]",
-            "'at_ns' is missing",
-        ),
     ],
 )
 def test_a_bad_case_is_refused_with_its_place(
@@ -215,6 +169,36 @@ def test_a_bad_case_is_refused_with_its_place(
         read_case(path)
     assert problem in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ("[cluster]\nnum_workers = 1.5", "cluster.num_workers: found 1.5, expected int"),
+        ("[cluster]\nmodels = 1", "cluster: there is no 'models'"),
+        (
+            "[[cluster.kinds]]\nname = 'x'\nexec_factor = true",
+            "cluster.kinds[0].exec_factor: found True, expected float",
+        ),
+        ("[[cluster.kinds]]\nname = 'x'\nexec_factor = 0", "is 0, expected 0.01 to 100"),
+        ("[[cluster.kinds]]\nworkers = 2", "cluster.kinds[0]: 'name' is missing"),
+        (
+            "[cluster]\nnum_workers = 3\n[[cluster.kinds]]\nname = 'x'",
+            "found kinds of 1 workers, expected one for each of 3 workers",
+        ),
+        ("[faults]\nclocks = 3", "faults.clocks: found 3, expected a list"),
+        ("[faults]\nlost_workers = [{ worker = 0 }]", "faults.lost_workers[0]: 'at_ns' is missing"),
+        ("[scheduler]\npolicy = 'best'", "policy is 'best', expected one of"),
+        ("network = 3", "network: found 3, expected a table"),
+        ("profile = 3", "profile: found 3, expected str"),
+        ("seed = -1", "seed is -1, expected 0 or more"),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_place(tmp_path: Path, tables: str, problem: str) -> None:
+    path = write(tmp_path, SMALL.replace("[[models]]", f"{tables}\n[[models]]"))
+    with pytest.raises(ConfigError) as caught:
+        read_case(path)
+    assert problem in str(caught.value)
 
 
 def test_a_missing_case_is_named(tmp_path: Path) -> None:
@@ -419,13 +403,13 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(tmp_path: Path) -> None:
     ("clients", "problem"),
     [
         ('kind = "azure2019"', "clients[0]: 'path' is missing"),
-        ('kind = "azure2019"\npath = 3', "path is 3, expected that of a trace"),
+        ('kind = "azure2019"\npath = 3', "clients[0].path: found 3, expected str"),
         ('kind = "azure2019"\npath = "none.csv"', "none.csv: No such file"),
         ('kind = "azure2019"\npath = "single.csv"', "single.csv:1: expected the first columns"),
         ('kind = "azure2021"\npath = "minutes.csv"', "minutes.csv:1: found columns"),
         (
             'kind = "azure2019"\npath = "minutes.csv"\nbegin_minute = 13',
-            "begin_minute is 13, the trace has 10 to 12",
+            "begin_minute is 13, expected 10 to 12",
         ),
         (
             'kind = "azure2019"\npath = "minutes.csv"\nbegin_minute = 12',
@@ -442,7 +426,7 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(tmp_path: Path) -> None:
         ),
         (
             'kind = "azure2019"\npath = "minutes.csv"\nassignment = "stripped"',
-            "assignment: found 'stripped' (nearest: 'striped')",
+            "clients[0].assignment: found 'stripped' (nearest: 'striped')",
         ),
         (
             'kind = "azure2019"\npath = "minutes.csv"\ntimers = true',

@@ -60,7 +60,7 @@ def outcome(**changes: object) -> RequestOutcome:
 
 
 def test_a_verdict_counts_each_kind_of_outcome() -> None:
-    verdict = demo.judge(
+    found = demo.judge(
         [
             outcome(),
             outcome(right=False),
@@ -71,10 +71,10 @@ def test_a_verdict_counts_each_kind_of_outcome() -> None:
             outcome(outcome="the server is on fire", right=False),
         ]
     )
-    assert verdict == demo.DemoVerdict(
-        offered=7, answered=4, in_time=2, admitted=6, wrong=1, late_successes=1, errors=1
-    )
-    assert verdict.in_time_fraction == pytest.approx(2 / 6)
+    counts = {"offered": 7, "answered": 4, "in_time": 2, "admitted": 6, "wrong": 1}
+    counts |= {"late_successes": 1, "errors": 1, "refused_overloaded": 1, "refused_late": 1}
+    assert counts.items() <= found.items()
+    assert found["in_time_fraction"] == pytest.approx(2 / 6)
 
 
 def test_rates_use_half_of_the_time_of_the_core_that_computes() -> None:
