@@ -18,8 +18,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from pathlib import Path
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, PAGE_BYTES
+from experiments.bench.soak import await_model, further_worker
 from experiments.live.live_promises import served
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
@@ -41,6 +40,7 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 _DEVICE_RPS = 100.0
 _SLO_MS = 100
 _TENTHS = 10
+_NAMES = ["own", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,46 +126,29 @@ def decay_of(account: Account, rss_mib: Sequence[float]) -> dict[str, float]:
 def neighbours(*, apart: bool) -> Iterator[str]:
     """A server with the models `own` and `other`, on a device for each or on one; gives its address."""
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        folder = Path(scratch)
-        rows = {
-            name: ProfileRow(
-                name=name,
-                weights_bytes=PAGE_BYTES,
-                load_ns=NS_PER_MS,
-                exec_ns={1: 10 * NS_PER_MS},
-            )
-            for name in ("own", "other")
-        }
-        devices = [{name: row} for name, row in rows.items()] if apart else [rows]
-        for number, held in enumerate(devices):
-            save_profile(Profile(name=f"device{number}", rows=held), folder / f"{number}.json")
-        for name in rows:
-            LiveModel(name=name, copies=1, batch_sizes=(1,)).write(folder / "models" / name)
-        cache = ("--cache-dir", f"{scratch}/cache")
-        server = stack.enter_context(
-            LocalServer(
-                ["--models", f"{scratch}/models", "--device", f"modelled:{scratch}/0.json", *cache]
-            )
-        )
-        for number in range(1, len(devices)):
-            command = [sys.executable, "-m", "clockwright.cli", "worker", "--id", f"more-{number}"]
-            device = ("--device", f"modelled:{scratch}/{number}.json")
-            worker = subprocess.Popen([*command, "--controller", server.address, *device, *cache])
-            stack.callback(worker.wait)
-            stack.callback(worker.terminate)
-        for name in rows:
-            _await_model(server.address, name)
+        for name in _NAMES:
+            model = LiveModel(name=name, copies=1, batch_sizes=(1,))
+            model.write(Path(scratch) / "models" / name)
+        devices: list[list[str]] = []
+        for held in [[name] for name in _NAMES] if apart else [_NAMES]:
+            rows = {
+                name: ProfileRow(
+                    name=name,
+                    weights_bytes=PAGE_BYTES,
+                    load_ns=NS_PER_MS,
+                    exec_ns={1: 10 * NS_PER_MS},
+                )
+                for name in held
+            }
+            path = Path(scratch) / f"{held[0]}.json"
+            save_profile(Profile(name=path.stem, rows=rows), path)
+            devices.append(["--device", f"modelled:{path}", "--cache-dir", f"{scratch}/cache"])
+        server = stack.enter_context(LocalServer(["--models", f"{scratch}/models", *devices[0]]))
+        for more in devices[1:]:
+            stack.enter_context(further_worker(server.address, "more", *more))
+        for name in _NAMES:
+            await_model(server.address, name)
         yield server.address
-
-
-def _await_model(address: str, name: str) -> None:
-    """Ask until the model answers: its weights are loaded then."""
-    load = ClientLoad(address=address, models=(name,), slo_ms=10_000, seconds=0, concurrency=1)
-    for _ in range(60):
-        if offer(load).num_ok:
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"{name} gave no answer within 60 requests")
 
 
 def neighbour(setting: Setting, *, apart: bool) -> dict[str, float]:
@@ -201,13 +184,11 @@ def neighbour_figures(
     def median(value: Callable[[Account], float], accounts: Sequence[Account]) -> float:
         return statistics.median(map(value, accounts))
 
-    figures: dict[str, float] = {}
-    for name, accounts in (("alone", alone), ("beside", beside), ("flood", flooded)):
-        figures |= {
-            f"{name}_in_time_pct": median(_in_time_pct, accounts),
-            f"{name}_p50_ms": median(lambda account: account.latency_ms(50), accounts),
-            f"{name}_p99_ms": median(lambda account: account.latency_ms(99), accounts),
-        }
+    figures = {
+        f"{name}_{what}": median(value, accounts)
+        for name, accounts in (("alone", alone), ("beside", beside), ("flood", flooded))
+        for what, value in _OF_ACCOUNTS.items()
+    }
     ratios = [
         after.latency_ms(99) / max(before.latency_ms(99), 1e-9)
         for before, after in zip(alone, beside, strict=True)
@@ -222,6 +203,13 @@ def neighbour_figures(
 
 def _in_time_pct(account: Account) -> float:
     return 100 * (account.num_ok - account.num_late) / max(account.num_offered, 1)
+
+
+_OF_ACCOUNTS: Mapping[str, Callable[[Account], float]] = {
+    "in_time_pct": _in_time_pct,
+    "p50_ms": lambda account: account.latency_ms(50),
+    "p99_ms": lambda account: account.latency_ms(99),
+}
 
 
 # --- all of it -------------------------------------------------------------------------------------
