@@ -27,15 +27,15 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import uvloop
 
 from clockwright import AsyncClient, Feedback
 from clockwright.operator import Operator
-from clockwright.units import NS_PER_S
+from clockwright.units import NS_PER_US
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import Contexts
@@ -49,8 +49,9 @@ from experiments.study.bench import Findings, bench
 
 MODELS = ("a", "b", "c", "d")
 _SEED = 0
-
-_OPTIONS: dict[str, dict[str, Any]] = {"canary": {"stable": "a", "canary": "b"}}
+# Queries asked at once, so that they form batches.
+_CONCURRENCY = 32
+_SLO_MS = 10_000.0
 
 #: Whom a query of `path_round` asks, by the name of its figures.
 MODELS_ASKED = {
@@ -73,11 +74,6 @@ class Setting:
     rounds: int = 9
 
 
-# Queries asked at once, so that they form batches.
-_CONCURRENCY = 32
-_SLO_MS = 10_000.0
-
-
 def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     """Time one select and one combine by averaging, the slower rule.
 
@@ -89,7 +85,7 @@ def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     Returns:
         Microseconds per call of both.
     """
-    policy = make_policy(name, _OPTIONS.get(name, {}))
+    policy = make_policy(name, {"stable": "a", "canary": "b"} if name == "canary" else {})
     state = policy.init(MODELS)
     rng = Random(_SEED)
     candidates = tuple(Candidate(model) for model in MODELS)
@@ -139,119 +135,111 @@ async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-async def feedback_round(
-    address: str, pids: Sequence[int], images: Array, labels: Array, order: Sequence[str]
-) -> dict[str, float]:
-    """One turn of each application, and one of feedback by id.
+def cpu_us(pids: Sequence[int]) -> float:
+    """Processor time that these processes and this one have spent."""
+    return time.process_time() * 1e6 + cpu_ns(pids) / NS_PER_US
 
-    Args:
-        address: of a server with applications `cached` and `uncached`.
-        pids: of its processes.
-        images: to ask.
-        labels: of the images.
-        order: of the applications.
 
-    Returns:
-        Observations per second, and processor time that all processes spent on one, in microseconds: of
-        `cached`, `uncached` and `by_id`.
-    """
-    row: dict[str, float] = {}
-    count = len(images)
-    ids: list[str] = []
-    async with AsyncClient(address) as client:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Applications on a server, and what they are asked."""
 
-        async def ask(application: str, index: int) -> str:
-            inputs = {"X": images[index : index + 1]}
-            return (await client.infer(application, inputs, slo_ms=_SLO_MS)).query_id
+    address: str
+    #: Its processes, the controller's first.
+    pids: Sequence[int]
+    images: Array
+    labels: Array
 
-        async def teach(query_id: str, index: int) -> None:
-            await client.feedback(Feedback(query_id, label=int(labels[index])))
+    async def feedback_round(self, order: Sequence[str]) -> dict[str, float]:
+        """One turn of each application, and one of feedback by id.
 
-        async def timed(name: str, work: Callable[[int], Awaitable[None]]) -> None:
-            before_s = cpu_s(pids)
-            row[name] = await _all(work, count)
-            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / count * 1e6
+        Args:
+            order: of the applications `cached` and `uncached`.
 
-        for application in order:
+        Returns:
+            Observations per second, and processor time that all processes spent on one, in microseconds: of
+            `cached`, `uncached` and `by_id`.
+        """
+        row: dict[str, float] = {}
+        count = len(self.images)
+        ids: list[str] = []
+        async with AsyncClient(self.address) as client:
 
-            async def asked(index: int, application: str = application) -> None:
+            async def ask(application: str, index: int) -> str:
+                inputs = {"X": self.images[index : index + 1]}
+                return (await client.infer(application, inputs, slo_ms=_SLO_MS)).query_id
+
+            async def remember(application: str, index: int) -> None:
                 ids.append(await ask(application, index))
 
-            async def observe(index: int, application: str = application) -> None:
+            async def teach(query_id: str, index: int) -> None:
+                await client.feedback(Feedback(query_id, label=int(self.labels[index])))
+
+            async def observe(application: str, index: int) -> None:
                 await teach(await ask(application, index), index)
 
-            # The observed inputs were asked a moment ago.
-            await _all(asked, count)
-            await timed(application, observe)
-        by_id = iter(ids)
+            async def timed(name: str, work: Callable[[int], Awaitable[None]]) -> None:
+                before_us = cpu_us(self.pids)
+                row[name] = await _all(work, count)
+                row[f"{name}_cpu_us"] = (cpu_us(self.pids) - before_us) / count
 
-        async def teach_only(index: int) -> None:
-            await teach(next(by_id), index)
+            for application in order:
+                # The observed inputs were asked a moment ago.
+                await _all(partial(remember, application), count)
+                await timed(application, partial(observe, application))
+            by_id = iter(ids)
+            await timed("by_id", lambda index: teach(next(by_id), index))
+        return row
 
-        await timed("by_id", teach_only)
-    return row
+    async def path_round(self, order: Sequence[str], turn: int) -> dict[str, float]:
+        """Ask each of some models and applications a hundred images, one after the other.
 
+        Args:
+            order: of the asked.
+            turn: number of this round; users of two rounds have nothing in common.
 
-def cpu_s(pids: Sequence[int]) -> float:
-    """Processor time that these processes and this one have spent."""
-    return time.process_time() + cpu_ns(pids) / NS_PER_S
-
-
-async def path_round(
-    address: str, pids: Sequence[int], images: Array, order: Sequence[str], *, turn: int
-) -> dict[str, float]:
-    """Ask each of some models and applications every image, one after the other.
-
-    Args:
-        address: of a server that has them.
-        pids: of its processes, the controller's first.
-        images: to ask.
-        order: of the asked.
-        turn: number of this round; users of two rounds have nothing in common.
-
-    Returns:
-        By name, with endings `_p50_us` and `_p99_us` (latency at the client), `_cpu_us` (processor time per query
-        of all processes, this one included) and `_controller_cpu_us`.
-    """
-    row: dict[str, float] = {}
-    async with AsyncClient(address) as client:
-        for name in order:
-            context = name != "model"
-            asked = MODELS_ASKED[name]
-            for image in images[
-                :5
-            ]:  # The first queries of all find connections, code and weights cold.
-                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS)
-            times_us: list[float] = []
-            before_s, controller_ns = cpu_s(pids), cpu_ns(pids[:1])
-            for number, image in enumerate(images):
-                began = time.perf_counter()
-                user = f"user {turn} {number}" if context else ""
-                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS, context=user)
-                times_us.append((time.perf_counter() - began) * 1e6)
-            times_us.sort()
-            row[f"{name}_p50_us"] = times_us[len(times_us) // 2]
-            row[f"{name}_p99_us"] = times_us[len(times_us) * 99 // 100]
-            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / len(images) * 1e6
-            row[f"{name}_controller_cpu_us"] = (
-                (cpu_ns(pids[:1]) - controller_ns) / len(images) / 1e3
-            )
-    return row
+        Returns:
+            By name, with endings `_p50_us` and `_p99_us` (latency at the client), `_cpu_us` (processor time per query
+            of all processes, this one included) and `_controller_cpu_us`.
+        """
+        row: dict[str, float] = {}
+        images = self.images[:100, None]
+        count = len(images)
+        async with AsyncClient(self.address) as client:
+            for name in order:
+                asked = MODELS_ASKED[name]
+                # The first queries of all find connections, code and weights cold.
+                for image in images[:5]:
+                    await client.infer(asked, {"X": image}, slo_ms=_SLO_MS)
+                times_us = []
+                before_us, controller_ns = cpu_us(self.pids), cpu_ns(self.pids[:1])
+                for number, image in enumerate(images):
+                    user = f"user {turn} {number}" if name != "model" else ""
+                    began = time.perf_counter()
+                    await client.infer(asked, {"X": image}, slo_ms=_SLO_MS, context=user)
+                    times_us.append((time.perf_counter() - began) * 1e6)
+                times_us.sort()
+                used_ns = cpu_ns(self.pids[:1]) - controller_ns
+                row[f"{name}_p50_us"] = times_us[count // 2]
+                row[f"{name}_p99_us"] = times_us[count * 99 // 100]
+                row[f"{name}_cpu_us"] = (cpu_us(self.pids) - before_us) / count
+                row[f"{name}_controller_cpu_us"] = used_ns / count / NS_PER_US
+        return row
 
 
 def path_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Medians over the rounds; comparisons are made inside a round."""
-    figures = {f"whole_path_{key}": statistics.median(row[key] for row in rows) for key in rows[0]}
+    figures = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     for name in MODELS_ASKED:
         if name != "model":
             for kind in ("p50", "cpu", "controller_cpu"):
-                figures[f"whole_path_{name}_more_{kind}_us"] = statistics.median(
+                figures[f"{name}_more_{kind}_us"] = statistics.median(
                     row[f"{name}_{kind}_us"] - row[f"model_{kind}_us"] for row in rows
                 )
-            figures[f"whole_path_{name}_p50_ratio"] = statistics.median(
+            figures[f"{name}_p50_ratio"] = statistics.median(
                 row[f"{name}_p50_us"] / row["model_p50_us"] for row in rows
             )
-    return figures
+    return {f"whole_path_{name}": figure for name, figure in figures.items()}
 
 
 def measure_live(
@@ -277,20 +265,18 @@ def measure_live(
                 application = pb.Application(name=name, models=members, no_cache=no_cache)
                 operator.put_application(application)
             assert MODELS_ASKED["model"] == model_names[0]
-            pids = family(server.process.pid)
-            images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
+            served = Served(
+                server.address,
+                family(server.process.pid),
+                asked.questions[:num_inputs],
+                asked.labels[:num_inputs],
+            )
             paths, feedbacks = [], []
             for turn in range(rounds + 1):
                 # Alternating order: a machine that slows down or speeds up in between favours nobody.
                 step = 1 if turn % 2 else -1
-                order = list(MODELS_ASKED)[::step]
-                paths.append(
-                    uvloop.run(path_round(server.address, pids, images[:100], order, turn=turn))
-                )
-                order = ["cached", "uncached"][::step]
-                feedbacks.append(
-                    uvloop.run(feedback_round(server.address, pids, images, labels, order))
-                )
+                paths.append(uvloop.run(served.path_round(list(MODELS_ASKED)[::step], turn)))
+                feedbacks.append(uvloop.run(served.feedback_round(("cached", "uncached")[::step])))
     return paths[1:], feedbacks[1:]
 
 
@@ -320,8 +306,7 @@ def measure(setting: Setting) -> Findings:
         for name in sorted(BUILT_IN)
     }
     figures = {"select_combine_us_4models": max(costs.values())}
-    for name, cost in costs.items():
-        figures[f"select_combine_us_{name.replace('-', '_')}"] = cost
+    figures |= {f"select_combine_us_{name.replace('-', '_')}": us for name, us in costs.items()}
     figures["contexts_mib_100k"] = contexts_mib(setting.contexts)
     paths, feedbacks = measure_live(num_inputs=setting.inputs, rounds=setting.rounds)
     figures |= path_figures(paths) | feedback_figures(feedbacks)
