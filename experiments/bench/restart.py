@@ -145,7 +145,7 @@ class StreamClient:
 
     async def _ends_of(self, asked: Sequence[Inquiry]) -> None:
         """Wait until requests have ended, or have no end."""
-        limit_s = max((each.deadline_s for each in asked), default=0.0) + _PATIENCE_S
+        limit_s = time.monotonic() + _SLO_MS["long"] / 1000 + _PATIENCE_S
         # Each request has an end of its own.
         while time.monotonic() < limit_s and not all(each.end for each in asked):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -208,30 +208,24 @@ class StreamClient:
                     # A front knows nothing of the time for which a request waited for a connection.
                     async with asyncio.timeout(_CONNECT_S):
                         await channel.channel_ready()
-                    await self._talk(channel.stream_stream(_STREAM)(), queue, under_way)
+                    call = channel.stream_stream(_STREAM)()
+                    writing = asyncio.create_task(self._write(call, queue, under_way))
+                    try:
+                        async for data in call:
+                            message = pb.ModelStreamInferResponse.FromString(data)
+                            number = int(message.infer_response.id)
+                            under_way.pop(number, None)
+                            words = message.error_message
+                            self._end(self.asked[number], words.partition(":")[0] or "OK")
+                    finally:
+                        writing.cancel()
+                        await asyncio.gather(writing, return_exceptions=True)
             for number in under_way:
                 self.asked[number].again = True
                 self._put(number, but=front)
             while not queue.empty():
                 self._put(queue.get_nowait(), but=front)
             await asyncio.sleep(0.05)
-
-    async def _talk(
-        self,
-        call: Any,  # noqa: ANN401  grpc.aio's
-        queue: asyncio.Queue[int],
-        under_way: dict[int, None],
-    ) -> None:
-        writing = asyncio.create_task(self._write(call, queue, under_way))
-        try:
-            async for data in call:
-                message = pb.ModelStreamInferResponse.FromString(data)
-                number = int(message.infer_response.id)
-                under_way.pop(number, None)
-                self._end(self.asked[number], message.error_message.partition(":")[0] or "OK")
-        finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
 
     async def _write(
         self,
@@ -283,24 +277,21 @@ class Deployed:
 
     command: list[str]
     #: Where the modules are that Python finds first; None: here.
-    source: Path | None = None
+    source: Path | None
+    #: That was started last.
+    popen: subprocess.Popen[str] = field(init=False)
     address: str = ""
-    _popen: subprocess.Popen[str] | None = None
 
-    @property
-    def popen(self) -> subprocess.Popen[str]:
-        """The process that was started last."""
-        assert self._popen is not None
-        return self._popen
+    def __post_init__(self) -> None:
+        self.start()
 
     def start(self) -> None:
         """Start it, and wait until it listens or stands by; a worker does neither."""
-        self.end()
         name, *arguments = self.command
         # Releases of before know no such flags.
         is_ours = self.source is None and name != "worker"
         flags = off_fixed_ports(name, arguments) if is_ours else []
-        self._popen = subprocess.Popen(
+        self.popen = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", name, *flags, *arguments],
             stdout=subprocess.PIPE,
             text=True,
@@ -310,8 +301,8 @@ class Deployed:
         )
         if name == "worker":
             return
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
             if line.startswith(("listening on ", "standing by on ")):
                 self.address = line.split()[-1]
                 port = self.address.rpartition(":")[2]
@@ -319,15 +310,19 @@ class Deployed:
                     f"--port={port}" if part == "--port=0" else part for part in self.command
                 ]
                 return
-        raise RuntimeError(f"{name} ended with {self._popen.wait()}")
+        raise RuntimeError(f"{name} ended with {self.popen.wait()}")
 
     def end(self) -> None:
         """Kill it, if it is there."""
-        if self._popen is not None:
-            self._popen.kill()
-            self._popen.wait()
-            assert self._popen.stdout is not None
-            self._popen.stdout.close()
+        self.popen.kill()
+        self.popen.wait()
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+    def start_again(self) -> None:
+        """Start it anew where it was, with the same flags."""
+        self.end()
+        self.start()
 
     async def ended(self) -> None:
         """Wait until it has ended."""
@@ -350,7 +345,6 @@ class Deployment:
         """Start one more."""
         process = Deployed(list(command), self.source)
         self.stack.callback(process.end)
-        process.start()
         processes.append(process)
         return process
 
@@ -374,7 +368,7 @@ class Deployment:
         processes = (*self.controllers, *self.workers, *self.fronts)
         ended = [process for process in processes if process.popen.poll() is not None]
         for process in ended:
-            await asyncio.to_thread(process.start)
+            await asyncio.to_thread(process.start_again)
         leads = {each.address: await _is_ready(each.address) for each in self.controllers}
         self.controllers.sort(key=lambda each: not leads[each.address])
         return len(ended)
@@ -509,7 +503,7 @@ async def _fault(client: StreamClient, deployment: Deployment, target: str, numb
         os.kill(pid, signal.SIGCONT)
     elif process is not None:
         await process.ended()
-        await asyncio.to_thread(process.start)
+        await asyncio.to_thread(process.start_again)
     return took_s
 
 
@@ -521,7 +515,7 @@ def back(setting: Setting, folder: Path) -> dict[str, float]:
         (controller,) = deployment.controllers
         for _ in range(setting.times):
             controller.popen.kill()
-            starting = asyncio.create_task(asyncio.to_thread(controller.start))
+            starting = asyncio.create_task(asyncio.to_thread(controller.start_again))
             took_s.append(await client.next_answer())
             await starting
             await client.calm()
