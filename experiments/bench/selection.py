@@ -1,9 +1,8 @@
 """What the selection layer costs, and what its prediction cache gains: `selection.json`.
 
 * `whole_path_...`: an application beside a model that is asked directly, in the same run, one query after the
-  other: latency at the client, and processor time of all processes and of the controller alone. `application_1` asks
-  that same model and nobody else, so what it costs more is selection's whole path (context read,
-  forecasts, choice, submits, journal, explanation); `application_4` asks four, and `application_4_cached` finds their
+  other: latency at the client, and processor time of the controller. `application_1` asks that same model and nobody
+  else, so what it costs more is selection's whole path; `application_4` asks four, and `application_4_cached` finds their
   predictions in the cache. Every query comes for another user, whose state is read. All take turns; differences and
   ratios are those of one turn's neighbours, and the figure is their median.
 * `select_combine_us_4models`: of that path only two calls, one `select` and one `combine` of the costliest
@@ -11,11 +10,8 @@
 * `contexts_mib_100k`: what 100,000 users' states of four models take in the controller's memory.
 * `cache_feedback_speedup`: observations per second with the prediction cache over without it. An
   observation is a feedback for an input, as Clipper's own are (section 4.2): its predictions have to be
-  had again. Four digit classifiers behind a live server, inputs asked a moment ago. Both take turns, a
-  second each, and the figure is the median of the ratios of neighbours: client and server share this machine with
-  whatever else it does, which changes by the second. `cache_feedback_cpu_ratio` is the same in processor time,
-  of client and server together. `feedback_by_id_...` is this server's own way, by query id,
-  which needs no prediction at all.
+  had again. Four digit classifiers behind a live server, inputs asked a moment ago. Both take turns, a second each,
+  and the figure is the median of the ratios of neighbours: the machine changes by the second.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ from controller.selection.policies import BUILT_IN, make_policy
 from experiments.demo.models import write_digit_models
 from experiments.digits.images import Array
 from experiments.live.local_server import LocalServer
-from experiments.live.processor_time import cpu_ns, family, rss_bytes
+from experiments.live.processor_time import cpu_ns, rss_bytes
 from experiments.study.bench import Findings, bench
 
 MODELS = ("a", "b", "c", "d")
@@ -122,7 +118,7 @@ def contexts_mib(num_contexts: int) -> float:
     return (rss_bytes("self") - before) / 2**20
 
 
-async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
+async def _all(work: Callable[[int], Awaitable[object]], count: int) -> float:
     """Do `work` for 0 to `count` - 1, some at once; returns how many per second."""
     waiting = iter(range(count))
 
@@ -135,60 +131,33 @@ async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def cpu_us(pids: Sequence[int]) -> float:
-    """Processor time that these processes and this one have spent."""
-    return time.process_time() * 1e6 + cpu_ns(pids) / NS_PER_US
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """Applications on a server, and what they are asked."""
 
     address: str
-    #: Its processes, the controller's first.
-    pids: Sequence[int]
+    #: The controller's process.
+    pid: int
     images: Array
     labels: Array
 
     async def feedback_round(self, order: Sequence[str]) -> dict[str, float]:
-        """One turn of each application, and one of feedback by id.
-
-        Args:
-            order: of the applications `cached` and `uncached`.
-
-        Returns:
-            Observations per second, and processor time that all processes spent on one, in microseconds: of
-            `cached`, `uncached` and `by_id`.
-        """
+        """One turn of each of the applications `cached` and `uncached`: their observations per second."""
         row: dict[str, float] = {}
-        count = len(self.images)
-        ids: list[str] = []
         async with AsyncClient(self.address) as client:
 
             async def ask(application: str, index: int) -> str:
                 inputs = {"X": self.images[index : index + 1]}
                 return (await client.infer(application, inputs, slo_ms=_SLO_MS)).query_id
 
-            async def remember(application: str, index: int) -> None:
-                ids.append(await ask(application, index))
-
-            async def teach(query_id: str, index: int) -> None:
-                await client.feedback(Feedback(query_id, label=int(self.labels[index])))
-
             async def observe(application: str, index: int) -> None:
-                await teach(await ask(application, index), index)
-
-            async def timed(name: str, work: Callable[[int], Awaitable[None]]) -> None:
-                before_us = cpu_us(self.pids)
-                row[name] = await _all(work, count)
-                row[f"{name}_cpu_us"] = (cpu_us(self.pids) - before_us) / count
+                query_id = await ask(application, index)
+                await client.feedback(Feedback(query_id, label=int(self.labels[index])))
 
             for application in order:
                 # The observed inputs were asked a moment ago.
-                await _all(partial(remember, application), count)
-                await timed(application, partial(observe, application))
-            by_id = iter(ids)
-            await timed("by_id", lambda index: teach(next(by_id), index))
+                await _all(partial(ask, application), len(self.images))
+                row[application] = await _all(partial(observe, application), len(self.images))
         return row
 
     async def path_round(self, order: Sequence[str], turn: int) -> dict[str, float]:
@@ -199,12 +168,10 @@ class Served:
             turn: number of this round; users of two rounds have nothing in common.
 
         Returns:
-            By name, with endings `_p50_us` and `_p99_us` (latency at the client), `_cpu_us` (processor time per query
-            of all processes, this one included) and `_controller_cpu_us`.
+            By name, with endings `_p50_us` (latency at the client) and `_controller_cpu_us` (per query).
         """
         row: dict[str, float] = {}
         images = self.images[:100, None]
-        count = len(images)
         async with AsyncClient(self.address) as client:
             for name in order:
                 asked = MODELS_ASKED[name]
@@ -212,18 +179,15 @@ class Served:
                 for image in images[:5]:
                     await client.infer(asked, {"X": image}, slo_ms=_SLO_MS)
                 times_us = []
-                before_us, controller_ns = cpu_us(self.pids), cpu_ns(self.pids[:1])
+                before_ns = cpu_ns([self.pid])
                 for number, image in enumerate(images):
                     user = f"user {turn} {number}" if name != "model" else ""
                     began = time.perf_counter()
                     await client.infer(asked, {"X": image}, slo_ms=_SLO_MS, context=user)
                     times_us.append((time.perf_counter() - began) * 1e6)
-                times_us.sort()
-                used_ns = cpu_ns(self.pids[:1]) - controller_ns
-                row[f"{name}_p50_us"] = times_us[count // 2]
-                row[f"{name}_p99_us"] = times_us[count * 99 // 100]
-                row[f"{name}_cpu_us"] = (cpu_us(self.pids) - before_us) / count
-                row[f"{name}_controller_cpu_us"] = used_ns / count / NS_PER_US
+                used_us = (cpu_ns([self.pid]) - before_ns) / NS_PER_US
+                row[f"{name}_p50_us"] = statistics.median(times_us)
+                row[f"{name}_controller_cpu_us"] = used_us / len(images)
         return row
 
 
@@ -232,7 +196,7 @@ def path_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     figures = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     for name in MODELS_ASKED:
         if name != "model":
-            for kind in ("p50", "cpu", "controller_cpu"):
+            for kind in ("p50", "controller_cpu"):
                 figures[f"{name}_more_{kind}_us"] = statistics.median(
                     row[f"{name}_{kind}_us"] - row[f"model_{kind}_us"] for row in rows
                 )
@@ -267,7 +231,7 @@ def measure_live(
             assert MODELS_ASKED["model"] == model_names[0]
             served = Served(
                 server.address,
-                family(server.process.pid),
+                server.process.pid,
                 asked.questions[:num_inputs],
                 asked.labels[:num_inputs],
             )
@@ -282,21 +246,11 @@ def measure_live(
 
 def feedback_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Medians over the rounds; a speed-up is that of one round, whose turns follow on each other."""
-    speedups = sorted(row["cached"] / row["uncached"] for row in rows)
     figures = {
-        "cache_feedback_speedup": statistics.median(speedups),
-        "cache_feedback_speedup_min": speedups[0],
-        "cache_feedback_speedup_max": speedups[-1],
-        "cache_feedback_cpu_ratio": statistics.median(
-            row["uncached_cpu_us"] / row["cached_cpu_us"] for row in rows
-        ),
+        f"feedback_{name}_per_s": statistics.median(row[name] for row in rows) for name in rows[0]
     }
-    for name in ("cached", "uncached", "by_id"):
-        figures[f"feedback_{name}_per_s"] = statistics.median(row[name] for row in rows)
-        figures[f"feedback_{name}_cpu_us"] = statistics.median(
-            row[f"{name}_cpu_us"] for row in rows
-        )
-    return figures
+    speedup = statistics.median(row["cached"] / row["uncached"] for row in rows)
+    return figures | {"cache_feedback_speedup": speedup}
 
 
 def measure(setting: Setting) -> Findings:
