@@ -10,8 +10,8 @@ process; some go over sockets to all ports of a server that runs, while somebody
 
 Four figures go to `guard.json`, part `fuzz`: `fuzzed_messages`; `fuzz_crashes`, which counts whatever is raised that
 no caller expects, internal errors that a server admits to, and servers that ended; `loop_stall_ms_max`, the longest
-that one message took its reader without letting others have their turn, or that the server let somebody wait while there was a processor for it; `rss_growth_mib`, of this process or of
-the server, whichever grew more.
+that one message took its reader without letting others have their turn, or that the server let somebody wait while
+there was a processor for it; `rss_growth_mib`, of this process or of the server, whichever grew more.
 """
 
 from __future__ import annotations
@@ -310,13 +310,10 @@ def _headers(path: str) -> bytes:
 
 
 def _requests() -> list[bytes]:
-    tensor = inference_pb2.ModelInferRequest.InferInputTensor
     raw = inference_pb2.ModelInferRequest(
-        model_name="double",
-        id="r",
-        inputs=[tensor(name="x", datatype="FP32", shape=[1, 3])],
-        raw_input_contents=[bytes(12)],
+        model_name="double", id="r", raw_input_contents=[bytes(12)]
     )
+    raw.inputs.add(name="x", datatype="FP32", shape=[1, 3])
     raw.parameters["slo_ms"].int64_param = 100
     raw.parameters["context"].string_param = "ann"
     typed = inference_pb2.ModelInferRequest(model_name="double")
@@ -324,10 +321,9 @@ def _requests() -> list[bytes]:
     contents.fp32_contents.extend((1, 2, 3))
     typed.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
     large = inference_pb2.ModelInferRequest(
-        model_name="double",
-        inputs=[tensor(name="x", datatype="FP32", shape=[8, 3])],
-        raw_input_contents=[bytes(96)] * 200,
+        model_name="double", raw_input_contents=[bytes(96)] * 200
     )
+    large.inputs.add(name="x", datatype="FP32", shape=[8, 3])
     return [message.SerializeToString() for message in (raw, typed, large)]
 
 
@@ -356,33 +352,29 @@ def _from_workers() -> list[bytes]:
     )
     ready.batches.add(batch_size=1, exec_ns=1)
     register = worker_pb2.Register(protocol_version=1, worker_id="w", device="cpu", gpu_kind="k")
-    envelopes = (
-        worker_pb2.FromWorker(register=register),
-        worker_pb2.FromWorker(model_ready=ready),
-        worker_pb2.FromWorker(),
-    )
-    return [envelope.SerializeToString() for envelope in envelopes]
-
-
-def _headers_of(framed: Sequence[Any]) -> bytes:
-    """What lies behind the prefix of a frame."""
-    return bytes(b"".join(framed))[frames.PREFIX.size :]
+    return [
+        worker_pb2.FromWorker(register=register).SerializeToString(),
+        worker_pb2.FromWorker(model_ready=ready).SerializeToString(),
+        b"",
+    ]
 
 
 def _from_fronts() -> list[bytes]:
     ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key")
     failed = (1, 3, "why", {"a-bin": b"x"})
     there = link_frames.WorkerThere(1, "host", 9000, bytes(frame_headers.TOKEN_BYTES), b"")
-    return [
-        _headers_of(link_frames.encode_asks([ask, ask], [])),
-        _headers_of(link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], [])),
-        _headers_of(link_frames.encode(link_frames.Describe(1, "m", ""))),
-        _headers_of(link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True))),
-        _headers_of(link_frames.encode(link_frames.FrontBeat(1, None, {}, {}))),
-        _headers_of(link_frames.encode_hand_on(1, 2, 0, [])),
-        _headers_of(link_frames.encode(there)),
-        _headers_of(link_frames.encode(link_frames.Feed(((1, 1, 2, 0),)))),
-    ]
+    framed: tuple[Sequence[Any], ...] = (
+        link_frames.encode_asks([ask, ask], []),
+        link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], []),
+        link_frames.encode(link_frames.Describe(1, "m", "")),
+        link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True)),
+        link_frames.encode(link_frames.FrontBeat(1, None, {}, {})),
+        link_frames.encode_hand_on(1, 2, 0, []),
+        link_frames.encode(there),
+        link_frames.encode(link_frames.Feed(((1, 1, 2, 0),))),
+    )
+    # What lies behind the prefix of a frame.
+    return [bytes(b"".join(parts))[frames.PREFIX.size :] for parts in framed]
 
 
 def _data_frames() -> list[bytes]:
@@ -419,10 +411,6 @@ def _from_operators() -> list[bytes]:
     return [message.SerializeToString() for message in (put, feedback, quota)]
 
 
-def _credentials() -> list[bytes]:
-    return [f"Bearer {_KEY}".encode(), b"Bearer a.b.c", _KEY.encode(), b"Basic x"]
-
-
 #: Words for those of HTTP.
 _WORDS: Final = {
     "json": (fuzz_http.HTTP_WORDS, fuzz_http.JSON_WORDS),
@@ -440,7 +428,7 @@ def good_messages() -> dict[str, list[bytes]]:
         "front": _from_fronts(),
         "data": _data_frames(),
         "operator": _from_operators(),
-        "credentials": _credentials(),
+        "credentials": [f"Bearer {_KEY}".encode(), b"Bearer a.b.c", _KEY.encode(), b"Basic x"],
         "json": fuzz_http.json_bodies(),
         "rest": fuzz_http.rest_requests(),
         "metrics": fuzz_http.metrics_requests(),
@@ -560,7 +548,8 @@ def bystander(found: Found, address: str, process: int) -> Iterator[None]:
         stall_ns, num_unanswered = ours.recv()
         asking.join()
     found.stall_ns_max = max(found.stall_ns_max, stall_ns)
-    found.num_crashes += num_unanswered
+    for _ in range(num_unanswered):
+        found.crash("somebody else was not answered", b"")
 
 
 def _stand_by(address: str, server: int, pipe: Connection) -> None:

@@ -11,7 +11,7 @@ import json
 import re
 import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -326,73 +326,69 @@ def with_lengths(message: bytes) -> bytes:
 # --- good messages --------------------------------------------------------------------------------
 
 
-def _post(path: str, body: bytes, *headers: str, verb: str = "POST") -> bytes:
-    lines = [f"{verb} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+def _http(line: str, *headers: str, body: bytes | None = None) -> bytes:
+    length = [] if body is None else [f"Content-Length: {len(body)}"]
+    head = "\r\n".join([f"{line} HTTP/1.1", "Host: localhost", *length, *headers, "", ""])
+    return head.encode() + (body or b"")
 
 
-def _get(path: str, *headers: str, verb: str = "GET") -> bytes:
-    return "\r\n".join([f"{verb} {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+_INFER: Final = "POST /v2/models/double/infer"
+_TENSOR: Final = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
 
 
-def _told_apart(path: str, text: bytes, tail: bytes) -> bytes:
-    return _post(path, text + tail, f"Inference-Header-Content-Length: {len(text)}")
+def _asked(
+    tensor: Mapping[str, object], tail: bytes = b"", times: int = 1, **more: object
+) -> bytes:
+    """A request for inference: JSON, and the tensors behind it."""
+    text = json.dumps({"inputs": [{**_TENSOR, **tensor}] * times, **more}).encode()
+    return _http(_INFER, f"Inference-Header-Content-Length: {len(text)}", body=text + tail)
 
 
-def _bodies() -> list[tuple[bytes, bytes]]:
-    """Requests for inference: JSON, and the tensors behind it."""
-    tensor: dict[str, Any] = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
-    parameters = {"slo_ms": 100, "timeout": 1e5, "context": "ann", "priority": True}
-    binary = {"binary_data_size": 12}
-    asked: tuple[tuple[dict[str, Any], bytes], ...] = (
-        ({"inputs": [{**tensor, "data": [1, -2.5, 3e-5]}], "parameters": parameters}, b""),
-        ({"inputs": [{**tensor, "data": [[1, 2, 3]]}], "id": "\u20ac\U0001f600"}, b""),
-        (
-            {
-                "inputs": [{**tensor, "parameters": binary}],
-                "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
-            },
-            bytes(12),
-        ),
-        (
-            {
-                "inputs": [{**tensor, "parameters": {"shared_memory_region": "r"}}] * 3,
-                "parameters": {"binary_data_output": True},
-            },
-            b"",
-        ),
-        ({"inputs": [{**tensor, "datatype": "BOOL", "data": [True, False, True]}]}, b""),
-        ({"inputs": [{**tensor, "datatype": "UINT64", "data": [1, 2, (1 << 64) - 1]}]}, b""),
-    )
-    return [(json.dumps(each).encode(), tail) for each, tail in asked]
+_WHOLE: Final = _asked(
+    {"data": [1, -2.5, 3e-5]},
+    parameters={"slo_ms": 100, "timeout": 1e5, "context": "ann", "priority": True},
+)
+_SHORT: Final = (
+    _WHOLE,
+    _asked({"data": [[1, 2, 3]]}, id="\u20ac\U0001f600"),
+    _asked(
+        {"parameters": {"binary_data_size": 12}},
+        bytes(12),
+        outputs=[{"name": "y", "parameters": {"binary_data": True}}],
+    ),
+    _asked(
+        {"parameters": {"shared_memory_region": "r"}},
+        times=3,
+        parameters={"binary_data_output": True},
+    ),
+    _asked({"datatype": "BOOL", "data": [True, False, True]}),
+    _asked({"datatype": "UINT64", "data": [1, 2, (1 << 64) - 1]}),
+)
 
 
 def json_bodies() -> list[bytes]:
     """What `read_json_body` reads: short ones, and tensors of several slices."""
-    tensor: dict[str, Any] = {"name": "x", "shape": [8, 400], "datatype": "FP32"}
     rows = [[round(0.1234567 * row * column, 6) for column in range(400)] for row in range(8)]
     slow = [5e-324, 2.2250738585072011e-308, 1.00000005e-38] * 10
-    long = (
-        {"inputs": [{**tensor, "data": rows}]},
-        {"inputs": [{**tensor, "shape": [30], "data": slow}]},
-    )
-    bodies = [*_bodies(), *((json.dumps(each).encode(), b"") for each in long)]
-    return [_told_apart("", text, tail) for text, tail in bodies]
+    long = _asked({"shape": [8, 400], "data": rows}), _asked({"shape": [30], "data": slow})
+    return [*_SHORT, *long]
 
 
 def rest_requests() -> list[bytes]:
     """Requests of HTTP for all of REST's routes."""
-    infer = "/v2/models/double/infer"
-    found = [_told_apart(infer, text, tail) for text, tail in _bodies()]
-    text, _ = _bodies()[0]
+    text = _WHOLE.partition(b"\r\n\r\n")[2]
     chunks = b"%x\r\n%b\r\n%x;a=b\r\n%b\r\n0\r\n\r\n" % (9, text[:9], len(text) - 9, text[9:])
-    found += [
-        _post(infer, gzip.compress(text + b" " * 100_000), "Content-Encoding: gzip"),
-        _post(infer, bytes(12), "Inference-Header-Content-Length: 0", "x-clockwright-slo-ms: 20"),
-        _get(infer, "Transfer-Encoding: chunked", "x-clockwright-tenant: t", verb="POST") + chunks,
-        _post(infer, text, "x-clockwright-slo-ms: 20", "x-clockwright-tenant: t", "X-A: b"),
-        _get("/v2/models/none") + _get("/v2/health/live", "Connection: close", verb="HEAD"),
-        _get("/v2", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "Expect: 100-continue"),
+    slo, tenant = "x-clockwright-slo-ms: 20", "x-clockwright-tenant: t"
+    packed = gzip.compress(text + b" " * 100_000)
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "Expect: 100-continue")
+    found = [
+        *_SHORT,
+        _http(_INFER, "Content-Encoding: gzip", body=packed),
+        _http(_INFER, "Inference-Header-Content-Length: 0", slo, body=bytes(12)),
+        _http(_INFER, "Transfer-Encoding: chunked", tenant) + chunks,
+        _http(_INFER, slo, tenant, "X-A: b", body=text),
+        _http("GET /v2/models/none") + _http("HEAD /v2/health/live", "Connection: close"),
+        _http("GET /v2", *upgrade),
     ]
     bodies: dict[str, Any] = {
         "RepositoryModelLoad": {"parameters": {"a": 1, "b": "c", "d": True}},
@@ -409,7 +405,7 @@ def rest_requests() -> list[bytes]:
         body = bodies.get(route.path.rpartition("/")[2])
         query = "" if body else "?context=ann&name=a%20b"
         data = json.dumps(body).encode() if body else b""
-        found.append(_post(path + query, data, "Authorization: Bearer k", verb=route.verb))
+        found.append(_http(f"{route.verb} {path}{query}", "Authorization: Bearer k", body=data))
     return found
 
 
@@ -422,10 +418,10 @@ def metrics_requests() -> list[bytes]:
     )
     headers = ("Accept: application/openmetrics-text", "Authorization: Bearer k")
     sites = ("Sec-Fetch-Site: same-origin", "Origin: http://localhost", "Content-Length: 0")
-    return [
-        *(_get(look, *headers) for look in looks),
-        *(_get(look, *sites, verb="HEAD") + _get(look, "Connection: close") for look in looks),
-    ]
+    seen = [_http(f"GET {look}", *headers) for look in looks]
+    for look in looks:
+        seen.append(_http(f"HEAD {look}", *sites) + _http(f"GET {look}", "Connection: close"))
+    return seen
 
 
 def reflection_requests() -> list[bytes]:
