@@ -101,21 +101,17 @@ def decay_of(account: Account, rss_mib: Sequence[float]) -> dict[str, float]:
     """
     tenth_s = account.seconds / _TENTHS
     tenths = [account.part(n * tenth_s, (n + 1) * tenth_s) for n in range(_TENTHS)]
-    goodputs_rps = [tenth.goodput_rps for tenth in tenths]
+    first, last = tenths[0], tenths[-1]
     return {
         "offered_rps": account.num_offered / account.seconds,
         "goodput_rps": account.goodput_rps,
-        "goodput_rps_worst_tenth": min(goodputs_rps),
-        "decay_pct": 100 * (1 - goodputs_rps[-1] / max(goodputs_rps[0], 1e-9)),
+        "decay_pct": 100 * (1 - last.goodput_rps / max(first.goodput_rps, 1e-9)),
         "late_successes": account.num_late,
         "other_ends": sum(account.others.values()),
-        "p99_ms": account.latency_ms(99),
-        "refusal_p50_ms_first_tenth": tenths[0].refusal_ms(50),
-        "refusal_p50_ms_last_tenth": tenths[-1].refusal_ms(50),
-        "refusal_p99_ms": account.refusal_ms(99),
+        "refusal_p50_ms_first_tenth": first.refusal_ms(50),
+        "refusal_p50_ms_last_tenth": last.refusal_ms(50),
         # The first tenth warms up.
         "rss_growth_mib": rss_mib[-1] - rss_mib[1],
-        "rss_mib": rss_mib[-1],
     }
 
 
@@ -153,9 +149,7 @@ def neighbours(*, apart: bool) -> Iterator[str]:
 
 def neighbour(setting: Setting, *, apart: bool) -> dict[str, float]:
     """Own requests without and with the neighbour, in turns."""
-    alone: list[Account] = []
-    beside: list[Account] = []
-    flooded: list[Account] = []
+    accounts: dict[str, list[Account]] = {"alone": [], "beside": [], "flood": []}
     with neighbours(apart=apart) as address:
         for turn in range(setting.turns):
             # The same arrivals without and with the neighbour.
@@ -163,53 +157,32 @@ def neighbour(setting: Setting, *, apart: bool) -> dict[str, float]:
                 address=address, models=("own",), slo_ms=_SLO_MS, seconds=setting.turn_seconds,
                 rate=setting.own_share * _DEVICE_RPS, seed=setting.seed + turn, tenant="own",
             )  # fmt: skip
-            alone.append(offer(own))
-            flood = replace(
-                own,
-                models=("other",),
-                tenant="other",
-                rate=setting.neighbour_multiple * _DEVICE_RPS,
-            )
+            rate = setting.neighbour_multiple * _DEVICE_RPS
+            flood = replace(own, models=("other",), tenant="other", rate=rate)
+            accounts["alone"].append(offer(own))
             with OpenLoop(flood) as flooding, OpenLoop(own) as asking:
-                beside.append(asking.account())
-                flooded.append(flooding.account())
-    return neighbour_figures(alone, beside, flooded)
+                accounts["beside"].append(asking.account())
+                accounts["flood"].append(flooding.account())
+    return neighbour_figures(accounts)
 
 
-def neighbour_figures(
-    alone: Sequence[Account], beside: Sequence[Account], flooded: Sequence[Account]
-) -> dict[str, float]:
-    """Name every number; medians over the turns, and the ratio of a turn's two p99."""
+def neighbour_figures(accounts: Mapping[str, Sequence[Account]]) -> dict[str, float]:
+    """Name every number; medians over the turns, and the ratio of a turn's two p99.
 
-    def median(value: Callable[[Account], float], accounts: Sequence[Account]) -> float:
-        return statistics.median(map(value, accounts))
-
-    figures = {
-        f"{name}_{what}": median(value, accounts)
-        for name, accounts in (("alone", alone), ("beside", beside), ("flood", flooded))
-        for what, value in _OF_ACCOUNTS.items()
-    }
-    ratios = [
-        after.latency_ms(99) / max(before.latency_ms(99), 1e-9)
-        for before, after in zip(alone, beside, strict=True)
-    ]
-    return figures | {
-        "p99_ratio": statistics.median(ratios),
-        "p99_ratio_worst": max(ratios),
-        "flood_refusal_p50_ms": median(lambda account: account.refusal_ms(50), flooded),
-        "flood_goodput_rps": median(lambda account: account.goodput_rps, flooded),
-    }
-
-
-def _in_time_pct(account: Account) -> float:
-    return 100 * (account.num_ok - account.num_late) / max(account.num_offered, 1)
-
-
-_OF_ACCOUNTS: Mapping[str, Callable[[Account], float]] = {
-    "in_time_pct": _in_time_pct,
-    "p50_ms": lambda account: account.latency_ms(50),
-    "p99_ms": lambda account: account.latency_ms(99),
-}
+    Args:
+        accounts: by `alone`, `beside` and `flood`, one for each turn.
+    """
+    figures: dict[str, float] = {}
+    for name, found in accounts.items():
+        in_time = (100 * (each.num_ok - each.num_late) / max(each.num_offered, 1) for each in found)
+        figures[f"{name}_in_time_pct"] = statistics.median(in_time)
+        figures[f"{name}_p99_ms"] = statistics.median(each.latency_ms(99) for each in found)
+        figures[f"{name}_goodput_rps"] = statistics.median(each.goodput_rps for each in found)
+    ratios = (
+        beside.latency_ms(99) / max(alone.latency_ms(99), 1e-9)
+        for alone, beside in zip(accounts["alone"], accounts["beside"], strict=True)
+    )
+    return figures | {"p99_ratio": statistics.median(ratios)}
 
 
 # --- all of it -------------------------------------------------------------------------------------
