@@ -141,30 +141,30 @@ def _case(
     )
 
 
-class _Listen:
+class Listen:
     """Hears of every refusal, and has it explained."""
 
     def __init__(self) -> None:
         self.stated: list[Stated] = []
 
     def arrived(self, request: RequestArrived) -> None:
-        pass
+        """Let it come."""
 
     def refused(self, request: RequestArrived, command: RefuseRequest, by: Scheduler) -> None:
+        """Ask what would have let it succeed."""
         obstacles = by.obstacles(request, command)
-        self.stated.append(
-            Stated(
-                request.request_id,
-                request.model_id,
-                command.refusal,
-                request.slo_ns,
-                obstacles.remedy,
-                obstacles.pinning,
-            )
+        stated = Stated(
+            request.request_id,
+            request.model_id,
+            command.refusal,
+            request.slo_ns,
+            obstacles.remedy,
+            obstacles.pinning,
         )
+        self.stated.append(stated)
 
     def over(self, request: RequestArrived, refusal: Refusal | None) -> None:
-        pass
+        """Hear what was heard already."""
 
 
 class _Try:
@@ -208,7 +208,7 @@ class _Try:
 
 def refusals(case: Case) -> tuple[list[Stated], int]:
     """Run a case; gives its refusals, and the number of its requests."""
-    listen = _Listen()
+    listen = Listen()
     done = run(case, watch=listen)
     return listen.stated, done.num_requests
 
@@ -225,10 +225,8 @@ def try_remedies(case: Case, chosen: Sequence[Stated]) -> Ends:
             {each.request_id: each.remedy for each in chosen if each.remedy.more_workers == more}
         )
         num_workers = case.cluster.num_workers + more
-        run(
-            replace(case, cluster=replace(case.cluster, num_workers=num_workers)),
-            watch=attempt,
-        )
+        cluster = replace(case.cluster, num_workers=num_workers)
+        run(replace(case, cluster=cluster), watch=attempt)
         ends |= attempt.ends
         right = sum(end is None for end in attempt.ends.values())
         print(f"{num_workers} workers: {right} of {len(attempt.ends)} right")
@@ -251,10 +249,6 @@ def kind_of(stated: Stated) -> str:
     return "_and_".join(name for name, value in parts if value) or "none"
 
 
-def _reason_of(stated: Stated) -> str:
-    return f"of_{stated.refusal.value.lower()}"
-
-
 def _right(chosen: Sequence[Stated], ends: Ends) -> list[Stated]:
     return [each for each in chosen if ends.get(each.request_id, each) is None]
 
@@ -272,7 +266,7 @@ def figures_of(
         "remedy_stated_share": sum(bool(each.remedy) for each in chosen) / len(chosen),
         "more_workers_max": max(each.remedy.more_workers for each in chosen),
     }
-    for name_of in (kind_of, _reason_of):
+    for name_of in (kind_of, lambda each: f"of_{each.refusal.value.lower()}"):
         hits = Counter(map(name_of, right))
         for name, number in sorted(Counter(map(name_of, chosen)).items()):
             figures[f"tried_{name}"] = number

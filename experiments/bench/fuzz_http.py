@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Final
 
 import grpc
@@ -104,17 +105,12 @@ class _Asked:
         reflection_pb2.ReflectionResponse.FromString(message)
 
 
-class _Method(grpc.HandlerCallDetails):
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.invocation_metadata = ()
-
-
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-_REFLECT: Final[Any] = reflection_handlers()[0].service(_Method(f"/{SERVICES[0]}/{METHOD}"))
+_METHOD: Final[Any] = SimpleNamespace(method=f"/{SERVICES[0]}/{METHOD}", invocation_metadata=())
+_REFLECT: Final[Any] = reflection_handlers()[0].service(_METHOD)
 
 
 async def read_reflection(data: bytes) -> None:

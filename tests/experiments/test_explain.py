@@ -9,8 +9,6 @@ import pytest
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, ModelId, RequestId
-from controller.core import Scheduler
-from controller.core.events import RefuseRequest, RequestArrived
 from controller.core.remedies import Remedy
 from experiments.bench import explain
 from experiments.bench.explain import Setting, Stated
@@ -79,22 +77,9 @@ def test_without_its_remedy_a_request_is_refused_again_and_counts_as_wrong() -> 
 def test_to_ask_about_refusals_changes_no_schedule() -> None:
     case = explain.case_of(QUICK)
 
-    class Listening:
-        heard = 0
-
-        def arrived(self, request: object) -> None:
-            pass
-
-        def over(self, request: object, refusal: object) -> None:
-            pass
-
-        def refused(self, request: RequestArrived, command: RefuseRequest, by: Scheduler) -> None:
-            by.obstacles(request, command)
-            self.heard += 1
-
-    listening = Listening()
-    assert run(case, watch=listening).summary == run(case).summary
-    assert listening.heard > 100
+    listen = explain.Listen()
+    assert run(case, watch=listen).summary == run(case).summary
+    assert len(listen.stated) > 100
 
 
 def test_figures_name_each_kind_of_remedy_and_each_reason() -> None:
