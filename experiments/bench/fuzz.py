@@ -681,7 +681,7 @@ def measure(setting: Setting) -> Findings:
         "rss_growth_mib": found.rss_growth_bytes / (1 << 20),
     }
     crashes = [f"CRASH {what}: {message[:200].hex()}" for what, message in found.crashes.items()]
-    return Findings(figures, {"seed": setting.seed}, fault="\n".join(crashes))
+    return Findings(figures, fault="\n".join(crashes))
 
 
 STUDY = bench("bench-fuzz", Setting(), measure, record="guard", part="fuzz")

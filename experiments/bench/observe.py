@@ -32,9 +32,9 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from operator import truediv
@@ -67,7 +67,7 @@ _VARIANTS: Final = {
 }
 # How often each variant is asked in a round.
 _TURNS: Final = 20
-_EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_COLLECTOR: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 #: Pages of the dashboard.
 _VIEWS: Final = ("overview", "timeline", "pages", "model")
 #: Models that are asked before each round of looks.
@@ -85,8 +85,8 @@ def measure_scrape(num_models: int, rounds: int) -> dict[str, float]:
     """Scrape a controller of many models.
 
     Returns:
-        In ms: processor time of its loop in all and at most in one turn with a scrape, and without one; the same for
-        looks at the dashboard; bytes of the page.
+        In ms: processor time of its loop with a scrape, without one, and at most in one turn; the same for looks at
+        the dashboard; bytes of the page.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -233,13 +233,14 @@ def measure_requests(rounds: int, num_requests: int) -> dict[str, float]:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         flags = prepare(scratch, _MODELS)
-        collector = stack.enter_context(_collecting())
+        collector = _collecting(stack)
         ask: dict[str, Callable[[int], tuple[float, float]]] = {}
         for variant, further in _VARIANTS.items():
             own = [collector if flag == "COLLECTOR" else flag for flag in further]
             server = start_beside([*flags, *own], Access(), stack)
             ask[variant] = stack.enter_context(asking(server, _MODEL, _COLUMNS, named=True))
-            stack.enter_context(_scraping(server))
+            if server.metrics:
+                _scraping(server, stack)
         for _ in range(rounds + 1):
             costs_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
             for _ in range(_TURNS):
@@ -260,38 +261,30 @@ def measure_requests(rounds: int, num_requests: int) -> dict[str, float]:
     return figures
 
 
-@contextmanager
-def _collecting() -> Iterator[str]:
-    """Take traces meanwhile, as a collector of OpenTelemetry does; gives its address."""
+def _collecting(stack: ExitStack) -> str:
+    """Take traces until the stack ends, as a collector of OpenTelemetry does; gives its address."""
     methods = {"Export": grpc.unary_unary_rpc_method_handler(lambda _, __: b"")}
-    service = _EXPORT.split("/")[1]
     server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_COLLECTOR, methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None)
+    stack.callback(server.stop, None)
+    return f"127.0.0.1:{port}"
 
 
-@contextmanager
-def _scraping(server: ServerBeside) -> Iterator[None]:
-    """Scrape a server each second meanwhile, if it has metrics."""
+def _scraping(server: ServerBeside, stack: ExitStack) -> None:
+    """Scrape a server each second until the stack ends."""
     is_over = threading.Event()
 
     def scrape() -> None:
-        while server.metrics and not is_over.is_set():
+        while not is_over.is_set():
             _read(server.metrics)
             is_over.wait(1)
 
     thread = threading.Thread(target=scrape)
     thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    stack.callback(thread.join)
+    stack.callback(is_over.set)
 
 
 @dataclass(frozen=True, slots=True)
