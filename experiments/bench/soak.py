@@ -22,16 +22,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from clockwright.client import Client, Feedback, InferResult
+from clockwright.client import Client, Feedback
 from clockwright.errors import RefusedError
 from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
@@ -63,7 +62,7 @@ class Setting:
 
 
 #: What a process occupied, look by look: resident MiB, file handles, threads.
-Looks = Sequence[tuple[float, int, int]]
+Looks = list[tuple[float, int, int]]
 
 
 def measure(setting: Setting) -> Findings:
@@ -154,7 +153,7 @@ def _server() -> Iterator[tuple[LocalServer, str]]:
 
 def _soak(
     server: LocalServer, controller: str, seconds: float, look_s: float
-) -> tuple[dict[str, list[tuple[float, int, int]]], int, Account]:
+) -> tuple[dict[str, Looks], int, Account]:
     """Churn under a load; gives what was seen of each process, the number of turns, and the client's account."""
     load = ClientLoad(
         address=server.address, models=_MODELS, slo_ms=100, seconds=seconds, rate=_STEADY_RPS, seed=2,
@@ -166,7 +165,7 @@ def _soak(
         if name != "other"
         for number, pid in enumerate(found)
     }
-    looks: dict[str, list[tuple[float, int, int]]] = {name: [] for name in pids}
+    looks: dict[str, Looks] = {name: [] for name in pids}
     over = threading.Event()
 
     def churn() -> int:
@@ -212,30 +211,23 @@ def _turn(address: str, controller: str, folder: Path, number: int) -> None:
         )
         operator.put_application(application, replace=True)
         for user in range(5):
-            result = _ask(client, "app", rows, slo_ms=200, context=f"{number}-{user}")
-            if result is not None:
-                client.feedback(Feedback(result.query_id, reward=1.0))
+            try:
+                result = client.infer("app", rows, slo_ms=200, context=f"{number}-{user}")
+            except RefusedError:
+                continue
+            client.feedback(Feedback(result.query_id, reward=1.0))
         for _ in range(20):
             with Client(address) as short:
-                _ask(short, "steady", rows, slo_ms=50)
-                # Nothing can be in time here: the client gives it up, or it is refused.
-                _ask(short, "further", rows, slo_ms=0.5)
+                # Nothing can be in time in half a millisecond: the client gives it up, or it is refused.
+                for model, slo_ms in (("steady", 50), ("further", 0.5)):
+                    with suppress(RefusedError):
+                        short.infer(model, rows, slo_ms=slo_ms)
         operator.remove_application("app")
-        for model in operator.models():
-            if model.model_id.startswith("added-"):
-                operator.remove_model(model.model_id)
+        for info in operator.models():
+            if info.model_id.startswith("added-"):
+                operator.remove_model(info.model_id)
     if number % 30 == 0:
         _worker_comes_and_goes(controller, f"further-{number}")
-
-
-def _ask(
-    client: Client, model: str, rows: NDArray[np.float32], *, slo_ms: float, context: str = ""
-) -> InferResult | None:
-    """An answer; None: refused."""
-    try:
-        return client.infer(model, rows, slo_ms=slo_ms, context=context)
-    except RefusedError:
-        return None
 
 
 def _worker_comes_and_goes(address: str, name: str) -> None:
