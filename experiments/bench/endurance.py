@@ -18,8 +18,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from pathlib import Path
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, PAGE_BYTES
+from experiments.bench.soak import await_model, further_worker
 from experiments.live.live_promises import served
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
@@ -41,6 +40,7 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 _DEVICE_RPS = 100.0
 _SLO_MS = 100
 _TENTHS = 10
+_NAMES = ["own", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,21 +101,17 @@ def decay_of(account: Account, rss_mib: Sequence[float]) -> dict[str, float]:
     """
     tenth_s = account.seconds / _TENTHS
     tenths = [account.part(n * tenth_s, (n + 1) * tenth_s) for n in range(_TENTHS)]
-    goodputs_rps = [tenth.goodput_rps for tenth in tenths]
+    first, last = tenths[0], tenths[-1]
     return {
         "offered_rps": account.num_offered / account.seconds,
         "goodput_rps": account.goodput_rps,
-        "goodput_rps_worst_tenth": min(goodputs_rps),
-        "decay_pct": 100 * (1 - goodputs_rps[-1] / max(goodputs_rps[0], 1e-9)),
+        "decay_pct": 100 * (1 - last.goodput_rps / max(first.goodput_rps, 1e-9)),
         "late_successes": account.num_late,
         "other_ends": sum(account.others.values()),
-        "p99_ms": account.latency_ms(99),
-        "refusal_p50_ms_first_tenth": tenths[0].refusal_ms(50),
-        "refusal_p50_ms_last_tenth": tenths[-1].refusal_ms(50),
-        "refusal_p99_ms": account.refusal_ms(99),
+        "refusal_p50_ms_first_tenth": first.refusal_ms(50),
+        "refusal_p50_ms_last_tenth": last.refusal_ms(50),
         # The first tenth warms up.
         "rss_growth_mib": rss_mib[-1] - rss_mib[1],
-        "rss_mib": rss_mib[-1],
     }
 
 
@@ -126,53 +122,34 @@ def decay_of(account: Account, rss_mib: Sequence[float]) -> dict[str, float]:
 def neighbours(*, apart: bool) -> Iterator[str]:
     """A server with the models `own` and `other`, on a device for each or on one; gives its address."""
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        folder = Path(scratch)
-        rows = {
-            name: ProfileRow(
-                name=name,
-                weights_bytes=PAGE_BYTES,
-                load_ns=NS_PER_MS,
-                exec_ns={1: 10 * NS_PER_MS},
-            )
-            for name in ("own", "other")
-        }
-        devices = [{name: row} for name, row in rows.items()] if apart else [rows]
-        for number, held in enumerate(devices):
-            save_profile(Profile(name=f"device{number}", rows=held), folder / f"{number}.json")
-        for name in rows:
-            LiveModel(name=name, copies=1, batch_sizes=(1,)).write(folder / "models" / name)
-        cache = ("--cache-dir", f"{scratch}/cache")
-        server = stack.enter_context(
-            LocalServer(
-                ["--models", f"{scratch}/models", "--device", f"modelled:{scratch}/0.json", *cache]
-            )
-        )
-        for number in range(1, len(devices)):
-            command = [sys.executable, "-m", "clockwright.cli", "worker", "--id", f"more-{number}"]
-            device = ("--device", f"modelled:{scratch}/{number}.json")
-            worker = subprocess.Popen([*command, "--controller", server.address, *device, *cache])
-            stack.callback(worker.wait)
-            stack.callback(worker.terminate)
-        for name in rows:
-            _await_model(server.address, name)
+        for name in _NAMES:
+            model = LiveModel(name=name, copies=1, batch_sizes=(1,))
+            model.write(Path(scratch) / "models" / name)
+        devices: list[list[str]] = []
+        for held in [[name] for name in _NAMES] if apart else [_NAMES]:
+            rows = {
+                name: ProfileRow(
+                    name=name,
+                    weights_bytes=PAGE_BYTES,
+                    load_ns=NS_PER_MS,
+                    exec_ns={1: 10 * NS_PER_MS},
+                )
+                for name in held
+            }
+            path = Path(scratch) / f"{held[0]}.json"
+            save_profile(Profile(name=path.stem, rows=rows), path)
+            devices.append(["--device", f"modelled:{path}", "--cache-dir", f"{scratch}/cache"])
+        server = stack.enter_context(LocalServer(["--models", f"{scratch}/models", *devices[0]]))
+        for more in devices[1:]:
+            stack.enter_context(further_worker(server.address, "more", *more))
+        for name in _NAMES:
+            await_model(server.address, name)
         yield server.address
-
-
-def _await_model(address: str, name: str) -> None:
-    """Ask until the model answers: its weights are loaded then."""
-    load = ClientLoad(address=address, models=(name,), slo_ms=10_000, seconds=0, concurrency=1)
-    for _ in range(60):
-        if offer(load).num_ok:
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"{name} gave no answer within 60 requests")
 
 
 def neighbour(setting: Setting, *, apart: bool) -> dict[str, float]:
     """Own requests without and with the neighbour, in turns."""
-    alone: list[Account] = []
-    beside: list[Account] = []
-    flooded: list[Account] = []
+    accounts: dict[str, list[Account]] = {"alone": [], "beside": [], "flood": []}
     with neighbours(apart=apart) as address:
         for turn in range(setting.turns):
             # The same arrivals without and with the neighbour.
@@ -180,48 +157,32 @@ def neighbour(setting: Setting, *, apart: bool) -> dict[str, float]:
                 address=address, models=("own",), slo_ms=_SLO_MS, seconds=setting.turn_seconds,
                 rate=setting.own_share * _DEVICE_RPS, seed=setting.seed + turn, tenant="own",
             )  # fmt: skip
-            alone.append(offer(own))
-            flood = replace(
-                own,
-                models=("other",),
-                tenant="other",
-                rate=setting.neighbour_multiple * _DEVICE_RPS,
-            )
+            rate = setting.neighbour_multiple * _DEVICE_RPS
+            flood = replace(own, models=("other",), tenant="other", rate=rate)
+            accounts["alone"].append(offer(own))
             with OpenLoop(flood) as flooding, OpenLoop(own) as asking:
-                beside.append(asking.account())
-                flooded.append(flooding.account())
-    return neighbour_figures(alone, beside, flooded)
+                accounts["beside"].append(asking.account())
+                accounts["flood"].append(flooding.account())
+    return neighbour_figures(accounts)
 
 
-def neighbour_figures(
-    alone: Sequence[Account], beside: Sequence[Account], flooded: Sequence[Account]
-) -> dict[str, float]:
-    """Name every number; medians over the turns, and the ratio of a turn's two p99."""
+def neighbour_figures(accounts: Mapping[str, Sequence[Account]]) -> dict[str, float]:
+    """Name every number; medians over the turns, and the ratio of a turn's two p99.
 
-    def median(value: Callable[[Account], float], accounts: Sequence[Account]) -> float:
-        return statistics.median(map(value, accounts))
-
+    Args:
+        accounts: by `alone`, `beside` and `flood`, one for each turn.
+    """
     figures: dict[str, float] = {}
-    for name, accounts in (("alone", alone), ("beside", beside), ("flood", flooded)):
-        figures |= {
-            f"{name}_in_time_pct": median(_in_time_pct, accounts),
-            f"{name}_p50_ms": median(lambda account: account.latency_ms(50), accounts),
-            f"{name}_p99_ms": median(lambda account: account.latency_ms(99), accounts),
-        }
-    ratios = [
-        after.latency_ms(99) / max(before.latency_ms(99), 1e-9)
-        for before, after in zip(alone, beside, strict=True)
-    ]
-    return figures | {
-        "p99_ratio": statistics.median(ratios),
-        "p99_ratio_worst": max(ratios),
-        "flood_refusal_p50_ms": median(lambda account: account.refusal_ms(50), flooded),
-        "flood_goodput_rps": median(lambda account: account.goodput_rps, flooded),
-    }
-
-
-def _in_time_pct(account: Account) -> float:
-    return 100 * (account.num_ok - account.num_late) / max(account.num_offered, 1)
+    for name, found in accounts.items():
+        in_time = (100 * (each.num_ok - each.num_late) / max(each.num_offered, 1) for each in found)
+        figures[f"{name}_in_time_pct"] = statistics.median(in_time)
+        figures[f"{name}_p99_ms"] = statistics.median(each.latency_ms(99) for each in found)
+        figures[f"{name}_goodput_rps"] = statistics.median(each.goodput_rps for each in found)
+    ratios = (
+        beside.latency_ms(99) / max(alone.latency_ms(99), 1e-9)
+        for alone, beside in zip(accounts["alone"], accounts["beside"], strict=True)
+    )
+    return figures | {"p99_ratio": statistics.median(ratios)}
 
 
 # --- all of it -------------------------------------------------------------------------------------

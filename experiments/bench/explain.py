@@ -21,8 +21,8 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
@@ -35,35 +35,34 @@ from experiments.study.bench import bench
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Source, Workload
 
+_ARCHITECTURE = "resnet50_v1b"
+_NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
+_SLO_NS = 100 * NS_PER_MS
+# Below what the model and the way to it take on an idle GPU.
+_TIGHT_SLO_NS = 3 * NS_PER_MS
+_COLD_SLO_NS = 15 * NS_PER_MS
+# Multiples of what the GPUs can do: always, in seconds of overload, and in crowds that pass.
+_CALM, _OVERLOAD, _CROWD = 0.5, 1.5, 2.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What is simulated, and how much of it is tried."""
 
-    architecture: str = "resnet50_v1b"
     num_workers: int = 2
     #: Asked most of the time, and seldom. All of them together have no room.
     num_busy: int = 30
     num_rare: int = 300
     num_pages: int = 700
-    slo_ms: int = 100
-    #: Below what the model and the way to it take on an idle GPU.
-    tight_slo_ms: float = 3.0
     duration_ns: int = 30 * NS_PER_S
-    #: Multiples of what the GPUs can do: always, in seconds of overload, and in crowds that pass.
-    calm: float = 0.5
-    overload: float = 1.5
-    crowd: float = 2.0
     num_tried: int = 1000
-    #: The second cluster: models, pages, what is asked of all, how long, and the SLO.
+    #: The second cluster: models, pages, what is asked of all, and how long.
     cold_models: int = 400
     cold_pages: int = 300
     cold_rps: float = 150.0
     cold_duration_ns: int = 15 * NS_PER_S
-    cold_slo_ms: int = 15
     cold_num_tried: int = 300
     cold_num_pinned: int = 60
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seed: int = 1
 
 
@@ -82,80 +81,71 @@ class Stated:
 
 def case_of(setting: Setting) -> Case:
     """Two GPUs that are asked for more than they can do, at times."""
-    row = load_profile("table1").row_for(setting.architecture)
-    models = copies_of(row, setting.num_busy + setting.num_rare)
     busy = tuple(range(setting.num_busy))
-    rare = tuple(range(setting.num_busy, len(models)))
-    slo_ns = setting.slo_ms * NS_PER_MS
-    capacity_rps = setting.num_workers * density_rate([Cost(row.exec_ns)], slo_ns=slo_ns)
+    rare = tuple(range(setting.num_busy, setting.num_busy + setting.num_rare))
+    row = load_profile("table1").row_for(_ARCHITECTURE)
+    capacity_rps = setting.num_workers * density_rate([Cost(row.exec_ns)], slo_ns=_SLO_NS)
     end_ns = setting.duration_ns
-    sources: list[Source] = []
-
-    def ask(asked: tuple[int, ...], rate: float, begin_ns: int, until_ns: int, of_ns: int) -> None:
-        sources.append(
-            Poisson(
-                models=asked,
-                rate_rps=rate * capacity_rps,
-                slo_ns=of_ns,
-                begin_ns=begin_ns,
-                end_ns=until_ns,
-                seed=1000 * setting.seed + len(sources),
-            )
-        )
-
-    ask(busy, setting.calm, 0, end_ns, slo_ns)
-    ask(rare, setting.calm / 40, 0, end_ns, slo_ns)
-    ask(busy, setting.calm / 100, 0, end_ns, int(setting.tight_slo_ms * NS_PER_MS))
-    ask(rare, setting.calm / 100, 0, end_ns, slo_ns // 5)
-    more = setting.overload - setting.calm
-    ask(busy, more, end_ns // 3, end_ns * 2 // 3, slo_ns)
-    for second in range(2, end_ns // NS_PER_S, 3):
-        if not end_ns // 3 <= second * NS_PER_S < end_ns * 2 // 3:
-            begin_ns = second * NS_PER_S
-            ask(busy[:5], setting.crowd, begin_ns, begin_ns + NS_PER_S // 5, slo_ns)
-    return Case(
-        workload=Workload(models=tuple(model.model_id for model in models), sources=tuple(sources)),
-        cluster=Cluster(
+    crowded = [
+        (busy[:5], _CROWD, begin_ns, begin_ns + NS_PER_S // 5, _SLO_NS)
+        for begin_ns in range(2 * NS_PER_S, end_ns // NS_PER_S * NS_PER_S, 3 * NS_PER_S)
+        if not end_ns // 3 <= begin_ns < end_ns * 2 // 3
+    ]
+    asked = [
+        (busy, _CALM, 0, end_ns, _SLO_NS),
+        (rare, _CALM / 40, 0, end_ns, _SLO_NS),
+        (busy, _CALM / 100, 0, end_ns, _TIGHT_SLO_NS),
+        (rare, _CALM / 100, 0, end_ns, _SLO_NS // 5),
+        (busy, _OVERLOAD - _CALM, end_ns // 3, end_ns * 2 // 3, _SLO_NS),
+        *crowded,
+    ]
+    sources = [
+        Poisson(
             models=models,
-            num_workers=setting.num_workers,
-            num_pages=setting.num_pages,
-            noise=setting.noise,
-        ),
-        duration_ns=end_ns,
-        seed=setting.seed,
-    )
+            rate_rps=rate * capacity_rps,
+            slo_ns=slo_ns,
+            begin_ns=begin_ns,
+            end_ns=until_ns,
+            seed=1000 * setting.seed + number,
+        )
+        for number, (models, rate, begin_ns, until_ns, slo_ns) in enumerate(asked)
+    ]
+    return _case(setting, len(busy + rare), setting.num_pages, sources, end_ns)
 
 
 def cold_case_of(setting: Setting) -> Case:
     """Two GPUs that are asked for more models than they can load."""
-    row = load_profile("table1").row_for(setting.architecture)
-    models = copies_of(row, setting.cold_models)
-    end_ns = setting.cold_duration_ns
     source = Poisson(
-        models=tuple(range(len(models))),
+        models=tuple(range(setting.cold_models)),
         rate_rps=setting.cold_rps,
-        slo_ns=setting.cold_slo_ms * NS_PER_MS,
-        end_ns=end_ns,
+        slo_ns=_COLD_SLO_NS,
+        end_ns=setting.cold_duration_ns,
         seed=1000 * setting.seed,
     )
+    return _case(
+        setting, setting.cold_models, setting.cold_pages, [source], setting.cold_duration_ns
+    )
+
+
+def _case(
+    setting: Setting, num_models: int, num_pages: int, sources: Sequence[Source], duration_ns: int
+) -> Case:
+    models = copies_of(load_profile("table1").row_for(_ARCHITECTURE), num_models)
     return Case(
-        workload=Workload(models=tuple(model.model_id for model in models), sources=(source,)),
+        workload=Workload(models=tuple(model.model_id for model in models), sources=tuple(sources)),
         cluster=Cluster(
-            models=models,
-            num_workers=setting.num_workers,
-            num_pages=setting.cold_pages,
-            noise=setting.noise,
+            models=models, num_workers=setting.num_workers, num_pages=num_pages, noise=_NOISE
         ),
-        duration_ns=end_ns,
+        duration_ns=duration_ns,
         seed=setting.seed,
     )
 
 
-class _Listen:
+class Listen:
     """Hears of every refusal, and has it explained."""
 
     def __init__(self) -> None:
-        self.refused_: list[Stated] = []
+        self.stated: list[Stated] = []
 
     def arrived(self, request: RequestArrived) -> None:
         """Let it come."""
@@ -163,16 +153,15 @@ class _Listen:
     def refused(self, request: RequestArrived, command: RefuseRequest, by: Scheduler) -> None:
         """Ask what would have let it succeed."""
         obstacles = by.obstacles(request, command)
-        self.refused_.append(
-            Stated(
-                request.request_id,
-                request.model_id,
-                command.refusal,
-                request.slo_ns,
-                obstacles.remedy,
-                obstacles.pinning,
-            )
+        stated = Stated(
+            request.request_id,
+            request.model_id,
+            command.refusal,
+            request.slo_ns,
+            obstacles.remedy,
+            obstacles.pinning,
         )
+        self.stated.append(stated)
 
     def over(self, request: RequestArrived, refusal: Refusal | None) -> None:
         """Hear what was heard already."""
@@ -188,7 +177,7 @@ class _Try:
         self._followed: tuple[RequestId, int] | None = None
 
     def arrived(self, request: RequestArrived) -> None:
-        """Go on twice where this request is to have another SLO."""
+        # The run goes on twice where this request is to have another SLO.
         remedy = self._tried.get(request.request_id)
         if remedy is None or not remedy.slo_ns or self._followed is not None:
             return
@@ -205,10 +194,9 @@ class _Try:
         self.ends[request.request_id] = Refusal(end) if end != "OK" else None
 
     def refused(self, request: RequestArrived, command: RefuseRequest, by: Scheduler) -> None:
-        """Ask nothing."""
+        pass
 
     def over(self, request: RequestArrived, refusal: Refusal | None) -> None:
-        """Note it, or say it and be gone."""
         request_id = request.request_id
         if self._followed is not None:
             if request_id == self._followed[0]:
@@ -220,64 +208,56 @@ class _Try:
 
 def refusals(case: Case) -> tuple[list[Stated], int]:
     """Run a case; gives its refusals, and the number of its requests."""
-    listen = _Listen()
+    listen = Listen()
     done = run(case, watch=listen)
-    return listen.refused_, done.num_requests
+    return listen.stated, done.num_requests
 
 
-def try_remedies(
-    case: Case, chosen: list[Stated], say: Callable[[str], object] = print
-) -> dict[RequestId, Refusal | None]:
-    """Play a case again with the remedy of each refusal.
+#: What became of requests; None: they succeeded.
+Ends = Mapping[RequestId, Refusal | None]
 
-    Returns:
-        What became of each request: None: it succeeded.
-    """
+
+def try_remedies(case: Case, chosen: Sequence[Stated]) -> Ends:
+    """Play a case again with the remedy of each refusal."""
     ends: dict[RequestId, Refusal | None] = {}
-    for more in sorted({refused.remedy.more_workers for refused in chosen}):
-        tried = {
-            refused.request_id: refused.remedy
-            for refused in chosen
-            if refused.remedy.more_workers == more
-        }
+    for more in sorted({each.remedy.more_workers for each in chosen}):
+        attempt = _Try(
+            {each.request_id: each.remedy for each in chosen if each.remedy.more_workers == more}
+        )
         num_workers = case.cluster.num_workers + more
-        attempt = _Try(tried)
         cluster = replace(case.cluster, num_workers=num_workers)
         run(replace(case, cluster=cluster), watch=attempt)
         ends |= attempt.ends
         right = sum(end is None for end in attempt.ends.values())
-        say(f"{num_workers} workers: {right} of {len(tried)} right")
+        print(f"{num_workers} workers: {right} of {len(attempt.ends)} right")
     return ends
 
 
-def try_pinning(case: Case, chosen: list[Stated]) -> dict[RequestId, Refusal | None]:
-    """Play a case again with a model pinned, for each model of some refusals.
-
-    Returns:
-        What became of each request: None: it succeeded.
-    """
+def try_pinning(case: Case, chosen: Sequence[Stated]) -> Ends:
+    """Play a case again with a model pinned, for each model of some refusals."""
     ends: dict[RequestId, Refusal | None] = {}
-    for model_id in sorted({refused.model_id for refused in chosen}):
+    for model_id in sorted({each.model_id for each in chosen}):
         attempt = _Try({each.request_id: Remedy() for each in chosen if each.model_id == model_id})
         run(case, watch=attempt, pinned=[model_id])
         ends |= attempt.ends
     return ends
 
 
-def kind_of(remedy: Remedy) -> str:
-    """Name what a remedy is made of."""
-    parts = [("slo", remedy.slo_ns), ("workers", remedy.more_workers)]
+def kind_of(stated: Stated) -> str:
+    """Name what its remedy is made of."""
+    parts = [("slo", stated.remedy.slo_ns), ("workers", stated.remedy.more_workers)]
     return "_and_".join(name for name, value in parts if value) or "none"
 
 
+def _right(chosen: Sequence[Stated], ends: Ends) -> list[Stated]:
+    return [each for each in chosen if ends.get(each.request_id, each) is None]
+
+
 def figures_of(
-    num_requests: int,
-    found: list[Stated],
-    chosen: list[Stated],
-    ends: Mapping[RequestId, Refusal | None],
+    num_requests: int, found: Sequence[Stated], chosen: Sequence[Stated], ends: Ends
 ) -> dict[str, float]:
     """Name every number."""
-    right = {each.request_id for each in chosen if ends.get(each.request_id, each) is None}
+    right = _right(chosen, ends)
     figures: dict[str, float] = {
         "requests": num_requests,
         "refused": len(found),
@@ -286,19 +266,11 @@ def figures_of(
         "remedy_stated_share": sum(bool(each.remedy) for each in chosen) / len(chosen),
         "more_workers_max": max(each.remedy.more_workers for each in chosen),
     }
-    kinds = Counter(kind_of(each.remedy) for each in chosen)
-    reasons = Counter(each.refusal.value.lower() for each in chosen)
-    for name, number in sorted(kinds.items()):
-        figures[f"tried_{name}"] = number
-        if name != "none":
-            hits = sum(kind_of(each.remedy) == name and each.request_id in right for each in chosen)
-            figures[f"right_share_{name}"] = hits / number
-    for name, number in sorted(reasons.items()):
-        figures[f"tried_of_{name}"] = number
-        hits = sum(
-            each.refusal.value.lower() == name and each.request_id in right for each in chosen
-        )
-        figures[f"right_share_of_{name}"] = hits / number
+    for name_of in (kind_of, lambda each: f"of_{each.refusal.value.lower()}"):
+        hits = Counter(map(name_of, right))
+        for name, number in sorted(Counter(map(name_of, chosen)).items()):
+            figures[f"tried_{name}"] = number
+            figures[f"right_share_{name}"] = hits[name] / number
     longer = sorted(each.remedy.slo_ns / each.slo_ns for each in chosen if each.remedy.slo_ns)
     if longer:
         figures["slo_factor_p50"] = longer[len(longer) // 2]
@@ -306,7 +278,7 @@ def figures_of(
     return figures
 
 
-def with_less(chosen: list[Stated]) -> list[Stated]:
+def with_less(chosen: Sequence[Stated]) -> list[Stated]:
     """Take one of the workers out of each remedy that names some."""
     return [
         replace(each, remedy=replace(each.remedy, more_workers=each.remedy.more_workers - 1))
@@ -315,40 +287,36 @@ def with_less(chosen: list[Stated]) -> list[Stated]:
     ]
 
 
-def measure(setting: Setting) -> dict[str, float]:
-    """Simulate both clusters, draw refusals, and try their remedies."""
-    figures = measure_case(case_of(setting), setting.num_tried)
-    cold_case = cold_case_of(setting)
-    cold = measure_case(cold_case, setting.cold_num_tried)
-    cold |= measure_pinning(cold_case, setting.cold_num_pinned)
-    return figures | {f"cold_{name}": value for name, value in cold.items()}
+def measure_case(case: Case, num_tried: int, num_pinned: int = 0) -> dict[str, float]:
+    """Try the remedies of refusals of a run, then one worker less, and pin models where that would help.
 
-
-def measure_pinning(case: Case, num_tried: int) -> dict[str, float]:
-    """Pin the models of some refusals of which the controller said that it would help."""
-    found, _ = refusals(case)
-    stated = [each for each in found if each.pinning]
-    drawn = random.Random(f"pin {case.seed}").sample(stated, min(num_tried, len(stated)))
-    ends = try_pinning(case, drawn)
-    right = sum(end is None for end in ends.values())
-    return {
-        "pinning_stated_share": len(stated) / max(len(found), 1),
-        "tried_pinning": len(drawn),
-        "right_share_pinning": right / max(len(drawn), 1),
-    }
-
-
-def measure_case(case: Case, num_tried: int) -> dict[str, float]:
-    """Try the remedies of so many refusals of a run; then how many of their workers were too many."""
+    Args:
+        case: what is run.
+        num_tried: whose remedies are tried.
+        num_pinned: whose models are pinned; 0: pinning is not asked about.
+    """
     found, num_requests = refusals(case)
     drawn = random.Random(f"explain {case.seed}").sample(found, min(num_tried, len(found)))
     figures = figures_of(num_requests, found, drawn, try_remedies(case, drawn))
     less = with_less(drawn)
     if less:
-        ends = try_remedies(case, less)
-        enough = sum(ends.get(each.request_id, each) is None for each in less)
+        enough = len(_right(less, try_remedies(case, less)))
         figures["right_share_with_a_worker_less"] = enough / len(less)
+    if num_pinned:
+        stated = [each for each in found if each.pinning]
+        drawn = random.Random(f"pin {case.seed}").sample(stated, min(num_pinned, len(stated)))
+        right = len(_right(drawn, try_pinning(case, drawn)))
+        figures["pinning_stated_share"] = len(stated) / max(len(found), 1)
+        figures["tried_pinning"] = len(drawn)
+        figures["right_share_pinning"] = right / max(len(drawn), 1)
     return figures
+
+
+def measure(setting: Setting) -> dict[str, float]:
+    """Simulate both clusters, draw refusals, and try their remedies."""
+    figures = measure_case(case_of(setting), setting.num_tried)
+    cold = measure_case(cold_case_of(setting), setting.cold_num_tried, setting.cold_num_pinned)
+    return figures | {f"cold_{name}": value for name, value in cold.items()}
 
 
 STUDY = bench("bench-explain", Setting(), measure)

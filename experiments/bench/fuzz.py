@@ -10,8 +10,8 @@ process; some go over sockets to all ports of a server that runs, while somebody
 
 Four figures go to `guard.json`, part `fuzz`: `fuzzed_messages`; `fuzz_crashes`, which counts whatever is raised that
 no caller expects, internal errors that a server admits to, and servers that ended; `loop_stall_ms_max`, the longest
-that one message took its reader without letting others have their turn, or that the server let somebody wait while there was a processor for it; `rss_growth_mib`, of this process or of
-the server, whichever grew more.
+that one message took its reader without letting others have their turn, or that the server let somebody wait while
+there was a processor for it; `rss_growth_mib`, of this process or of the server, whichever grew more.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -82,8 +84,8 @@ _ONLY_WORDS_PART: Final = 0.6
 Spans = Sequence[tuple[int, int]]
 #: Words that are put into heads of messages, and into bodies.
 Words = tuple[Sequence[bytes], Sequence[bytes]]
-#: Reads a message; where others have their turn meanwhile, it gives the steps between.
-Read = Callable[[bytes], Iterable[None] | None]
+#: Reads a message; what has others have their turn meanwhile gives the steps between.
+Read = Callable[[bytes], Awaitable[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +112,16 @@ class Found:
         self.num_crashes += 1
         self.crashes.setdefault(what, message)
 
-    def figures(self) -> dict[str, float]:
-        """Make the figures that are recorded."""
-        return {
-            "fuzzed_messages": self.num_messages,
-            "fuzz_crashes": self.num_crashes,
-            "loop_stall_ms_max": self.stall_ns_max / 1e6,
-            "rss_growth_mib": self.rss_growth_bytes / (1 << 20),
-        }
+    def rounds(self, num_messages: int, process: int | str) -> Iterator[None]:
+        """Go on until so many more messages were noted; then note by how much a process grew meanwhile."""
+        begin, before = self.num_messages, 0
+        while (num_done := self.num_messages - begin) < num_messages:
+            yield
+            if not before and num_done >= num_messages * _WARM_UP_PART:
+                before = rss_bytes(process)
+        gc.collect()
+        grown = rss_bytes(process) - before if before else 0
+        self.rss_growth_bytes = max(self.rss_growth_bytes, grown)
 
 
 class Mutator:
@@ -204,9 +208,8 @@ def _read_request(data: bytes) -> None:
 class _Http2Reader:
     """A connection that is opened anew whenever the last one has ended, or has taken enough."""
 
-    def __init__(self) -> None:
-        self._left = 0
-        self._connection = Http2Connection(max_message_bytes=1 << 20)
+    _left = 0
+    _connection: Http2Connection
 
     def __call__(self, data: bytes) -> None:
         """Take in some bytes as if they had come on a socket."""
@@ -265,30 +268,17 @@ def _read_data(data: bytes) -> None:
 
 
 def _read_operator(data: bytes) -> None:
-    try:
-        with suppress(BadRequestError):
-            read_application(control_pb2.PutApplicationRequest.FromString(data).application)
+    with suppress(DecodeError, BadRequestError):
+        read_application(control_pb2.PutApplicationRequest.FromString(data).application)
+    with suppress(DecodeError):
         for item in control_pb2.FeedbackRequest.FromString(data).items[:100]:
             with suppress(BadRequestError):
                 read_feedback(item)
-    except DecodeError:
-        pass
 
 
 _KEY = "cw_00112233_" + "a" * 43
-_AUTHORISER = Authoriser(
-    Rules(
-        grants=(
-            Grant(
-                "web",
-                frozenset((Role.INFERENCE,)),
-                key_id="00112233",
-                key_sha256=digest(_KEY),
-            ),
-        ),
-        anonymous=frozenset(),
-    )
-)
+_GRANT = Grant("web", frozenset((Role.INFERENCE,)), key_id="00112233", key_sha256=digest(_KEY))
+_AUTHORISER = Authoriser(Rules(grants=(_GRANT,), anonymous=frozenset()))
 
 
 def _read_credentials(data: bytes) -> None:
@@ -320,13 +310,10 @@ def _headers(path: str) -> bytes:
 
 
 def _requests() -> list[bytes]:
-    tensor = inference_pb2.ModelInferRequest.InferInputTensor
     raw = inference_pb2.ModelInferRequest(
-        model_name="double",
-        id="r",
-        inputs=[tensor(name="x", datatype="FP32", shape=[1, 3])],
-        raw_input_contents=[bytes(12)],
+        model_name="double", id="r", raw_input_contents=[bytes(12)]
     )
+    raw.inputs.add(name="x", datatype="FP32", shape=[1, 3])
     raw.parameters["slo_ms"].int64_param = 100
     raw.parameters["context"].string_param = "ann"
     typed = inference_pb2.ModelInferRequest(model_name="double")
@@ -334,10 +321,9 @@ def _requests() -> list[bytes]:
     contents.fp32_contents.extend((1, 2, 3))
     typed.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
     large = inference_pb2.ModelInferRequest(
-        model_name="double",
-        inputs=[tensor(name="x", datatype="FP32", shape=[8, 3])],
-        raw_input_contents=[bytes(96)] * 200,
+        model_name="double", raw_input_contents=[bytes(96)] * 200
     )
+    large.inputs.add(name="x", datatype="FP32", shape=[8, 3])
     return [message.SerializeToString() for message in (raw, typed, large)]
 
 
@@ -366,33 +352,29 @@ def _from_workers() -> list[bytes]:
     )
     ready.batches.add(batch_size=1, exec_ns=1)
     register = worker_pb2.Register(protocol_version=1, worker_id="w", device="cpu", gpu_kind="k")
-    envelopes = (
-        worker_pb2.FromWorker(register=register),
-        worker_pb2.FromWorker(model_ready=ready),
-        worker_pb2.FromWorker(),
-    )
-    return [envelope.SerializeToString() for envelope in envelopes]
-
-
-def _headers_of(framed: Sequence[Any]) -> bytes:
-    """What lies behind the prefix of a frame."""
-    return bytes(b"".join(framed))[frames.PREFIX.size :]
+    return [
+        worker_pb2.FromWorker(register=register).SerializeToString(),
+        worker_pb2.FromWorker(model_ready=ready).SerializeToString(),
+        b"",
+    ]
 
 
 def _from_fronts() -> list[bytes]:
     ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key")
     failed = (1, 3, "why", {"a-bin": b"x"})
     there = link_frames.WorkerThere(1, "host", 9000, bytes(frame_headers.TOKEN_BYTES), b"")
-    return [
-        _headers_of(link_frames.encode_asks([ask, ask], [])),
-        _headers_of(link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], [])),
-        _headers_of(link_frames.encode(link_frames.Describe(1, "m", ""))),
-        _headers_of(link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True))),
-        _headers_of(link_frames.encode(link_frames.FrontBeat(1, None, {}, {}))),
-        _headers_of(link_frames.encode_hand_on(1, 2, 0, [])),
-        _headers_of(link_frames.encode(there)),
-        _headers_of(link_frames.encode(link_frames.Feed(((1, 1, 2, 0),)))),
-    ]
+    framed: tuple[Sequence[Any], ...] = (
+        link_frames.encode_asks([ask, ask], []),
+        link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], []),
+        link_frames.encode(link_frames.Describe(1, "m", "")),
+        link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True)),
+        link_frames.encode(link_frames.FrontBeat(1, None, {}, {})),
+        link_frames.encode_hand_on(1, 2, 0, []),
+        link_frames.encode(there),
+        link_frames.encode(link_frames.Feed(((1, 1, 2, 0),))),
+    )
+    # What lies behind the prefix of a frame.
+    return [bytes(b"".join(parts))[frames.PREFIX.size :] for parts in framed]
 
 
 def _data_frames() -> list[bytes]:
@@ -429,10 +411,6 @@ def _from_operators() -> list[bytes]:
     return [message.SerializeToString() for message in (put, feedback, quota)]
 
 
-def _credentials() -> list[bytes]:
-    return [f"Bearer {_KEY}".encode(), b"Bearer a.b.c", _KEY.encode(), b"Basic x"]
-
-
 #: Words for those of HTTP.
 _WORDS: Final = {
     "json": (fuzz_http.HTTP_WORDS, fuzz_http.JSON_WORDS),
@@ -450,7 +428,7 @@ def good_messages() -> dict[str, list[bytes]]:
         "front": _from_fronts(),
         "data": _data_frames(),
         "operator": _from_operators(),
-        "credentials": _credentials(),
+        "credentials": [f"Bearer {_KEY}".encode(), b"Bearer a.b.c", _KEY.encode(), b"Basic x"],
         "json": fuzz_http.json_bodies(),
         "rest": fuzz_http.rest_requests(),
         "metrics": fuzz_http.metrics_requests(),
@@ -458,15 +436,20 @@ def good_messages() -> dict[str, list[bytes]]:
     }
 
 
-def mutator_for(name: str, rng: random.Random) -> Mutator:
-    """Make who breaks messages for a reader."""
-    return Mutator(rng, good_messages()[name], _WORDS.get(name))
+def mutators(seed: object) -> dict[str, Mutator]:
+    """Make who breaks messages for each reader."""
+    return {
+        name: Mutator(random.Random(f"{seed} {name}"), good, _WORDS.get(name))
+        for name, good in good_messages().items()
+    }
 
 
 @contextmanager
 def readers() -> Iterator[dict[str, Read]]:
     """Who reads what comes from outside; some have an event loop, which ends with the block."""
     with closing(asyncio.new_event_loop()) as loop:
+        rest = loop.run_until_complete(fuzz_http.rest_reader(_read_request))
+        metrics = fuzz_http.metrics_reader()
         yield {
             "request": _read_request,
             "http2": _Http2Reader(),
@@ -476,32 +459,29 @@ def readers() -> Iterator[dict[str, Read]]:
             "operator": _read_operator,
             "credentials": _read_credentials,
             "json": fuzz_http.read_json_body,
-            "rest": fuzz_http.RestReader(loop, _read_request),
-            "metrics": fuzz_http.MetricsReader(loop),
+            "rest": lambda data: loop.run_until_complete(rest(data)),
+            "metrics": lambda data: loop.run_until_complete(metrics(data)),
             "reflection": fuzz_http.read_reflection,
         }
+
+
+def steps_of(read: Read, data: bytes) -> Iterator[None]:
+    """Read a message without an event loop; yields where others would have their turn."""
+    waiting = read(data)
+    if waiting is not None:
+        yield from waiting.__await__()
 
 
 # --- in this process ------------------------------------------------------------------------------
 
 
-def fuzz_readers(num_messages: int, seed: int) -> Found:
+def fuzz_readers(found: Found, num_messages: int, seed: int) -> None:
     """Have all readers read so many broken messages, each as many."""
-    found = Found()
-    mutators = {
-        name: mutator_for(name, random.Random(f"{seed} {name}")) for name in good_messages()
-    }
-    warm_up, before = int(num_messages * _WARM_UP_PART), 0
-    with readers() as kinds:
-        while found.num_messages < num_messages:
-            for name, read in kinds.items():
-                count = min(_BATCH, num_messages - found.num_messages)
-                read_batch(found, name, read, mutators[name], count)
-            if not before and found.num_messages >= warm_up:
-                before = rss_bytes("self")
-    gc.collect()
-    found.rss_growth_bytes = max(rss_bytes("self") - before, 0)
-    return found
+    breaking = mutators(seed)
+    with readers() as reading:
+        for _ in found.rounds(num_messages, "self"):
+            for name, read in reading.items():
+                read_batch(found, name, read, breaking[name], _BATCH)
 
 
 def read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: int) -> None:
@@ -512,7 +492,7 @@ def read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: int
         message = mutator.draw()
         begin_ns = clock()
         try:
-            for _ in read(message) or ():
+            for _ in steps_of(read, message):
                 stall_ns = max(stall_ns, clock() - begin_ns)
                 begin_ns = clock()
         except Exception as error:
@@ -525,23 +505,20 @@ def read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: int
 # --- over sockets ---------------------------------------------------------------------------------
 
 _METHODS: Final = {
-    "/inference.GRPCInferenceService/ModelInfer": "request",
-    "/inference.GRPCInferenceService/ModelReady": "operator",
-    "/inference.GRPCInferenceService/ModelMetadata": "operator",
-    "/inference.GRPCInferenceService/RepositoryIndex": "operator",
-    "/clockwright.v1.ControlService/Status": "operator",
-    "/clockwright.v1.ControlService/ListModels": "operator",
-    "/clockwright.v1.ControlService/PutApplication": "operator",
-    "/clockwright.v1.ControlService/Feedback": "operator",
-    "/clockwright.v1.ControlService/SetQuota": "operator",
-    "/clockwright.v1.ControlService/ListQuotas": "operator",
-    "/clockwright.v1.FrontService/Attach": "worker",
-    "/clockwright.v1.ControlService/Explain": "operator",
-    "/grpc.health.v1.Health/Check": "operator",
-    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": "reflection",
+    f"/{service}/{method}": reader
+    for service, reader, methods in (
+        ("inference.GRPCInferenceService", "request", "ModelInfer"),
+        ("inference.GRPCInferenceService", "operator", "ModelReady ModelMetadata RepositoryIndex"),
+        ("clockwright.v1.ControlService", "operator", "Status ListModels PutApplication Feedback"),
+        ("clockwright.v1.ControlService", "operator", "SetQuota ListQuotas Explain"),
+        ("clockwright.v1.FrontService", "worker", "Attach"),
+        ("grpc.health.v1.Health", "operator", "Check"),
+        ("grpc.reflection.v1.ServerReflection", "reflection", "ServerReflectionInfo"),
+    )
+    for method in methods.split()
 }
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
-# Calls under way at once, and bytes that a raw connection sends before it hangs up.
+# Calls under way at once, and messages that a raw connection sends before it hangs up.
 _CALLS_AT_ONCE: Final = 64
 _RAW_MESSAGES: Final = 50
 _ASK_PAUSE_S: Final = 0.01
@@ -552,92 +529,48 @@ _QUIET_S: Final = 0.2
 _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
-class Bystander:
-    """Somebody who asks a server again and again whether it lives; enter it to begin.
+@contextmanager
+def bystander(found: Found, address: str, process: int) -> Iterator[None]:
+    """Somebody who asks a server's REST again and again whether it lives, until the block ends.
 
-    It is a process of its own with one thread and a bare socket, so that all it waits for is the server. What the
-    machine kept the two waiting for a processor is not the server's doing, and does not count.
+    It is a process of its own with one thread, so that all it waits for is the server. What the machine kept the two
+    waiting for a processor is not the server's doing, and does not count.
     """
-
-    def __init__(self, address: str, process: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_stand_by, args=(address, process, theirs), daemon=True
-        )
-        #: The longest that an answer took.
-        self.waited_ns_max = 0
-        self.num_unanswered = 0
-
-    def __enter__(self) -> Bystander:
-        self._process.start()
-        self._pipe.recv()  # It has begun.
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe.send(None)
-        self.waited_ns_max, self.num_unanswered = self._pipe.recv()
-        self._process.join()
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    asking = context.Process(target=_stand_by, args=(address, process, theirs), daemon=True)
+    asking.start()
+    ours.recv()  # It has begun.
+    try:
+        yield
+    finally:
+        ours.send(None)
+        stall_ns, num_unanswered = ours.recv()
+        asking.join()
+    found.stall_ns_max = max(found.stall_ns_max, stall_ns)
+    for _ in range(num_unanswered):
+        found.crash("somebody else was not answered", b"")
 
 
 def _stand_by(address: str, server: int, pipe: Connection) -> None:
     threads = (Path(f"/proc/{server}/task/{server}/schedstat"), Path("/proc/self/schedstat"))
-    waited_ns_max, num_unanswered = 0, 0
-    client = _LiveClient(address)
-    client.ask()
+    stall_ns, num_unanswered = 0, 0
+    client = HTTPConnection(address, timeout=60)
+    client.connect()
     pipe.send(None)
     while not pipe.poll(_ASK_PAUSE_S):
         begin_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
         try:
-            client.ask()
-        except OSError:
+            client.request("GET", "/v2/health/live")
+            answer = client.getresponse()
+            answer.read()
+            num_unanswered += answer.status != 200
+        except (OSError, HTTPException):
             num_unanswered += 1
-            client = _LiveClient(address)
+            client.close()
         end_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
-        waited_ns_max = max(waited_ns_max, end_ns - begin_ns)
-    pipe.send((waited_ns_max, num_unanswered))
-
-
-class _LiveClient:
-    """Asks by one connection, without a library whose threads would wait as well."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
-        # All windows of its own are so large that it need not look at them.
-        window = _frame(8, 0, 0, struct.pack(">I", (1 << 31) - (1 << 16)))
-        self._socket.sendall(PREFACE + _frame(4, 0, 0, b"") + window)
-        self._reader = self._socket.makefile("rb")
-        self._stream_id = -1
-
-    def ask(self) -> None:
-        """Ask once; returns with the answer.
-
-        Raises:
-            OSError: there is none.
-        """
-        self._stream_id += 2
-        ask = _frame(1, 4, self._stream_id, _headers(_LIVE)) + _frame(
-            0, 1, self._stream_id, bytes(5)
-        )
-        self._socket.sendall(ask)
-        while True:
-            kind, flags, stream_id, _ = self._read()
-            if kind in (3, 7):
-                raise ConnectionResetError(f"the server hangs up with a frame of kind {kind}")
-            if stream_id == self._stream_id and kind in (0, 1) and flags & 1:
-                return
-
-    def _read(self) -> tuple[int, int, int, bytes]:
-        head = self._reader.read(9)
-        if len(head) < 9:
-            raise ConnectionResetError("the server has hung up")
-        size_and_kind, flags, stream_id = struct.unpack(">IBI", head)
-        payload = self._reader.read(size_and_kind >> 8)
-        kind = size_and_kind & 0xFF
-        if kind in (4, 6) and not flags & 1:
-            self._socket.sendall(_frame(kind, 1, 0, payload if kind == 6 else b""))
-        return kind, flags, stream_id, payload
+        stall_ns = max(stall_ns, end_ns - begin_ns)
+    pipe.send((stall_ns, num_unanswered))
 
 
 def _kept_waiting_ns(*threads: Path) -> int:
@@ -646,50 +579,41 @@ def _kept_waiting_ns(*threads: Path) -> int:
 
 
 def fuzz_server(
-    address: str, process: int, num_messages: int, seed: int, http: Mapping[str, str]
-) -> Found:
+    found: Found, address: str, process: int, num_messages: int, seed: int, http: Mapping[str, str]
+) -> None:
     """Send a server so many broken messages: as calls, as bytes of connections, and in HTTP/1.1.
 
     Args:
+        found: takes what is found.
         address: HOST:PORT of gRPC.
         process: id of the server's process.
         num_messages: in all.
         seed: of every draw.
-        http: HOST:PORT of its other doors, by the readers whose messages go there.
+        http: HOST:PORT of its other doors, by the readers whose messages go there; REST is one of them.
     """
-    found = Found()
-    rng = random.Random(f"{seed} live")
-    mutators = {name: mutator_for(name, rng) for name in good_messages()}
-    warm_up, before = int(num_messages * _WARM_UP_PART), 0
+    breaking = mutators(f"{seed} live")
     with (
-        Bystander(address, process) as bystander,
+        bystander(found, http["rest"], process),
         grpc.insecure_channel(address, options=OPTIONS) as channel,
     ):
-        while found.num_messages < num_messages:
-            _call_batch(found, channel, rng, mutators)
-            _send_raw(found, address, mutators["http2"])
+        for _ in found.rounds(num_messages, process):
+            _call_batch(found, channel, breaking)
+            _send_raw(found, address, breaking["http2"])
             for name, door in http.items():
-                send_http(found, name, door, mutators[name])
-            if not before and found.num_messages >= warm_up:
-                before = rss_bytes(process)
-    found.num_crashes += bystander.num_unanswered
-    found.stall_ns_max = bystander.waited_ns_max
-    found.rss_growth_bytes = max(rss_bytes(process) - before, 0)
-    return found
+                send_http(found, name, door, breaking[name])
 
 
-def _call_batch(
-    found: Found, channel: grpc.Channel, rng: random.Random, mutators: dict[str, Mutator]
-) -> None:
+def _call_batch(found: Found, channel: grpc.Channel, breaking: Mapping[str, Mutator]) -> None:
     calls = []
     stub: Any = channel
-    for _ in range(_CALLS_AT_ONCE):
-        method = rng.choice(list(_METHODS))
-        message = mutators[_METHODS[method]].draw()
+    for method, reader in islice(cycle(_METHODS.items()), _CALLS_AT_ONCE):
+        message = breaking[reader].draw()
         calls.append((method, message, stub.unary_unary(method).future(message, timeout=60)))
+    # A good one among them is answered.
+    calls.append((_LIVE, b"", stub.unary_unary(_LIVE).future(b"", timeout=60)))
     for method, message, call in calls:
         error = call.exception()
-        if error is not None and error.code() in _FAULTS:
+        if error is not None and (error.code() in _FAULTS or method == _LIVE):
             found.crash(f"{method}: {error.code().name}: {error.details()}", message)
     found.num_messages += _CALLS_AT_ONCE
 
@@ -737,7 +661,8 @@ def _receive(sock: Any) -> bytes:  # noqa: ANN401  selectors know files of all k
 def measure(setting: Setting) -> Findings:
     """Read and send broken messages."""
     num_live = int(setting.messages * LIVE_PART)
-    found = fuzz_readers(setting.messages - num_live, setting.seed)
+    found = Found()
+    fuzz_readers(found, setting.messages - num_live, setting.seed)
     with tempfile.TemporaryDirectory() as scratch:
         models = Path(scratch) / "models"
         write_model("mlp-16-4", models / "double" / "1" / "model.onnx")
@@ -746,16 +671,17 @@ def measure(setting: Setting) -> Findings:
         with LocalServer([*arguments, *more]) as server:
             http = {"rest": server.rest, "metrics": server.metrics}
             doors = {name: urlsplit(url).netloc for name, url in http.items()}
-            live = fuzz_server(server.address, server.process.pid, num_live, setting.seed, doors)
+            fuzz_server(found, server.address, server.process.pid, num_live, setting.seed, doors)
             if server.process.poll() is not None:
-                live.crash("the server has ended", b"")
-    found.num_messages += live.num_messages
-    found.num_crashes += live.num_crashes
-    found.crashes |= live.crashes
-    found.stall_ns_max = max(found.stall_ns_max, live.stall_ns_max)
-    found.rss_growth_bytes = max(found.rss_growth_bytes, live.rss_growth_bytes)
+                found.crash("the server has ended", b"")
+    figures: dict[str, float] = {
+        "fuzzed_messages": found.num_messages,
+        "fuzz_crashes": found.num_crashes,
+        "loop_stall_ms_max": found.stall_ns_max / 1e6,
+        "rss_growth_mib": found.rss_growth_bytes / (1 << 20),
+    }
     crashes = [f"CRASH {what}: {message[:200].hex()}" for what, message in found.crashes.items()]
-    return Findings(found.figures(), {"seed": setting.seed}, fault="\n".join(crashes))
+    return Findings(figures, fault="\n".join(crashes))
 
 
 STUDY = bench("bench-fuzz", Setting(), measure, record="guard", part="fuzz")

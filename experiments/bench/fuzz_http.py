@@ -11,8 +11,9 @@ import json
 import re
 import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Final
 
 import grpc
@@ -41,66 +42,32 @@ _TURNS: Final = 6
 
 #: Words of JSON at which kinds, depths, widths and alphabets go over.
 JSON_WORDS: Final = (
-    *(b"NaN", b"-Infinity", b"1e999", b"-0", b"5e-324", b"1e-310", b"0." + b"0" * 300 + b"1"),
-    *(b"9" * 400, b"9223372036854775808", b"-9223372036854775809", b"18446744073709551616", b"-1"),
-    *(b'"\\ud800"', b'"\\udc00\\ud800"', b'"\\u0000"', b'"\xff"', b'""', b'"' + b"a" * 3000 + b'"'),
-    *(b"null", b"true", b"[]", b"{}", b'{"a":1}', b"[[1],2]", b"[" * 300 + b"]" * 300, b"12"),
-    *(
-        b'{"a":' * 300 + b"1" + b"}" * 300,
-        b"[" * 32 + b"1" + b"]" * 32,
-        b"[[[]],[[1]]]",
-        b"[1,[2]]",
-    ),
-    *(b"[" * 3000, b'{"a":' * 3000, b"1e400", b"1.5", b'"x"', b'"FP16"', b'"BOOL"', b'"BYTES"'),
-    *(b'"parameters"', b'"binary_data_size"', b'"shared_memory_region"', b'"data"', b'"UINT64"'),
+    *b"NaN -Infinity 1e999 1e400 1.5 12 -1 -0 5e-324 1e-310 null true [] {} [[1],2] [1,[2]]".split(),
+    *b"9223372036854775808 -9223372036854775809 18446744073709551616 [[[]],[[1]]]".split(),
+    *rb'"\ud800" "\udc00\ud800" "\u0000" "" {"a":1} "x" "FP16" "BOOL" "BYTES" "UINT64"'.split(),
+    *b'"parameters" "binary_data_size" "shared_memory_region" "data" "\xff"'.split(),
+    *(b"0." + b"0" * 300 + b"1", b"9" * 400, b'"' + b"a" * 3000 + b'"', b"[" * 3000),
+    *(b"[" * 300 + b"]" * 300, b"[" * 32 + b"1" + b"]" * 32, b'{"a":' * 3000),
+    b'{"a":' * 300 + b"1" + b"}" * 300,
 )
 #: Likewise of HTTP and of queries; those of JSON go into bodies.
 HTTP_WORDS: Final = (
-    *(
-        b"GET",
-        b"POST",
-        b"PUT",
-        b"DELETE",
-        b"HEAD",
-        b"OPTIONS",
-        b"CONNECT",
-        b"HTTP/1.0",
-        b"HTTP/2.0",
-    ),
-    *(b"chunked", b"gzip", b"deflate", b"x-gzip", b"identity", b"close", b"keep-alive", b"upgrade"),
-    *(b"Transfer-Encoding", b"Content-Encoding", b"Content-Length", b"Expect", b"100-continue"),
-    *(b"Inference-Header-Content-Length", b"Authorization", b"Host", b"Origin", b"nan", b"1e400"),
-    *(
-        b"0",
-        b"-1",
-        b"+1",
-        b"9" * 19,
-        b"9" * 5000,
-        b"%00",
-        b"%ff",
-        b"%2F",
-        b"%",
-        b"..",
-        b"*",
-        b"\xb2",
-    ),
-    *(b"name=" + b"a" * 2000, b"a=b&" * 500, b"\xff\xfe", b"\r\n", b"\n\n", b"\x00", b"http://h/"),
-    *(b"200000\r\n", b"%ED%A0%80", b"id=%ED%A0%80", b"[::1", b"a" * 9000, b"x: y\r\n" * 300),
+    *b"GET POST PUT DELETE HEAD OPTIONS CONNECT HTTP/1.0 HTTP/2.0 Host Origin Expect upgrade".split(),
+    *b"chunked gzip deflate x-gzip identity close keep-alive 100-continue Transfer-Encoding".split(),
+    *b"Content-Encoding Content-Length Inference-Header-Content-Length Authorization".split(),
+    *b"nan 1e400 0 -1 +1 %00 %ff %2F % .. * http://h/ %ED%A0%80 id=%ED%A0%80 [::1".split(),
+    *(b"9" * 19, b"9" * 5000, b"\xb2", b"\xff\xfe", b"\r\n", b"\n\n", b"\x00", b"200000\r\n"),
+    *(b"name=" + b"a" * 2000, b"a=b&" * 500, b"a" * 9000, b"x: y\r\n" * 300),
 )
 
 _JSON_BYTES: Final = re.compile(rb"Inference-Header-Content-Length: ([0-9]{1,18})")
 _BODY_BYTES: Final = re.compile(rb"\r\nContent-Length: ([0-9]{1,18})")
 
-Steps = Generator[None, None, None]
+Take = Callable[[bytes], Awaitable[None]]
 
 
 class FaultError(Exception):
     """A door has admitted to an error of its own."""
-
-
-def steps_of(work: Awaitable[object]) -> Steps:
-    """Run what needs no event loop; yields where others would have their turn."""
-    yield from work.__await__()
 
 
 # --- who reads ------------------------------------------------------------------------------------
@@ -110,19 +77,14 @@ async def _turn() -> None:
     await asyncio.sleep(0)
 
 
-async def _read_body(data: bytes) -> None:
-    """Read a request in JSON, with no more of HTTP before it than the length of the JSON."""
+async def read_json_body(data: bytes) -> None:
+    """Read a request for inference in JSON slice by slice; of HTTP there is no more before it than the JSON's length."""
     head, _, body = data.partition(b"\r\n\r\n")
     found = _JSON_BYTES.search(head)
     # The door has looked at the number.
     json_bytes = None if found is None else min(int(found[1]), len(body))
     with suppress(BadRequestError):
         await read_request(body, json_bytes, model="double", version="1", pause=_turn, slo_ms=10)
-
-
-def read_json_body(data: bytes) -> Steps:
-    """Read the body of a request for inference, slice by slice."""
-    return steps_of(_read_body(data))
 
 
 class _Asked:
@@ -134,39 +96,33 @@ class _Asked:
     def set_code(self, code: grpc.StatusCode) -> None:
         self.code = code
 
-    def set_details(self, text: str) -> None:
+    def set_details(self, _: object) -> None:
         pass
 
-    def set_trailing_metadata(self, metadata: object) -> None:
-        pass
+    set_trailing_metadata = set_details
 
     async def write(self, message: bytes) -> None:
         reflection_pb2.ReflectionResponse.FromString(message)
-
-
-class _Method(grpc.HandlerCallDetails):
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.invocation_metadata = ()
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-_REFLECT: Final[Any] = reflection_handlers()[0].service(_Method(f"/{SERVICES[0]}/{METHOD}"))
+_METHOD: Final[Any] = SimpleNamespace(method=f"/{SERVICES[0]}/{METHOD}", invocation_metadata=())
+_REFLECT: Final[Any] = reflection_handlers()[0].service(_METHOD)
 
 
-async def _reflect(data: bytes) -> None:
+async def read_reflection(data: bytes) -> None:
+    """Read a request for reflection.
+
+    Raises:
+        FaultError: the service admits to an error of its own.
+    """
     asked = _Asked()
     await _REFLECT.stream_stream(_once(data), asked)
     if asked.code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
         raise FaultError(asked.code.name)
-
-
-def read_reflection(data: bytes) -> Steps:
-    """Read a request for reflection."""
-    return steps_of(_reflect(data))
 
 
 class _Transport(asyncio.Transport):
@@ -205,6 +161,11 @@ class _Transport(asyncio.Transport):
 
     resume_reading = pause_reading
 
+    def check(self) -> None:
+        """Look for errors that were admitted to."""
+        if b"HTTP/1.1 500" in self.written:
+            raise FaultError(bytes(self.written[-200:]).decode("latin-1"))
+
 
 class _Nobody:
     """Answers every method with a message that says nothing."""
@@ -224,95 +185,72 @@ class _Nobody:
         return grpc.unary_unary_rpc_method_handler(answer)
 
 
-class RestReader:
-    """REST from the first byte of HTTP on; every message is a connection's."""
+async def rest_reader(infer: Callable[[bytes], object]) -> Take:
+    """Make REST's door without a socket, in the loop that runs.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, infer: Callable[[bytes], object]) -> None:
-        """Make a door without a socket.
+    Args:
+        infer: reads the requests for inference that come through.
 
-        Args:
-            loop: which it lives in, and runs a while for each message.
-            infer: reads the requests for inference that come through.
-        """
-        self._loop = loop
-        self._infer = infer
-        self._fault = ""
-        self._app: RestApp
-        self._server: RestServer
-        loop.run_until_complete(self._open())
+    Returns:
+        Takes what a client sends before it hangs up, from the first byte of HTTP on; raises `FaultError` where the door
+        admits to an error of its own.
+    """
+    clock = time.monotonic_ns
+    door = Door(max_requests=100, max_bytes=1 << 30)
+    rest = RestApp(
+        clock=clock,
+        door=door,
+        throttle=Throttle(clock, lambda: (0, 0)),
+        authoriser=Authoriser(),
+        slabs=Slabs(0),
+        max_message_bytes=_MESSAGE_BYTES_MAX,
+    )
+    nobody: Any = _Nobody()
+    rest.add_generic_rpc_handlers((nobody,))
+    message = inference_pb2.ModelInferResponse(model_name="double")
+    message.outputs.add(name="y", datatype="FP32", shape=[1, 3])
+    message.raw_output_contents.append(struct.pack("<3f", 1, 2, float("nan")))
+    answered = message.SerializeToString()
 
-    async def _open(self) -> None:
-        clock = time.monotonic_ns
-        door = Door(max_requests=100, max_bytes=1 << 30)
-        self._app = RestApp(
-            clock=clock,
-            door=door,
-            throttle=Throttle(clock, lambda: (0, 0)),
-            authoriser=Authoriser(),
-            slabs=Slabs(0),
-            max_message_bytes=_MESSAGE_BYTES_MAX,
-        )
-        nobody: Any = _Nobody()
-        self._app.add_generic_rpc_handlers((nobody,))
-        self._app.answer_directly(self._answer)
-        turns = Turns(clock)
-        app: Any = self._serve
-        self._server = RestServer(app, door=door, turns=turns, max_connections=100)
-        turns.stop()
+    def answer(call: Call, data: Buffer) -> None:
+        infer(bytes(data))
+        call.answer([answered], 1 << 62, lambda _: BadRequestError("late"))
 
-    def _answer(self, call: Call, data: Buffer) -> None:
-        self._infer(bytes(data))
-        message = inference_pb2.ModelInferResponse(model_name="double")
-        message.outputs.add(name="y", datatype="FP32", shape=[1, 3])
-        message.raw_output_contents.append(struct.pack("<3f", 1, 2, float("nan")))
-        call.answer([message.SerializeToString()], 1 << 62, lambda _: BadRequestError("late"))
+    rest.answer_directly(answer)
+    raised: list[Exception] = []
 
-    async def _serve(
-        self,
-        scope: dict[str, Any],
-        receive: Callable[[], Awaitable[Any]],
-        send: Callable[[Any], Awaitable[None]],
-    ) -> None:
-        status = 0
-
-        async def heard(event: dict[str, Any]) -> None:
-            nonlocal status
-            status = event.get("status", status)
-            if status == 500 and "body" in event:
-                self._fault = bytes(event["body"]).decode()
-            await send(event)
-
+    async def app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401  ASGI's
         try:
-            await self._app(scope, receive, heard)
+            await rest(scope, receive, send)
         except Exception as error:
-            # uvicorn would make a 500 of it.
-            self._fault = f"{type(error).__name__}: {error}"
+            raised.append(error)  # uvicorn would make a 500 of it, unless an answer has begun.
 
-    def __call__(self, data: bytes) -> None:
-        """Take in what a client sends before it hangs up.
+    turns = Turns(clock)
+    asgi: Any = app
+    server = RestServer(asgi, door=door, turns=turns, max_connections=100)
+    turns.stop()
+    make: Any = server.config.http_protocol_class
+    tasks = server.state.tasks
 
-        Raises:
-            FaultError: the door admits to an error of its own.
-        """
-        self._fault = ""
-        self._loop.run_until_complete(self._take(data))
-        if self._fault:
-            raise FaultError(self._fault)
-
-    async def _take(self, data: bytes) -> None:
-        state = self._server.state
-        make: Any = self._server.config.http_protocol_class
-        connection = make(self._server, "ipv4:127.0.0.1:1", crowded=None, floor_ns=0)
-        connection.connection_made(_Transport())
+    async def take(data: bytes) -> None:
+        raised.clear()
+        transport = _Transport()
+        connection = make(server, "ipv4:127.0.0.1:1", crowded=None, floor_ns=0)
+        connection.connection_made(transport)
         for part in (data[: len(data) // 2], data[len(data) // 2 :]):
-            if not connection.transport.is_closing():
+            if not transport.is_closing():
                 connection.data_received(part)
             for _ in range(_TURNS):
-                if state.tasks:
+                if tasks:
                     await asyncio.sleep(0)
         connection.connection_lost(None)
-        while state.tasks:
-            await asyncio.wait(state.tasks)
+        while tasks:
+            await asyncio.wait(tasks)
+        if raised:
+            raise raised[0]
+        transport.check()
+
+    return take
 
 
 class _Views:
@@ -345,34 +283,27 @@ class _Pages:
         return [b"# EOF\n"] if openmetrics else []
 
 
-class MetricsReader:
-    """The port of metrics and of the dashboard, from the first byte of HTTP on; every message is a connection's."""
+def metrics_reader() -> Take:
+    """Make the port of metrics and of the dashboard without a socket.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make a door without a socket, in a loop that it runs a while for each message."""
-        self._loop = loop
-        views: Any = _Views()
-        live: Any = _Live()
-        self._door = MetricsDoor(_Pages(), Authoriser(), site=DashboardSite(views, live))
+    Returns:
+        As `rest_reader`.
+    """
+    views: Any = _Views()
+    live: Any = _Live()
+    door = MetricsDoor(_Pages(), Authoriser(), site=DashboardSite(views, live))
 
-    def __call__(self, data: bytes) -> None:
-        """Take in what a client sends before it says nothing more.
-
-        Raises:
-            FaultError: the door admits to an error of its own.
-        """
-        self._loop.run_until_complete(self._take(data))
-
-    async def _take(self, data: bytes) -> None:
+    async def take(data: bytes) -> None:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX, loop=loop)
         transport = _Transport()
-        protocol = asyncio.StreamReaderProtocol(reader, self._door.serve, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, door.serve, loop=loop)
         reader.feed_data(data)
         reader.feed_eof()
-        await self._door.serve(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-        if b"HTTP/1.1 500" in transport.written:
-            raise FaultError(bytes(transport.written[-200:]).decode("latin-1"))
+        await door.serve(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        transport.check()
+
+    return take
 
 
 def with_lengths(message: bytes) -> bytes:
@@ -391,73 +322,69 @@ def with_lengths(message: bytes) -> bytes:
 # --- good messages --------------------------------------------------------------------------------
 
 
-def _post(path: str, body: bytes, *headers: str, verb: str = "POST") -> bytes:
-    lines = [f"{verb} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+def _http(line: str, *headers: str, body: bytes | None = None) -> bytes:
+    length = [] if body is None else [f"Content-Length: {len(body)}"]
+    head = "\r\n".join([f"{line} HTTP/1.1", "Host: localhost", *length, *headers, "", ""])
+    return head.encode() + (body or b"")
 
 
-def _get(path: str, *headers: str, verb: str = "GET") -> bytes:
-    return "\r\n".join([f"{verb} {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+_INFER: Final = "POST /v2/models/double/infer"
+_TENSOR: Final = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
 
 
-def _told_apart(path: str, text: bytes, tail: bytes) -> bytes:
-    return _post(path, text + tail, f"Inference-Header-Content-Length: {len(text)}")
+def _asked(
+    tensor: Mapping[str, object], tail: bytes = b"", times: int = 1, **more: object
+) -> bytes:
+    """A request for inference: JSON, and the tensors behind it."""
+    text = json.dumps({"inputs": [{**_TENSOR, **tensor}] * times, **more}).encode()
+    return _http(_INFER, f"Inference-Header-Content-Length: {len(text)}", body=text + tail)
 
 
-def _bodies() -> list[tuple[bytes, bytes]]:
-    """Requests for inference: JSON, and the tensors behind it."""
-    tensor: dict[str, Any] = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
-    parameters = {"slo_ms": 100, "timeout": 1e5, "context": "ann", "priority": True}
-    binary = {"binary_data_size": 12}
-    asked: tuple[tuple[dict[str, Any], bytes], ...] = (
-        ({"inputs": [{**tensor, "data": [1, -2.5, 3e-5]}], "parameters": parameters}, b""),
-        ({"inputs": [{**tensor, "data": [[1, 2, 3]]}], "id": "\u20ac\U0001f600"}, b""),
-        (
-            {
-                "inputs": [{**tensor, "parameters": binary}],
-                "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
-            },
-            bytes(12),
-        ),
-        (
-            {
-                "inputs": [{**tensor, "parameters": {"shared_memory_region": "r"}}] * 3,
-                "parameters": {"binary_data_output": True},
-            },
-            b"",
-        ),
-        ({"inputs": [{**tensor, "datatype": "BOOL", "data": [True, False, True]}]}, b""),
-        ({"inputs": [{**tensor, "datatype": "UINT64", "data": [1, 2, (1 << 64) - 1]}]}, b""),
-    )
-    return [(json.dumps(each).encode(), tail) for each, tail in asked]
+_WHOLE: Final = _asked(
+    {"data": [1, -2.5, 3e-5]},
+    parameters={"slo_ms": 100, "timeout": 1e5, "context": "ann", "priority": True},
+)
+_SHORT: Final = (
+    _WHOLE,
+    _asked({"data": [[1, 2, 3]]}, id="\u20ac\U0001f600"),
+    _asked(
+        {"parameters": {"binary_data_size": 12}},
+        bytes(12),
+        outputs=[{"name": "y", "parameters": {"binary_data": True}}],
+    ),
+    _asked(
+        {"parameters": {"shared_memory_region": "r"}},
+        times=3,
+        parameters={"binary_data_output": True},
+    ),
+    _asked({"datatype": "BOOL", "data": [True, False, True]}),
+    _asked({"datatype": "UINT64", "data": [1, 2, (1 << 64) - 1]}),
+)
 
 
 def json_bodies() -> list[bytes]:
     """What `read_json_body` reads: short ones, and tensors of several slices."""
-    tensor: dict[str, Any] = {"name": "x", "shape": [8, 400], "datatype": "FP32"}
     rows = [[round(0.1234567 * row * column, 6) for column in range(400)] for row in range(8)]
     slow = [5e-324, 2.2250738585072011e-308, 1.00000005e-38] * 10
-    long = (
-        {"inputs": [{**tensor, "data": rows}]},
-        {"inputs": [{**tensor, "shape": [30], "data": slow}]},
-    )
-    bodies = [*_bodies(), *((json.dumps(each).encode(), b"") for each in long)]
-    return [_told_apart("", text, tail) for text, tail in bodies]
+    long = _asked({"shape": [8, 400], "data": rows}), _asked({"shape": [30], "data": slow})
+    return [*_SHORT, *long]
 
 
 def rest_requests() -> list[bytes]:
     """Requests of HTTP for all of REST's routes."""
-    infer = "/v2/models/double/infer"
-    found = [_told_apart(infer, text, tail) for text, tail in _bodies()]
-    text, _ = _bodies()[0]
+    text = _WHOLE.partition(b"\r\n\r\n")[2]
     chunks = b"%x\r\n%b\r\n%x;a=b\r\n%b\r\n0\r\n\r\n" % (9, text[:9], len(text) - 9, text[9:])
-    found += [
-        _post(infer, gzip.compress(text + b" " * 100_000), "Content-Encoding: gzip"),
-        _post(infer, bytes(12), "Inference-Header-Content-Length: 0", "x-clockwright-slo-ms: 20"),
-        _get(infer, "Transfer-Encoding: chunked", "x-clockwright-tenant: t", verb="POST") + chunks,
-        _post(infer, text, "x-clockwright-slo-ms: 20", "x-clockwright-tenant: t", "X-A: b"),
-        _get("/v2/models/none") + _get("/v2/health/live", "Connection: close", verb="HEAD"),
-        _get("/v2", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "Expect: 100-continue"),
+    slo, tenant = "x-clockwright-slo-ms: 20", "x-clockwright-tenant: t"
+    packed = gzip.compress(text + b" " * 100_000)
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "Expect: 100-continue")
+    found = [
+        *_SHORT,
+        _http(_INFER, "Content-Encoding: gzip", body=packed),
+        _http(_INFER, "Inference-Header-Content-Length: 0", slo, body=bytes(12)),
+        _http(_INFER, "Transfer-Encoding: chunked", tenant) + chunks,
+        _http(_INFER, slo, tenant, "X-A: b", body=text),
+        _http("GET /v2/models/none") + _http("HEAD /v2/health/live", "Connection: close"),
+        _http("GET /v2", *upgrade),
     ]
     bodies: dict[str, Any] = {
         "RepositoryModelLoad": {"parameters": {"a": 1, "b": "c", "d": True}},
@@ -474,7 +401,7 @@ def rest_requests() -> list[bytes]:
         body = bodies.get(route.path.rpartition("/")[2])
         query = "" if body else "?context=ann&name=a%20b"
         data = json.dumps(body).encode() if body else b""
-        found.append(_post(path + query, data, "Authorization: Bearer k", verb=route.verb))
+        found.append(_http(f"{route.verb} {path}{query}", "Authorization: Bearer k", body=data))
     return found
 
 
@@ -487,10 +414,10 @@ def metrics_requests() -> list[bytes]:
     )
     headers = ("Accept: application/openmetrics-text", "Authorization: Bearer k")
     sites = ("Sec-Fetch-Site: same-origin", "Origin: http://localhost", "Content-Length: 0")
-    return [
-        *(_get(look, *headers) for look in looks),
-        *(_get(look, *sites, verb="HEAD") + _get(look, "Connection: close") for look in looks),
-    ]
+    seen = [_http(f"GET {look}", *headers) for look in looks]
+    for look in looks:
+        seen.append(_http(f"HEAD {look}", *sites) + _http(f"GET {look}", "Connection: close"))
+    return seen
 
 
 def reflection_requests() -> list[bytes]:

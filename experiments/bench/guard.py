@@ -21,24 +21,14 @@ import trustme
 from clockwright.channel import Access
 from controller.access.key_file import add_key
 from controller.access.roles import Role
-from experiments.bench.request_cost import (
-    ServerBeside,
-    costs_us,
-    prepare,
-    start_beside,
-)
+from experiments.bench.request_cost import ServerBeside, costs_us, prepare, start_beside
 from experiments.study.bench import bench
 
-#: Models by the bytes of a request, and what they are made of.
-_MODELS = {"small": "mlp-784-8-4", "large": "mlp-150528-4-4"}
-_REFUSED = """
-[early]
-rate_rps = 1e-6
-
-[late]
-open_bytes = 1
-"""
-_VARIANTS = ("off", "off_again", "keys", "keys_tls", "keys_tls_quotas")
+#: Columns of the models.
+_COLUMNS = {"small": 784, "large": 150_528}
+_MODELS = {size: f"mlp-{columns}-4-4" for size, columns in _COLUMNS.items()}
+_WITHIN_QUOTA = '[""]\nrate_rps = 1000000\nopen_requests = 10000\nslo_ms_max = 100000\n'
+_OVER_QUOTA = "[early]\nrate_rps = 1e-6\n[late]\nopen_bytes = 1\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +47,24 @@ def measure_cost(rounds: int, num_requests: int) -> dict[str, float]:
         Processor time of the controller per request in us, by size and variant; and by how much it is that of
         `off` in the same round, in the middle of all rounds.
     """
-    used_us: dict[tuple[str, str], list[float]] = {}
     rng = random.Random(1)
+    rows = []
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = _start(scratch, stack)
-        for number in range(-1, rounds):
-            for size in _MODELS:
-                for variant in rng.sample(_VARIANTS, len(_VARIANTS)):
-                    columns = int(_MODELS[size].split("-")[1])
-                    used, _ = costs_us(servers[variant], size, columns, num_requests)
-                    if number >= 0:  # What is new to a server is looked at longer.
-                        used_us.setdefault((size, variant), []).append(used)
+        servers = _start(Path(stack.enter_context(tempfile.TemporaryDirectory())), stack)
+        for _ in range(rounds + 1):
+            row = {}
+            for size, columns in _COLUMNS.items():
+                for variant in rng.sample(tuple(servers), len(servers)):
+                    row[size, variant], _ = costs_us(servers[variant], size, columns, num_requests)
+            rows.append(row)
+    del rows[0]  # What is new to a server is looked at longer.
     figures: dict[str, float] = {}
-    for (size, variant), found_us in sorted(used_us.items()):
-        figures[f"cost_{size}_{variant}_us"] = statistics.median(found_us)
+    for size, variant in sorted(rows[0]):
+        name = f"cost_{size}_{variant}"
+        figures[f"{name}_us"] = statistics.median(row[size, variant] for row in rows)
         if variant != "off":
-            ratios = [cost / off for cost, off in zip(found_us, used_us[size, "off"], strict=True)]
-            figures[f"cost_{size}_{variant}_ratio"] = statistics.median(ratios)
+            ratios = (row[size, variant] / row[size, "off"] for row in rows)
+            figures[f"{name}_ratio"] = statistics.median(ratios)
     return figures
 
 
@@ -84,24 +74,28 @@ def measure_refusals(rounds: int, num_requests: int) -> dict[str, float]:
     Returns:
         Processor time of controller and front per refusal in us, in the middle of all rounds.
     """
-    used_us: dict[str, list[float]] = {}
+    rows = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         flags = prepare(scratch, {"small": _MODELS["small"]})
         quotas = scratch / "quotas.toml"
-        quotas.write_text(_REFUSED)
+        quotas.write_text(_OVER_QUOTA)
         arguments = [*flags, "--fronts", "1", "--quotas", str(quotas)]
         server = start_beside(arguments, Access(), stack)
-        for number in range(-1, rounds):
+        for _ in range(rounds + 1):
+            row = {}
             for tenant in ("early", "late"):
-                used = costs_us(server, "small", 784, num_requests, over_quota=tenant)
-                if number >= 0:
-                    for who, cost in zip(("controller", "front"), used, strict=True):
-                        used_us.setdefault(f"refusal_{tenant}_{who}_us", []).append(cost)
-    return {name: statistics.median(costs) for name, costs in sorted(used_us.items())}
+                used_us = costs_us(
+                    server, "small", _COLUMNS["small"], num_requests, over_quota=tenant
+                )
+                for who, cost_us in zip(("controller", "front"), used_us, strict=True):
+                    row[f"refusal_{tenant}_{who}_us"] = cost_us
+            rows.append(row)
+    return {name: statistics.median(row[name] for row in rows[1:]) for name in rows[0]}
 
 
 def _start(scratch: Path, stack: ExitStack) -> dict[str, ServerBeside]:
+    """Start the variants, by name."""
     flags = prepare(scratch, _MODELS)
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
@@ -113,28 +107,24 @@ def _start(scratch: Path, stack: ExitStack) -> dict[str, ServerBeside]:
     keys = ["--keys", str(scratch / "keys")]
     tls = ["--tls-cert", str(certificate), "--tls-key", str(tls_key)]
     quotas = scratch / "quotas.toml"
-    quotas.write_text('[""]\nrate_rps = 1000000\nopen_requests = 10000\nslo_ms_max = 100000\n')
-    variants = {
+    quotas.write_text(_WITHIN_QUOTA)
+    variants: dict[str, tuple[list[str], Access]] = {
         "off": ([], Access()),
         "off_again": ([], Access()),
         "keys": (keys, Access(key=key)),
         "keys_tls": ([*keys, *tls], Access(key=key, ca=ca)),
-        "keys_tls_quotas": (
-            [*keys, *tls, "--quotas", str(quotas)],
-            Access(key=key, ca=ca),
-        ),
+        "keys_tls_quotas": ([*keys, *tls, "--quotas", str(quotas)], Access(key=key, ca=ca)),
     }
     return {
-        variant: start_beside([*flags, *variants[variant][0]], variants[variant][1], stack)
-        for variant in _VARIANTS
+        name: start_beside([*flags, *more], access, stack)
+        for name, (more, access) in variants.items()
     }
 
 
 def measure(setting: Setting) -> dict[str, float]:
     """Measure requests, then refusals."""
-    return measure_cost(setting.rounds, setting.requests) | measure_refusals(
-        setting.rounds, setting.requests
-    )
+    asked = setting.rounds, setting.requests
+    return measure_cost(*asked) | measure_refusals(*asked)
 
 
 STUDY = bench("bench-guard", Setting(), measure, record="guard", part="cost")

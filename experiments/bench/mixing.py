@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ import onnxruntime as ort
 from clockwright.client import AsyncClient
 from clockwright.errors import RefusedError
 from clockwright.operator import Operator
-from clockwright.v1 import control_pb2 as pb
 from experiments.bench.mixing_models import Array, MixingModel, Row, all_models
 from experiments.live.local_server import LocalServer
 from experiments.study.bench import Findings, bench
@@ -52,20 +50,17 @@ class Outcome:
 
     name: str
     row_by_row: bool
-    #: Whether plain onnxruntime answers the rows.
-    runs: bool = True
-    served: bool = False
     #: Why the server runs rows one by one; empty if it does not.
-    one_by_one: str = ""
+    one_by_one: str
     #: Why it is not served; empty if it is.
-    refused: str = ""
+    refused: str
     answers: int = 0
     #: Answers of which the batch had room for others' rows.
-    shared: int = 0
+    shared_answers: int = 0
     #: Answers that were not plain onnxruntime's.
-    mixed: int = 0
+    mixed_answers: int = 0
     #: The furthest that an answer was off, as a part of its largest number.
-    worst: float = field(default=0.0)
+    worst: float = 0.0
 
 
 def expected_answers(model: MixingModel, rows: Iterable[Row]) -> list[dict[str, Array]]:
@@ -90,14 +85,12 @@ def distance(found: Array, wanted: Array) -> float:
     return float(np.max(np.abs(one - other), initial=0.0)) / scale
 
 
-async def ask(
-    address: str, model: MixingModel, outcome: Outcome, rows: Sequence[Row], setting: Setting
-) -> None:
+async def ask(address: str, model: MixingModel, outcome: Outcome, setting: Setting) -> None:
     """Ask a model's rows while strangers send outliers to it."""
+    rows = model.rows(np.random.default_rng(setting.seed), setting.rows)
     expected = expected_answers(model, rows)
     generator = np.random.default_rng(setting.seed + 1)
-    strange = [model.rows(generator, 2, scale) for scale in _SCALES]
-    strangers = [row for pair in strange for row in pair]
+    strangers = [row for scale in _SCALES for row in model.rows(generator, 2, scale)]
 
     async def disturb(client: AsyncClient, first: int) -> None:
         for number in itertools.count(first):
@@ -111,93 +104,66 @@ async def ask(
                 place = number % len(rows)
                 result = await client.infer(model.name, rows[place], slo_ms=_SLO_MS, explain=True)
                 outcome.answers += 1
-                outcome.shared += int(result.explanation["batch_size"]) > 1
-                if not model.repeats:
-                    continue
-                off = max(
-                    distance(result.outputs[name], wanted)
-                    for name, wanted in expected[place].items()
-                )
-                outcome.worst = max(outcome.worst, off)
-                # What is not a number is wrong as well.
-                outcome.mixed += not off <= model.tolerance
+                outcome.shared_answers += int(result.explanation["batch_size"]) > 1
+                if model.repeats:
+                    wanted = expected[place]
+                    off = max(distance(result.outputs[name], wanted[name]) for name in wanted)
+                    outcome.worst = max(outcome.worst, off)
+                    # What is not a number is wrong as well.
+                    outcome.mixed_answers += not off <= model.tolerance
         finally:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
 
-def ask_all(models: Iterable[MixingModel], setting: Setting) -> list[Outcome]:
+def ask_all(models: Sequence[MixingModel], setting: Setting) -> list[Outcome]:
     """Serve the models and ask each of them in turn."""
+    outcomes = []
     with tempfile.TemporaryDirectory() as scratch:
-        kept: dict[str, MixingModel] = {}
         for model in models:
             path = Path(scratch) / "models" / model.name / "1" / "model.onnx"
             path.parent.mkdir(parents=True)
             onnx.save(model.model, path)
-            kept[model.name] = model
         arguments = ["--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"]
-        with LocalServer(arguments) as server:
-            operator = Operator(server.address)
+        with LocalServer(arguments) as server, Operator(server.address) as operator:
             told = {info.model_id: info for info in operator.models()}
-            return [_asked(server.address, kept[name], told[name], setting) for name in kept]
-
-
-def _asked(address: str, model: MixingModel, info: pb.ModelInfo, setting: Setting) -> Outcome:
-    outcome = Outcome(model.name, model.row_by_row, one_by_one=info.one_by_one)
-    rows = model.rows(np.random.default_rng(setting.seed), setting.rows)
-    try:
-        expected_answers(model, rows)
-    except Exception:  # onnxruntime's exceptions have no common base
-        outcome.runs = False
-        return outcome
-    outcome.served = info.state == "READY"
-    if outcome.served:
-        asyncio.run(ask(address, model, outcome, rows, setting))
-    else:
-        outcome.refused = info.reason
-    return outcome
+            for model in models:
+                info = told[model.name]
+                refused = "" if info.state == "READY" else info.reason or info.state
+                outcome = Outcome(model.name, model.row_by_row, info.one_by_one, refused)
+                if not refused:
+                    asyncio.run(ask(server.address, model, outcome, setting))
+                outcomes.append(outcome)
+    return outcomes
 
 
 def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Count what was seen."""
-    runs = [each for each in outcomes if each.runs]
     return {
         "models": len(outcomes),
         "mixing_models": sum(not each.row_by_row for each in outcomes),
-        "served_share": sum(each.served for each in runs) / len(runs),
+        "served_share": sum(not each.refused for each in outcomes) / len(outcomes),
         "served_at_batch_1": sum(bool(each.one_by_one) for each in outcomes),
         "wrongly_batch_1": sum(each.row_by_row and bool(each.one_by_one) for each in outcomes),
         "missed_models": sum(
-            each.served and not each.row_by_row and not each.one_by_one for each in outcomes
+            not (each.refused or each.row_by_row or each.one_by_one) for each in outcomes
         ),
         "answers": sum(each.answers for each in outcomes),
-        "shared_answers": sum(each.shared for each in outcomes),
-        "mixed_answers": sum(each.mixed for each in outcomes),
+        "shared_answers": sum(each.shared_answers for each in outcomes),
+        "mixed_answers": sum(each.mixed_answers for each in outcomes),
     }
 
 
 def measure(setting: Setting) -> Findings:
     """Ask all models, and count."""
-    begin_s = time.monotonic()
-    outcomes = ask_all(all_models(), setting)
+    outcomes = ask_all(list(all_models()), setting)
     for each in outcomes:
-        print(
-            f"{each.name:20} {each.one_by_one or each.refused or 'in batches':70} {each.worst:.1e}"
-        )
-    by_model = {
-        each.name: {
-            "row_by_row": each.row_by_row,
-            "one_by_one": each.one_by_one,
-            "refused": each.refused,
-            "shared_answers": each.shared,
-            "mixed_answers": each.mixed,
-            "worst": float(f"{each.worst:.2e}"),
-        }
-        for each in outcomes
-    }
-    figures = figures_of(outcomes) | {"wall_s": round(time.monotonic() - begin_s, 1)}
-    return Findings(figures, {"by_model": by_model})
+        how = each.one_by_one or each.refused or "in batches"
+        print(f"{each.name:20} {how:70} {each.worst:.1e}")
+    return Findings(
+        figures_of(outcomes), {"by_model": {each.name: asdict(each) for each in outcomes}}
+    )
 
 
 STUDY = bench("bench-mixing", Setting(), measure)

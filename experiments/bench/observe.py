@@ -3,7 +3,7 @@
 The scrape: a controller in a process of its own, a worker of its own with a modelled device, and 4,000 models that
 were asked once each, so that a thousand have names and histograms. Another process scrapes, and the controller's
 loop counts its own processor time: in all, and the most in one turn, which is how long a request may have to wait
-(`loop_stall_ms`). Without a scrape the same is counted, to say what of it is the loop's own.
+(`loop_stall_ms`). `idle_ms` is what the loop takes in that time anyhow.
 
 The dashboard: the same controller, of which 2,000 models were asked in the seconds before, as many as a look reads. A
 viewer opens each page and stays for three looks; `dashboard_PAGE_ms` is what each took beyond what the loop does in
@@ -28,17 +28,16 @@ import asyncio
 import multiprocessing
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from operator import truediv
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +50,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.app import Controller, running
 from controller.config import ControllerConfig
 from experiments.bench.request_cost import ServerBeside, asking, prepare, start_beside
+from experiments.bench.soak import further_worker
 from experiments.study.bench import bench
 
 _MODEL, _COLUMNS = "small", 784
@@ -67,7 +67,7 @@ _VARIANTS: Final = {
 }
 # How often each variant is asked in a round.
 _TURNS: Final = 20
-_EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_COLLECTOR: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 #: Pages of the dashboard.
 _VIEWS: Final = ("overview", "timeline", "pages", "model")
 #: Models that are asked before each round of looks.
@@ -85,8 +85,8 @@ def measure_scrape(num_models: int, rounds: int) -> dict[str, float]:
     """Scrape a controller of many models.
 
     Returns:
-        In ms: processor time of its loop in all and at most in one turn, with and without a scrape, and how long a
-        scrape took; the same for looks at the dashboard; bytes of the page.
+        In ms: processor time of its loop with a scrape, without one, and at most in one turn; the same for looks at
+        the dashboard; bytes of the page.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -94,25 +94,19 @@ def measure_scrape(num_models: int, rounds: int) -> dict[str, float]:
         server = context.Process(target=_serve, args=(theirs, Path(scratch), num_models, rounds))
         server.start()
         theirs.close()
-        waited_ms: list[float] = []
         num_bytes = 0
         try:
             url = f"http://127.0.0.1:{ours.recv()}"
             while isinstance(told := ours.recv(), str):
-                began_ns = time.perf_counter_ns()
                 if told == _METRICS:
                     num_bytes = len(_read(url + told))
-                    waited_ms.append((time.perf_counter_ns() - began_ns) / NS_PER_MS)
                 else:
                     _look(url + told)
                 ours.send(None)
         finally:
             server.join()
     figures: dict[str, float] = told
-    # Every other scrape was one with a loop that had nothing else to do.
-    figures[f"metrics_scrape_wall_ms_{num_models}_models"] = statistics.median(waited_ms[::2])
-    figures["page_bytes"] = num_bytes
-    return figures
+    return figures | {"page_bytes": num_bytes}
 
 
 def _read(url: str) -> bytes:
@@ -139,94 +133,64 @@ async def _run(pipe: Connection, scratch: Path, num_models: int, rounds: int) ->
     (scratch / "models" / _MODEL / "config.toml").write_text(f"copies = {num_models}\n")
     config = ControllerConfig(port=0, metrics_port=0, models_dir=scratch / "models")
     async with running(config) as controller:
-        where = ["--controller", f"127.0.0.1:{controller.port}"]
-        worker = subprocess.Popen(  # noqa: ASYNC220  nobody waits for the loop yet
-            [sys.executable, "-m", "clockwright.cli", "worker", *where, *flags[2:]]
-        )
-        try:
+        with further_worker(f"127.0.0.1:{controller.port}", "w", *flags[2:]):
             while not (controller.links.links and controller.catalogue.ready):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             await _ask_each(controller)
             freeze_garbage()
             pipe.send(controller.metrics_port)
-            figures = await _measure(pipe, num_models, rounds)
-            pipe.send(figures | await _measure_looks(pipe, controller, rounds))
-        finally:
-            worker.terminate()
-            worker.wait()
+            pipe.send(await _measure(pipe, controller, rounds))
 
 
 async def _ask_each(controller: Controller, num_models: int | None = None) -> None:
     """Ask every model once, or some."""
     runtime = controller.runtime
+    inputs = [bytes(4 * _COLUMNS)]
     models = controller.catalogue.models[:num_models]
     for begin in range(0, len(models), _TOGETHER):
-        await asyncio.gather(
-            *(
-                runtime.submit(
-                    model.model_id,
-                    [bytes(4 * _COLUMNS)],
-                    arrival_ns=runtime.clock(),
-                    slo_ns=60 * NS_PER_S,
-                )
-                for model in models[begin : begin + _TOGETHER]
-            )
-        )
+        asked = [
+            runtime.submit(model.model_id, inputs, arrival_ns=runtime.clock(), slo_ns=60 * NS_PER_S)
+            for model in models[begin : begin + _TOGETHER]
+        ]
+        await asyncio.gather(*asked)
 
 
-async def _measure(pipe: Connection, num_models: int, rounds: int) -> dict[str, float]:
-    used_ms: dict[str, list[float]] = {"scrape": [], "idle": []}
-    stall_ms: dict[str, list[float]] = {"scrape": [], "idle": []}
-    for number in range(-1, rounds):
-        begins_s = time.monotonic()
-        began_ns = time.thread_time_ns()
-        await _have_asked(pipe, _METRICS)
-        used = time.thread_time_ns() - began_ns
-        took_s = time.monotonic() - begins_s
-        began_ns = time.thread_time_ns()
-        await asyncio.sleep(took_s)
-        idle = time.thread_time_ns() - began_ns
-        worst = await _longest_turn(asyncio.create_task(_have_asked(pipe, _METRICS)))
-        worst_idle = await _longest_turn(asyncio.create_task(asyncio.sleep(took_s)))
-        if number >= 0:  # What is done for the first time takes longer.
-            for found, scraped, alone in (
-                (used_ms, used, idle),
-                (stall_ms, worst, worst_idle),
-            ):
-                found["scrape"].append(scraped / NS_PER_MS)
-                found["idle"].append(alone / NS_PER_MS)
-    return {
-        f"metrics_scrape_ms_{num_models}_models": statistics.median(used_ms["scrape"]),
-        "idle_ms": statistics.median(used_ms["idle"]),
-        "loop_stall_ms": max(stall_ms["scrape"]),
-        "loop_stall_median_ms": statistics.median(stall_ms["scrape"]),
-        "loop_stall_idle_ms": max(stall_ms["idle"]),
-    }
-
-
-async def _measure_looks(pipe: Connection, controller: Controller, rounds: int) -> dict[str, float]:
-    paths = {view: f"/live/{view}" for view in _VIEWS}
-    paths["model"] += f"?name={controller.catalogue.models[0].name}"
-    used_ms: dict[str, list[float]] = {view: [] for view in _VIEWS}
-    stall_ms: list[float] = []
-    for number in range(-1, rounds):
-        for view, path in paths.items():
+async def _measure(pipe: Connection, controller: Controller, rounds: int) -> dict[str, float]:
+    models = controller.catalogue.models
+    scrapes = [await _costs_ms(pipe, _METRICS) for _ in range(rounds + 1)]
+    looks = []
+    for _ in range(rounds + 1):
+        row = {}
+        for view in _VIEWS:
             await _ask_each(controller, _NUM_ASKED)
-            begins_s = time.monotonic()
-            began_ns = time.thread_time_ns()
-            await _have_asked(pipe, path)
-            used = time.thread_time_ns() - began_ns
-            took_s = time.monotonic() - begins_s
-            began_ns = time.thread_time_ns()
-            await asyncio.sleep(took_s)
-            used -= time.thread_time_ns() - began_ns
-            worst = await _longest_turn(asyncio.create_task(_have_asked(pipe, path)))
-            if number >= 0:
-                used_ms[view].append(used / NS_PER_MS / _LOOKS)
-                stall_ms.append(worst / NS_PER_MS)
-    figures = {f"dashboard_{view}_ms": statistics.median(used_ms[view]) for view in _VIEWS}
-    figures["dashboard_stall_ms"] = max(stall_ms)
+            query = f"?name={models[0].name}" if view == "model" else ""
+            row[view] = await _costs_ms(pipe, f"/live/{view}{query}")
+        looks.append(row)
+    # What is done for the first time takes longer.
+    used_ms, idle_ms, stall_ms = zip(*scrapes[1:], strict=True)
+    figures = {
+        f"metrics_scrape_ms_{len(models)}_models": statistics.median(used_ms),
+        "idle_ms": statistics.median(idle_ms),
+        "loop_stall_ms": max(stall_ms),
+    }
+    for view in _VIEWS:
+        more_ms = (used_ms - idle_ms for used_ms, idle_ms, _ in (row[view] for row in looks[1:]))
+        figures[f"dashboard_{view}_ms"] = statistics.median(more_ms) / _LOOKS
+    figures["dashboard_stall_ms"] = max(
+        stall_ms for row in looks[1:] for _, _, stall_ms in row.values()
+    )
     return figures
+
+
+async def _costs_ms(pipe: Connection, path: str) -> tuple[float, float, float]:
+    """Processor time of the loop while a path is asked for, while for as long none is, and at most in one turn."""
+    began_s, began_ns = time.monotonic(), time.thread_time_ns()
+    await _have_asked(pipe, path)
+    asked_ns = time.thread_time_ns()
+    await asyncio.sleep(time.monotonic() - began_s)
+    idle_ns = time.thread_time_ns() - asked_ns
+    stall_ns = await _longest_turn(asyncio.create_task(_have_asked(pipe, path)))
+    return (asked_ns - began_ns) / NS_PER_MS, idle_ns / NS_PER_MS, stall_ns / NS_PER_MS
 
 
 async def _have_asked(pipe: Connection, path: str) -> None:
@@ -264,72 +228,63 @@ def measure_requests(rounds: int, num_requests: int) -> dict[str, float]:
         Processor time of the controller per request in us, by variant; and how many times that of `off` it is: the
         median over the turns of a round, in the middle of all rounds and at their quartiles.
     """
-    used_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
-    ratios: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
     rng = random.Random(1)
+    used_us: list[dict[str, list[float]]] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         flags = prepare(scratch, _MODELS)
-        collector = stack.enter_context(_collecting())
+        collector = _collecting(stack)
         ask: dict[str, Callable[[int], tuple[float, float]]] = {}
         for variant, further in _VARIANTS.items():
             own = [collector if flag == "COLLECTOR" else flag for flag in further]
             server = start_beside([*flags, *own], Access(), stack)
             ask[variant] = stack.enter_context(asking(server, _MODEL, _COLUMNS, named=True))
-            stack.enter_context(_scraping(server))
-        for number in range(-1, rounds):
+            if server.metrics:
+                _scraping(server, stack)
+        for _ in range(rounds + 1):
             costs_us: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
             for _ in range(_TURNS):
                 for variant in rng.sample(tuple(_VARIANTS), len(_VARIANTS)):
                     costs_us[variant].append(ask[variant](max(1, num_requests // _TURNS))[0])
-            if number >= 0:  # What is new to a server is looked at longer.
-                for variant, costs in costs_us.items():
-                    used_us[variant] += costs
-                    pairs = zip(costs, costs_us["off"], strict=True)
-                    ratios[variant].append(statistics.median(cost / off for cost, off in pairs))
-    figures = {f"{name}_us": statistics.median(costs) for name, costs in used_us.items()}
-    for name, found in ratios.items():
+            used_us.append(costs_us)
+    del used_us[0]  # What is new to a server is looked at longer.
+    figures: dict[str, float] = {}
+    for name in _VARIANTS:
+        figures[f"{name}_us"] = statistics.median(us for costs in used_us for us in costs[name])
         if name != "off":
-            figures[f"{name}_ratio"] = statistics.median(found)
-            if len(found) > 1:
-                lower, _, upper = statistics.quantiles(found, n=4)
+            ratios = [statistics.median(map(truediv, row[name], row["off"])) for row in used_us]
+            figures[f"{name}_ratio"] = statistics.median(ratios)
+            if len(ratios) > 1:
+                lower, _, upper = statistics.quantiles(ratios, n=4)
                 figures[f"{name}_ratio_lower_quartile"] = lower
                 figures[f"{name}_ratio_upper_quartile"] = upper
     return figures
 
 
-@contextmanager
-def _collecting() -> Iterator[str]:
-    """Take traces meanwhile, as a collector of OpenTelemetry does; gives its address."""
+def _collecting(stack: ExitStack) -> str:
+    """Take traces until the stack ends, as a collector of OpenTelemetry does; gives its address."""
     methods = {"Export": grpc.unary_unary_rpc_method_handler(lambda _, __: b"")}
-    service = _EXPORT.split("/")[1]
     server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_COLLECTOR, methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None)
+    stack.callback(server.stop, None)
+    return f"127.0.0.1:{port}"
 
 
-@contextmanager
-def _scraping(server: ServerBeside) -> Iterator[None]:
-    """Scrape a server each second meanwhile, if it has metrics."""
+def _scraping(server: ServerBeside, stack: ExitStack) -> None:
+    """Scrape a server each second until the stack ends."""
     is_over = threading.Event()
 
     def scrape() -> None:
-        while server.metrics and not is_over.is_set():
+        while not is_over.is_set():
             _read(server.metrics)
             is_over.wait(1)
 
     thread = threading.Thread(target=scrape)
     thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    stack.callback(thread.join)
+    stack.callback(is_over.set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,9 +299,8 @@ class Setting:
 
 def measure(setting: Setting) -> dict[str, float]:
     """Measure the scrape and the dashboard, then the request."""
-    return measure_scrape(setting.models, setting.rounds) | measure_requests(
-        setting.rounds, setting.requests
-    )
+    scraped = measure_scrape(setting.models, setting.rounds)
+    return scraped | measure_requests(setting.rounds, setting.requests)
 
 
 STUDY = bench("bench-observe", Setting(), measure)

@@ -30,28 +30,32 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
-import numpy as np
 
-from clockwright.v1 import control_pb2
+from clockwright.client import AsyncClient
+from clockwright.errors import ClockwrightError
+from clockwright.operator import Operator
 from clockwright.v1 import inference_pb2 as pb
 from experiments.live.local_server import off_fixed_ports
+from experiments.live.processor_time import family
 from experiments.live.standstill import TICK_S, Standstill
 from experiments.study.bench import bench
 from experiments.study.study import chosen
 from modelzoo.build import write_model
 
+T = TypeVar("T")
+
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-_WORKERS = "/clockwright.v1.ControlService/ListWorkers"
-_READY = "/inference.GRPCInferenceService/ServerReady"
 _SLO_MS = {"short": 100, "long": 20_000}
-_INPUT = np.ones((1, 16), np.float32)
+_COLUMNS = 16
 # A request that has no end by then has none.
 _PATIENCE_S = 10.0
 # A front that takes longer to connect is asked nothing meanwhile.
@@ -73,13 +77,9 @@ class Setting:
     #: How often each process is killed, and how often stopped.
     times: int = 20
     rate: float = 200.0
-    targets: tuple[str, ...] = TARGETS
-    #: The revision that is replaced.
-    previous: str = PREVIOUS
     parts: tuple[str, ...] = ("faults", "back", "upgrade")
 
     def __post_init__(self) -> None:
-        chosen("target", self.targets, TARGETS)
         chosen("part", self.parts, PARTS)
 
 
@@ -99,8 +99,8 @@ class Inquiry:
     stood_before_s: float = 0.0
     stood_s: float = 0.0
     num_ends: int = 0
-    #: How often it was asked again because a stream broke.
-    num_again: int = 0
+    #: Whether it was asked again because a stream broke.
+    again: bool = False
 
     @property
     def deadline_s(self) -> float:
@@ -120,27 +120,35 @@ class StreamClient:
     def __init__(self, fronts: Sequence[str], rate: float) -> None:
         self.asked: list[Inquiry] = []
         self._rate = rate
-        self._queues: dict[str, asyncio.Queue[int]] = {front: asyncio.Queue() for front in fronts}
+        self._fronts = fronts
+        self._queues: dict[str, asyncio.Queue[int]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
         self._standstill = Standstill()
 
     async def run(self) -> None:
         """Ask, and then wait for what is open."""
-        streams = [asyncio.create_task(self._serve(front)) for front in list(self._queues)]
-        ticking = asyncio.create_task(self._tick())
+        self._tasks.append(asyncio.create_task(self._tick()))
+        for front in self._fronts:
+            self._open(front)
         try:
             await self._ask()
-            deadline_s = time.monotonic() + _PATIENCE_S + _SLO_MS["long"] / 1000
-            # Each request has an end of its own.
-            while time.monotonic() < deadline_s and not self._is_quiet():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            await self._ends_of(self.asked)
         finally:
-            for task in (*streams, ticking):
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*streams, ticking, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _is_quiet(self) -> bool:
-        return all(each.end for each in self.asked)
+    def _open(self, front: str) -> None:
+        self._queues[front] = asyncio.Queue()
+        self._tasks.append(asyncio.create_task(self._serve(front)))
+
+    async def _ends_of(self, asked: Sequence[Inquiry]) -> None:
+        """Wait until requests have ended, or have no end."""
+        limit_s = time.monotonic() + _SLO_MS["long"] / 1000 + _PATIENCE_S
+        # Each request has an end of its own.
+        while time.monotonic() < limit_s and not all(each.end for each in asked):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
     def stop(self) -> None:
         """Ask nothing more."""
@@ -148,8 +156,7 @@ class StreamClient:
 
     def move(self, old: str, new: str) -> None:
         """A front was replaced by one elsewhere. The old one's stream ends with it."""
-        self._queues[new] = asyncio.Queue()
-        self._moved = asyncio.create_task(self._serve(new))
+        self._open(new)
         self._queues.pop(old)
 
     async def next_answer(self) -> float:
@@ -164,11 +171,7 @@ class StreamClient:
 
     async def calm(self) -> None:
         """Wait until what was asked before has ended, and some requests after that were answered."""
-        before = list(self.asked)
-        while not all(each.end for each in before):
-            if time.monotonic() > before[-1].deadline_s + _PATIENCE_S:
-                break
-            await asyncio.sleep(0.02)
+        await self._ends_of(list(self.asked))
         await self.next_answer()
         await asyncio.sleep(_CALM_S)
 
@@ -205,27 +208,24 @@ class StreamClient:
                     # A front knows nothing of the time for which a request waited for a connection.
                     async with asyncio.timeout(_CONNECT_S):
                         await channel.channel_ready()
-                    await self._talk(channel.stream_stream(_STREAM)(), queue, under_way)
+                    call = channel.stream_stream(_STREAM)()
+                    writing = asyncio.create_task(self._write(call, queue, under_way))
+                    try:
+                        async for data in call:
+                            message = pb.ModelStreamInferResponse.FromString(data)
+                            number = int(message.infer_response.id)
+                            under_way.pop(number, None)
+                            words = message.error_message
+                            self._end(self.asked[number], words.partition(":")[0] or "OK")
+                    finally:
+                        writing.cancel()
+                        await asyncio.gather(writing, return_exceptions=True)
             for number in under_way:
-                self.asked[number].num_again += 1
+                self.asked[number].again = True
                 self._put(number, but=front)
             while not queue.empty():
                 self._put(queue.get_nowait(), but=front)
             await asyncio.sleep(0.05)
-
-    async def _talk(
-        self,
-        call: Any,  # noqa: ANN401  grpc.aio's
-        queue: asyncio.Queue[int],
-        under_way: dict[int, None],
-    ) -> None:
-        writing = asyncio.create_task(self._write(call, queue, under_way))
-        try:
-            async for message in call:
-                self._take(pb.ModelStreamInferResponse.FromString(message), under_way)
-        finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
 
     async def _write(
         self,
@@ -242,23 +242,12 @@ class StreamClient:
                 self._end(asked, "DEADLINE")
                 continue
             under_way[number] = None
-            tensor = pb.ModelInferRequest.InferInputTensor(
-                name="input", datatype="FP32", shape=_INPUT.shape
-            )
             request = pb.ModelInferRequest(
-                id=str(number),
-                model_name="net",
-                inputs=[tensor],
-                raw_input_contents=[_INPUT.tobytes()],
-                parameters={"slo_ms": pb.InferParameter(int64_param=remaining_ms)},
+                id=str(number), model_name="net", raw_input_contents=[bytes(4 * _COLUMNS)]
             )
+            request.inputs.add(name="input", datatype="FP32", shape=(1, _COLUMNS))
+            request.parameters["slo_ms"].int64_param = remaining_ms
             await call.write(request.SerializeToString())
-
-    def _take(self, message: pb.ModelStreamInferResponse, under_way: dict[int, None]) -> None:
-        number = int(message.infer_response.id)
-        under_way.pop(number, None)
-        words = message.error_message
-        self._end(self.asked[number], words.partition(":")[0] if words else "OK")
 
     def _end(self, asked: Inquiry, end: str) -> None:
         asked.num_ends += 1
@@ -271,7 +260,7 @@ def account(asked: Sequence[Inquiry]) -> dict[str, float]:
     return {
         "requests": len(asked),
         "answered": sum(each.end == "OK" for each in asked),
-        "asked_again": sum(bool(each.num_again) for each in asked),
+        "asked_again": sum(each.again for each in asked),
         "lost": sum(not each.end or (each.kind == "long" and each.end != "OK") for each in asked),
         "lost_by_name": sum(each.kind == "long" and each.end not in ("", "OK") for each in asked),
         "double": sum(each.num_ends > 1 for each in asked),
@@ -287,16 +276,20 @@ class Deployed:
     """A process of the deployment, and how to start it again where it was."""
 
     command: list[str]
-    folder: Path | None = None
-    popen: subprocess.Popen[str] | None = None
+    #: Where the modules are that Python finds first; None: here.
+    source: Path | None
+    #: That was started last.
+    popen: subprocess.Popen[str] = field(init=False)
     address: str = ""
+
+    def __post_init__(self) -> None:
+        self.start()
 
     def start(self) -> None:
         """Start it, and wait until it listens or stands by; a worker does neither."""
-        self._close()
         name, *arguments = self.command
         # Releases of before know no such flags.
-        is_ours = self.folder is None and name != "worker"
+        is_ours = self.source is None and name != "worker"
         flags = off_fixed_ports(name, arguments) if is_ours else []
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", name, *flags, *arguments],
@@ -304,10 +297,9 @@ class Deployed:
             text=True,
             # Packages are compiled to bytecode when they are installed.
             env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
-            # Where the modules are that Python finds first.
-            cwd=self.folder,
+            cwd=self.source,
         )
-        if self.command[0] == "worker":
+        if name == "worker":
             return
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
@@ -318,29 +310,23 @@ class Deployed:
                     f"--port={port}" if part == "--port=0" else part for part in self.command
                 ]
                 return
-        raise RuntimeError(f"{self.command[0]} ended with {self.popen.wait()}")
-
-    @property
-    def pid(self) -> int:
-        """Its number, of the process that was started last."""
-        assert self.popen is not None
-        return self.popen.pid
-
-    def send(self, number: int) -> None:
-        """Send it a signal, if it is there."""
-        assert self.popen is not None
-        self.popen.send_signal(number)
+        raise RuntimeError(f"{name} ended with {self.popen.wait()}")
 
     def end(self) -> None:
-        """Kill it."""
-        if self.popen is not None:
-            self.popen.kill()
-            self.popen.wait()
-            self._close()
+        """Kill it, if it is there."""
+        self.popen.kill()
+        self.popen.wait()
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
 
-    def _close(self) -> None:
-        if self.popen is not None and self.popen.stdout is not None:
-            self.popen.stdout.close()
+    def start_again(self) -> None:
+        """Start it anew where it was, with the same flags."""
+        self.end()
+        self.start()
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+        await asyncio.to_thread(self.popen.wait, _START_LIMIT_S)
 
 
 @dataclass(slots=True)
@@ -349,134 +335,125 @@ class Deployment:
 
     folder: Path
     stack: ExitStack
-    #: Where the first processes' modules are; None: here.
+    #: Where the modules of those are that are added; None: here.
     source: Path | None = None
     controllers: list[Deployed] = field(default_factory=list)
     workers: list[Deployed] = field(default_factory=list)
     fronts: list[Deployed] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        write_model("mlp-16-8-4", self.folder / "models" / "net" / "1" / "model.onnx")
-
-    def add(self, processes: list[Deployed], *command: str, source: Path | None = None) -> Deployed:
+    def add(self, processes: list[Deployed], *command: str) -> Deployed:
         """Start one more."""
-        process = Deployed(list(command), folder=source or self.source)
+        process = Deployed(list(command), self.source)
         self.stack.callback(process.end)
-        process.start()
         processes.append(process)
         return process
 
-    def add_controller(self, name: str, *, lease: bool, source: Path | None = None) -> Deployed:
-        """Start a controller, with a lease or as the only one."""
-        flags = [f"--models={self.folder}/models", "--port=0", f"--telemetry={self.folder}/{name}"]
-        if lease:
-            flags += [f"--lease=file:{self.folder}/lease"]
-        if lease or source is None:
-            flags += [f"--state={self.folder}/state"]
-        return self.add(self.controllers, "controller", *flags, source=source)
-
-    def add_worker(self, name: str, source: Path | None = None) -> Deployed:
+    def add_worker(self, name: str) -> Deployed:
         """Start a worker, which does not compute and takes half a millisecond for it."""
-        return self.add(
-            self.workers,
-            *(
-                "worker",
-                f"--controller={self.addresses}",
-                f"--id={name}",
-                "--device=modelled:500us",
-            ),
-            *("--pages=4", "--arena-mib=16", f"--cache-dir={self.folder}/cache"),
-            source=source,
-        )
+        where = (f"--controller={self.addresses}", f"--cache-dir={self.folder}/cache")
+        size = ("--device=modelled:500us", "--pages=4", "--arena-mib=16")
+        return self.add(self.workers, "worker", f"--id={name}", *where, *size)
 
-    def add_front(self, source: Path | None = None) -> Deployed:
+    def add_front(self) -> Deployed:
         """Start a front."""
-        command = ("front", f"--controller={self.addresses}", "--port=0")
-        return self.add(self.fronts, *command, source=source)
+        return self.add(self.fronts, "front", f"--controller={self.addresses}", "--port=0")
 
     @property
     def addresses(self) -> str:
         """Those of the controllers, as workers and fronts take them."""
         return ",".join(controller.address for controller in self.controllers)
 
-    async def until_ready(self) -> None:
-        """Wait until every front says that all models are ready."""
-        for front in self.fronts:
-            channel: Any
-            async with grpc.aio.insecure_channel(front.address) as channel:
-                ready = channel.unary_unary(_READY)
-                async with asyncio.timeout(_START_LIMIT_S):
-                    while not await _says_ready(ready):  # noqa: ASYNC110  it is another process
-                        await asyncio.sleep(0.05)
-
-    async def until_joined(self, name: str) -> None:
-        """Wait until the only controller lists a worker."""
-        channel: Any
-        async with grpc.aio.insecure_channel(self.addresses) as channel:
-            listing = channel.unary_unary(_WORKERS)
-            async with asyncio.timeout(_START_LIMIT_S):
-                while name not in await _workers(listing):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-
     async def restore(self) -> int:
         """Start again whoever has ended by itself, and put the leader first; says how many had ended."""
-        ended = [
-            process
-            for process in (*self.controllers, *self.workers, *self.fronts)
-            if process.popen is not None and process.popen.poll() is not None
-        ]
+        processes = (*self.controllers, *self.workers, *self.fronts)
+        ended = [process for process in processes if process.popen.poll() is not None]
         for process in ended:
-            await asyncio.to_thread(process.start)
-        for controller in list(self.controllers):
-            channel: Any
-            async with grpc.aio.insecure_channel(controller.address) as channel:
-                if await _says_ready(channel.unary_unary(_READY)):
-                    self.controllers.remove(controller)
-                    self.controllers.insert(0, controller)
+            await asyncio.to_thread(process.start_again)
+        leads = {each.address: await _is_ready(each.address) for each in self.controllers}
+        self.controllers.sort(key=lambda each: not leads[each.address])
         return len(ended)
 
-    async def writer(self) -> int:
-        """Find the telemetry writer of the controller that leads; one that was killed has a successor soon."""
-        async with asyncio.timeout(_START_LIMIT_S):
-            while (pid := _writer_of(self.controllers[0].pid)) is None:  # noqa: ASYNC110
-                await asyncio.sleep(_CALM_S)
-        return pid
+
+async def _until(ask: Callable[[], Awaitable[T | None]]) -> T:
+    """Ask again and again until the answer is yes, or something."""
+    async with asyncio.timeout(_START_LIMIT_S):
+        while not (answer := await ask()):  # noqa: ASYNC110  it is another process
+            await asyncio.sleep(0.05)
+    return answer
 
 
-def _writer_of(pid: int) -> int | None:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(FileNotFoundError):
-            if b"telemetry_writer" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-    return None
-
-
-async def _says_ready(ready: Callable[[bytes], Any]) -> bool:
-    with suppress(grpc.aio.AioRpcError):
-        return bool(pb.ServerReadyResponse.FromString(await ready(b"")).ready)
+async def _is_ready(address: str) -> bool:
+    """Whether a front or a leader says that all models are ready."""
+    async with AsyncClient(address) as client:
+        with suppress(ClockwrightError):
+            return await client.is_ready()
     return False
 
 
-async def _workers(listing: Callable[[bytes], Any]) -> list[str]:
-    listed = control_pb2.ListWorkersResponse.FromString(await listing(b""))
-    return [worker.worker_id for worker in listed.workers]
+def _has_worker(address: str, name: str) -> bool:
+    """Whether a controller lists a worker."""
+    with Operator(address) as operator:
+        return name in {worker.worker_id for worker in operator.workers()}
 
 
-async def _loaded(
-    deployment: Deployment, setting: Setting, play: Callable[[StreamClient], Any]
-) -> StreamClient:
-    """Play something under load."""
-    await deployment.until_ready()
-    client = StreamClient([front.address for front in deployment.fronts], setting.rate)
-    running = asyncio.create_task(client.run())
-    try:
-        await client.calm()
-        await play(client)
-        await client.calm()
-    finally:
-        client.stop()
-        await running
-    return client
+def _writer_of(pid: int) -> int | None:
+    """Find the telemetry writer of a controller; one that was killed has a successor soon."""
+    for child in family(pid)[1:]:
+        with suppress(FileNotFoundError):
+            if b"telemetry_writer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return child
+    return None
+
+
+Play = Callable[[StreamClient, Deployment], Awaitable[None]]
+
+
+def played(
+    setting: Setting, folder: Path, play: Play, *, lease: bool = False, source: Path | None = None
+) -> dict[str, float]:
+    """Play something under load.
+
+    Args:
+        setting: says how much is asked.
+        folder: where the deployment keeps its files.
+        play: what happens.
+        lease: there are two controllers with a lease; otherwise only one.
+        source: where the modules are of the processes at the beginning; None: here.
+
+    Returns:
+        What a client saw meanwhile.
+    """
+
+    async def load(deployment: Deployment) -> StreamClient:
+        for front in deployment.fronts:
+            await _until(partial(_is_ready, front.address))
+        client = StreamClient([front.address for front in deployment.fronts], setting.rate)
+        running = asyncio.create_task(client.run())
+        try:
+            await client.calm()
+            await play(client, deployment)
+            await client.calm()
+        finally:
+            client.stop()
+            await running
+        return client
+
+    write_model("mlp-16-8-4", folder / "models" / "net" / "1" / "model.onnx")
+    flags = [f"--models={folder}/models", "--port=0"]
+    if lease:
+        flags.append(f"--lease=file:{folder}/lease")
+    if source is None:
+        flags.append(f"--state={folder}/state")
+    with ExitStack() as stack:
+        deployment = Deployment(folder, stack, source)
+        for name in "ab" if lease else "a":
+            deployment.add(
+                deployment.controllers, "controller", *flags, f"--telemetry={folder}/{name}"
+            )
+        for name in ("w0", "w1"):
+            deployment.add_worker(name)
+            deployment.add_front()
+        return account(asyncio.run(load(deployment)).asked)
 
 
 # --- the parts -------------------------------------------------------------------------------------
@@ -484,74 +461,50 @@ async def _loaded(
 
 def faults(setting: Setting, folder: Path) -> dict[str, float]:
     """Kill and stop each process so many times."""
-    takeovers: dict[str, list[float]] = {"killed": [], "stopped": []}
+    takeovers_s: dict[int, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
     ended: list[int] = []
 
     async def play(client: StreamClient, deployment: Deployment) -> None:
-        for _ in range(setting.times):
-            for target in setting.targets:
-                for number in (signal.SIGKILL, signal.SIGSTOP):
-                    ended.append(await deployment.restore())
-                    took_s = await _fault(client, deployment, target, number)
-                    if target == "controller":
-                        name = "killed" if number == signal.SIGKILL else "stopped"
-                        takeovers[name].append(took_s)
-                    await client.calm()
+        for _, target, number in product(range(setting.times), TARGETS, takeovers_s):
+            ended.append(await deployment.restore())
+            took_s = await _fault(client, deployment, target, number)
+            if target == "controller":
+                takeovers_s[number].append(took_s)
+            await client.calm()
 
-    with ExitStack() as stack:
-        deployment = Deployment(folder, stack)
-        deployment.add_controller("a", lease=True)
-        deployment.add_controller("b", lease=True)
-        for index in range(2):
-            deployment.add_worker(f"w{index}")
-            deployment.add_front()
-        client = asyncio.run(_loaded(deployment, setting, lambda client: play(client, deployment)))
-    figures = account(client.asked) | {"ended_by_themselves": sum(ended)}
-    for name, took_s in takeovers.items():
-        if took_s:
-            figures[f"takeover_{name}_s"] = max(took_s)
-    longest_s = [max(took_s) for took_s in takeovers.values() if took_s]
-    if longest_s:
-        figures["standby_takeover_s"] = max(longest_s)
-    return figures
+    figures = played(setting, folder, play, lease=True)
+    killed_s, stopped_s = map(max, takeovers_s.values())
+    return figures | {
+        "ended_by_themselves": sum(ended),
+        "takeover_killed_s": killed_s,
+        "takeover_stopped_s": stopped_s,
+        "standby_takeover_s": max(killed_s, stopped_s),
+    }
 
 
 async def _fault(client: StreamClient, deployment: Deployment, target: str, number: int) -> float:
     """Do one thing to one process, and put things right; gives the time until an answer came."""
-    if target == "writer":
-        pid = await deployment.writer()
-        os.kill(pid, number)
-        took_s = await client.next_answer()
-        if number == signal.SIGSTOP:
-            await asyncio.sleep(_STOPPED_S)
-            os.kill(pid, signal.SIGCONT)
-        return took_s
-    processes = {
-        "controller": deployment.controllers[:1],
-        "standby": deployment.controllers[1:],
-        "worker": deployment.workers[:1],
-        "front": deployment.fronts[:1],
-    }[target]
-    process = processes[0]
-    process.send(number)
-    took_s = await client.next_answer()
-    if target == "controller":
-        # A leader that was stopped is ended by its successor, and started again like one that was killed.
-        await _ended(process)
-        deployment.controllers.reverse()
-    elif number == signal.SIGSTOP:
-        await asyncio.sleep(_STOPPED_S)
-        process.send(signal.SIGCONT)
-        return took_s
+    leader, standby = deployment.controllers
+    process = {
+        "controller": leader,
+        "standby": standby,
+        "worker": deployment.workers[0],
+        "front": deployment.fronts[0],
+    }.get(target)
+    if process is not None:
+        pid = process.popen.pid
     else:
-        await _ended(process)
-    await asyncio.to_thread(process.start)
+        pid = await _until(partial(asyncio.to_thread, _writer_of, leader.popen.pid))
+    os.kill(pid, number)
+    took_s = await client.next_answer()
+    # A leader that was stopped is ended by its successor, and started again like one that was killed.
+    if number == signal.SIGSTOP and process is not leader:
+        await asyncio.sleep(_STOPPED_S)
+        os.kill(pid, signal.SIGCONT)
+    elif process is not None:
+        await process.ended()
+        await asyncio.to_thread(process.start_again)
     return took_s
-
-
-async def _ended(process: Deployed) -> None:
-    assert process.popen is not None
-    await asyncio.to_thread(process.popen.wait, _START_LIMIT_S)
 
 
 def back(setting: Setting, folder: Path) -> dict[str, float]:
@@ -559,69 +512,51 @@ def back(setting: Setting, folder: Path) -> dict[str, float]:
     took_s: list[float] = []
 
     async def play(client: StreamClient, deployment: Deployment) -> None:
-        controller = deployment.controllers[0]
+        (controller,) = deployment.controllers
         for _ in range(setting.times):
-            controller.send(signal.SIGKILL)
-            starting = asyncio.create_task(_start_again(controller))
+            controller.popen.kill()
+            starting = asyncio.create_task(asyncio.to_thread(controller.start_again))
             took_s.append(await client.next_answer())
             await starting
             await client.calm()
 
-    with ExitStack() as stack:
-        deployment = Deployment(folder, stack)
-        deployment.add_controller("a", lease=False)
-        for index in range(2):
-            deployment.add_worker(f"w{index}")
-            deployment.add_front()
-        client = asyncio.run(_loaded(deployment, setting, lambda client: play(client, deployment)))
-    figures = {f"back_{name}": figure for name, figure in account(client.asked).items()}
-    return figures | {"controller_back_s": max(took_s)}
-
-
-async def _start_again(process: Deployed) -> None:
-    await _ended(process)
-    await asyncio.to_thread(process.start)
+    figures = played(setting, folder, play)
+    return {f"back_{name}": figure for name, figure in figures.items()} | {
+        "controller_back_s": max(took_s)
+    }
 
 
 def upgrade(setting: Setting, folder: Path) -> dict[str, float]:
     """Replace every process of an earlier revision, one at a time."""
-    source = _source_of(setting.previous, folder / "previous")
 
     async def play(client: StreamClient, deployment: Deployment) -> None:
+        deployment.source = None
         # Fronts hold requests and workers wait while one controller follows the other.
         old = deployment.controllers.pop()
-        old.send(signal.SIGTERM)
-        await _ended(old)
-        new = Deployed([*old.command, f"--state={folder}/state"])
-        deployment.stack.callback(new.end)
-        await asyncio.to_thread(new.start)
-        deployment.controllers.append(new)
+        old.popen.terminate()
+        await old.ended()
+        command = [*old.command, f"--state={folder}/state"]
+        new = await asyncio.to_thread(deployment.add, deployment.controllers, *command)
         await client.calm()
         # Each worker leaves when another has come for it.
         for worker in list(deployment.workers):
-            name = f"new-{worker.pid}"
+            name = f"new-{worker.popen.pid}"
             await asyncio.to_thread(deployment.add_worker, name)
-            await deployment.until_joined(name)
+            await _until(partial(asyncio.to_thread, _has_worker, new.address, name))
             await client.calm()
-            worker.send(signal.SIGTERM)
-            await _ended(worker)
+            worker.popen.terminate()
+            await worker.ended()
             await client.calm()
         for front in list(deployment.fronts):
             successor = await asyncio.to_thread(deployment.add_front)
             client.move(front.address, successor.address)
             await client.calm()
-            front.send(signal.SIGTERM)
-            await _ended(front)
+            front.popen.terminate()
+            await front.ended()
             await client.calm()
 
-    with ExitStack() as stack:
-        deployment = Deployment(folder, stack)
-        deployment.add_controller("a", lease=False, source=source)
-        for index in range(2):
-            deployment.add_worker(f"w{index}", source=source)
-            deployment.add_front(source=source)
-        client = asyncio.run(_loaded(deployment, setting, lambda client: play(client, deployment)))
-    return {f"upgrade_{name}": figure for name, figure in account(client.asked).items()}
+    figures = played(setting, folder, play, source=_source_of(PREVIOUS, folder / "previous"))
+    return {f"upgrade_{name}": figure for name, figure in figures.items()}
 
 
 def _source_of(revision: str, folder: Path) -> Path:

@@ -1,9 +1,8 @@
 """What the selection layer costs, and what its prediction cache gains: `selection.json`.
 
 * `whole_path_...`: an application beside a model that is asked directly, in the same run, one query after the
-  other: latency at the client, and processor time of all processes and of the controller alone. `application_1` asks
-  that same model and nobody else, so what it costs more is selection's whole path (context read,
-  forecasts, choice, submits, journal, explanation); `application_4` asks four, and `application_4_cached` finds their
+  other: latency at the client, and processor time of the controller. `application_1` asks that same model and nobody
+  else, so what it costs more is selection's whole path; `application_4` asks four, and `application_4_cached` finds their
   predictions in the cache. Every query comes for another user, whose state is read. All take turns; differences and
   ratios are those of one turn's neighbours, and the figure is their median.
 * `select_combine_us_4models`: of that path only two calls, one `select` and one `combine` of the costliest
@@ -11,11 +10,8 @@
 * `contexts_mib_100k`: what 100,000 users' states of four models take in the controller's memory.
 * `cache_feedback_speedup`: observations per second with the prediction cache over without it. An
   observation is a feedback for an input, as Clipper's own are (section 4.2): its predictions have to be
-  had again. Four digit classifiers behind a live server, inputs asked a moment ago. Both take turns, a
-  second each, and the figure is the median of the ratios of neighbours: client and server share this machine with
-  whatever else it does, which changes by the second. `cache_feedback_cpu_ratio` is the same in processor time,
-  of client and server together. `feedback_by_id_...` is this server's own way, by query id,
-  which needs no prediction at all.
+  had again. Four digit classifiers behind a live server, inputs asked a moment ago. Both take turns, a second each,
+  and the figure is the median of the ratios of neighbours: the machine changes by the second.
 """
 
 from __future__ import annotations
@@ -27,15 +23,15 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import uvloop
 
 from clockwright import AsyncClient, Feedback
 from clockwright.operator import Operator
-from clockwright.units import NS_PER_S
+from clockwright.units import NS_PER_US
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import Contexts
@@ -44,13 +40,14 @@ from controller.selection.policies import BUILT_IN, make_policy
 from experiments.demo.models import write_digit_models
 from experiments.digits.images import Array
 from experiments.live.local_server import LocalServer
-from experiments.live.processor_time import cpu_ns, family, rss_bytes
+from experiments.live.processor_time import cpu_ns, rss_bytes
 from experiments.study.bench import Findings, bench
 
 MODELS = ("a", "b", "c", "d")
 _SEED = 0
-
-_OPTIONS: dict[str, dict[str, Any]] = {"canary": {"stable": "a", "canary": "b"}}
+# Queries asked at once, so that they form batches.
+_CONCURRENCY = 32
+_SLO_MS = 10_000.0
 
 #: Whom a query of `path_round` asks, by the name of its figures.
 MODELS_ASKED = {
@@ -73,11 +70,6 @@ class Setting:
     rounds: int = 9
 
 
-# Queries asked at once, so that they form batches.
-_CONCURRENCY = 32
-_SLO_MS = 10_000.0
-
-
 def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     """Time one select and one combine by averaging, the slower rule.
 
@@ -89,7 +81,7 @@ def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     Returns:
         Microseconds per call of both.
     """
-    policy = make_policy(name, _OPTIONS.get(name, {}))
+    policy = make_policy(name, {"stable": "a", "canary": "b"} if name == "canary" else {})
     state = policy.init(MODELS)
     rng = Random(_SEED)
     candidates = tuple(Candidate(model) for model in MODELS)
@@ -126,7 +118,7 @@ def contexts_mib(num_contexts: int) -> float:
     return (rss_bytes("self") - before) / 2**20
 
 
-async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
+async def _all(work: Callable[[int], Awaitable[object]], count: int) -> float:
     """Do `work` for 0 to `count` - 1, some at once; returns how many per second."""
     waiting = iter(range(count))
 
@@ -139,119 +131,79 @@ async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-async def feedback_round(
-    address: str, pids: Sequence[int], images: Array, labels: Array, order: Sequence[str]
-) -> dict[str, float]:
-    """One turn of each application, and one of feedback by id.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Applications on a server, and what they are asked."""
 
-    Args:
-        address: of a server with applications `cached` and `uncached`.
-        pids: of its processes.
-        images: to ask.
-        labels: of the images.
-        order: of the applications.
+    address: str
+    #: The controller's process.
+    pid: int
+    images: Array
+    labels: Array
 
-    Returns:
-        Observations per second, and processor time that all processes spent on one, in microseconds: of
-        `cached`, `uncached` and `by_id`.
-    """
-    row: dict[str, float] = {}
-    count = len(images)
-    ids: list[str] = []
-    async with AsyncClient(address) as client:
+    async def feedback_round(self, order: Sequence[str]) -> dict[str, float]:
+        """One turn of each of the applications `cached` and `uncached`: their observations per second."""
+        row: dict[str, float] = {}
+        async with AsyncClient(self.address) as client:
 
-        async def ask(application: str, index: int) -> str:
-            inputs = {"X": images[index : index + 1]}
-            return (await client.infer(application, inputs, slo_ms=_SLO_MS)).query_id
+            async def ask(application: str, index: int) -> str:
+                inputs = {"X": self.images[index : index + 1]}
+                return (await client.infer(application, inputs, slo_ms=_SLO_MS)).query_id
 
-        async def teach(query_id: str, index: int) -> None:
-            await client.feedback(Feedback(query_id, label=int(labels[index])))
+            async def observe(application: str, index: int) -> None:
+                query_id = await ask(application, index)
+                await client.feedback(Feedback(query_id, label=int(self.labels[index])))
 
-        async def timed(name: str, work: Callable[[int], Awaitable[None]]) -> None:
-            before_s = cpu_s(pids)
-            row[name] = await _all(work, count)
-            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / count * 1e6
+            for application in order:
+                # The observed inputs were asked a moment ago.
+                await _all(partial(ask, application), len(self.images))
+                row[application] = await _all(partial(observe, application), len(self.images))
+        return row
 
-        for application in order:
+    async def path_round(self, order: Sequence[str], turn: int) -> dict[str, float]:
+        """Ask each of some models and applications a hundred images, one after the other.
 
-            async def asked(index: int, application: str = application) -> None:
-                ids.append(await ask(application, index))
+        Args:
+            order: of the asked.
+            turn: number of this round; users of two rounds have nothing in common.
 
-            async def observe(index: int, application: str = application) -> None:
-                await teach(await ask(application, index), index)
-
-            # The observed inputs were asked a moment ago.
-            await _all(asked, count)
-            await timed(application, observe)
-        by_id = iter(ids)
-
-        async def teach_only(index: int) -> None:
-            await teach(next(by_id), index)
-
-        await timed("by_id", teach_only)
-    return row
-
-
-def cpu_s(pids: Sequence[int]) -> float:
-    """Processor time that these processes and this one have spent."""
-    return time.process_time() + cpu_ns(pids) / NS_PER_S
-
-
-async def path_round(
-    address: str, pids: Sequence[int], images: Array, order: Sequence[str], *, turn: int
-) -> dict[str, float]:
-    """Ask each of some models and applications every image, one after the other.
-
-    Args:
-        address: of a server that has them.
-        pids: of its processes, the controller's first.
-        images: to ask.
-        order: of the asked.
-        turn: number of this round; users of two rounds have nothing in common.
-
-    Returns:
-        By name, with endings `_p50_us` and `_p99_us` (latency at the client), `_cpu_us` (processor time per query
-        of all processes, this one included) and `_controller_cpu_us`.
-    """
-    row: dict[str, float] = {}
-    async with AsyncClient(address) as client:
-        for name in order:
-            context = name != "model"
-            asked = MODELS_ASKED[name]
-            for image in images[
-                :5
-            ]:  # The first queries of all find connections, code and weights cold.
-                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS)
-            times_us: list[float] = []
-            before_s, controller_ns = cpu_s(pids), cpu_ns(pids[:1])
-            for number, image in enumerate(images):
-                began = time.perf_counter()
-                user = f"user {turn} {number}" if context else ""
-                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS, context=user)
-                times_us.append((time.perf_counter() - began) * 1e6)
-            times_us.sort()
-            row[f"{name}_p50_us"] = times_us[len(times_us) // 2]
-            row[f"{name}_p99_us"] = times_us[len(times_us) * 99 // 100]
-            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / len(images) * 1e6
-            row[f"{name}_controller_cpu_us"] = (
-                (cpu_ns(pids[:1]) - controller_ns) / len(images) / 1e3
-            )
-    return row
+        Returns:
+            By name, with endings `_p50_us` (latency at the client) and `_controller_cpu_us` (per query).
+        """
+        row: dict[str, float] = {}
+        images = self.images[:100, None]
+        async with AsyncClient(self.address) as client:
+            for name in order:
+                asked = MODELS_ASKED[name]
+                # The first queries of all find connections, code and weights cold.
+                for image in images[:5]:
+                    await client.infer(asked, {"X": image}, slo_ms=_SLO_MS)
+                times_us = []
+                before_ns = cpu_ns([self.pid])
+                for number, image in enumerate(images):
+                    user = f"user {turn} {number}" if name != "model" else ""
+                    began = time.perf_counter()
+                    await client.infer(asked, {"X": image}, slo_ms=_SLO_MS, context=user)
+                    times_us.append((time.perf_counter() - began) * 1e6)
+                used_us = (cpu_ns([self.pid]) - before_ns) / NS_PER_US
+                row[f"{name}_p50_us"] = statistics.median(times_us)
+                row[f"{name}_controller_cpu_us"] = used_us / len(images)
+        return row
 
 
 def path_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Medians over the rounds; comparisons are made inside a round."""
-    figures = {f"whole_path_{key}": statistics.median(row[key] for row in rows) for key in rows[0]}
+    figures = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     for name in MODELS_ASKED:
         if name != "model":
-            for kind in ("p50", "cpu", "controller_cpu"):
-                figures[f"whole_path_{name}_more_{kind}_us"] = statistics.median(
+            for kind in ("p50", "controller_cpu"):
+                figures[f"{name}_more_{kind}_us"] = statistics.median(
                     row[f"{name}_{kind}_us"] - row[f"model_{kind}_us"] for row in rows
                 )
-            figures[f"whole_path_{name}_p50_ratio"] = statistics.median(
+            figures[f"{name}_p50_ratio"] = statistics.median(
                 row[f"{name}_p50_us"] / row["model_p50_us"] for row in rows
             )
-    return figures
+    return {f"whole_path_{name}": figure for name, figure in figures.items()}
 
 
 def measure_live(
@@ -277,40 +229,28 @@ def measure_live(
                 application = pb.Application(name=name, models=members, no_cache=no_cache)
                 operator.put_application(application)
             assert MODELS_ASKED["model"] == model_names[0]
-            pids = family(server.process.pid)
-            images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
+            served = Served(
+                server.address,
+                server.process.pid,
+                asked.questions[:num_inputs],
+                asked.labels[:num_inputs],
+            )
             paths, feedbacks = [], []
             for turn in range(rounds + 1):
                 # Alternating order: a machine that slows down or speeds up in between favours nobody.
                 step = 1 if turn % 2 else -1
-                order = list(MODELS_ASKED)[::step]
-                paths.append(
-                    uvloop.run(path_round(server.address, pids, images[:100], order, turn=turn))
-                )
-                order = ["cached", "uncached"][::step]
-                feedbacks.append(
-                    uvloop.run(feedback_round(server.address, pids, images, labels, order))
-                )
+                paths.append(uvloop.run(served.path_round(list(MODELS_ASKED)[::step], turn)))
+                feedbacks.append(uvloop.run(served.feedback_round(("cached", "uncached")[::step])))
     return paths[1:], feedbacks[1:]
 
 
 def feedback_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Medians over the rounds; a speed-up is that of one round, whose turns follow on each other."""
-    speedups = sorted(row["cached"] / row["uncached"] for row in rows)
     figures = {
-        "cache_feedback_speedup": statistics.median(speedups),
-        "cache_feedback_speedup_min": speedups[0],
-        "cache_feedback_speedup_max": speedups[-1],
-        "cache_feedback_cpu_ratio": statistics.median(
-            row["uncached_cpu_us"] / row["cached_cpu_us"] for row in rows
-        ),
+        f"feedback_{name}_per_s": statistics.median(row[name] for row in rows) for name in rows[0]
     }
-    for name in ("cached", "uncached", "by_id"):
-        figures[f"feedback_{name}_per_s"] = statistics.median(row[name] for row in rows)
-        figures[f"feedback_{name}_cpu_us"] = statistics.median(
-            row[f"{name}_cpu_us"] for row in rows
-        )
-    return figures
+    speedup = statistics.median(row["cached"] / row["uncached"] for row in rows)
+    return figures | {"cache_feedback_speedup": speedup}
 
 
 def measure(setting: Setting) -> Findings:
@@ -320,8 +260,7 @@ def measure(setting: Setting) -> Findings:
         for name in sorted(BUILT_IN)
     }
     figures = {"select_combine_us_4models": max(costs.values())}
-    for name, cost in costs.items():
-        figures[f"select_combine_us_{name.replace('-', '_')}"] = cost
+    figures |= {f"select_combine_us_{name.replace('-', '_')}": us for name, us in costs.items()}
     figures["contexts_mib_100k"] = contexts_mib(setting.contexts)
     paths, feedbacks = measure_live(num_inputs=setting.inputs, rounds=setting.rounds)
     figures |= path_figures(paths) | feedback_figures(feedbacks)

@@ -22,16 +22,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from clockwright.client import Client, Feedback, InferResult
+from clockwright.client import Client, Feedback
 from clockwright.errors import RefusedError
 from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
@@ -62,19 +61,8 @@ class Setting:
     look_s: float = 30.0
 
 
-@dataclass(slots=True)
-class Occupied:
-    """What a process occupied, look by look."""
-
-    rss_mib: list[float] = field(default_factory=list)
-    handles: list[int] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
-
-    def since(self, num_looks: int) -> Occupied:
-        """Leave the first looks out."""
-        return Occupied(
-            self.rss_mib[num_looks:], self.handles[num_looks:], self.threads[num_looks:]
-        )
+#: What a process occupied, look by look: resident MiB, file handles, threads.
+Looks = list[tuple[float, int, int]]
 
 
 def measure(setting: Setting) -> Findings:
@@ -86,9 +74,9 @@ def measure(setting: Setting) -> Findings:
         )  # fmt: skip
         offer(load)
         seconds = setting.settling_s + 60 * setting.minutes
-        sizes, turns, account = _soak(server, controller, seconds, setting.look_s)
+        looks, turns, account = _soak(server, controller, seconds, setting.look_s)
     first = round(setting.settling_s / setting.look_s)
-    settled = {name: size.since(first) for name, size in sizes.items()}
+    settled = {name: seen[first:] for name, seen in looks.items()}
     figures = figures_of(settled, setting.look_s) | {
         "soak_minutes": setting.minutes,
         "soak_turns": turns,
@@ -97,32 +85,49 @@ def measure(setting: Setting) -> Findings:
         "soak_late_success": account.num_late_of_server,
         "soak_late_by_clock": account.num_late,
     }
-    looks = {name: _looks_of(size) for name, size in sizes.items()}
     return Findings(figures, {"looks": looks, "unexplained_ends": dict(account.others)})
 
 
-def _looks_of(size: Occupied) -> dict[str, list[float]]:
-    """The looks at a process as a record keeps them."""
-    return {
-        "rss_mib": [round(value, 2) for value in size.rss_mib],
-        "handles": list(map(float, size.handles)),
-        "threads": list(map(float, size.threads)),
-    }
-
-
-def figures_of(sizes: dict[str, Occupied], look_s: float) -> dict[str, float]:
+def figures_of(looks: Mapping[str, Looks], look_s: float) -> dict[str, float]:
     """Slopes per hour, of each process and of all; by how much handles and threads rose from the first half to the second."""
     figures: dict[str, float] = {}
-    for name, size in sizes.items():
-        hours = np.arange(len(size.rss_mib)) * look_s / 3600
-        figures[f"soak_{name}_rss_slope_mib_per_h"] = float(np.polyfit(hours, size.rss_mib, 1)[0])
-        figures[f"soak_{name}_rss_mib"] = size.rss_mib[-1]
-        half = len(size.handles) // 2
-        for what, counts in (("handles", size.handles), ("threads", size.threads)):
-            figures[f"soak_{name}_{what}_rise"] = max(counts[half:]) - max(counts[:half])
-    slopes = [figures[f"soak_{name}_rss_slope_mib_per_h"] for name in sizes]
-    figures["soak_rss_slope_mib_per_h"] = sum(slopes)
-    return figures
+    slopes = []
+    for name, seen in looks.items():
+        rss_mib, handles, threads = np.transpose(seen)
+        hours = np.arange(len(seen)) * look_s / 3600
+        slopes.append(float(np.polyfit(hours, rss_mib, 1)[0]))
+        figures[f"soak_{name}_rss_slope_mib_per_h"] = slopes[-1]
+        figures[f"soak_{name}_rss_mib"] = float(rss_mib[-1])
+        half = len(seen) // 2
+        for what, counts in (("handles", handles), ("threads", threads)):
+            figures[f"soak_{name}_{what}_rise"] = int(max(counts[half:]) - max(counts[:half]))
+    return figures | {"soak_rss_slope_mib_per_h": sum(slopes)}
+
+
+def await_model(address: str, name: str) -> None:
+    """Ask until a model answers: its weights are loaded then.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    load = ClientLoad(address=address, models=(name,), slo_ms=10_000, seconds=0, concurrency=1)
+    for _ in range(60):
+        if offer(load).num_ok:
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"{name} gave no answer within 60 requests")
+
+
+@contextmanager
+def further_worker(controller: str, name: str, *arguments: str) -> Iterator[None]:
+    """One more worker, until the block ends; it need not have joined when the block begins."""
+    command = [sys.executable, "-m", "clockwright.cli", "worker", "--controller", controller]
+    process = subprocess.Popen([*command, "--id", name, *arguments], stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @contextmanager
@@ -142,16 +147,14 @@ def _server() -> Iterator[tuple[LocalServer, str]]:
         ]
         with LocalServer(arguments) as server:
             for name in _MODELS:
-                warm = ClientLoad(
-                    address=server.address, models=(name,), slo_ms=10_000, seconds=0, concurrency=1
-                )
-                offer(warm)
+                await_model(server.address, name)
             yield server, f"127.0.0.1:{port}"
 
 
 def _soak(
     server: LocalServer, controller: str, seconds: float, look_s: float
-) -> tuple[dict[str, Occupied], int, Account]:
+) -> tuple[dict[str, Looks], int, Account]:
+    """Churn under a load; gives what was seen of each process, the number of turns, and the client's account."""
     load = ClientLoad(
         address=server.address, models=_MODELS, slo_ms=100, seconds=seconds, rate=_STEADY_RPS, seed=2,
         notes_standstill=True,
@@ -162,48 +165,34 @@ def _soak(
         if name != "other"
         for number, pid in enumerate(found)
     }
-    sizes = {name: Occupied() for name in pids}
+    looks: dict[str, Looks] = {name: [] for name in pids}
     over = threading.Event()
-    turns = 0
-    failures: list[BaseException] = []
 
-    def churn() -> None:
-        nonlocal turns
-        try:
-            with ExitStack() as stack:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                for turns in itertools.count(1):
-                    _turn(server.address, controller, folder, turns)
-                    if over.wait(_PAUSE_S):
-                        return
-        except BaseException as error:
-            failures.append(error)
+    def churn() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            for turn in itertools.count(1):
+                _turn(server.address, controller, Path(folder), turn)
+                if over.wait(_PAUSE_S):
+                    break
+        return turn
 
-    with OpenLoop(load) as client:
-        churning = threading.Thread(target=churn)
-        churning.start()
+    with ThreadPoolExecutor(1) as pool, OpenLoop(load) as client:
+        churning = pool.submit(churn)
         begin_s = time.monotonic()
-        for number in itertools.count(1):
-            if number * look_s > seconds:
-                break
-            time.sleep(max(begin_s + number * look_s - time.monotonic(), 0))
-            for name, pid in pids.items():
-                _look(pid, sizes[name])
-            if failures:
-                break
-        over.set()
-        churning.join()
-        if failures:
-            raise failures[0]
-        account = client.account()
-    return sizes, turns, account
-
-
-def _look(pid: int, size: Occupied) -> None:
-    process = Path(f"/proc/{pid}")
-    size.rss_mib.append(rss_bytes(pid) / 2**20)
-    size.handles.append(len(list((process / "fd").iterdir())))
-    size.threads.append(len(list((process / "task").iterdir())))
+        try:
+            for number in range(1, int(seconds / look_s) + 1):
+                time.sleep(max(begin_s + number * look_s - time.monotonic(), 0))
+                for name, pid in pids.items():
+                    process = Path(f"/proc/{pid}")
+                    num_handles, num_threads = (
+                        len(list((process / what).iterdir())) for what in ("fd", "task")
+                    )
+                    looks[name].append((rss_bytes(pid) / 2**20, num_handles, num_threads))
+                if churning.done():
+                    break
+        finally:
+            over.set()
+        return looks, churning.result(), client.account()
 
 
 def _turn(address: str, controller: str, folder: Path, number: int) -> None:
@@ -213,59 +202,43 @@ def _turn(address: str, controller: str, folder: Path, number: int) -> None:
     LiveModel(name=name, copies=1 + number % 3, batch_sizes=(1, 2)).write(folder / name)
     with Operator(address) as operator, Client(address) as client:
         operator.add_model(folder / name, name=name, replace=True)
-        operator.put_application(
-            pb.Application(
-                name="app",
-                models=list(_MODELS),
-                policy="thompson",
-                combination="one",
-                no_cache=number % 2 == 0,
-            ),
-            replace=True,
+        application = pb.Application(
+            name="app",
+            models=list(_MODELS),
+            policy="thompson",
+            combination="one",
+            no_cache=number % 2 == 0,
         )
+        operator.put_application(application, replace=True)
         for user in range(5):
-            result = _ask(client, "app", rows, slo_ms=200, context=f"{number}-{user}")
-            if result is not None:
-                client.feedback(Feedback(result.query_id, reward=1.0))
+            try:
+                result = client.infer("app", rows, slo_ms=200, context=f"{number}-{user}")
+            except RefusedError:
+                continue
+            client.feedback(Feedback(result.query_id, reward=1.0))
         for _ in range(20):
             with Client(address) as short:
-                _ask(short, "steady", rows, slo_ms=50)
-                # Nothing can be in time here: the client gives it up, or it is refused.
-                _ask(short, "further", rows, slo_ms=0.5)
+                # Nothing can be in time in half a millisecond: the client gives it up, or it is refused.
+                for model, slo_ms in (("steady", 50), ("further", 0.5)):
+                    with suppress(RefusedError):
+                        short.infer(model, rows, slo_ms=slo_ms)
         operator.remove_application("app")
-        for model in operator.models():
-            if model.model_id.startswith("added-"):
-                operator.remove_model(model.model_id)
+        for info in operator.models():
+            if info.model_id.startswith("added-"):
+                operator.remove_model(info.model_id)
     if number % 30 == 0:
         _worker_comes_and_goes(controller, f"further-{number}")
 
 
-def _ask(
-    client: Client, model: str, rows: NDArray[np.float32], *, slo_ms: float, context: str = ""
-) -> InferResult | None:
-    """An answer; None: refused."""
-    try:
-        return client.infer(model, rows, slo_ms=slo_ms, context=context)
-    except RefusedError:
-        return None
-
-
 def _worker_comes_and_goes(address: str, name: str) -> None:
-    with tempfile.TemporaryDirectory() as cache, Operator(address) as operator:
-        arguments = ["worker", "--controller", address, "--id", name, "--device", "modelled:1ms"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "clockwright.cli", *arguments, "--cache-dir", cache],
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            states: Counter[str] = Counter()
-            while not states[name]:
-                states = Counter(worker.worker_id for worker in operator.workers())
-                time.sleep(0.2)
-            operator.drain(name)
-        finally:
-            process.terminate()
-            process.wait()
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        Operator(address) as operator,
+        further_worker(address, name, "--device", "modelled:1ms", "--cache-dir", cache),
+    ):
+        while name not in {worker.worker_id for worker in operator.workers()}:
+            time.sleep(0.2)
+        operator.drain(name)
 
 
 STUDY = bench("bench-soak", Setting(), measure, record="guard", part="soak")

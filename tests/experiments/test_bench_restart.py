@@ -77,7 +77,7 @@ def test_the_client_asks_again_whatever_was_on_a_stream_that_broke() -> None:
         client = StreamClient([f"127.0.0.1:{port}" for port in ports], rate=200)
         running = asyncio.create_task(client.run())
         async with asyncio.timeout(30):
-            while sum(bool(each.num_again) for each in client.asked) < 5:
+            while sum(each.again for each in client.asked) < 5:
                 await client.next_answer()
             client.stop()
             while not all(each.end for each in client.asked):  # noqa: ASYNC110

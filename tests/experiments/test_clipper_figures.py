@@ -193,18 +193,17 @@ def test_the_costs_of_selection_are_measured(
     (found,) = bench_selection.STUDY.produce(setting, tmp_path)
     figures = found.figures
     assert figures["cache_feedback_speedup"] == 3.0
-    assert figures["whole_path_application_1_more_cpu_us"] == 500
+    assert figures["whole_path_application_1_more_p50_us"] == 500
     costs = [figures[f"select_combine_us_{n.replace('-', '_')}"] for n in BUILT_IN]
     assert figures["select_combine_us_4models"] == max(costs) > 0
 
 
 def path_row(model: float, application: float) -> dict[str, float]:
-    """Milliseconds; p99 is thrice the median."""
-    kinds = {"p50": 1, "p99": 3, "cpu": 1, "controller_cpu": 0.5}
+    """Milliseconds."""
     return {
         f"{name}_{kind}_us": 1000 * times * (model if name == "model" else application)
         for name in bench_selection.MODELS_ASKED
-        for kind, times in kinds.items()
+        for kind, times in (("p50", 1), ("controller_cpu", 0.5))
     }
 
 
@@ -214,7 +213,6 @@ def test_selection_s_cost_is_compared_inside_a_round() -> None:
     figures = bench_selection.path_figures(rows)
     assert figures["whole_path_application_1_p50_ratio"] == 1.5
     assert figures["whole_path_model_p50_us"] == 1000
-    assert figures["whole_path_model_p99_us"] == 3000
     assert figures["whole_path_application_4_more_controller_cpu_us"] == 2500
     assert "whole_path_model_p50_ratio" not in figures
 
@@ -225,13 +223,12 @@ def test_an_application_is_asked_beside_its_model() -> None:
     (row,) = paths
     names = list(bench_selection.MODELS_ASKED)
     assert {key.rpartition("_p50_us")[0] for key in row if key.endswith("_p50_us")} == set(names)
-    assert all(row[f"{name}_p99_us"] >= row[f"{name}_p50_us"] > 0 for name in names)
+    assert all(row[f"{name}_p50_us"] > 0 for name in names)
     assert len(feedbacks) == 1
 
 
 def feedback_row(uncached: float, cached: float) -> dict[str, float]:
-    rates = {"cached": cached, "uncached": uncached, "by_id": 50.0}
-    return rates | {f"{name}_cpu_us": 1e6 / rate for name, rate in rates.items()}
+    return {"cached": cached, "uncached": uncached}
 
 
 def test_a_speedup_is_that_of_neighbours_and_the_median_of_rounds() -> None:
@@ -245,11 +242,6 @@ def test_a_speedup_is_that_of_neighbours_and_the_median_of_rounds() -> None:
     ]
     figures = bench_selection.feedback_figures(rows)
     assert figures["cache_feedback_speedup"] == 2.0
-    assert (figures["cache_feedback_speedup_min"], figures["cache_feedback_speedup_max"]) == (
-        0.2,
-        20.0,
-    )
-    assert figures["cache_feedback_cpu_ratio"] == pytest.approx(2.0)
     assert figures["feedback_cached_per_s"] == 20
 
 

@@ -18,7 +18,13 @@ from experiments.study.aims import limit_of
 
 #: One GPU for three seconds, of which the second is one of overload.
 QUICK = Setting(
-    num_workers=1, num_busy=15, num_rare=60, num_pages=250, duration_ns=3 * NS_PER_S, num_tried=60
+    num_workers=1,
+    num_busy=15,
+    num_rare=60,
+    num_pages=250,
+    duration_ns=3 * NS_PER_S,
+    cold_rps=80.0,
+    cold_duration_ns=3 * NS_PER_S,
 )
 
 M = ModelId("m")
@@ -31,7 +37,7 @@ def test_remedies_that_are_stated_let_their_requests_succeed() -> None:
     # Every tenth of those with each kind of remedy, so that few are enough.
     chosen: list[Stated] = []
     for kind in ("workers", "slo", "slo_and_workers"):
-        alike = [each for each in found if explain.kind_of(each.remedy) == kind]
+        alike = [each for each in found if explain.kind_of(each) == kind]
         assert alike, kind
         chosen += alike[:: max(1, len(alike) // 12)]
     ends = explain.try_remedies(case, chosen)
@@ -43,16 +49,14 @@ def test_remedies_that_are_stated_let_their_requests_succeed() -> None:
 
 
 def test_remedies_of_models_that_are_not_there_are_right_too() -> None:
-    few = replace(QUICK, num_workers=1, cold_rps=80.0, cold_duration_ns=3 * NS_PER_S)
-    figures = explain.measure_case(explain.cold_case_of(few), 20)
+    figures = explain.measure_case(explain.cold_case_of(QUICK), 20)
     assert figures["tried_of_cold"] >= 15
     assert figures["remedy_right_share"] >= limit_of("explain", "cold_remedy_right_share")
 
 
 @pytest.mark.long
 def test_a_model_that_is_pinned_lets_its_cold_requests_succeed() -> None:
-    few = replace(QUICK, num_workers=1, cold_rps=80.0, cold_duration_ns=3 * NS_PER_S)
-    figures = explain.measure_pinning(explain.cold_case_of(few), 5)
+    figures = explain.measure_case(explain.cold_case_of(QUICK), 1, 5)
     assert figures["tried_pinning"] == 5
     assert figures["right_share_pinning"] == 1.0
     assert figures["pinning_stated_share"] > 0.5
@@ -73,22 +77,9 @@ def test_without_its_remedy_a_request_is_refused_again_and_counts_as_wrong() -> 
 def test_to_ask_about_refusals_changes_no_schedule() -> None:
     case = explain.case_of(QUICK)
 
-    class Listening:
-        heard = 0
-
-        def arrived(self, request: object) -> None:
-            pass
-
-        def over(self, request: object, refusal: object) -> None:
-            pass
-
-        def refused(self, request: object, command: object, by: object) -> None:
-            by.obstacles(request, command)  # type: ignore[attr-defined]
-            self.heard += 1
-
-    listening = Listening()
-    assert run(case, watch=listening).summary == run(case).summary
-    assert listening.heard > 100
+    listen = explain.Listen()
+    assert run(case, watch=listen).summary == run(case).summary
+    assert len(listen.stated) > 100
 
 
 def test_figures_name_each_kind_of_remedy_and_each_reason() -> None:

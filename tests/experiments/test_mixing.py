@@ -31,7 +31,7 @@ def test_no_answer_has_seen_a_stranger_and_no_good_model_runs_alone() -> None:
     assert (figures["served_at_batch_1"], figures["wrongly_batch_1"]) == (4, 0)
     # The strangers were there: without them no batch has room for two.
     assert figures["shared_answers"] > 0
-    assert not any(each.shared for each in outcomes if not each.row_by_row)
+    assert not any(each.shared_answers for each in outcomes if not each.row_by_row)
 
 
 def test_an_answer_that_is_not_plain_onnxruntimes_is_counted(
