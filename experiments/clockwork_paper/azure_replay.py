@@ -24,6 +24,7 @@ import numpy as np
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
+from experiments.clockwork_paper.cases import NOISE
 from experiments.simulator import Case, Cluster, CpuCosts
 from experiments.simulator.case import HostedModel, copies_of
 from modelzoo.profile import Noise, load_profile
@@ -55,7 +56,7 @@ class Setting:
     slo_ns: int = 100 * NS_PER_MS
     #: Noise of durations, Figure 5's: 0.3 %. Nothing else disturbs the run: no outliers of the devices, no
     #: delays of hosts or network beyond a constant, and no time of the controller unless `costs` says so.
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
+    noise: Noise = NOISE
     costs: CpuCosts = field(default_factory=CpuCosts)
     seed: int = 8
 

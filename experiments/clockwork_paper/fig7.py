@@ -23,8 +23,9 @@ Durations carry noise that no policy can foresee, so both hold for their mean, a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -32,14 +33,23 @@ from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import BoundProblem, Cost, density_bound
+from experiments.bounds import Cost, density_bound
 from experiments.bounds.density import shares
-from experiments.clockwork_paper.cases import resnets
-from experiments.simulator import Case, Cluster
+from experiments.clockwork_paper import cases
+from experiments.clockwork_paper.stretch import problems
+from experiments.simulator import Case
 from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
-from experiments.study.pictures import Curve, Panel, of_policy
+from experiments.study.pictures import (
+    Curve,
+    Panel,
+    by_policy,
+    of_paper,
+    of_policy,
+    ticks,
+    unlabelled,
+)
 from experiments.study.study import ONLY_RECORD, Column, Paper, Row, Study, StudyRecord
-from traces.arrivals import ClosedLoop, Poisson, Workload
+from traces.arrivals import ClosedLoop, Poisson
 
 NUM_GPUS = 6
 #: "1x the execution latency of batch-1 ResNet50 inference", section 6.3.
@@ -136,7 +146,7 @@ class Stages:
 
 def case_of(setting: Setting, policy: str, mix: Mix) -> Case:
     """Describe one run: the warm-up, then every stage. Models of open-loop clients come first."""
-    models = resnets(mix.num_models + mix.num_bc)
+    models = cases.resnets(mix.num_models + mix.num_bc)
     slos_ns, begins_ns = setting.slos_ns, setting.begins_ns
     # The warm-up has an SLO that no stage shares.
     stages = [(0, setting.warmup_ns, 2 * slos_ns[-1])]
@@ -145,35 +155,27 @@ def case_of(setting: Setting, policy: str, mix: Mix) -> Case:
     entropy = [setting.seed, mix.num_models]
     entropy += [mix.rate_rps] if mix in setting.left else []
     seeds = np.random.SeedSequence(entropy).generate_state(len(stages)).tolist()
-    return Case(
-        workload=Workload(
-            models=tuple(model.model_id for model in models),
-            sources=tuple(
-                Poisson(
-                    models=range(mix.num_models),
-                    rate_rps=mix.rate_rps,
-                    slo_ns=slo_ns,
-                    begin_ns=begin_ns,
-                    end_ns=end_ns,
-                    seed=seed,
-                )
-                for (begin_ns, end_ns, slo_ns), seed in zip(stages, seeds, strict=True)
-            ),
-            closed_loops=tuple(
-                ClosedLoop(
-                    model=model,
-                    concurrency=mix.concurrency,
-                    slo_ns=BC_SLO_NS,
-                    end_ns=begins_ns[-1],
-                )
-                for model in range(mix.num_models, len(models))
-            ),
-        ),
-        cluster=Cluster(models=models, num_workers=NUM_GPUS, noise=setting.noise),
-        duration_ns=begins_ns[-1],
-        scheduler=POLICIES[policy],
-        seed=setting.seed,
+    sources = (
+        Poisson(
+            models=range(mix.num_models), rate_rps=mix.rate_rps, slo_ns=slo_ns,
+            begin_ns=begin_ns, end_ns=end_ns, seed=seed,
+        )
+        for (begin_ns, end_ns, slo_ns), seed in zip(stages, seeds, strict=True)
+    )  # fmt: skip
+    loops = (
+        ClosedLoop(model=model, concurrency=mix.concurrency, slo_ns=BC_SLO_NS, end_ns=begins_ns[-1])
+        for model in range(mix.num_models, len(models))
     )
+    case = cases.case_of(
+        models,
+        sources,
+        loops=loops,
+        seed=setting.seed,
+        end_ns=begins_ns[-1],
+        num_gpus=NUM_GPUS,
+        noise=setting.noise,
+    )
+    return replace(case, scheduler=POLICIES[policy])
 
 
 def ask(setting: Setting) -> Iterator[Stages]:
@@ -211,7 +213,7 @@ def measure(setting: Setting, policy: str, mix: Mix) -> Stages:
                     inside[own] += within == own
 
     run_rows(case, take)
-    stages = list(stages_of(case))
+    stages = list(problems(case, pairwise(begins_ns)))
     seconds = setting.stage_ns / NS_PER_S
     satisfaction = tuple(a / n for a, n in zip(answered, arrived, strict=True))
     bound = tuple(density_bound(stage) / len(stage) for stage in stages)
@@ -232,24 +234,6 @@ def measure(setting: Setting, policy: str, mix: Mix) -> Stages:
         if mix.num_bc
         else (0.0,) * setting.num_stages,
     )
-
-
-def stages_of(case: Case) -> Iterator[BoundProblem]:
-    """The open-loop requests of each stage as if there were no others, the warm-up left out."""
-    (row,) = {model.row.name: model.row for model in case.cluster.models}.values()
-    for stage in case.workload.sources[1:]:
-        (*columns,) = zip(
-            *Workload(models=case.workload.models, sources=(stage,)).arrivals(), strict=True
-        )
-        time_ns, model, slo_ns, _ = (np.concatenate(column) for column in columns)
-        yield BoundProblem(
-            arrival_ns=time_ns,
-            model=model,
-            slo_ns=slo_ns,
-            costs=[Cost(row.exec_ns)] * len(case.cluster.models),
-            num_gpus=case.cluster.num_workers,
-            start_ns=stage.begin_ns,
-        )
 
 
 def _room(used_ns: NDArray[np.float64], case: Case, stage_ns: int, concurrency: int) -> float:
@@ -290,37 +274,37 @@ def figures_of(setting: Setting, points: Sequence[Stages]) -> dict[str, float]:
     return figures
 
 
-def left_rows(setting: Setting, points: Sequence[Stages]) -> Iterator[Row]:
-    """Rows of `fig7_left.csv`."""
+#: By half, the fields of a mix that tell it apart; then by column of the table, the field of the stages.
+_LEFT = (
+    ("num_models", "rate_rps"),
+    {
+        "satisfaction": "satisfaction",
+        "bound": "satisfaction_bound",
+    },
+)
+_RIGHT = (
+    ("num_bc", "concurrency"),
+    {
+        "ls_satisfaction": "satisfaction",
+        "ls_bound": "satisfaction_bound",
+        "bc_rps": "bc_rps",
+        "bc_bound_rps": "bc_bound_rps",
+    },
+)
+
+
+def _rows(setting: Setting, points: Sequence[Stages], mixes: Sequence[Mix]) -> Iterator[Row]:
+    """A row for each stage of each policy under some mixes of one half."""
+    axes, columns = _LEFT if mixes == setting.left else _RIGHT
     for point in points:
-        if point.mix in setting.left:
+        if point.mix in mixes:
             for stage, slo_ns in enumerate(setting.slos_ns):
                 yield {
                     "policy": point.policy,
-                    "num_models": point.mix.num_models,
-                    "rate_rps": point.mix.rate_rps,
+                    **{name: getattr(point.mix, name) for name in axes},
                     "slo_multiple": GROWTH**stage,
                     "slo_ms": slo_ns / NS_PER_MS,
-                    "satisfaction": point.satisfaction[stage],
-                    "bound": point.satisfaction_bound[stage],
-                }
-
-
-def right_rows(setting: Setting, points: Sequence[Stages]) -> Iterator[Row]:
-    """Rows of `fig7_right.csv`."""
-    for point in points:
-        if point.mix in setting.right:
-            for stage, slo_ns in enumerate(setting.slos_ns):
-                yield {
-                    "policy": point.policy,
-                    "num_bc": point.mix.num_bc,
-                    "concurrency": point.mix.concurrency,
-                    "slo_multiple": GROWTH**stage,
-                    "slo_ms": slo_ns / NS_PER_MS,
-                    "ls_satisfaction": point.satisfaction[stage],
-                    "ls_bound": point.satisfaction_bound[stage],
-                    "bc_rps": point.bc_rps[stage],
-                    "bc_bound_rps": point.bc_bound_rps[stage],
+                    **{name: getattr(point, series)[stage] for name, series in columns.items()},
                 }
 
 
@@ -332,77 +316,72 @@ def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
             x="offered rate, r/s",
             y="SLO, times 2.9 ms",
             curves=_tightest(setting, recorded.figures, num),
-            x_ticks={float(rate_rps): str(rate_rps) for rate_rps in setting.rates_rps},
+            x_ticks=ticks(setting.rates_rps),
             log_y=True,
-            y_ticks={1: "1", 3: "3", 10: "10", 30: "30"},
+            y_ticks=ticks((1, 3, 10, 30)),
         )
         for num in setting.nums_models
     ]
     hardest = max(setting.left, key=lambda mix: (mix.rate_rps, mix.num_models))
-    left.append(
-        _panel(
-            f"{hardest.num_models} models, {hardest.rate_rps} r/s: in time",
-            _of(recorded.tables["_left"], num_models=hardest.num_models, rate_rps=hardest.rate_rps),
-            "satisfaction",
-            "bound",
-        )
-    )
+    rows = [
+        row
+        for row in recorded.tables["_left"]
+        if (row["num_models"], row["rate_rps"]) == (hardest.num_models, hardest.rate_rps)
+    ]
+    title = f"{hardest.num_models} models, {hardest.rate_rps} r/s: in time"
+    left.append(_in_time(title, rows, "satisfaction", "bound"))
     right = []
-    beside = [mix for mix in setting.right if mix.num_bc]
-    for mix in beside:
-        rows = _of(recorded.tables["_right"], num_bc=mix.num_bc)
-        panel = _panel(
-            f"{NUM_LS} models beside {mix.num_bc} batch clients: in time",
-            rows, "ls_satisfaction", "ls_bound",
-        )  # fmt: skip
-        marks = {_MANY_REJECTED: "the paper: many rejected below"}
-        right.append(replace(panel, marks=marks))
-    if beside:
-        title = f"What those {mix.num_bc} batch clients get meanwhile"
-        right.append(_panel(title, rows, "bc_rps", "bc_bound_rps"))
-    return [row for row in (left, right) if row]
-
-
-def _of(rows: Iterable[Row], **cells: int) -> list[Row]:
-    return [row for row in rows if all(row[name] == cell for name, cell in cells.items())]
+    for mix in setting.right:
+        if mix.num_bc:
+            rows = [row for row in recorded.tables["_right"] if row["num_bc"] == mix.num_bc]
+            title = f"{NUM_LS} models beside {mix.num_bc} batch clients: in time"
+            panel = _in_time(title, rows, "ls_satisfaction", "ls_bound")
+            marks = {_MANY_REJECTED: "the paper: many rejected below"}
+            right.append(replace(panel, marks=marks))
+            batch = replace(
+                panel,
+                title=f"What those {mix.num_bc} batch clients get meanwhile",
+                y="batch answers, r/s (thin: bound)",
+                # Each policy leaves them as much as it does not use.
+                curves=[
+                    curve
+                    for ours, bound in zip(
+                        by_policy(rows, "slo_multiple", "bc_rps", marker="o"),
+                        by_policy(rows, "slo_multiple", "bc_bound_rps", width=0.9),
+                        strict=True,
+                    )
+                    for curve in (ours, *unlabelled([bound]))
+                ],
+            )
+    return [left, [*right, batch]] if right else [left]
 
 
 def _tightest(setting: Setting, figures: Mapping[str, float], num_models: int) -> list[Curve]:
-    def curve(who: str, **looks: str) -> Curve:
+    def points(who: str) -> tuple[list[float], list[float]]:
         keys = {rate: f"{who}_n{num_models}_r{rate}_slo_multiple" for rate in setting.rates_rps}
         met = {rate: figures[key] for rate, key in keys.items() if key in figures}
-        return Curve(x=list(met), y=list(met.values()), **looks)  # type: ignore[arg-type]
+        return list(met), list(met.values())
 
+    ours = {policy: points(policy) for policy in setting.policies}
+    x, y = points("bound")
     return [
-        *(of_policy(policy, curve(policy, marker="o")) for policy in setting.policies),
-        curve("paper", label="x the paper", line="none", marker="x"),
-        curve("bound", label="bound", line=":"),
+        *(of_policy(policy, Curve(x=x, y=y, marker="o")) for policy, (x, y) in ours.items()),
+        of_paper(*points("paper")),
+        Curve(x=x, y=y, label="bound", line=":"),
     ]
 
 
-def _panel(title: str, rows: Sequence[Row], name: str, bound_name: str) -> Panel:
-    """What each policy does at each SLO, and the bound on it."""
-    curves = []
-    batch = name == "bc_rps"
-    factor = 1 if batch else 100
-    for policy in dict.fromkeys(str(row["policy"]) for row in rows):
-        mine = [row for row in rows if row["policy"] == policy]
-        multiples = [float(row["slo_multiple"]) for row in mine]
-        ours, bound = ([factor * float(row[key]) for row in mine] for key in (name, bound_name))
-        looks = of_policy(policy, Curve(x=multiples, y=ours, marker="o"))
-        curves.append(looks)
-        # Each policy leaves batch clients as much as it does not use; the other bound is everybody's.
-        if batch:
-            curves.append(replace(looks, y=bound, width=0.9, marker="", label=""))
-    if not batch:
-        curves.append(Curve(x=multiples, y=bound, label="bound", line=":"))
+def _in_time(title: str, rows: Sequence[Row], name: str, bound_name: str) -> Panel:
+    """The share of each policy at each SLO, and the bound on it, which is everybody's."""
+    ours = by_policy(rows, "slo_multiple", lambda row: 100 * row[name], marker="o")
+    bound = by_policy(rows, "slo_multiple", lambda row: 100 * row[bound_name])[-1]
     return Panel(
         title=title,
         x="SLO, times 2.9 ms",
-        y="batch answers, r/s (thin: bound)" if batch else "answered in time, %",
-        curves=curves,
+        y="answered in time, %",
+        curves=[*ours, Curve(x=bound.x, y=bound.y, label="bound", line=":")],
         log_x=True,
-        x_ticks={1: "1", 3: "3", 10: "10", 30: "30", 90: "90"},
+        x_ticks=ticks((1, 3, 10, 30, 90)),
     )
 
 
@@ -428,7 +407,10 @@ STUDY = Study(
     ask=ask,
     key="{policy}_{case}",
     figures=figures_of,
-    tables={"_left": left_rows, "_right": right_rows},
+    tables={
+        "_left": lambda setting, points: _rows(setting, points, setting.left),
+        "_right": lambda setting, points: _rows(setting, points, setting.right),
+    },
     paper=(
         *(
             Paper(f"{mix.name}_slo_multiple", _MULTIPLES[mix.rate_rps], _MANAGED)

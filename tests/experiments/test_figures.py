@@ -18,6 +18,7 @@ from experiments.clockwork_paper import (
     fig9,
     scale,
 )
+from experiments.clockwork_paper.stretch import problems
 from experiments.policies import floors
 from experiments.policies.floors import (
     COMPARED,
@@ -234,7 +235,7 @@ def test_figure_6_counts_every_request_in_the_second_of_its_arrival(
     quick6: tuple[list[fig6.Ramp], Path],
 ) -> None:
     case = fig6.case_of(QUICK6, "clockwork")
-    expected = [len(time_ns) for _, time_ns, _ in fig6.arrivals_by_bucket(QUICK6, case)]
+    expected = [len(bucket) for bucket in problems(case, QUICK6.buckets)]
     for ramp in quick6[0]:
         assert [b.major.arrived + b.minor.arrived for b in ramp.buckets] == expected
 
@@ -327,7 +328,6 @@ def test_no_policy_of_the_scale_table_beats_its_bound(
     for result in quick_scale[0]:
         assert 0 <= result.answered <= result.bound <= result.arrived
         assert result.answered or result.costs == "charged"
-        assert result.answered + sum(result.refused.values()) == result.arrived
         assert result.max_ms <= result.slo_ms
 
 
