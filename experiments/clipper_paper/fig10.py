@@ -20,6 +20,7 @@ import numpy as np
 from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
+from experiments.digits.models import logistic
 from experiments.digits.stream import ask
 from experiments.study.pictures import Panel, lines
 from experiments.study.study import Study, StudyRecord
@@ -57,12 +58,6 @@ class SeedErrors:
     wrong: Mapping[str, Array] = field(repr=False)
 
 
-def _classifier() -> Any:  # noqa: ANN401
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(max_iter=5000, C=0.01, tol=0.01)
-
-
 def _halves(digits: Digits) -> Array:
     """Whether each digit stands in its form's first half."""
     first = np.zeros(len(digits.labels), bool)
@@ -96,12 +91,12 @@ def _wrong(digits: Digits, setting: Setting, seed: int) -> dict[str, Array]:
     first = _halves(digits)
     groups = _groups(digits, first, setting.num_groups, seed)
     of_group = groups[digits.forms]
-    everybody = _classifier().fit(digits.images[first], digits.labels[first])
+    everybody = logistic().fit(digits.images[first], digits.labels[first])
     names = [f"group {group}" for group in range(setting.num_groups)]
     votes = []
     for group in range(setting.num_groups):
         mine = first & (of_group == group)
-        model = _classifier().fit(digits.images[mine], digits.labels[mine])
+        model = logistic().fit(digits.images[mine], digits.labels[mine])
         votes.append(model.predict(digits.images).astype(np.int64))
     said = np.stack(votes)
     for_all = everybody.predict(digits.images)

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from clockwright.bulk import Buffer
 from experiments.digits.images import Array, Digits, load
-from experiments.digits.models import OPSETS, export
+from experiments.digits.models import OPSETS, export, logistic
 from experiments.live.bare_lanes import Prepared, prepared_on, processor
 from worker.containers.device import ContainerDevice
 from worker.devices.device import Device
@@ -86,15 +86,13 @@ def _fitted(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
 
 def _estimator(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
     from sklearn.ensemble import RandomForestClassifier
-    from sklearn.linear_model import LogisticRegression
     from sklearn.svm import SVC, LinearSVC
 
     match kind:
         case "linear_svm":
             return LinearSVC(random_state=_SEED, C=0.01)
         case "logistic_regression":
-            # A tolerance of a hundredth takes a twentieth of the time and errs on the same digits.
-            return LogisticRegression(max_iter=5000, C=0.01, tol=0.01)
+            return logistic()
         case "kernel_svm":
             return SVC()
         case "random_forest":
