@@ -21,10 +21,10 @@ import numpy as np
 from numpy.polynomial.polynomial import polyfit
 
 from clockwright.units import NS_PER_MS
-from experiments.clipper_paper.models import FORMS, KINDS, held_out, labels_of, prepared
-from experiments.live.bare_lanes import exec_ns, loaded
+from experiments.clipper_paper.models import FORMS, KINDS, held_out, prepared
+from experiments.live.bare_lanes import exec_ns
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Study, StudyRecord
+from experiments.study.study import ONLY_TABLE, Paper, Study, StudyRecord
 
 SLO_MS = 20.0
 
@@ -52,14 +52,11 @@ class BatchPoint:
     runs: Annotated[int, ONLY_TABLE]
     #: Whether the largest batch within the SLO is beyond what was measured of the kind.
     extrapolated: Annotated[int, ONLY_TABLE]
-    #: Share of the held-out digits that the kind reads right.
-    accuracy: Annotated[float, NO_COLUMN]
 
 
 def measure(setting: Setting) -> Iterator[BatchPoint]:
     """Measure every kind in both forms."""
-    images, labels = held_out()
-    most = max(size for size in setting.batch_sizes if size <= len(images))
+    images, _ = held_out()
     for kind, form in product(setting.kinds, FORMS):
         with prepared(form, kind, setting.batch_sizes) as (ready,):
             runs_ms = {
@@ -72,8 +69,6 @@ def measure(setting: Setting) -> Iterator[BatchPoint]:
                 / NS_PER_MS
                 for size in setting.batch_sizes
             }
-            with loaded(ready) as run:
-                found = labels_of(run(images[:most])[1], ready.model)
         for size, each in runs_ms.items():
             yield BatchPoint(
                 form=form,
@@ -83,7 +78,6 @@ def measure(setting: Setting) -> Iterator[BatchPoint]:
                 p99_ms=float(np.percentile(each, 99)),
                 runs=len(each),
                 extrapolated=int(np.percentile(runs_ms[setting.batch_sizes[-1]], 99) <= SLO_MS),
-                accuracy=float((found == labels[:most]).mean()),
             )
 
 
@@ -104,14 +98,13 @@ def profile(points: Sequence[BatchPoint]) -> dict[str, float]:
         max_batch = 1.0
     straight = polyfit(sizes, medians, 1)
     error = medians - (straight[0] + straight[1] * sizes)
-    figures = {
+    return {
         "max_batch_slo20": float(max_batch),
         "rps_slo20": float(max_batch) / (SLO_MS / 1e3),
         "fixed_us": float(intercept) * 1e3,
         "per_row_us": float(slope) * 1e3,
         "linear_r2": float(1 - (error**2).sum() / ((medians - medians.mean()) ** 2).sum()),
     }
-    return figures if points[0].kind == "no_op" else figures | {"accuracy": points[0].accuracy}
 
 
 def figures_of(_setting: Setting, points: Sequence[BatchPoint]) -> dict[str, float]:

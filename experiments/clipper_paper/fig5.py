@@ -62,7 +62,6 @@ class DelayPoint:
     load_pct: Annotated[int, ONLY_RECORD]
     offered_rps: Annotated[float, ONLY_TABLE]
     throughput_rps: Annotated[float, Column(figure="{key}_rps")]
-    served_pct: Annotated[float, ONLY_RECORD]
     mean_batch: float
     p50_ms: Annotated[float, ONLY_TABLE]
     p99_ms: float
@@ -96,7 +95,6 @@ def measure(setting: Setting) -> Iterator[DelayPoint]:
                 load_pct=round(100 * load),
                 offered_rps=rates[load],
                 throughput_rps=whole.throughput_rps,
-                served_pct=100 * whole.throughput_rps / rates[load],
                 mean_batch=whole.mean_batch,
                 p50_ms=whole.latency_ms(50),
                 p99_ms=whole.latency_ms(99),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -106,20 +107,17 @@ def poisson(
         noise: of EXECs and LOADs.
         bursts_ns: mean length of bursts, in which all is asked, and of the pauses between; 0: there are none.
     """
-    everyone = range(len(models))
-    source: Source = Poisson(
-        models=everyone, rate_rps=rate_rps, slo_ns=slo_ns, end_ns=duration_ns, seed=seed
+    common: dict[str, Any] = {
+        "models": range(len(models)),
+        "slo_ns": slo_ns,
+        "end_ns": duration_ns,
+        "seed": seed,
+    }
+    source = (
+        Bursty(rate_rps=2 * rate_rps, burst_ns=bursts_ns, pause_ns=bursts_ns, **common)
+        if bursts_ns
+        else Poisson(rate_rps=rate_rps, **common)
     )
-    if bursts_ns:
-        source = Bursty(
-            models=everyone,
-            rate_rps=2 * rate_rps,
-            burst_ns=bursts_ns,
-            pause_ns=bursts_ns,
-            slo_ns=slo_ns,
-            end_ns=duration_ns,
-            seed=seed,
-        )
     return case_of(
         models,
         [source],

@@ -32,8 +32,6 @@ from experiments.study.pictures import COLOURS, LINES, MARKERS, Curve, Panel, ti
 from experiments.study.study import Paper, Row, Study, StudyRecord
 from modelzoo.build import write_model
 
-MODES = ("one_at_a_time", "concurrent")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -131,7 +129,7 @@ def concurrent(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
         return [entry for done in pool.map(loop, range(concurrency)) for entry in done]
 
 
-_RUNNERS = {"one_at_a_time": one_at_a_time, "concurrent": concurrent}
+MODES = {"one_at_a_time": one_at_a_time, "concurrent": concurrent}
 
 
 def measure(setting: Setting, device: Device) -> list[ConcurrencyPoint]:
@@ -139,7 +137,7 @@ def measure(setting: Setting, device: Device) -> list[ConcurrencyPoint]:
     runs: dict[tuple[str, int], list[NDArray[np.int64]]] = {}
     for _, concurrency, mode in product(range(setting.rounds), setting.concurrencies, MODES):
         until_ns = time.monotonic_ns() + int(setting.round_s * NS_PER_S)
-        done = _RUNNERS[mode](device, concurrency, until_ns)
+        done = MODES[mode](device, concurrency, until_ns)
         runs.setdefault((mode, concurrency), []).append(np.array(done))
     return [_point(mode, concurrency, rounds) for (mode, concurrency), rounds in runs.items()]
 
