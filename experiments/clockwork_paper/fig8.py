@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from experiments.simulator import Case, Progress, run
 from experiments.simulator.summary import Bucket, Summary
 from experiments.study.compared import POLICIES, Compared
 from experiments.study.pictures import BLACK, Panel, by_policy
-from experiments.study.study import Column, Paper, Row, Study, StudyRecord
+from experiments.study.study import Paper, Row, Study, StudyRecord, key_of
 from traces.arrivals import TraceReplay, Workload
 from traces.minutes import MinuteTrace
 
@@ -91,42 +91,10 @@ class ReplayOutcome:
 
     policy: str
     source: str
-    minutes: int
-    requests: int
-    offered_rps: float
-    goodput_rps: float
-    failed_requests: int
-    failed_ppm: float
-    #: Admitted requests that were answered or given up after the deadline.
-    late_per_million: float
-    p50_ms: float
-    p99_ms: float
-    p9999_ms: float
-    max_ms: float
-    refusal_p50_ms: float
-    refusal_p99_ms: float
-    front_busy_pct: float
-    controller_busy_pct: float
-    #: Mean over batches, then mean over the requests in them.
-    mean_batch_size: float
-    mean_batch_size_by_request: float
-    cold_models_per_min: float
-    #: Mean number of models that are asked in a minute.
-    active_models_per_min: float
-    cold_rps: float
-    cold_pct: float
-    exec_busy_pct: float
-    load_busy_pct: float
-    wall_s: float
-    cpu_s: float
-    #: Highest resident memory of the process so far.
-    peak_rss_mib: float
-    #: The bound over the minutes for which it was computed, and the least GPU time that their requests need, as a
-    #: share of all GPUs' time; None: the run is too short.
-    bound_rps: Annotated[float | None, Column(figure="bound_{source}_goodput_rps")] = None
-    gpu_load_pct: Annotated[float | None, Column(figure="bound_{source}_gpu_load_pct")] = None
-    bounded_goodput_rps: Annotated[float | None, Column()] = None
-    bound_share_pct: Annotated[float | None, Column()] = None
+    #: By what their keys have behind policy and source.
+    numbers: Mapping[str, float]
+    #: Of the source, under any policy: likewise; empty: the run is too short.
+    bound: Mapping[str, float]
     #: What every minute came to.
     rows: tuple[Row, ...]
 
@@ -161,13 +129,7 @@ def ask(setting: Setting) -> Iterator[ReplayOutcome]:
 
 
 def measure(policy: str, source: str, case: Case) -> ReplayOutcome:
-    """Simulate a replay.
-
-    Args:
-        policy: the name of who schedules.
-        source: what to call the trace.
-        case: the run.
-    """
+    """Simulate the replay of a source under a policy."""
     length = case.duration_ns // NS_PER_MINUTE
     rows: list[Row] = []
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
@@ -202,60 +164,66 @@ def measure(policy: str, source: str, case: Case) -> ReplayOutcome:
     total = summary.total(0, end_ns)
     busy = summary.utilisations(0, end_ns)
     seconds, all_gpus_ns = 60 * len(rows), end_ns * case.cluster.num_workers
+    numbers = _numbers(total, seconds)
+    failed = numbers.pop("failed")
+    del numbers["cold_models"]
+    numbers |= {
+        "minutes": len(rows),
+        "requests": total.arrived,
+        "failed_requests": failed,
+        "failed_ppm": 1e6 * failed / max(total.arrived, 1),
+        # Admitted requests that were answered or given up after the deadline.
+        "late_per_million": 1e6 * total.refused.get("LATE", 0) / max(total.arrived, 1),
+        "p9999_ms": total.latency_ns(99.99) / NS_PER_MS,
+        "refusal_p50_ms": total.refusal_ns(50) / NS_PER_MS,
+        "refusal_p99_ms": total.refusal_ns(99) / NS_PER_MS,
+        "front_busy_pct": 100 * busy["front"],
+        "controller_busy_pct": 100 * busy["controller"],
+        "cold_models_per_min": sum(int(row["cold_models"]) for row in rows) / len(rows),
+        "active_models_per_min": _active_models(case.workload, len(rows)),
+        "cold_pct": 100 * total.cold_answered / max(total.answered, 1),
+        "exec_busy_pct": 100 * total.exec_ns / all_gpus_ns,
+        "load_busy_pct": 100 * total.load_ns / all_gpus_ns,
+        "wall_s": time.perf_counter() - begin_s,
+        "cpu_s": time.process_time() - begin_cpu_s,
+        # The most that the process has had so far.
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
+    ours, bound = _bound(rows, case)
     return ReplayOutcome(
-        policy=policy,
-        source=source,
-        minutes=len(rows),
-        requests=total.arrived,
-        offered_rps=total.arrived / seconds,
-        goodput_rps=total.answered / seconds,
-        failed_requests=total.num_refused,
-        failed_ppm=1e6 * total.num_refused / max(total.arrived, 1),
-        late_per_million=1e6 * total.refused.get("LATE", 0) / max(total.arrived, 1),
-        p50_ms=total.latency_ns(50) / NS_PER_MS,
-        p99_ms=total.latency_ns(99) / NS_PER_MS,
-        p9999_ms=total.latency_ns(99.99) / NS_PER_MS,
-        max_ms=total.latency_ns(100) / NS_PER_MS,
-        refusal_p50_ms=total.refusal_ns(50) / NS_PER_MS,
-        refusal_p99_ms=total.refusal_ns(99) / NS_PER_MS,
-        front_busy_pct=100 * busy["front"],
-        controller_busy_pct=100 * busy["controller"],
-        mean_batch_size=total.mean_batch_size,
-        mean_batch_size_by_request=_by_request(total),
-        cold_models_per_min=sum(int(row["cold_models"]) for row in rows) / len(rows),
-        active_models_per_min=_active_models(case.workload, len(rows)),
-        cold_rps=total.cold_answered / seconds,
-        cold_pct=100 * total.cold_answered / max(total.answered, 1),
-        exec_busy_pct=100 * total.exec_ns / all_gpus_ns,
-        load_busy_pct=100 * total.load_ns / all_gpus_ns,
-        wall_s=time.perf_counter() - begin_s,
-        cpu_s=time.process_time() - begin_cpu_s,
-        peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
-        rows=tuple(rows),
-        **_bound(rows, case),
+        policy=policy, source=source, numbers=numbers | ours, bound=bound, rows=tuple(rows)
     )
 
 
-def _minute(policy: str, source: str, number: int, summary: Summary) -> Row:
-    bucket = summary.buckets[number]
-    begin_ns, end_ns = number * NS_PER_MINUTE, (number + 1) * NS_PER_MINUTE
+def _numbers(bucket: Bucket, seconds: float) -> dict[str, float]:
+    """What both a minute and the run have."""
+    answers = sum(size * number for size, number in bucket.batches.items())
+    squares = sum(size * size * number for size, number in bucket.batches.items())
     return {
-        "policy": policy,
-        "source": source,
-        "minute": number,
-        "offered_rps": bucket.arrived / 60,
-        "goodput_rps": bucket.answered / 60,
+        "offered_rps": bucket.arrived / seconds,
+        "goodput_rps": bucket.answered / seconds,
         "failed": bucket.num_refused,
         "p50_ms": bucket.latency_ns(50) / NS_PER_MS,
         "p99_ms": bucket.latency_ns(99) / NS_PER_MS,
         "max_ms": bucket.latency_ns(100) / NS_PER_MS,
         # Mean over batches, then mean over the requests in them.
         "mean_batch_size": bucket.mean_batch_size,
-        "mean_batch_size_by_request": _by_request(bucket),
+        "mean_batch_size_by_request": squares / answers if answers else 0.0,
         # Models with a cold start.
         "cold_models": len(bucket.cold_models),
-        "cold_rps": bucket.cold_answered / 60,
-        # Shares of all GPUs' time.
+        "cold_rps": bucket.cold_answered / seconds,
+    }
+
+
+def _minute(policy: str, source: str, number: int, summary: Summary) -> Row:
+    """A row of `fig8.csv`; busy is a share of all GPUs' time."""
+    bucket = summary.buckets[number]
+    begin_ns, end_ns = number * NS_PER_MINUTE, (number + 1) * NS_PER_MINUTE
+    return {
+        "policy": policy,
+        "source": source,
+        "minute": number,
+        **_numbers(bucket, 60),
         "exec_busy": summary.utilisation(bucket.exec_ns, begin_ns, end_ns),
         "load_busy": summary.utilisation(bucket.load_ns, begin_ns, end_ns),
     }
@@ -272,17 +240,16 @@ def _active_models(workload: Workload, num_minutes: int) -> float:
     return active / num_minutes
 
 
-def _by_request(bucket: Bucket) -> float:
-    answers = sum(size * number for size, number in bucket.batches.items())
-    squares = sum(size * size * number for size, number in bucket.batches.items())
-    return squares / answers if answers else 0.0
+def _bound(rows: Sequence[Row], case: Case) -> tuple[dict[str, float], dict[str, float]]:
+    """What B1 says of some of the minutes that were simulated.
 
-
-def _bound(rows: Sequence[Row], case: Case) -> dict[str, float]:
-    """Fields of an outcome that B1 gives, for some of the minutes that were simulated."""
+    Returns:
+        What was answered in them, and its share of the bound; then the bound, and the least GPU time that their
+        requests need, as a share of all GPUs' time. Both are empty where the run is too short.
+    """
     wanted = range(_FIRST_BOUND, len(rows), _BOUND_EVERY)
     if not wanted:
-        return {}
+        return {}, {}
     bounded = load_ns = 0.0
     for minute in problems(case, ((n * NS_PER_MINUTE, (n + 1) * NS_PER_MINUTE) for n in wanted)):
         bounded += density_bound(minute)
@@ -291,11 +258,18 @@ def _bound(rows: Sequence[Row], case: Case) -> dict[str, float]:
     goodput_rps = sum(float(rows[number]["goodput_rps"]) for number in wanted) / len(wanted)
     all_gpus_ns = NS_PER_MINUTE * len(wanted) * case.cluster.num_workers
     return {
-        "bound_rps": bound_rps,
-        "gpu_load_pct": 100 * (load_ns / all_gpus_ns),
         "bounded_goodput_rps": goodput_rps,
         "bound_share_pct": 100 * goodput_rps / bound_rps,
-    }
+    }, {"goodput_rps": bound_rps, "gpu_load_pct": 100 * (load_ns / all_gpus_ns)}
+
+
+def figures_of(_setting: Setting, outcomes: Sequence[ReplayOutcome]) -> dict[str, float]:
+    """Every number under its key."""
+    figures: dict[str, float] = {}
+    for of in outcomes:
+        figures |= {f"{of.policy}_{of.source}_{name}": n for name, n in of.numbers.items()}
+        figures |= {f"bound_{of.source}_{name}": n for name, n in of.bound.items()}
+    return figures
 
 
 def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
@@ -342,27 +316,20 @@ def _over_time(setting: Setting, recorded: StudyRecord, source: str) -> list[Pan
     panel = Panel(
         # Not rounded up: all are in time only where none is late.
         title=f"{about}: {int(least * 1e4) / 100} % or more are in time",
-        x="time, minutes",
-        y="answers in time, r/s",
+        x="time, minutes", y="answers in time, r/s",
         curves=[*by_policy(rows, "minute", "goodput_rps"), offered],
-    )
-    return [
-        panel,
-        replace(
-            panel,
-            title=f"{about}: no minute's p99 is above {latest_ms:.0f} ms",
-            y="p99 of latency, ms",
-            curves=by_policy(rows, "minute", "p99_ms"),
-            levels={setting.replay.slo_ns / NS_PER_MS: "SLO"},
-        ),
-        replace(
-            panel,
-            title=f"{about}: models that are cold in a minute",
-            y="number of models",
-            curves=by_policy(rows, "minute", "cold_models"),
-            levels={} if multiple else {cold: f"the paper's mean: {cold:,.0f}"},
-        ),
-    ]
+    )  # fmt: skip
+    late = replace(
+        panel, title=f"{about}: no minute's p99 is above {latest_ms:.0f} ms", y="p99 of latency, ms",
+        curves=by_policy(rows, "minute", "p99_ms"),
+        levels={setting.replay.slo_ns / NS_PER_MS: "SLO"},
+    )  # fmt: skip
+    colder = replace(
+        panel, title=f"{about}: models that are cold in a minute", y="number of models",
+        curves=by_policy(rows, "minute", "cold_models"),
+        levels={} if multiple else {cold: f"the paper's mean: {cold:,.0f}"},
+    )  # fmt: skip
+    return [panel, late, colder]
 
 
 _ANOTHER_TRACE = (
@@ -390,6 +357,8 @@ STUDY = Study(
     setting=Setting(),
     ask=ask,
     key="{policy}_{source}",
+    figures=figures_of,
+    say=lambda key, outcome: f"{key_of(key, outcome)}: {outcome.numbers}",
     tables={"": lambda _, outcomes: (row for outcome in outcomes for row in outcome.rows)},
     paper=PAPER,
     title="A cloud's requests for thousands of models are answered in time, and nine tenths of twice as many (simulated).",

@@ -56,8 +56,8 @@ def test_every_minute_has_a_row_and_every_source_its_numbers_and_the_picture(
     ]
     for (policy, source), outcome in outcomes.items():
         key = f"{policy}_{source}"
-        assert figures[f"{key}_goodput_rps"] == outcome.goodput_rps > 0
-        assert figures[f"{key}_requests"] == outcome.requests
+        assert figures[f"{key}_goodput_rps"] == outcome.numbers["goodput_rps"] > 0
+        assert figures[f"{key}_requests"] == outcome.numbers["requests"]
         assert figures[f"{key}_p50_ms"] <= figures[f"{key}_p99_ms"] <= figures[f"{key}_max_ms"]
         assert figures[f"{key}_max_ms"] <= 100
         assert 1 <= figures[f"{key}_mean_batch_size"] <= 16
@@ -71,19 +71,17 @@ def test_the_short_form_of_figure_8_is_as_recorded(quick: Produced) -> None:
 
 def test_no_minute_of_figure_8_beats_its_bound(quick: Produced) -> None:
     for outcome in quick[0].values():
-        assert outcome.bounded_goodput_rps is not None
-        assert outcome.bound_rps is not None
-        assert outcome.gpu_load_pct is not None
         # A batch is counted where it ends, the bound where its requests arrive.
         crossing = 16 * QUICK8.replay.num_workers / 60
-        assert 0 < outcome.bounded_goodput_rps <= outcome.bound_rps + crossing
-        assert 0 < outcome.gpu_load_pct < 100
+        most_rps = outcome.bound["goodput_rps"] + crossing
+        assert 0 < outcome.numbers["bounded_goodput_rps"] <= most_rps
+        assert 0 < outcome.bound["gpu_load_pct"] < 100
 
 
 def test_a_source_comes_at_its_rate(quick: Produced) -> None:
     for outcome in quick[0].values():
         expected = 120 * QUICK8.replay.rate_rps
-        assert outcome.requests == pytest.approx(expected, abs=6 * expected**0.5)
+        assert outcome.numbers["requests"] == pytest.approx(expected, abs=6 * expected**0.5)
 
 
 def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced) -> None:
@@ -168,8 +166,8 @@ def test_a_run_that_is_interrupted_leaves_the_minutes_it_finished(
     outcome = fig8.measure("clockwork", "generator", case)
     # One row behind the run: what ends in this minute may have begun in the last.
     assert [row["minute"] for row in outcome.rows] == [0]
-    assert outcome.minutes == 1
-    assert outcome.goodput_rps == outcome.rows[0]["goodput_rps"]
+    assert outcome.numbers["minutes"] == 1
+    assert outcome.numbers["goodput_rps"] == outcome.rows[0]["goodput_rps"]
 
 
 def test_sources_are_named_by_their_rate() -> None:
