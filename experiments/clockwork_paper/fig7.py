@@ -25,7 +25,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Annotated
 
 import numpy as np
@@ -48,7 +48,7 @@ from experiments.study.pictures import (
     ticks,
     unlabelled,
 )
-from experiments.study.study import ONLY_RECORD, Column, Paper, Row, Study, StudyRecord
+from experiments.study.study import ONLY_RECORD, Column, Paper, Row, Study, StudyRecord, over
 from traces.arrivals import ClosedLoop, Poisson
 
 NUM_GPUS = 6
@@ -124,6 +124,11 @@ class Setting(Compared):
             for num_bc, concurrency in self.scenarios
         ]
 
+    @property
+    def mixes(self) -> list[Mix]:
+        """Those of both halves."""
+        return self.left + self.right
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
@@ -178,14 +183,7 @@ def case_of(setting: Setting, policy: str, mix: Mix) -> Case:
     return replace(case, scheduler=POLICIES[policy])
 
 
-def ask(setting: Setting) -> Iterator[Stages]:
-    """Measure the left half, then the right one."""
-    for mix in (*setting.left, *setting.right):
-        for policy in setting.policies:
-            yield measure(setting, policy, mix)
-
-
-def measure(setting: Setting, policy: str, mix: Mix) -> Stages:
+def measure(setting: Setting, mix: Mix, policy: str) -> Stages:
     """Simulate one policy under one mix."""
     case = case_of(setting, policy, mix)
     begins_ns = setting.begins_ns
@@ -245,32 +243,32 @@ def _room(used_ns: NDArray[np.float64], case: Case, stage_ns: int, concurrency: 
 
 def lowest_multiple(satisfaction: Sequence[float]) -> float | None:
     """Find the lowest multiple of the base SLO from which on all are met; None: not even the last is."""
-    met = 0
-    for share in reversed(satisfaction):
-        if share < SATISFIED:
-            break
-        met += 1
+    met = len(list(takewhile(lambda share: share >= SATISFIED, reversed(satisfaction))))
     return GROWTH ** (len(satisfaction) - met) if met else None
 
 
 def figures_of(setting: Setting, points: Sequence[Stages]) -> dict[str, float]:
     """What the right half's stages gave, which are named by their SLO in ms."""
     figures: dict[str, float] = {}
-    for point in points:
-        if point.mix not in setting.right:
-            continue
-        for stage, slo_ns in enumerate(setting.slos_ns):
+    for point in (point for point in points if point.mix in setting.right):
+        stages = zip(
+            setting.slos_ns,
+            point.satisfaction,
+            point.satisfaction_bound,
+            point.bc_rps,
+            point.bc_bound_rps,
+            strict=True,
+        )
+        for slo_ns, share, bound, bc_rps, bc_bound_rps in stages:
             slo = f"slo{round(slo_ns / NS_PER_MS)}"
             at = f"{point.policy}_{point.case}_{slo}"
-            share, bound = point.satisfaction[stage], point.satisfaction_bound[stage]
+            figures[f"bound_ls_{slo}_ls_pct"] = 100 * bound
             figures[f"{at}_ls_pct"] = 100 * share
             if bound:
                 figures[f"{at}_ls_bound_share_pct"] = 100 * (share / bound)
             if point.mix.num_bc:
-                figures[f"{at}_bc_rps"] = point.bc_rps[stage]
-                bc_share = point.bc_rps[stage] / point.bc_bound_rps[stage]
-                figures[f"{at}_bc_bound_share_pct"] = 100 * bc_share
-            figures[f"bound_ls_{slo}_ls_pct"] = 100 * bound
+                figures[f"{at}_bc_rps"] = bc_rps
+                figures[f"{at}_bc_bound_share_pct"] = 100 * (bc_rps / bc_bound_rps)
     return figures
 
 
@@ -404,7 +402,7 @@ _REJECTED = (
 STUDY = Study(
     name="fig7",
     setting=Setting(),
-    ask=ask,
+    ask=over(measure, mix="mixes", policy="policies"),
     key="{policy}_{case}",
     figures=figures_of,
     tables={
@@ -425,7 +423,6 @@ STUDY = Study(
     title="Clockwright meets SLOs of a few EXECs, also beside batch clients, which get what is left (simulated).",
     panels=panels,
     cases=lambda setting: {
-        mix.name: case_of(setting, setting.policies[0], mix)
-        for mix in (*setting.left, *setting.right)
+        mix.name: case_of(setting, setting.policies[0], mix) for mix in setting.mixes
     },
 )

@@ -169,7 +169,7 @@ def test_figure_7_leaves_numbers_tables_and_a_picture(
 def test_a_run_of_figure_7_is_the_same_again(quick7: tuple[list[fig7.Stages], Path]) -> None:
     for point in quick7[0]:
         if point.policy == "clockwork" and point.case in ("n12_r600", "m0"):
-            assert fig7.measure(QUICK7, "clockwork", point.mix) == point
+            assert fig7.measure(QUICK7, point.mix, "clockwork") == point
 
 
 @pytest.mark.parametrize(
