@@ -94,18 +94,9 @@ def poisson(
     noise: Noise = NOISE,
     bursts_ns: int = 0,
 ) -> Case:
-    """Equally popular models, asked at random.
+    """Equally popular models, asked at random, together at a mean rate.
 
-    Args:
-        models: the models.
-        seed: of the arrivals, and of the noise.
-        num_gpus: number of GPUs.
-        rate_rps: mean rate of all models together.
-        slo_ns: of every request.
-        duration_ns: arrivals end here.
-        num_pages: of each GPU's weights cache.
-        noise: of EXECs and LOADs.
-        bursts_ns: mean length of bursts, in which all is asked, and of the pauses between; 0: there are none.
+    All is asked in bursts of a mean length of `bursts_ns`, between pauses as long; 0: there are none.
     """
     common: dict[str, Any] = {
         "models": range(len(models)),

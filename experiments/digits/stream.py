@@ -42,12 +42,12 @@ def ask(
     said: Mapping[str, int],
     truth: int,
 ) -> tuple[Combined, Observation]:
-    """Send one query past a policy; it learns nothing before it is told.
+    """Send one query past a policy, which learns nothing before it is told.
 
     Args:
         policy: under test.
-        state: the policy's state.
-        query: a query whose candidates are the models.
+        state: the policy's.
+        query: its candidates are the models.
         said: the label of every model, chosen or not.
         truth: the true label.
 
