@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -37,12 +37,14 @@ from experiments.clockwork_paper.stretch import problems
 from experiments.simulator import Case
 from experiments.study.compared import POLICIES, Compared, run_rows
 from experiments.study.pictures import COLOURS, LINES, Curve, Panel, by_policy, of_paper
-from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Row, Study, StudyRecord, over
+from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Study, StudyRecord, over
 from traces.arrivals import Poisson
 
 SLO_NS = 100 * NS_PER_MS
 MAJOR_RPS = 1000
 MINOR_RPS = 200
+
+KINDS = ("major", "minor")
 
 _MINUTE_NS = 60 * NS_PER_S
 
@@ -103,57 +105,17 @@ class Setting(Compared):
 
 
 @dataclass(slots=True, kw_only=True)
-class Kind:
-    """Requests of one of the two workloads that arrived in one bucket."""
-
-    arrived: int = 0
-    #: Answered requests whose model was not resident at arrival.
-    cold: int = 0
-    #: Latency of each answered request.
-    latencies_ns: array[int] = field(default_factory=lambda: array("q"))
-
-    @property
-    def answered(self) -> int:
-        """Answers in time."""
-        return len(self.latencies_ns)
-
-    def latency_ms(self, percentile: float) -> float:
-        """Percentile of the answered requests' latency; 0 without any."""
-        return (
-            float(np.percentile(self.latencies_ns or [0], percentile, method="higher")) / NS_PER_MS
-        )
-
-    @property
-    def mean_ms(self) -> float:
-        """Mean latency of the answered requests; 0 without any."""
-        return float(np.mean(self.latencies_ns or [0])) / NS_PER_MS
-
-
-@dataclass(slots=True, kw_only=True)
-class RampBucket:
-    """One stretch of time under one policy."""
-
-    begin_ns: int
-    #: Most answers to Major and Minor together, by B1 or B4; B3's are in `Ramp`, for its window only.
-    bound: int
-    major: Kind = field(default_factory=Kind)
-    minor: Kind = field(default_factory=Kind)
-    #: Busy shares of the EXEC and of the LOAD lane.
-    exec_busy: float = 0.0
-    load_busy: float = 0.0
-
-    @property
-    def answered(self) -> int:
-        """Answers in time to both workloads."""
-        return self.major.answered + self.minor.answered
-
-
-@dataclass(slots=True, kw_only=True)
 class Ramp:
     """One policy."""
 
     policy: str
-    buckets: list[RampBucket]
+    #: Most answers to Major and Minor together in each bucket, by B1 or B4.
+    bounds: list[int]
+    #: Answers in time to what arrived in each bucket, and those whose model was not resident then, by kind.
+    answered: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    cold: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    #: Rows of `fig6.csv`, one for each bucket.
+    rows: list[dict[str, Any]] = field(default_factory=list)
     #: When the first weights were evicted, since the ramp's begin; None: never.
     memory_full_ns: int | None = None
     #: Share of the EXEC time that answered requests in time, in percent.
@@ -219,27 +181,24 @@ def bounds_of(setting: Setting) -> tuple[list[int], int]:
 def measure(setting: Setting, policy: str) -> Ramp:
     """Simulate one policy."""
     bounds, window_bound = bounds_of(setting)
+    ramp = Ramp(policy=policy, bounds=bounds, window_bound=window_bound)
     case = case_of(setting, policy)
     minor_id = case.cluster.models[0].model_id
-    buckets = [
-        RampBucket(begin_ns=begin_ns, bound=bound)
-        for (begin_ns, _), bound in zip(setting.buckets, bounds, strict=True)
-    ]
-    ramp = Ramp(policy=policy, buckets=buckets, window_bound=window_bound)
     window = range(*setting.window)
+    # Bucket, whether it is Minor's, whether it was answered cold, and latency where it was answered, else -1.
+    columns = tuple(array("q") for _ in range(4))
     exec_ns = exec_good_ns = 0.0
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
         nonlocal exec_ns, exec_good_ns
         in_time = Counter(row.action_id for row in requests if row.outcome == OK)
         for row in requests:
-            bucket = buckets[row.arrival_ns // setting.bucket_ns]
-            kind = bucket.minor if row.model_id == minor_id else bucket.major
-            kind.arrived += 1
-            if row.outcome == OK:
-                kind.cold += row.cold
-                kind.latencies_ns.append(row.departure_ns - row.arrival_ns)
-                ramp.window_answered += row.arrival_ns in window
+            ok = row.outcome == OK
+            columns[0].append(row.arrival_ns // setting.bucket_ns)
+            columns[1].append(row.model_id == minor_id)
+            columns[2].append(ok and row.cold)
+            columns[3].append(row.departure_ns - row.arrival_ns if ok else -1)
+            ramp.window_answered += ok and row.arrival_ns in window
         for action in actions:
             if action.exec is not None:
                 exec_ns += action.exec.duration_ns
@@ -249,10 +208,37 @@ def measure(setting: Setting, policy: str) -> Ramp:
                 ramp.memory_full_ns = action.sent_ns - setting.lead_ns
 
     result = run_rows(case, take, bucket_ns=setting.bucket_ns)
-    for bucket, busy in zip(buckets, result.summary.buckets, strict=False):
-        bucket.exec_busy = busy.exec_ns / setting.bucket_ns
-        bucket.load_busy = busy.load_ns / setting.bucket_ns
     ramp.all_exec_goodput_pct = 100 * (exec_good_ns / exec_ns)
+    of_bucket, is_minor, cold, latency_ns = map(np.array, columns)
+    seconds = setting.bucket_ns / NS_PER_S
+    for index, (begin_ns, _) in enumerate(setting.buckets):
+        row = {
+            "policy": policy,
+            "minute": (begin_ns - setting.lead_ns) / _MINUTE_NS,
+            "num_active": setting.num_active(begin_ns),
+            "bound_rps": bounds[index] / seconds,
+        }
+        for number, kind in enumerate(KINDS):
+            mine = (of_bucket == index) & (is_minor == number)
+            answered = mine & (latency_ns >= 0)
+            ramp.answered[kind].append(int(answered.sum()))
+            ramp.cold[kind].append(int(cold[mine].sum()))
+            # A policy may answer nothing.
+            ms = latency_ns[answered] if answered.any() else np.zeros(1)
+            p50_ns, p99_ns, max_ns = np.percentile(ms, (50, 99, 100), method="higher")
+            row |= {
+                f"{kind}_arrived_rps": int(mine.sum()) / seconds,
+                f"{kind}_goodput_rps": ramp.answered[kind][-1] / seconds,
+                f"{kind}_cold_rps": ramp.cold[kind][-1] / seconds,
+                f"{kind}_mean_ms": float(np.mean(ms)) / NS_PER_MS,
+                f"{kind}_p50_ms": float(p50_ns) / NS_PER_MS,
+                f"{kind}_p99_ms": float(p99_ns) / NS_PER_MS,
+                f"{kind}_max_ms": float(max_ns) / NS_PER_MS,
+            }
+        busy = result.summary.buckets[index]
+        row["exec_busy"] = busy.exec_ns / setting.bucket_ns
+        row["load_busy"] = busy.load_ns / setting.bucket_ns
+        ramp.rows.append(row)
     return ramp
 
 
@@ -260,30 +246,32 @@ def figures_of(setting: Setting, ramps: Sequence[Ramp]) -> dict[str, float]:
     """Name every number; what a short run does not reach has none."""
     figures: dict[str, float] = {}
     bucket_s = setting.bucket_ns / NS_PER_S
+    lead = slice(0, setting.lead_ns // setting.bucket_ns)
+    end = slice(setting.ramp_end_ns // setting.bucket_ns, None)
     for ramp in ramps:
-        lead = ramp.buckets[: setting.lead_ns // setting.bucket_ns]
-        end = ramp.buckets[setting.ramp_end_ns // setting.bucket_ns :]
-        lead_minor, end_minor = (sum(b.minor.answered for b in part) for part in (lead, end))
-        end_major, cold = (sum(getattr(b.major, of) for b in end) for of in ("answered", "cold"))
+        rows = ramp.rows
+        minor, major = ramp.answered["minor"], ramp.answered["major"]
         mine = {
-            "lead_minor_goodput_rps": lead_minor / (len(lead) * bucket_s),
-            "end_minor_goodput_rps": end_minor / (len(end) * bucket_s),
-            "end_major_goodput_rps": end_major / (len(end) * bucket_s),
-            "end_minor_p50_ms": end[-1].minor.latency_ms(50),
-            "end_major_p50_ms": end[-1].major.latency_ms(50),
-            "end_major_cold_pct": 100 * cold / max(1, end_major),
-            "end_load_busy_pct": 100 * float(np.mean([b.load_busy for b in end])),
-            "end_exec_busy_pct": 100 * float(np.mean([b.exec_busy for b in end])),
+            "lead_minor_goodput_rps": sum(minor[lead]) / (len(minor[lead]) * bucket_s),
+            "end_minor_goodput_rps": sum(minor[end]) / (len(minor[end]) * bucket_s),
+            "end_major_goodput_rps": sum(major[end]) / (len(major[end]) * bucket_s),
+            "end_minor_p50_ms": rows[-1]["minor_p50_ms"],
+            "end_major_p50_ms": rows[-1]["major_p50_ms"],
+            "end_major_cold_pct": 100 * sum(ramp.cold["major"][end]) / max(1, sum(major[end])),
+            "end_load_busy_pct": 100 * float(np.mean([row["load_busy"] for row in rows[end]])),
+            "end_exec_busy_pct": 100 * float(np.mean([row["exec_busy"] for row in rows[end]])),
         }
         if ramp.memory_full_ns is not None:
             mine["ramp_memory_full_min"] = ramp.memory_full_ns / _MINUTE_NS
         at_ns = setting.lead_ns + 20 * _MINUTE_NS
         if at_ns < setting.ramp_end_ns:
-            mine["min20_minor_mean_ms"] = ramp.buckets[at_ns // setting.bucket_ns].minor.mean_ms
-        parts = {
-            name: (sum(b.answered for b in part), sum(b.bound for b in part), len(part) * bucket_s)
-            for name, part in (("end", end), ("all", ramp.buckets))
-        }
+            mine["min20_minor_mean_ms"] = rows[at_ns // setting.bucket_ns]["minor_mean_ms"]
+        parts = {}
+        for name, part in (("end", end), ("all", slice(None))):
+            seconds = len(rows[part]) * bucket_s
+            parts[name] = sum(minor[part]) + sum(major[part]), sum(ramp.bounds[part]), seconds
+            latest_ms = (max(row["minor_max_ms"], row["major_max_ms"]) for row in rows[part])
+            mine[f"{name}_latency_max_ms"] = max(latest_ms)
         if ramp.window_bound:
             seconds = setting.window_ns / NS_PER_S
             parts["window"] = ramp.window_answered, ramp.window_bound, seconds
@@ -291,35 +279,8 @@ def figures_of(setting: Setting, ramps: Sequence[Ramp]) -> dict[str, float]:
             mine[f"{name}_goodput_rps"] = answered / seconds
             mine[f"{name}_bound_share_pct"] = 100 * answered / bound
             figures[f"bound_{name}_goodput_rps"] = bound / seconds
-        for name, part in (("end", end), ("all", ramp.buckets)):
-            kinds = [kind for bucket in part for kind in (bucket.major, bucket.minor)]
-            mine[f"{name}_latency_max_ms"] = max(kind.latency_ms(100) for kind in kinds)
         figures |= {f"{ramp.policy}_{name}": number for name, number in mine.items()}
     return figures
-
-
-def rows(setting: Setting, ramps: Sequence[Ramp]) -> Iterator[Row]:
-    """Rows of `fig6.csv`."""
-    seconds = setting.bucket_ns / NS_PER_S
-    for ramp in ramps:
-        for bucket in ramp.buckets:
-            row: dict[str, float | int | str] = {
-                "policy": ramp.policy,
-                "minute": (bucket.begin_ns - setting.lead_ns) / _MINUTE_NS,
-                "num_active": setting.num_active(bucket.begin_ns),
-                "bound_rps": bucket.bound / seconds,
-            }
-            for name, kind in (("major", bucket.major), ("minor", bucket.minor)):
-                row |= {
-                    f"{name}_arrived_rps": kind.arrived / seconds,
-                    f"{name}_goodput_rps": kind.answered / seconds,
-                    f"{name}_cold_rps": kind.cold / seconds,
-                    f"{name}_mean_ms": kind.mean_ms,
-                    f"{name}_p50_ms": kind.latency_ms(50),
-                    f"{name}_p99_ms": kind.latency_ms(99),
-                    f"{name}_max_ms": kind.latency_ms(100),
-                }
-            yield {**row, "exec_busy": bucket.exec_busy, "load_busy": bucket.load_busy}
 
 
 def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
@@ -423,7 +384,7 @@ STUDY = Study(
     ask=over(measure, policy="policies"),
     key="{policy}",
     figures=figures_of,
-    tables={"": rows},
+    tables={"": lambda _, ramps: (row for ramp in ramps for row in ramp.rows)},
     paper=PAPER,
     title="While 3,600 models join on one GPU, all answers stay in time, and most become cold (simulated).",
     panels=panels,

@@ -167,23 +167,22 @@ def quick6(tmp_path_factory: pytest.TempPathFactory) -> Quick6:
 
 def test_no_policy_of_figure_6_beats_its_bounds(quick6: Quick6) -> None:
     for ramp in quick6[0]:
-        for bucket in ramp.buckets:
-            assert 0 < bucket.answered <= bucket.bound, (ramp.policy, bucket.begin_ns)
-            assert bucket.exec_busy <= 1
-            assert bucket.load_busy <= 1
+        answered = zip(*ramp.answered.values(), ramp.bounds, strict=True)
+        assert all(0 < major + minor <= bound for major, minor, bound in answered), ramp.policy
+        assert all(row[busy] <= 1 for row in ramp.rows for busy in ("exec_busy", "load_busy"))
         assert 0 < ramp.window_answered <= ramp.window_bound
 
 
 def test_figure_6_goes_from_one_bottleneck_to_the_other(quick6: Quick6) -> None:
     for ramp in quick6[0]:
-        lead, first, *_, last = ramp.buckets
-        assert lead.minor.answered == lead.minor.arrived
-        assert lead.major.arrived == 0
-        assert first.exec_busy > last.exec_busy
-        assert last.minor.mean_ms < first.minor.mean_ms
-        assert last.load_busy > max(0.9, first.load_busy)
-        assert last.minor.answered > 0.9 * last.minor.arrived
-        assert last.major.cold > 0.5 * last.major.answered
+        lead, first, *_, last = ramp.rows
+        assert lead["minor_goodput_rps"] == lead["minor_arrived_rps"]
+        assert lead["major_arrived_rps"] == 0
+        assert first["exec_busy"] > last["exec_busy"]
+        assert last["minor_mean_ms"] < first["minor_mean_ms"]
+        assert last["load_busy"] > max(0.9, first["load_busy"])
+        assert last["minor_goodput_rps"] > 0.9 * last["minor_arrived_rps"]
+        assert last["major_cold_rps"] > 0.5 * last["major_goodput_rps"]
         # 19 instances beside Minor fit: those of the first 19 steps.
         assert ramp.memory_full_ns is not None
         assert 19 * QUICK6.step_ns <= ramp.memory_full_ns < QUICK6.bucket_ns
@@ -200,14 +199,15 @@ def test_figure_6_leaves_numbers_a_table_and_a_picture(quick6: Quick6) -> None:
             # The twentieth minute is beyond this ramp.
             present = f"{policy}_{paper.key}" in figures
             assert present == (paper.key != "min20_minor_mean_ms"), paper.key
-    assert len(record.rows) == sum(len(ramp.buckets) for ramp in quick6[0])
+    assert len(record.rows) == sum(len(ramp.rows) for ramp in quick6[0])
 
 
 def test_figure_6_counts_every_request_in_the_second_of_its_arrival(quick6: Quick6) -> None:
     case = fig6.case_of(QUICK6, "clockwork")
     expected = [len(bucket) for bucket in problems(case, QUICK6.buckets)]
     for ramp in quick6[0]:
-        assert [b.major.arrived + b.minor.arrived for b in ramp.buckets] == expected
+        # Buckets of a second: a rate is a number.
+        assert [r["major_arrived_rps"] + r["minor_arrived_rps"] for r in ramp.rows] == expected
 
 
 def test_figure_6_refuses_stretches_that_are_not_whole_buckets() -> None:
