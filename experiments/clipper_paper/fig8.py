@@ -21,7 +21,7 @@ from controller.selection.policies import make_policy
 from experiments.digits.images import load
 from experiments.digits.models import INK_MAX, five_kinds, predict, train
 from experiments.digits.stream import follow
-from experiments.study.pictures import COLOURS, LINES, MARKERS, Curve, Panel
+from experiments.study.pictures import BLACK, Curve, Panel, lines
 from experiments.study.study import Row, Study, StudyRecord
 
 _LAST_TRAINING_FORM = 6
@@ -165,11 +165,7 @@ def figures_of(setting: Setting, points: Sequence[StreamOutcome]) -> dict[str, f
         "oracle_error": errors["oracle"],
         "seeds_below_best_static": float(below.sum()),
         "learners_below_best_static": float(
-            sum(
-                errors[name] < errors["best static"]
-                for name in setting.policies
-                if name != "majority"
-            )
+            sum(errors[n] < errors["best static"] for n in setting.policies if n != "majority")
         ),
     }
     for name, error in errors.items():
@@ -191,18 +187,14 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     of = {row["policy"]: row for row in recorded.rows}
 
     def curves(names: Sequence[str]) -> list[Curve]:
-        looks = zip([n for n in names if n in of], COLOURS, LINES, MARKERS, strict=False)
-        shown = [(name, Curve(x=(), y=(), colour=c, line=li, marker=m)) for name, c, li, m in looks]
-        shown.append(("oracle", Curve(x=(), y=(), line=":")))
-        return [
-            replace(
-                curve,
-                x=range(len(phases)),
-                y=[100 * of[name][f"{phase} error"] for phase in phases],
-                label=name.replace(", ", ",\n"),
-            )
-            for name, curve in shown
+        points = [
+            {"who": name.replace(", ", ",\n"), "at": at, "error": of[name][f"{phase} error"]}
+            for name in (*names, "oracle")
+            if name in of
+            for at, phase in enumerate(phases)
         ]
+        *found, oracle = lines(points, "at", lambda point: 100 * point["error"], by="who")
+        return [*found, replace(oracle, colour=BLACK, line=":", marker="")]
 
     panel = Panel(
         title="Policies that learn leave it, and err little more meanwhile",

@@ -228,14 +228,13 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
 
 
 def _panel(title: str, quantity: str, rows: Sequence[Row]) -> Panel:
-    signs: dict[str, list[Row]] = {"over": [], "under": []}
-    for row in rows:
-        signs[str(row["sign"])].append(row)
     over, under = (
-        by_policy(mine, "error_us", "percentile", width=width)
-        for mine, width in ((signs["over"], 0.9), (signs["under"], 1.8))
+        by_policy(
+            [row for row in rows if row["sign"] == sign], "error_us", "percentile", width=width
+        )
+        for sign, width in (("over", 0.9), ("under", 1.8))
     )
-    curves = [curve for pair in zip(unlabelled(over), under, strict=True) for curve in pair]
+    curves = [*unlabelled(over), *under]
     papers_us = [_PAPER_US.get(f"{quantity}_{sign}_p99_us") for sign in ("under", "over")]
     for label, us in zip(("the paper", ""), filter(None, papers_us), strict=False):
         curves.append(of_paper([us], [99.0], label))
