@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +130,19 @@ class Setting(Compared):
         return self.left + self.right
 
 
+class Stage(NamedTuple):
+    """What was served at one SLO."""
+
+    slo_multiple: float
+    slo_ms: float
+    #: Share of the open-loop requests that was answered in time, and the bound on it.
+    satisfaction: float
+    bound: float
+    #: Answers to batch clients, and the bound on them; 0 where there are none.
+    bc_rps: float
+    bc_bound_rps: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
     """One policy under one mix, stage by stage."""
@@ -141,12 +154,7 @@ class Stages:
     bound_multiple: Annotated[float | None, Column(figure="bound_{bound}_slo_multiple")]
     #: The bound's name: that of open-loop requests is the same beside all batch clients.
     bound: str
-    #: By stage: share of the open-loop requests that was answered in time, then the bound on that share.
-    satisfaction: tuple[float, ...]
-    satisfaction_bound: tuple[float, ...]
-    #: By stage, answers to batch clients, and the bound on them; 0 where there are none.
-    bc_rps: tuple[float, ...]
-    bc_bound_rps: tuple[float, ...]
+    stages: tuple[Stage, ...]
 
 
 def case_of(setting: Setting, policy: str, mix: Mix) -> Case:
@@ -211,26 +219,30 @@ def measure(setting: Setting, mix: Mix, policy: str) -> Stages:
                     inside[own] += within == own
 
     run_rows(case, take)
-    stages = list(problems(case, pairwise(begins_ns)))
     seconds = setting.stage_ns / NS_PER_S
-    satisfaction = tuple(a / n for a, n in zip(answered, arrived, strict=True))
-    bound = tuple(density_bound(stage) / len(stage) for stage in stages)
+    stages = []
+    for at, requests in enumerate(problems(case, pairwise(begins_ns))):
+        used_ns = np.sort(shares(requests))[: inside[at]]
+        stages.append(
+            Stage(
+                slo_multiple=GROWTH**at,
+                slo_ms=setting.slos_ns[at] / NS_PER_MS,
+                satisfaction=answered[at] / arrived[at],
+                bound=density_bound(requests) / len(requests),
+                bc_rps=batch[at] / seconds,
+                bc_bound_rps=_room(used_ns, case, setting.stage_ns, mix.concurrency) / seconds
+                if mix.num_bc
+                else 0.0,
+            )
+        )
     return Stages(
         policy=policy,
         case=mix.name,
         mix=mix,
-        slo_multiple=lowest_multiple(satisfaction),
-        bound_multiple=lowest_multiple(bound),
+        slo_multiple=lowest_multiple([stage.satisfaction for stage in stages]),
+        bound_multiple=lowest_multiple([stage.bound for stage in stages]),
         bound=mix.name if mix in setting.left else "ls",
-        satisfaction=satisfaction,
-        satisfaction_bound=bound,
-        bc_rps=tuple(count / seconds for count in batch),
-        bc_bound_rps=tuple(
-            _room(np.sort(shares(stage))[:count], case, setting.stage_ns, mix.concurrency) / seconds
-            for stage, count in zip(stages, inside, strict=True)
-        )
-        if mix.num_bc
-        else (0.0,) * setting.num_stages,
+        stages=tuple(stages),
     )
 
 
@@ -251,59 +263,39 @@ def figures_of(setting: Setting, points: Sequence[Stages]) -> dict[str, float]:
     """What the right half's stages gave, which are named by their SLO in ms."""
     figures: dict[str, float] = {}
     for point in (point for point in points if point.mix in setting.right):
-        stages = zip(
-            setting.slos_ns,
-            point.satisfaction,
-            point.satisfaction_bound,
-            point.bc_rps,
-            point.bc_bound_rps,
-            strict=True,
-        )
-        for slo_ns, share, bound, bc_rps, bc_bound_rps in stages:
-            slo = f"slo{round(slo_ns / NS_PER_MS)}"
+        for stage in point.stages:
+            slo = f"slo{round(stage.slo_ms)}"
             at = f"{point.policy}_{point.case}_{slo}"
-            figures[f"bound_ls_{slo}_ls_pct"] = 100 * bound
-            figures[f"{at}_ls_pct"] = 100 * share
-            if bound:
-                figures[f"{at}_ls_bound_share_pct"] = 100 * (share / bound)
+            figures[f"bound_ls_{slo}_ls_pct"] = 100 * stage.bound
+            figures[f"{at}_ls_pct"] = 100 * stage.satisfaction
+            if stage.bound:
+                figures[f"{at}_ls_bound_share_pct"] = 100 * (stage.satisfaction / stage.bound)
             if point.mix.num_bc:
-                figures[f"{at}_bc_rps"] = bc_rps
-                figures[f"{at}_bc_bound_share_pct"] = 100 * (bc_rps / bc_bound_rps)
+                figures[f"{at}_bc_rps"] = stage.bc_rps
+                bc_share = stage.bc_rps / stage.bc_bound_rps
+                figures[f"{at}_bc_bound_share_pct"] = 100 * bc_share
     return figures
 
 
-#: By half, the fields of a mix that tell it apart; then by column of the table, the field of the stages.
-_LEFT = (
-    ("num_models", "rate_rps"),
-    {
-        "satisfaction": "satisfaction",
-        "bound": "satisfaction_bound",
-    },
-)
-_RIGHT = (
-    ("num_bc", "concurrency"),
-    {
-        "ls_satisfaction": "satisfaction",
-        "ls_bound": "satisfaction_bound",
-        "bc_rps": "bc_rps",
-        "bc_bound_rps": "bc_bound_rps",
-    },
-)
+def rows(points: Sequence[Stages], mixes: Sequence[Mix], *axes: str) -> Iterator[Row]:
+    """A row for each stage under some mixes, which these fields tell apart."""
+    for point in (point for point in points if point.mix in mixes):
+        of = {axis: getattr(point.mix, axis) for axis in axes}
+        for stage in point.stages:
+            yield {"policy": point.policy, **of, **stage._asdict()}
 
 
-def _rows(setting: Setting, points: Sequence[Stages], mixes: Sequence[Mix]) -> Iterator[Row]:
-    """A row for each stage of each policy under some mixes of one half."""
-    axes, columns = _LEFT if mixes == setting.left else _RIGHT
-    for point in points:
-        if point.mix in mixes:
-            for stage, slo_ns in enumerate(setting.slos_ns):
-                yield {
-                    "policy": point.policy,
-                    **{name: getattr(point.mix, name) for name in axes},
-                    "slo_multiple": GROWTH**stage,
-                    "slo_ms": slo_ns / NS_PER_MS,
-                    **{name: getattr(point, series)[stage] for name, series in columns.items()},
-                }
+def left_rows(setting: Setting, points: Sequence[Stages]) -> Iterator[Row]:
+    """Rows of `fig7_left.csv`."""
+    for row in rows(points, setting.left, "num_models", "rate_rps"):
+        yield {name: cell for name, cell in row.items() if not name.startswith("bc_")}
+
+
+def right_rows(setting: Setting, points: Sequence[Stages]) -> Iterator[Row]:
+    """Rows of `fig7_right.csv`."""
+    renamed = {"satisfaction": "ls_satisfaction", "bound": "ls_bound"}
+    for row in rows(points, setting.right, "num_bc", "concurrency"):
+        yield {renamed.get(name, name): cell for name, cell in row.items()}
 
 
 def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
@@ -405,10 +397,7 @@ STUDY = Study(
     ask=over(measure, mix="mixes", policy="policies"),
     key="{policy}_{case}",
     figures=figures_of,
-    tables={
-        "_left": lambda setting, points: _rows(setting, points, setting.left),
-        "_right": lambda setting, points: _rows(setting, points, setting.right),
-    },
+    tables={"_left": left_rows, "_right": right_rows},
     paper=(
         *(
             Paper(f"{mix.name}_slo_multiple", _MULTIPLES[mix.rate_rps], _MANAGED)
