@@ -20,6 +20,7 @@ import numpy as np
 from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
 from experiments.digits.images import NUM_FORMS, Array, Digits, load
+from experiments.digits.models import logistic
 from experiments.digits.stream import ask
 from experiments.study.pictures import Panel, lines
 from experiments.study.study import Study, StudyRecord
@@ -57,12 +58,6 @@ class SeedErrors:
     wrong: Mapping[str, Array] = field(repr=False)
 
 
-def _classifier() -> Any:  # noqa: ANN401
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(max_iter=5000, C=0.01, tol=0.01)
-
-
 def _halves(digits: Digits) -> Array:
     """Whether each digit stands in its form's first half."""
     first = np.zeros(len(digits.labels), bool)
@@ -95,56 +90,55 @@ def _wrong(digits: Digits, setting: Setting, seed: int) -> dict[str, Array]:
     random = np.random.default_rng(seed)
     first = _halves(digits)
     groups = _groups(digits, first, setting.num_groups, seed)
-    of_group = groups[digits.forms]
-    everybody = _classifier().fit(digits.images[first], digits.labels[first])
-    names = [f"group {group}" for group in range(setting.num_groups)]
-    votes = []
-    for group in range(setting.num_groups):
-        mine = first & (of_group == group)
-        model = _classifier().fit(digits.images[mine], digits.labels[mine])
-        votes.append(model.predict(digits.images).astype(np.int64))
-    said = np.stack(votes)
-    for_all = everybody.predict(digits.images)
+
+    def answers(mine: Array) -> Array:
+        """What a model says of every digit that has learned from some of them."""
+        model = logistic().fit(digits.images[mine], digits.labels[mine])
+        return np.asarray(model.predict(digits.images), np.int64)
+
+    for_all = answers(first)
+    of_group = [answers(first & (groups[digits.forms] == g)) for g in range(setting.num_groups)]
+    said = np.stack([*of_group, for_all])
     declared = groups.copy()
     liars = random.permutation(NUM_FORMS)[: round(setting.wrong_share * NUM_FORMS)]
-    declared[liars] = (declared[liars] + random.integers(1, setting.num_groups, len(liars))) % (
-        setting.num_groups
-    )
+    declared[liars] += random.integers(1, setting.num_groups, len(liars))
+    declared %= setting.num_groups
 
     # Users come in any order, each with his digits in the order he wrote them in, shuffled.
-    queues = {
-        form: random.permutation(np.flatnonzero(~first & (digits.forms == form))).tolist()
+    queues = [
+        random.permutation(np.flatnonzero(~first & (digits.forms == form)))
         for form in range(NUM_FORMS)
-    }
-    length = max(map(len, queues.values()))
-    turns = random.permutation([form for form, queue in queues.items() for _ in queue]).tolist()
-    wrong = {method: np.full((NUM_FORMS, length), np.nan) for method in METHODS}
+    ]
+    turns = random.permutation([form for form, queue in enumerate(queues) for _ in queue]).tolist()
+    wrong = {method: np.full((NUM_FORMS, max(map(len, queues))), np.nan) for method in METHODS}
+    for form, items in enumerate(queues):
+        fixed = (for_all, said[groups[form]], said[declared[form]])
+        for method, answered in zip(METHODS, fixed, strict=False):
+            wrong[method][form, : len(items)] = answered[items] != digits.labels[items]
+
     policy = make_policy("exp4-full", {})
-    with_all = [*names, METHODS[0]]
+    with_all = [*(f"group {group}" for group in range(setting.num_groups)), METHODS[0]]
+    names = with_all[:-1]
     queries = {
         len(chosen): Query(tuple(Candidate(name) for name in chosen), "", Random(seed))
         for chosen in (names, with_all)
     }
     globally = policy.init(names)
     states: dict[tuple[str, int], Any] = {}
-    had = dict.fromkeys(range(NUM_FORMS), 0)
+    had = [0] * NUM_FORMS
     for form in turns:
-        item, number = queues[form][had[form]], had[form]
+        number = had[form]
         had[form] += 1
+        item = queues[form][number]
         truth = int(digits.labels[item])
-        column = dict(zip(names, said[:, item].tolist(), strict=True))
-        wrong["one for all"][form, number] = for_all[item] != truth
-        wrong["own group"][form, number] = said[groups[form], item] != truth
-        wrong["wrong group"][form, number] = said[declared[form], item] != truth
-        column[METHODS[0]] = int(for_all[item])
+        column = dict(zip(with_all, said[:, item].tolist(), strict=True))
         for method, candidates, beginning in (
             (METHODS[3], names, globally),
             (METHODS[4], names, policy.init(names)),
             (METHODS[5], with_all, policy.init(with_all)),
         ):
             state = states.get((method, form), beginning)
-            query = queries[len(candidates)]
-            combined, observation = ask(policy, state, query, column, truth)
+            combined, observation = ask(policy, state, queries[len(candidates)], column, truth)
             wrong[method][form, number] = combined.label != truth
             states[method, form] = policy.observe(state, observation)
             if method == METHODS[3]:

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated
 
 import numpy as np
 from numpy.polynomial.polynomial import polyfit
 
 from clockwright.units import NS_PER_MS
-from experiments.clipper_paper.models import FORMS, KINDS, held_out, labels_of, prepared
-from experiments.live.bare_lanes import exec_ns, loaded
+from experiments.clipper_paper.models import FORMS, KINDS, held_out, prepared
+from experiments.live.bare_lanes import exec_ns
 from experiments.study.pictures import Panel, lines
-from experiments.study.study import NO_COLUMN, ONLY_TABLE, Paper, Study, StudyRecord
+from experiments.study.study import ONLY_TABLE, Paper, Study, StudyRecord
 
 SLO_MS = 20.0
 
@@ -51,40 +52,33 @@ class BatchPoint:
     runs: Annotated[int, ONLY_TABLE]
     #: Whether the largest batch within the SLO is beyond what was measured of the kind.
     extrapolated: Annotated[int, ONLY_TABLE]
-    #: Share of the held-out digits that the kind reads right.
-    accuracy: Annotated[float, NO_COLUMN]
 
 
 def measure(setting: Setting) -> Iterator[BatchPoint]:
     """Measure every kind in both forms."""
-    images, labels = held_out()
-    most = max(size for size in setting.batch_sizes if size <= len(images))
-    for kind in setting.kinds:
-        for form in FORMS:
-            with prepared(form, kind, setting.batch_sizes) as (ready,):
-                runs_ms = [
-                    exec_ns(
-                        ready,
-                        np.resize(images, (size, images.shape[1])),
-                        runs=setting.runs,
-                        budget_s=setting.budget_s,
-                    )
-                    / NS_PER_MS
-                    for size in setting.batch_sizes
-                ]
-                with loaded(ready) as run:
-                    found = labels_of(run(images[:most])[1], ready.model)
-            for size, each in zip(setting.batch_sizes, runs_ms, strict=True):
-                yield BatchPoint(
-                    form=form,
-                    kind=kind,
-                    batch_size=size,
-                    p50_ms=float(np.percentile(each, 50)),
-                    p99_ms=float(np.percentile(each, 99)),
-                    runs=len(each),
-                    extrapolated=int(np.percentile(runs_ms[-1], 99) <= SLO_MS),
-                    accuracy=float((found == labels[:most]).mean()),
+    images, _ = held_out()
+    for kind, form in product(setting.kinds, FORMS):
+        with prepared(form, kind, setting.batch_sizes) as (ready,):
+            runs_ms = {
+                size: exec_ns(
+                    ready,
+                    np.resize(images, (size, images.shape[1])),
+                    runs=setting.runs,
+                    budget_s=setting.budget_s,
                 )
+                / NS_PER_MS
+                for size in setting.batch_sizes
+            }
+        for size, each in runs_ms.items():
+            yield BatchPoint(
+                form=form,
+                kind=kind,
+                batch_size=size,
+                p50_ms=float(np.percentile(each, 50)),
+                p99_ms=float(np.percentile(each, 99)),
+                runs=len(each),
+                extrapolated=int(np.percentile(runs_ms[setting.batch_sizes[-1]], 99) <= SLO_MS),
+            )
 
 
 def profile(points: Sequence[BatchPoint]) -> dict[str, float]:
@@ -104,14 +98,13 @@ def profile(points: Sequence[BatchPoint]) -> dict[str, float]:
         max_batch = 1.0
     straight = polyfit(sizes, medians, 1)
     error = medians - (straight[0] + straight[1] * sizes)
-    figures = {
+    return {
         "max_batch_slo20": float(max_batch),
         "rps_slo20": float(max_batch) / (SLO_MS / 1e3),
         "fixed_us": float(intercept) * 1e3,
         "per_row_us": float(slope) * 1e3,
         "linear_r2": float(1 - (error**2).sum() / ((medians - medians.mean()) ** 2).sum()),
     }
-    return figures if points[0].kind == "no_op" else figures | {"accuracy": points[0].accuracy}
 
 
 def figures_of(_setting: Setting, points: Sequence[BatchPoint]) -> dict[str, float]:
@@ -119,11 +112,7 @@ def figures_of(_setting: Setting, points: Sequence[BatchPoint]) -> dict[str, flo
     by_key: dict[str, list[BatchPoint]] = {}
     for point in points:
         by_key.setdefault(f"{point.form}_{point.kind}", []).append(point)
-    figures = {
-        f"{key}_{name}": figure
-        for key, mine in by_key.items()
-        for name, figure in profile(mine).items()
-    }
+    figures = {f"{key}_{n}": figure for key in by_key for n, figure in profile(by_key[key]).items()}
     for form in FORMS:
         linear, kernel = (
             figures.get(f"{form}_{kind}_svm_max_batch_slo20") for kind in ("linear", "kernel")
@@ -136,26 +125,21 @@ def figures_of(_setting: Setting, points: Sequence[BatchPoint]) -> dict[str, flo
 def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Native at the left, ONNX at the right: the median, up to the P99."""
     places = {"native": "Native, in a container's process", "onnx": "ONNX, in the CPU engine"}
-    return [
-        [
+    panels = []
+    for form, place in places.items():
+        mine = [row for row in recorded.rows if row["form"] == form]
+        panels.append(
             Panel(
                 title=f"{place}: the models' costs differ a hundredfold",
                 x="batch size, rows",
                 y="EXEC, median up to P99, ms",
-                curves=lines(
-                    (row for row in recorded.rows if row["form"] == form),
-                    "batch_size",
-                    "p50_ms",
-                    up_to="p99_ms",
-                    by="kind",
-                ),
+                curves=lines(mine, "batch_size", "p50_ms", up_to="p99_ms", by="kind"),
                 levels={SLO_MS: "SLO"},
                 log_x=True,
                 log_y=True,
             )
-            for form, place in places.items()
-        ]
-    ]
+        )
+    return [panels]
 
 
 _SMALL = (

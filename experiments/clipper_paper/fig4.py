@@ -13,15 +13,15 @@ The strategies take turns on one container, each from a batch size of one; the w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
-
-import numpy as np
+from dataclasses import dataclass
+from itertools import product
+from statistics import geometric_mean
+from typing import Annotated, Any
 
 from controller.core import SchedulerConfig
 from experiments.clipper_paper.bench import Serving, saturate
 from experiments.clipper_paper.models import FORMS, KINDS, prepared
-from experiments.study.pictures import Curve, Panel, lines
+from experiments.study.pictures import Panel, lines
 from experiments.study.study import ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 STRATEGIES = ("none", "aimd", "quantile")
@@ -52,22 +52,21 @@ class StrategyPoint:
 
 def measure(setting: Setting) -> Iterator[StrategyPoint]:
     """Measure every strategy on every model."""
-    for form in setting.forms:
-        for kind in setting.kinds:
-            with prepared(form, kind, setting.batch_sizes) as ready:
-                for strategy in STRATEGIES:
-                    config = SchedulerConfig(policy="clipper", batching=strategy)
-                    measured = saturate(setting, ready, config)
-                    yield StrategyPoint(
-                        form=form,
-                        kind=kind,
-                        strategy=strategy,
-                        throughput_rps=measured.throughput_rps,
-                        mean_batch=measured.mean_batch,
-                        batch_p50_ms=measured.batch_ms(50),
-                        batch_p99_ms=measured.batch_ms(99),
-                        late_pct=measured.batches_late_pct(setting.slo_ns),
-                    )
+    for form, kind in product(setting.forms, setting.kinds):
+        with prepared(form, kind, setting.batch_sizes) as ready:
+            for strategy in STRATEGIES:
+                config = SchedulerConfig(policy="clipper", batching=strategy)
+                measured = saturate(setting, ready, config)
+                yield StrategyPoint(
+                    form=form,
+                    kind=kind,
+                    strategy=strategy,
+                    throughput_rps=measured.throughput_rps,
+                    mean_batch=measured.mean_batch,
+                    batch_p50_ms=measured.batch_ms(50),
+                    batch_p99_ms=measured.batch_ms(99),
+                    late_pct=measured.batches_late_pct(setting.slo_ns),
+                )
 
 
 def ratios(setting: Setting, points: Sequence[StrategyPoint]) -> dict[str, float]:
@@ -75,63 +74,42 @@ def ratios(setting: Setting, points: Sequence[StrategyPoint]) -> dict[str, float
     rps = {(p.form, p.kind, p.strategy): p.throughput_rps for p in points}
     figures = {}
     for form in setting.forms:
+        over = []
         for kind in setting.kinds:
-            if none := rps[form, kind, "none"]:
-                for strategy in STRATEGIES[1:]:
-                    gain = rps[form, kind, strategy] / none
-                    figures[f"{form}_{kind}_{strategy}_gain_ratio"] = gain
-        over = [
-            rps[form, kind, "aimd"] / quantile
-            for kind in setting.kinds
-            if (quantile := rps[form, kind, "quantile"])
-        ]
+            none, aimd, quantile = (rps[form, kind, strategy] for strategy in STRATEGIES)
+            if none:
+                figures[f"{form}_{kind}_aimd_gain_ratio"] = aimd / none
+                figures[f"{form}_{kind}_quantile_gain_ratio"] = quantile / none
+            over += [aimd / quantile] if quantile else []
         if all(over) and over:
-            figures[f"{form}_aimd_over_quantile_ratio"] = float(np.exp(np.mean(np.log(over))))
+            figures[f"{form}_aimd_over_quantile_ratio"] = geometric_mean(over)
     return figures
 
 
 def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Throughput above, P99 of batches below; three dots for each model."""
     kinds = list(dict.fromkeys(row["kind"] for row in recorded.rows))
-    ticks = {float(at): kind.replace("_", "\n") for at, kind in enumerate(kinds)}
-    forms = list(dict.fromkeys(row["form"] for row in recorded.rows))
+    names = {float(at): kind.replace("_", "\n") for at, kind in enumerate(kinds)}
+    labels = {"none": "no batches"}
 
-    def dots(form: str, name: str) -> list[Curve]:
+    def panel(form: str, seen: str, column: str, y: str, **others: Any) -> Panel:  # noqa: ANN401
         curves = lines(
             (row for row in recorded.rows if row["form"] == form),
             lambda row: kinds.index(row["kind"]) + 0.2 * (STRATEGIES.index(row["strategy"]) - 1),
-            name,
-            by="strategy",
+            column,
+            by=lambda row: labels.get(row["strategy"], row["strategy"]),
             joined=False,
         )
-        return [
-            replace(curve, label={"none": "no batches"}.get(curve.label, curve.label))
-            for curve in curves
-        ]
+        return Panel(
+            title=f"{form}: {seen}", x="model", y=y, curves=curves, x_ticks=names, **others
+        )
 
+    forms = list(dict.fromkeys(row["form"] for row in recorded.rows))
+    seen, slowest = "batches answer many times as much", "how long the slowest batches take"
+    slo = {setting.slo_ms: "SLO"}
     return [
-        [
-            Panel(
-                title=f"{form}: batches answer many times as much",
-                x="model",
-                y="throughput, r/s",
-                curves=dots(form, "throughput_rps"),
-                x_ticks=ticks,
-                log_y=True,
-            )
-            for form in forms
-        ],
-        [
-            Panel(
-                title=f"{form}: how long the slowest batches take",
-                x="model",
-                y="P99 of batches, ms",
-                curves=dots(form, "batch_p99_ms"),
-                x_ticks=ticks,
-                levels={setting.slo_ms: "SLO"},
-            )
-            for form in forms
-        ],
+        [panel(form, seen, "throughput_rps", "throughput, r/s", log_y=True) for form in forms],
+        [panel(form, slowest, "batch_p99_ms", "P99 of batches, ms", levels=slo) for form in forms],
     ]
 
 

@@ -13,23 +13,17 @@ by the most that is served at any load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 from clockwright.units import NS_PER_MS
 from controller.core import SchedulerConfig
-from experiments.clipper_paper.bench import (
-    Bench,
-    Measured,
-    Offered,
-    Serving,
-    saturate,
-)
+from experiments.clipper_paper.bench import Bench, Measured, Serving, saturate
 from experiments.clipper_paper.models import prepared
-from experiments.study.pictures import Panel, lines
+from experiments.study.pictures import Panel, Value, lines, unlabelled
 from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study, StudyRecord
 
 
@@ -68,7 +62,6 @@ class DelayPoint:
     load_pct: Annotated[int, ONLY_RECORD]
     offered_rps: Annotated[float, ONLY_TABLE]
     throughput_rps: Annotated[float, Column(figure="{key}_rps")]
-    served_pct: Annotated[float, ONLY_RECORD]
     mean_batch: float
     p50_ms: Annotated[float, ONLY_TABLE]
     p99_ms: float
@@ -83,24 +76,15 @@ def measure(setting: Setting) -> Iterator[DelayPoint]:
             saturated = saturate(adapted, ready, SchedulerConfig(policy="clipper"))
             # A container that answered nothing in a very short run is still offered a load.
             rates = {load: max(load * saturated.throughput_rps, 10.0) for load in setting.loads}
+            adapting = replace(setting, warmup_s=0, measured_s=setting.adapt_s)
             for number, delay_ms in product(range(setting.rounds), setting.delays_ms):
                 config = SchedulerConfig(policy="clipper", batch_delay_ns=delay_ms * NS_PER_MS)
+                seed = setting.seed + number
                 with closing(Bench(ready, config)) as served:
-                    served.run(
-                        setting.saturating,
-                        slo_ns=setting.slo_ns,
-                        warmup_s=0,
-                        measured_s=setting.adapt_s,
-                    )
+                    served.run(adapting, outstanding=setting.outstanding)
                     for load, rate_rps in rates.items():
-                        measured = served.run(
-                            Offered(rate_rps=rate_rps, seed=setting.seed + number),
-                            slo_ns=setting.slo_ns,
-                            warmup_s=setting.warmup_s,
-                            measured_s=setting.measured_s,
-                        )
-                        whole = runs.setdefault((load, delay_ms), Measured())
-                        whole += measured
+                        runs.setdefault((load, delay_ms), Measured())
+                        runs[load, delay_ms] += served.run(setting, rate_rps=rate_rps, seed=seed)
         for load, delay_ms in product(setting.loads, setting.delays_ms):
             whole = runs[load, delay_ms]
             yield DelayPoint(
@@ -111,7 +95,6 @@ def measure(setting: Setting) -> Iterator[DelayPoint]:
                 load_pct=round(100 * load),
                 offered_rps=rates[load],
                 throughput_rps=whole.throughput_rps,
-                served_pct=100 * whole.throughput_rps / rates[load],
                 mean_batch=whole.mean_batch,
                 p50_ms=whole.latency_ms(50),
                 p99_ms=whole.latency_ms(99),
@@ -133,42 +116,34 @@ def gains(_setting: Setting, points: Sequence[DelayPoint]) -> dict[str, float]:
 
 def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """What is served and batch sizes over the load; a column per container, a line per delay."""
-    rows = (
-        (
-            "what is served",
-            "served, % of the load",
-            lambda row: 100 * row["throughput_rps"] / row["offered_rps"],
-            False,
-        ),
-        ("batches grow by themselves", "batch size, rows", "mean_batch", True),
-    )
-    containers = dict.fromkeys((row["form"], row["kind"]) for row in recorded.rows)
-    last = list(containers)[-1:]
+    containers = list(dict.fromkeys((row["form"], row["kind"]) for row in recorded.rows))
+
+    def panel(form: str, kind: str, value: Value, **others: Any) -> Panel:  # noqa: ANN401
+        mine = [row for row in recorded.rows if (row["form"], row["kind"]) == (form, kind)]
+        curves = lines(
+            mine, lambda row: 100 * row["load"], value, by=lambda row: f"delay {row['delay_ms']} ms"
+        )
+        # Labels of the row are read at its end.
+        shown = curves if (form, kind) == containers[-1] else unlabelled(curves)
+        seen = f"{kind.replace('_', ' ')}, {form}: {others.pop('title')}"
+        return Panel(title=seen, x="offered load, % of the most", curves=shown, **others)
+
+    def served_pct(row: Mapping[str, Any]) -> float:
+        return 100 * float(row["throughput_rps"]) / float(row["offered_rps"])
+
     return [
         [
-            Panel(
-                title=f"{kind.replace('_', ' ')}, {form}: {seen}",
-                x="offered load, % of the most",
-                y=label,
-                curves=[
-                    curve if (form, kind) in last else replace(curve, label="")
-                    for curve in lines(
-                        (
-                            row
-                            for row in recorded.rows
-                            if (row["form"], row["kind"]) == (form, kind)
-                        ),
-                        lambda row: 100 * row["load"],
-                        value,
-                        by=lambda row: f"delay {row['delay_ms']} ms",
-                    )
-                ],
-                log_y=log_y,
+            panel(form, kind, served_pct, title="what is served", y="served, % of the load")
+            for form, kind in containers
+        ],
+        [
+            panel(
+                form, kind, "mean_batch", title="batches grow by themselves", y="batch size, rows",
+                log_y=True,
             )
             for form, kind in containers
-        ]
-        for seen, label, value, log_y in rows
-    ]
+        ],
+    ]  # fmt: skip
 
 
 _LARGE_ANYWAY = (

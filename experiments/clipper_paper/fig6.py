@@ -25,7 +25,7 @@ from controller.core import SchedulerConfig
 from experiments.clipper_paper.bench import Serving, saturate
 from experiments.clipper_paper.models import prepared
 from experiments.simulator import Case, Cluster, Network, copies_of, run
-from experiments.study.pictures import Curve, Panel, lines
+from experiments.study.pictures import Curve, Panel, lines, of_paper, ticks
 from experiments.study.study import ONLY_RECORD, ONLY_TABLE, Column, Paper, Study, StudyRecord
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
@@ -160,29 +160,24 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
         shown = [point for point in recorded.rows if (point["policy"] == "real") is real]
         counts = sorted({point["replicas"] for point in shown})
         first = max((p["throughput_rps"] for p in shown if p["replicas"] == 1), default=0.0)
-        ideal = Curve(x=counts, y=[first * number for number in counts], label="perfect", line=":")
-        curves = [
-            *lines(
-                shown,
-                "replicas",
-                "throughput_rps",
-                by=lambda p: f"{p['policy']} {p['network']}".replace("gbps", " Gbps").strip(),
-            ),
-            ideal,
-        ]
+        curves = lines(
+            shown,
+            "replicas",
+            "throughput_rps",
+            by=lambda p: f"{p['policy']} {p['network']}".replace("gbps", " Gbps").strip(),
+        )
+        perfect = [first * number for number in counts]
+        curves.append(Curve(x=counts, y=perfect, label="perfect", line=":"))
         if not real:
-            at = {1: "paper_clipper_10gbps_r1_rps", 4: "paper_clipper_10gbps_r4_rps"}
-            paper = [recorded.figures[key] for key in at.values()]
-            curves.append(
-                Curve(x=list(at), y=paper, label="x the paper,\n10 Gbps", line="none", marker="x")
-            )
+            paper = [recorded.figures[f"paper_clipper_10gbps_r{number}_rps"] for number in (1, 4)]
+            curves.append(of_paper([1, 4], paper, "x the paper,\n10 Gbps"))
         row.append(
             Panel(
                 title=title,
                 x="number of replicas",
                 y="throughput, r/s",
                 curves=curves,
-                x_ticks={float(number): str(number) for number in counts},
+                x_ticks=ticks(counts),
             )
         )
     return [row]

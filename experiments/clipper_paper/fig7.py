@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
 
-from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
-from experiments.digits.images import NUM_FORMS, Array, Digits, load
-from experiments.digits.models import Classifier, predict, train
-from experiments.digits.stream import ask
+from experiments.digits.images import NUM_FORMS, load
+from experiments.digits.models import Classifier, logistic, predict, train
+from experiments.digits.stream import follow
 from experiments.study.pictures import COLOURS, MARKERS, Curve, Panel
 from experiments.study.study import ONLY_TABLE, Row, Study, StudyRecord
 
@@ -61,7 +60,6 @@ def models_of(name: str, seed: int) -> dict[str, Classifier]:
     """Five untrained models."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
     from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
-    from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.svm import SVC
 
@@ -74,50 +72,34 @@ def models_of(name: str, seed: int) -> dict[str, Classifier]:
         "SVM": SVC(),
         "neighbours": KNeighborsClassifier(3),
         "extra trees": ExtraTreesClassifier(50, random_state=seed),
-        "logistic": LogisticRegression(max_iter=5000, C=0.01, tol=0.01),
+        "logistic": logistic(),
         "discriminant": LinearDiscriminantAnalysis(),
     }
-
-
-def _of(digits: Digits, forms: Array) -> Digits:
-    chosen = np.isin(digits.forms, forms)
-    return Digits(digits.images[chosen], digits.labels[chosen], digits.forms[chosen])
 
 
 def measure(setting: Setting) -> Iterator[SplitErrors]:
     """Train and ask every set, split by split."""
     digits = load()
-    for name in setting.sets:
-        for split in setting.seeds:
-            forms = np.random.default_rng(split).permutation(NUM_FORMS)
-            training, asked = _of(digits, forms[:7]), _of(digits, forms[7:])
-            models = models_of(name, split)
-            train(models, training)
-            order = np.random.default_rng(split).permutation(len(asked.labels))
-            votes = predict(models, asked.images)[:, order]
-            yield _errors(name, split, list(models), votes, asked.labels[order])
-
-
-def _errors(name: str, split: int, names: list[str], votes: Array, labels: Array) -> SplitErrors:
-    counts = np.zeros((len(BUCKETS), 2), np.int64)
-    errors = {"best single": float((votes != labels).mean(axis=1).min())}
-    for method, (kind, options) in POLICIES.items():
-        policy = make_policy(kind, options)
-        state = policy.init(names)
-        query = Query(tuple(Candidate(name) for name in names), "", Random(split))
-        num_wrong = 0
-        for column, truth in zip(votes.T.tolist(), labels.tolist(), strict=True):
-            said = dict(zip(names, column, strict=True))
-            combined, observation = ask(policy, state, query, said, truth)
-            wrong = combined.label != truth
-            num_wrong += wrong
-            if method == "exp4-full":
-                agreeing = round(combined.agreement * len(names))
-                counts[min(5 - agreeing, 2)] += (1, wrong)
-            state = policy.observe(state, observation)
-        errors[method] = num_wrong / len(labels)
-    rows = tuple((number, wrong) for number, wrong in counts.tolist())
-    return SplitErrors(models=name, split=split, errors=errors, counts=rows)
+    for name, split in product(setting.sets, setting.seeds):
+        forms = np.random.default_rng(split).permutation(NUM_FORMS)
+        training, asked = (digits.only(np.isin(digits.forms, f)) for f in (forms[:7], forms[7:]))
+        models = models_of(name, split)
+        train(models, training)
+        order = np.random.default_rng(split).permutation(len(asked.labels))
+        votes, labels = predict(models, asked.images)[:, order], asked.labels[order]
+        trails = {
+            method: follow(make_policy(kind, options), list(models), votes, labels, seed=split)
+            for method, (kind, options) in POLICIES.items()
+        }
+        errors = {"best single": float((votes != labels).mean(axis=1).min())}
+        errors |= {method: float(trail.wrong.mean()) for method, trail in trails.items()}
+        trail = trails["exp4-full"]
+        buckets = np.minimum(5 - np.rint(trail.agreement * len(models)), 2)
+        counts = tuple(
+            (int((buckets == at).sum()), int(trail.wrong[buckets == at].sum()))
+            for at in range(len(BUCKETS))
+        )
+        yield SplitErrors(models=name, split=split, errors=errors, counts=counts)
 
 
 def gain(points: Sequence[SplitErrors], method: str) -> tuple[float, float, int]:
@@ -162,8 +144,8 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Errors by method, then by agreement."""
     sets = list(dict.fromkeys(row["set"] for row in recorded.rows))
 
-    def errors(names: Sequence[str]) -> list[Curve]:
-        return [
+    def panel(title: str, x: str, names: Sequence[str]) -> Panel:
+        curves = [
             Curve(
                 x=[place + 0.1 * number for place in range(len(names))],
                 y=[100 * recorded.figures[f"{key_of(models, name)}_error"] for name in names],
@@ -174,20 +156,13 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
             )
             for number, models in enumerate(sets)
         ]
+        words = {float(at): name.replace(" ", "\n") for at, name in enumerate(names)}
+        return Panel(title=title, x=x, y="wrong answers, %", curves=curves, x_ticks=words)
 
     return [
         [
-            Panel(
-                title=title,
-                x=x,
-                y="wrong answers, %",
-                curves=errors(names),
-                x_ticks={float(at): name.replace(" ", "\n") for at, name in enumerate(names)},
-            )
-            for title, x, names in (
-                ("Models that are alike err less together, mixed ones not", "method", METHODS),
-                ("The fewer agree, the more they err", "number of models that agree", BUCKETS),
-            )
+            panel("Models that are alike err less together, mixed ones not", "method", METHODS),
+            panel("The fewer agree, the more they err", "number of models that agree", BUCKETS),
         ]
     ]
 

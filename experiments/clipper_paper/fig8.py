@@ -9,21 +9,20 @@ model. "Best static" is known only afterwards; the oracle knows each phase's bes
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from controller.selection.core.policy import Policy
 from controller.selection.policies import make_policy
-from experiments.digits.images import Array, load
-from experiments.digits.models import FAULTS, five_kinds, predict, train
-from experiments.digits.stream import Delays, Trail, follow
-from experiments.study.pictures import BLACK, COLOURS, LINES, MARKERS, Curve, Panel
-from experiments.study.study import ONLY_TABLE, Row, Study, StudyRecord
+from experiments.digits.images import load
+from experiments.digits.models import INK_MAX, five_kinds, predict, train
+from experiments.digits.stream import follow
+from experiments.study.pictures import BLACK, Curve, Panel, lines
+from experiments.study.study import Row, Study, StudyRecord
 
 _LAST_TRAINING_FORM = 6
 _LAST_FORM = 13
@@ -43,9 +42,9 @@ POLICIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "majority": ("static", {"ensemble": True}),
 }
 
-# Arms for the default policy: changes that production makes to feedback.
-ARMS: Mapping[str, dict[str, Any]] = {
-    "delay 100, 5 % lost": {"delays": Delays(100, 0.05)},
+#: Arms for the default policy: changes that production makes to feedback, as options of `follow`.
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "delay 100, 5 % lost": {"delay_max": 100, "lost": 0.05},
 }
 
 
@@ -55,20 +54,24 @@ class Setting:
 
     seeds: tuple[int, ...] = tuple(range(20))
     num_queries: int = 20_000
-    fault: str = "inverted"
     policies: tuple[str, ...] = tuple(POLICIES)
     arms: tuple[str, ...] = tuple(ARMS)
 
     @property
-    def phases(self) -> tuple[slice, slice, slice]:
+    def phases(self) -> dict[str, slice]:
         """Queries before, during and after the failure."""
         quarter = self.num_queries // 4
-        return slice(0, quarter), slice(quarter, 2 * quarter), slice(2 * quarter, None)
+        return {
+            "before": slice(0, quarter),
+            "failed": slice(quarter, 2 * quarter),
+            "after": slice(2 * quarter, None),
+        }
 
     @property
-    def last_quarter(self) -> slice:
-        """Queries by which a recovered model should be used again."""
-        return slice(3 * self.num_queries // 4, None)
+    def parts(self) -> dict[str, slice]:
+        """All queries, each phase's, and those by which a recovered model should be used again."""
+        last_quarter = slice(3 * self.num_queries // 4, None)
+        return {"cumulative": slice(None)} | self.phases | {"last_quarter": last_quarter}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +80,8 @@ class StreamOutcome:
 
     name: str
     seed: int
-    cumulative: Annotated[float, ONLY_TABLE]
-    before: Annotated[float, ONLY_TABLE]
-    failed: Annotated[float, ONLY_TABLE]
-    after: Annotated[float, ONLY_TABLE]
-    last_quarter: Annotated[float, ONLY_TABLE]
+    #: Share of wrong answers, by part of the stream.
+    errors: Mapping[str, float]
     #: Share of the last quarter during which the recovered model had the most weight; None: nobody learns.
     returned: float | None
 
@@ -101,52 +101,36 @@ def _answers(setting: Setting, seed: int) -> list[StreamOutcome]:
     names = list(models)
     clean = predict(models, asked.images)
     best = int((clean == asked.labels).mean(axis=1).argmax())
-    faulty = clean.copy()
-    inverted = FAULTS[setting.fault](asked.images)
-    faulty[best] = predict({names[best]: models[names[best]]}, inverted)[0]
     drawn = np.random.default_rng(seed).integers(0, len(asked.labels), setting.num_queries)
     labels = asked.labels[drawn]
     votes = clean[:, drawn]
-    failure = setting.phases[1]
-    votes[:, failure] = faulty[:, drawn[failure]]
+    failure = setting.phases["failed"]
+    inverted = predict({names[best]: models[names[best]]}, INK_MAX - asked.images)[0]
+    votes[best, failure] = inverted[drawn[failure]]
     static = votes != labels
-    oracle = np.concatenate(
-        [static[int(static[:, part].mean(axis=1).argmin()), part] for part in setting.phases]
-    )
-    choices = {
-        **dict(zip(names, static, strict=True)),
-        "best static": static[int(static.mean(axis=1).argmin())],
-        "oracle": oracle,
-    }
-    learners: dict[str, tuple[str, dict[str, Any]]] = {
-        name: (name, {}) for name in setting.policies
-    } | {f"{DEFAULT}, {arm}": (DEFAULT, ARMS[arm]) for arm in setting.arms}
-
-    def answered(name: str, wrong: Array, trail: Trail | None = None) -> StreamOutcome:
-        error = {
-            phase: float(wrong[part].mean())
-            for phase, part in zip(("before", "failed", "after"), setting.phases, strict=True)
-        }
-        last = setting.last_quarter
-        return StreamOutcome(
+    phases = setting.phases.values()
+    oracle = [static[int(static[:, part].mean(axis=1).argmin()), part] for part in phases]
+    wrong = dict(zip(names, static, strict=True))
+    wrong["best static"] = static[int(static.mean(axis=1).argmin())]
+    wrong["oracle"] = np.concatenate(oracle)
+    returned: dict[str, float] = {}
+    for name in (*setting.policies, *setting.arms):
+        kind, options = POLICIES[DEFAULT if name in ARMS else name]
+        policy = make_policy(kind, options)
+        trail = follow(policy, names, votes, labels, seed=seed, **ARMS.get(name, {}))
+        learner = f"{DEFAULT}, {name}" if name in ARMS else name
+        wrong[learner] = trail.wrong
+        last = trail.heaviest[setting.parts["last_quarter"]]
+        returned[learner] = float((last == best).mean())
+    return [
+        StreamOutcome(
             name=name,
             seed=seed,
-            cumulative=float(wrong.mean()),
-            **error,
-            last_quarter=float(wrong[last].mean()),
-            returned=None if trail is None else float((trail.heaviest[last] == best).mean()),
+            errors={part: float(each[at].mean()) for part, at in setting.parts.items()},
+            returned=returned.get(name),
         )
-
-    found = [answered(name, wrong) for name, wrong in choices.items()]
-    for name, (policy, changes) in learners.items():
-        trail = follow(_policy(policy), names, votes, labels, seed=seed, **changes)
-        found.append(answered(name, trail.wrong, trail))
-    return found
-
-
-def _policy(name: str) -> Policy[Any]:
-    kind, options = POLICIES[name]
-    return make_policy(kind, options)
+        for name, each in wrong.items()
+    ]
 
 
 def _by_name(points: Sequence[StreamOutcome]) -> dict[str, list[StreamOutcome]]:
@@ -156,43 +140,32 @@ def _by_name(points: Sequence[StreamOutcome]) -> dict[str, list[StreamOutcome]]:
     return found
 
 
-def table(_setting: Setting, points: Sequence[StreamOutcome]) -> Iterator[Row]:
+def table(setting: Setting, points: Sequence[StreamOutcome]) -> Iterator[Row]:
     """A row for each policy and each fixed choice: the means of all seeds."""
     for name, mine in _by_name(points).items():
-        yield {
-            "policy": name,
-            **{
-                f"{phase.replace('_', ' ')} error": float(
-                    np.mean([getattr(p, phase) for p in mine])
-                )
-                for phase in ("cumulative", "before", "failed", "after", "last_quarter")
-            },
-            "cumulative sd": float(np.std([p.cumulative for p in mine])),
-            "returned, least seed": min(
-                (p.returned for p in mine if p.returned is not None), default=""
-            ),
-        }
+        row: dict[str, float | int | str] = {"policy": name}
+        for part in setting.parts:
+            mean = float(np.mean([p.errors[part] for p in mine]))
+            row[f"{part.replace('_', ' ')} error"] = mean
+        row["cumulative sd"] = float(np.std([p.errors["cumulative"] for p in mine]))
+        returned = [p.returned for p in mine if p.returned is not None]
+        yield row | {"returned, least seed": min(returned, default="")}
 
 
 def figures_of(setting: Setting, points: Sequence[StreamOutcome]) -> dict[str, float]:
     """The numbers that are quoted."""
     by_name = _by_name(points)
-    errors = {n: float(np.mean([p.cumulative for p in mine])) for n, mine in by_name.items()}
-    ours, static = by_name[DEFAULT], by_name["best static"]
+    of = {name: [p.errors["cumulative"] for p in mine] for name, mine in by_name.items()}
+    errors = {name: float(np.mean(mine)) for name, mine in of.items()}
+    below = np.array(of[DEFAULT]) < of["best static"]
     figures = {
         "cumulative_error": errors[DEFAULT],
-        "returns_to_best": float(all(p.returned is not None and p.returned > 0.5 for p in ours)),
+        "returns_to_best": float(all((p.returned or 0) > 0.5 for p in by_name[DEFAULT])),
         "best_static_error": errors["best static"],
         "oracle_error": errors["oracle"],
-        "seeds_below_best_static": float(
-            sum(p.cumulative < s.cumulative for p, s in zip(ours, static, strict=True))
-        ),
+        "seeds_below_best_static": float(below.sum()),
         "learners_below_best_static": float(
-            sum(
-                errors[name] < errors["best static"]
-                for name in setting.policies
-                if name != "majority"
-            )
+            sum(errors[n] < errors["best static"] for n in setting.policies if n != "majority")
         ),
     }
     for name, error in errors.items():
@@ -213,32 +186,24 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     ]
     of = {row["policy"]: row for row in recorded.rows}
 
-    def curves(names: Iterable[str]) -> list[Curve]:
-        looks = zip(COLOURS, LINES, MARKERS, strict=True)
-        return [
-            Curve(
-                x=range(len(phases)),
-                y=[100 * of[name][f"{phase} error"] for phase in phases],
-                label=name.replace(", ", ",\n"),
-                colour=BLACK if name == "oracle" else colour,
-                line=":" if name == "oracle" else line,
-                marker="" if name == "oracle" else marker,
-            )
-            for name, (colour, line, marker) in zip(
-                [n for n in names if n in of], looks, strict=False
-            )
+    def curves(names: Sequence[str]) -> list[Curve]:
+        points = [
+            {"who": name.replace(", ", ",\n"), "at": at, "error": of[name][f"{phase} error"]}
+            for name in (*names, "oracle")
+            if name in of
+            for at, phase in enumerate(phases)
         ]
+        *found, oracle = lines(points, "at", lambda point: 100 * point["error"], by="who")
+        return [*found, replace(oracle, colour=BLACK, line=":", marker="")]
 
     panel = Panel(
         title="Policies that learn leave it, and err little more meanwhile",
         x="phase of the stream",
         y="wrong answers, %",
-        curves=curves((*learners, "oracle")),
+        curves=curves(learners),
         x_ticks={float(at): name for at, name in enumerate(phases.values())},
     )
-    single = replace(
-        panel, title="Who keeps to one model errs as it does", curves=curves((*others, "oracle"))
-    )
+    single = replace(panel, title="Who keeps to one model errs as it does", curves=curves(others))
     return [[panel, single]]
 
 
@@ -251,10 +216,8 @@ STUDY = Study(
     tables={"": table},
     title="When the best model fails, policies that learn leave it, and return to it when it is well.",
     panels=panels,
-    extra=lambda setting, _: {
+    extra=lambda *_: {
         "data": "scikit-learn digits, 8 x 8, split by form; not the paper's CIFAR-10",
-        "queries": setting.num_queries,
-        "fault": setting.fault,
         "options": {name: {"policy": p, **o} for name, (p, o) in POLICIES.items()},
         "paper": "Exp3 and Exp4 below every static choice; no numbers in its text",
     },

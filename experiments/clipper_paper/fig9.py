@@ -17,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import uvloop
@@ -30,14 +29,16 @@ import uvloop
 from clockwright import AsyncClient, RefusedError
 from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
-from experiments.digits.images import Array, Digits, load
-from experiments.digits.models import Classifier, export, train
+from experiments.digits.images import Digits, load
+from experiments.digits.models import export
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import before_others
-from experiments.study.pictures import Panel, lines
+from experiments.study.pictures import Panel, lines, unlabelled
 from experiments.study.study import ONLY_TABLE, Study, StudyRecord
 
 ARMS = ("mitigated", "blocking")
+
+_APPLICATION = "ensemble"
 
 # No member ever missed this SLO, so every query waits for all members: blocking.
 _BLOCKING_SLO_MS = 20_000.0
@@ -73,8 +74,7 @@ class Setting:
     busy_s: float = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class QueryOutcome:
+class QueryOutcome(NamedTuple):
     """One query, as its client saw it."""
 
     latency_ms: float
@@ -105,14 +105,12 @@ class ArmPoint:
     missing: float
     #: Share of the answers that are right.
     accuracy: float
-    #: How many queries ended so.
-    outcomes: Mapping[str, int]
 
 
 def point_of(arm: str, size: int, outcomes: Sequence[QueryOutcome], slo_ms: float) -> ArmPoint:
     """Count the queries of one arm at one size."""
     ok = [each for each in outcomes if each.outcome == "OK"]
-    counts = Counter(each.outcome for each in outcomes)
+    refused_late = sum(each.outcome == "LATE" for each in outcomes)
     p50_ms, p99_ms = np.percentile([each.latency_ms for each in ok] or [0.0], (50, 99))
     num_missing = sum(each.num_missing for each in ok)
     asked = sum(each.num_answered for each in ok) + num_missing
@@ -122,47 +120,38 @@ def point_of(arm: str, size: int, outcomes: Sequence[QueryOutcome], slo_ms: floa
         queries=len(outcomes),
         answered=len(ok),
         answered_late=sum(each.latency_ms > slo_ms for each in ok),
-        refused_late=counts["LATE"],
-        refused_otherwise=len(outcomes) - len(ok) - counts["LATE"],
+        refused_late=refused_late,
+        refused_otherwise=len(outcomes) - len(ok) - refused_late,
         p50_ms=float(p50_ms),
         p99_ms=float(p99_ms),
         missing=num_missing / max(asked, 1),
         accuracy=sum(each.right for each in ok) / max(len(ok), 1),
-        outcomes=dict(sorted(counts.items())),
     )
-
-
-def _write_forests(directory: Path, num_models: int, training: Digits) -> list[str]:
-    """Train small forests, each of another seed, and write them in Triton's layout; returns their names."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    forests: dict[str, Classifier] = {
-        f"forest-{seed}": RandomForestClassifier(3, max_depth=6, random_state=seed)
-        for seed in range(num_models)
-    }
-    train(forests, training)
-    for name, forest in forests.items():
-        path = directory / name / "1" / "model.onnx"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(export(forest, training.images).SerializeToString())
-        (directory / name / "config.toml").write_text("batch_sizes = [1, 4, 16]\n")
-    return list(forests)
 
 
 @contextmanager
 def served(num_models: int) -> Iterator[tuple[LocalServer, list[str], Digits]]:
-    """A live server with forests, and digits in hands that they have not seen."""
+    """A live server with small forests, and digits in hands that they have not seen."""
+    from sklearn.ensemble import RandomForestClassifier
+
     digits = load()
+    training = digits.of_forms(0, _LAST_TRAINING_FORM)
+    names = [f"forest-{seed}" for seed in range(num_models)]
     with tempfile.TemporaryDirectory() as directory:
         models = Path(directory) / "models"
-        names = _write_forests(models, num_models, digits.of_forms(0, _LAST_TRAINING_FORM))
+        for seed, name in enumerate(names):
+            forest = RandomForestClassifier(3, max_depth=6, random_state=seed)
+            graph = export(forest.fit(training.images, training.labels), training.images)
+            (models / name / "1").mkdir(parents=True)
+            (models / name / "1" / "model.onnx").write_bytes(graph.SerializeToString())
+            (models / name / "config.toml").write_text("batch_sizes = [1, 4, 16]\n")
         arguments = ["--models", str(models), "--cache-dir", f"{directory}/cache"]
         with LocalServer(arguments, start_limit_s=300) as server:
             yield server, names, digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
 
 
 async def load_application(
-    address: str, name: str, asked: Digits, *, slo_ms: float, setting: Setting
+    address: str, asked: Digits, *, slo_ms: float, setting: Setting
 ) -> list[QueryOutcome]:
     """Send each query when it is due, whatever became of the queries before it."""
     random = np.random.default_rng(setting.seed)
@@ -172,30 +161,32 @@ async def load_application(
 
     async with AsyncClient(address) as client:
 
-        async def ask(image: Array, label: int) -> QueryOutcome:
+        async def ask(index: int) -> QueryOutcome:
             began = time.perf_counter()
+            image = asked.images[index : index + 1]
             try:
-                result = await client.infer(name, {"X": image}, slo_ms=slo_ms)
+                result = await client.infer(_APPLICATION, {"X": image}, slo_ms=slo_ms)
+                outcome = "OK"
             except RefusedError as error:
-                latency_ms = (time.perf_counter() - began) * 1e3
-                return QueryOutcome(latency_ms, error.refusal.value)
+                result, outcome = None, error.refusal.value
             latency_ms = (time.perf_counter() - began) * 1e3
+            if result is None:
+                return QueryOutcome(latency_ms, outcome)
             members = [
-                sum(1 for model in str(result.explanation[key]).split(",") if model)
+                len([model for model in str(result.explanation[key]).split(",") if model])
                 for key in ("models", "missing")
             ]
-            right = int(result.outputs["label"].reshape(-1)[0]) == label
-            return QueryOutcome(latency_ms, "OK", right, *members)
+            right = int(result.outputs["label"].reshape(-1)[0]) == int(asked.labels[index])
+            return QueryOutcome(latency_ms, outcome, right, *members)
 
         # The first queries find the models cold.
         for index in range(20):
-            await ask(asked.images[index : index + 1], -1)
+            await ask(index)
         began_s = time.perf_counter()
         tasks = []
         for due_s, index in zip(dues_s, drawn, strict=True):
             await asyncio.sleep(max(0.0, began_s + due_s - time.perf_counter()))
-            image, label = asked.images[index : index + 1], int(asked.labels[index])
-            tasks.append(asyncio.create_task(ask(image, label)))
+            tasks.append(asyncio.create_task(ask(index)))
         return list(await asyncio.gather(*tasks))
 
 
@@ -224,15 +215,12 @@ def measure(setting: Setting) -> Iterator[ArmPoint]:
     ):
         for number, size in enumerate(setting.sizes):
             # The cache would answer what was asked before; here every query is to be computed.
-            application = pb.Application(name="ensemble", models=names[:size], no_cache=True)
+            application = pb.Application(name=_APPLICATION, models=names[:size], no_cache=True)
             operator.put_application(application, replace=number > 0)
             for arm, slo_ms in (("mitigated", setting.slo_ms), ("blocking", _BLOCKING_SLO_MS)):
+                asking = load_application(server.address, asked, slo_ms=slo_ms, setting=setting)
                 with before_others():
-                    outcomes = uvloop.run(
-                        load_application(
-                            server.address, "ensemble", asked, slo_ms=slo_ms, setting=setting
-                        )
-                    )
+                    outcomes = uvloop.run(asking)
                 yield point_of(arm, size, outcomes, setting.slo_ms)
 
 
@@ -253,29 +241,25 @@ def totals(_setting: Setting, points: Sequence[ArmPoint]) -> dict[str, float]:
 
 def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """What leaving stragglers behind saves, and what it costs."""
-    row = []
-    for title, label, name, factor in (
-        ("How long the slowest answers take", "P99, ms", "p99_ms", 1),
-        ("Members that were left behind", "members missing, %", "missing", 100),
-        ("Answers that are right", "right answers, %", "accuracy", 100),
-    ):
 
-        def value(point: Mapping[str, Any], name: str = name, factor: int = factor) -> float:
-            return factor * recorded.figures[f"{point['arm']}_{point['size']}_{name}"]
+    def panel(title: str, y: str, of: str, factor: int = 100, **others: Any) -> Panel:  # noqa: ANN401
+        def value(row: Mapping[str, Any]) -> float:
+            return factor * recorded.figures[f"{row['arm']}_{row['size']}_{of}"]
 
         curves = lines(recorded.rows, "size", value, by="arm")
-        row.append(
-            Panel(
-                title=title,
-                x="number of models",
-                y=label,
-                # Labels of the row are read at its end.
-                curves=curves if name == "accuracy" else [replace(c, label="") for c in curves],
-                levels={setting.slo_ms: "SLO"} if name == "p99_ms" else {},
-                y_range=(0, None if name == "p99_ms" else 100),
-            )
-        )
-    return [row]
+        # Labels of the row are read at its end.
+        curves = curves if of == "accuracy" else unlabelled(curves)
+        return Panel(title=title, x="number of models", y=y, curves=curves, **others)
+
+    shares: dict[str, Any] = {"y_range": (0, 100)}
+    slo = {setting.slo_ms: "SLO"}
+    return [
+        [
+            panel("How long the slowest answers take", "P99, ms", "p99_ms", 1, levels=slo),
+            panel("Members that were left behind", "members missing, %", "missing", **shares),
+            panel("Answers that are right", "right answers, %", "accuracy", **shares),
+        ]
+    ]
 
 
 STUDY = Study(
@@ -286,13 +270,10 @@ STUDY = Study(
     figures=totals,
     title="Leaving stragglers behind keeps the answers of an ensemble in time and as right.",
     panels=panels,
-    extra=lambda setting, points: {
+    extra=lambda setting, _: {
         "data": "scikit-learn digits, 8 x 8, split by form; not the paper's MNIST",
         "slo_ms": setting.slo_ms,
-        "rate_qps": setting.rate_qps,
-        "workers": "the CPU worker, live",
         "neighbours": f"{os.cpu_count()}, idle {setting.idle_s:g} s, busy {setting.busy_s:g} s",
-        "outcomes": {f"{point.arm} {point.size}": point.outcomes for point in points},
         "paper": "blocking P99 far over 20 ms, with the deadline at it; few missing cost little accuracy",
     },
 )

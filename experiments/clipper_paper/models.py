@@ -13,18 +13,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
-from onnx import TensorProto, helper
+import onnx.parser
+from onnx import TensorProto
 
-from clockwright.bulk import Buffer
-from experiments.digits.images import Array, Digits, load
-from experiments.digits.models import OPSETS, export
+from experiments.digits.images import Array, load
+from experiments.digits.models import OPSETS, Classifier, export, logistic
 from experiments.live.bare_lanes import Prepared, prepared_on, processor
+from experiments.study.study import chosen
 from worker.containers.device import ContainerDevice
 from worker.devices.device import Device
 from worker.models.model_files import MODEL_FILE, Limits
-from worker.models.served_model import ServedModel
 
 KINDS = ("no_op", "linear_svm", "logistic_regression", "kernel_svm", "random_forest")
 FORMS = ("native", "onnx")
@@ -41,6 +39,16 @@ import numpy as np
 
 def predict(rows):
     return np.zeros(len(rows), np.int64)
+"""
+# It gives one number of each row, which is as little as a graph can do.
+_NO_OP_GRAPH = f"""
+<ir_version: 8, opset_import: ["": {OPSETS[""]}]>
+no_op (float[batch, 64] X) => (int64[batch] label)
+<int64 first = {{0}}>
+{{
+    column = Gather <axis = 1> (X, first)
+    label = Cast <to = {TensorProto.INT64}> (column)
+}}
 """
 _CONFIG = """
 [container]
@@ -59,64 +67,36 @@ def held_out() -> tuple[Array, Array]:
 
 def _write_folder(folder: Path, form: str, kind: str) -> None:
     """Train a model and write it, in one form, in the layout of model folders."""
-    version = folder / "1"
-    version.mkdir(parents=True)
-    estimator = None if kind == "no_op" else _fitted(kind)
-    if form == "onnx":
-        model = _no_op_graph() if estimator is None else export(estimator, _training().images)
-        (version / MODEL_FILE).write_bytes(model.SerializeToString())
+    name = "model.py" if kind == "no_op" else "model.joblib"
+    target = folder / "1" / (MODEL_FILE if form == "onnx" else name)
+    target.parent.mkdir(parents=True)
+    if form == "native":
+        (folder / "config.toml").write_text(_CONFIG.format(load=name))
+    if kind == "no_op":
+        graph = onnx.parser.parse_model(_NO_OP_GRAPH).SerializeToString()
+        target.write_bytes(graph if form == "onnx" else _NO_OP.encode())
         return
-    name = "model.py" if estimator is None else "model.joblib"
-    (folder / "config.toml").write_text(_CONFIG.format(load=name))
-    if estimator is None:
-        (version / name).write_text(_NO_OP)
+    training = load().of_forms(0, _LAST_TRAINING_FORM)
+    estimator = _estimator(kind).fit(training.images, training.labels)
+    if form == "onnx":
+        target.write_bytes(export(estimator, training.images).SerializeToString())
     else:
         import joblib
 
-        joblib.dump(estimator, version / name)
+        joblib.dump(estimator, target)
 
 
-def _training() -> Digits:
-    return load().of_forms(0, _LAST_TRAINING_FORM)
-
-
-def _fitted(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
-    return _estimator(kind).fit(_training().images, _training().labels)
-
-
-def _estimator(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
+def _estimator(kind: str) -> Classifier:
     from sklearn.ensemble import RandomForestClassifier
-    from sklearn.linear_model import LogisticRegression
     from sklearn.svm import SVC, LinearSVC
 
-    match kind:
-        case "linear_svm":
-            return LinearSVC(random_state=_SEED, C=0.01)
-        case "logistic_regression":
-            # A tolerance of a hundredth takes a twentieth of the time and errs on the same digits.
-            return LogisticRegression(max_iter=5000, C=0.01, tol=0.01)
-        case "kernel_svm":
-            return SVC()
-        case "random_forest":
-            return RandomForestClassifier(50, max_depth=16, random_state=_SEED)
-        case _:
-            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
-
-
-def _no_op_graph() -> onnx.ModelProto:
-    """Takes the rows and gives one number of each, which is as little as a graph can do."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["X", "first"], ["column"], axis=1),
-            helper.make_node("Cast", ["column"], ["label"], to=TensorProto.INT64),
-        ],
-        "no_op",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["batch", 64])],
-        [helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"])],
-        [helper.make_tensor("first", TensorProto.INT64, [], [0])],
-    )
-    opset = helper.make_opsetid("", OPSETS[""])
-    return helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    chosen("kind", [kind], KINDS)
+    return {
+        "linear_svm": LinearSVC(random_state=_SEED, C=0.01),
+        "logistic_regression": logistic(),
+        "kernel_svm": SVC(),
+        "random_forest": RandomForestClassifier(50, max_depth=16, random_state=_SEED),
+    }[kind]
 
 
 @contextmanager
@@ -136,27 +116,15 @@ def prepared(
         _write_folder(folder, form, kind)
         yield [
             devices.enter_context(
-                prepared_on(
-                    _native(folder)
-                    if form == "native"
-                    else processor(cache, _LIMITS, io_pool_bytes=_IO_POOL_BYTES),
-                    folder,
-                    cache,
-                    batch_sizes,
-                )
+                prepared_on(_device(form, folder, cache), folder, cache, batch_sizes)
             )
             for _ in range(count)
         ]
 
 
-def _native(folder: Path) -> Device[Any]:
+def _device(form: str, folder: Path, cache: Path) -> Device[Any]:
+    if form == "onnx":
+        return processor(cache, _LIMITS, io_pool_bytes=_IO_POOL_BYTES)
     return ContainerDevice(
         folder, limits=_LIMITS, io_pool_bytes=_IO_POOL_BYTES, start_limit_s=_START_LIMIT_S
     )
-
-
-def labels_of(outputs: Sequence[Buffer], model: ServedModel) -> Array:
-    """The labels among the outputs of one request."""
-    (index,) = [i for i, spec in enumerate(model.outputs) if spec.name == "label"]
-    labels: Array = np.frombuffer(outputs[index], np.int64)
-    return labels

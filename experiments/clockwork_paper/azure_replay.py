@@ -16,7 +16,7 @@ The paper's trace was never published. Two sources stand in for it, both scaled 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,8 @@ import numpy as np
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
-from experiments.simulator import Case, Cluster, CpuCosts
+from experiments.clockwork_paper import cases
+from experiments.simulator import Case, CpuCosts
 from experiments.simulator.case import HostedModel, copies_of
 from modelzoo.profile import Noise, load_profile
 from traces.azure import read_azure_2019
@@ -55,7 +56,7 @@ class Setting:
     slo_ns: int = 100 * NS_PER_MS
     #: Noise of durations, Figure 5's: 0.3 %. Nothing else disturbs the run: no outliers of the devices, no
     #: delays of hosts or network beyond a constant, and no time of the controller unless `costs` says so.
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
+    noise: Noise = cases.NOISE
     costs: CpuCosts = field(default_factory=CpuCosts)
     seed: int = 8
 
@@ -75,14 +76,13 @@ def find_trace(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    found = sorted(path.glob("azure2019*_invocations.csv*")) or sorted(
-        path.glob("invocations_per_function*.csv*")
-    )
+    patterns = ("azure2019*_invocations.csv", "invocations_per_function*.csv")
+    found = next(filter(None, (sorted(path.glob(f"{pattern}*")) for pattern in patterns)), [])
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
         raise ConfigError(
-            f"{path}: found {names}, expected one file azure2019*_invocations.csv or "
-            "invocations_per_function*.csv (also .xz, .gz); name the file itself"
+            f"{path}: found {names}, expected one file {' or '.join(patterns)} (also .xz, .gz); "
+            "name the file itself"
         )
     return found[0]
 
@@ -122,34 +122,24 @@ def case_of(
     *,
     num_minutes: int | None = None,
 ) -> Case:
-    """Describe a run.
-
-    Args:
-        setting: the cluster, and the mean rate over the whole trace.
-        trace: what is replayed.
-        scheduler: the policy and its settings.
-        num_minutes: length of the trace that is replayed, from its beginning; None: all.
-    """
-    models = hosted_models(setting)
+    """Describe a run of a trace at the setting's mean rate; of its first minutes, None: of all."""
     total = int(trace.totals.sum())
     if not total:
         raise ConfigError("the trace has no invocation, expected at least one")
+    models = hosted_models(setting)
     workload = trace.workload(
         [model.model_id for model in models],
         slo_ns=setting.slo_ns,
         scale=setting.rate_rps * 60 * trace.num_minutes / total,
         seed=setting.seed,
     )
-    return Case(
-        workload=workload,
-        cluster=Cluster(
-            models=models,
-            num_workers=setting.num_workers,
-            num_pages=setting.num_pages,
-            noise=setting.noise,
-        ),
-        duration_ns=NS_PER_MINUTE * (num_minutes or trace.num_minutes),
-        costs=setting.costs,
-        scheduler=scheduler,
+    case = cases.case_of(
+        models,
+        workload.sources,
         seed=setting.seed,
+        end_ns=NS_PER_MINUTE * (num_minutes or trace.num_minutes),
+        num_gpus=setting.num_workers,
+        num_pages=setting.num_pages,
+        noise=setting.noise,
     )
+    return replace(case, costs=setting.costs, scheduler=scheduler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -93,33 +94,21 @@ def poisson(
     noise: Noise = NOISE,
     bursts_ns: int = 0,
 ) -> Case:
-    """Equally popular models, asked at random.
+    """Equally popular models, asked at random, together at a mean rate.
 
-    Args:
-        models: the models.
-        seed: of the arrivals, and of the noise.
-        num_gpus: number of GPUs.
-        rate_rps: mean rate of all models together.
-        slo_ns: of every request.
-        duration_ns: arrivals end here.
-        num_pages: of each GPU's weights cache.
-        noise: of EXECs and LOADs.
-        bursts_ns: mean length of bursts, in which all is asked, and of the pauses between; 0: there are none.
+    All is asked in bursts of a mean length of `bursts_ns`, between pauses as long; 0: there are none.
     """
-    everyone = range(len(models))
-    source: Source = Poisson(
-        models=everyone, rate_rps=rate_rps, slo_ns=slo_ns, end_ns=duration_ns, seed=seed
+    common: dict[str, Any] = {
+        "models": range(len(models)),
+        "slo_ns": slo_ns,
+        "end_ns": duration_ns,
+        "seed": seed,
+    }
+    source = (
+        Bursty(rate_rps=2 * rate_rps, burst_ns=bursts_ns, pause_ns=bursts_ns, **common)
+        if bursts_ns
+        else Poisson(rate_rps=rate_rps, **common)
     )
-    if bursts_ns:
-        source = Bursty(
-            models=everyone,
-            rate_rps=2 * rate_rps,
-            burst_ns=bursts_ns,
-            pause_ns=bursts_ns,
-            slo_ns=slo_ns,
-            end_ns=duration_ns,
-            seed=seed,
-        )
     return case_of(
         models,
         [source],

@@ -13,26 +13,24 @@ The paper (section 2 and 3) measured a V100: in isolation the 99.99th percentile
 from __future__ import annotations
 
 import os
-import queue
 import tempfile
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.study.pictures import COLOURS, LINES, MARKERS, Curve, Panel
+from experiments.study.pictures import COLOURS, LINES, MARKERS, Curve, Panel, ticks
 from experiments.study.study import Paper, Row, Study, StudyRecord
 from modelzoo.build import write_model
-
-MODES = ("one_at_a_time", "concurrent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +42,9 @@ class Setting:
     rounds: int = 5
     #: Time that a round spends on each mode at each concurrency.
     round_s: float = 4.0
-    #: Threads that one EXEC may use; 0: as many as there are cores.
-    num_threads: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exec:
+class Exec(NamedTuple):
     """One execution; ns on the monotonic clock."""
 
     asked_ns: int
@@ -69,11 +64,9 @@ class ConcurrencyPoint:
     throughput_rps_max: float
     exec_p50_ms: float
     exec_p99_ms: float
-    exec_p95_ms: float
-    latency_p99_ms: float
     num_execs: float
     #: Throughput of each round.
-    throughputs_rps: tuple[float, ...]
+    throughputs_rps: NDArray[np.float64]
     #: Durations of all EXECs, then the times from asking to their ends.
     exec_ms: NDArray[np.float64]
     latency_ms: NDArray[np.float64]
@@ -84,121 +77,91 @@ class ConcurrencyPoint:
         return 100 * (self.exec_p99_ms / self.exec_p50_ms - 1)
 
 
-class ConcurrentDevice(Protocol):
-    """A device that runs one model, as often at the same time as is asked."""
-
-    def run(self, index: int) -> None:
-        """Run one EXEC beside the EXECs of other indices; returns at its end."""
+#: A device of one model: runs one EXEC beside those of other indices, and returns at its end.
+Device = Callable[[int], object]
 
 
-class Processor(ConcurrentDevice):
-    """Sessions of one model, one for each EXEC that may run at the same time."""
-
-    def __init__(self, setting: Setting) -> None:
-        """Build the model and warm every session up."""
-        threads = setting.num_threads or os.cpu_count() or 1
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        # A thread that spins for work would take the time of EXECs beside it.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "model.onnx"
-            write_model(setting.architecture, path)
-            self._sessions = [
-                ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-                for _ in range(max(setting.concurrencies))
-            ]
-        (entry,) = self._sessions[0].get_inputs()
-        shape = [dim if isinstance(dim, int) else 1 for dim in entry.shape]
-        rows = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-        self._feed = {entry.name: rows}
-        for index in range(len(self._sessions)):
-            self.run(index)
-
-    @override
-    def run(self, index: int) -> None:
-        self._sessions[index].run(None, self._feed)
+def processor(setting: Setting) -> Device:
+    """Sessions of one model, one for each EXEC that may run at the same time, warmed up."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = os.cpu_count() or 1
+    options.inter_op_num_threads = 1
+    # A thread that spins for work would take the time of EXECs beside it.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "model.onnx"
+        write_model(setting.architecture, path)
+        sessions = [
+            ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            for _ in range(max(setting.concurrencies))
+        ]
+    (entry,) = sessions[0].get_inputs()
+    shape = [dim if isinstance(dim, int) else 1 for dim in entry.shape]
+    feed = {entry.name: np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
+    for session in sessions:
+        session.run(None, feed)
+    return lambda index: sessions[index].run(None, feed)
 
 
-def one_at_a_time(device: ConcurrentDevice, concurrency: int, until_ns: int) -> list[Exec]:
+def one_at_a_time(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
     """Closed-loop clients before one executor that takes requests in order."""
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for _ in range(concurrency):
-        waiting.put(time.monotonic_ns())
+    waiting = deque([time.monotonic_ns()] * concurrency)
     done: list[Exec] = []
     # At least one EXEC runs, even where a stalled machine wakes up after the end.
     while (begin_ns := time.monotonic_ns()) < until_ns or not done:
-        asked_ns = waiting.get()
-        device.run(0)
-        end_ns = time.monotonic_ns()
-        done.append(Exec(asked_ns=asked_ns, begin_ns=begin_ns, end_ns=end_ns))
-        waiting.put(end_ns)  # its client asks again
+        device(0)
+        done.append(Exec(waiting.popleft(), begin_ns, time.monotonic_ns()))
+        waiting.append(done[-1].end_ns)  # its client asks again
     return done
 
 
-def concurrent(device: ConcurrentDevice, concurrency: int, until_ns: int) -> list[Exec]:
+def concurrent(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
     """Closed-loop clients, each with an executor of its own."""
-    done: list[list[Exec]] = [[] for _ in range(concurrency)]
 
-    def loop(index: int) -> None:
-        while (begin_ns := time.monotonic_ns()) < until_ns or not done[index]:
-            device.run(index)
-            done[index].append(
-                Exec(asked_ns=begin_ns, begin_ns=begin_ns, end_ns=time.monotonic_ns())
-            )
+    def loop(index: int) -> list[Exec]:
+        done: list[Exec] = []
+        while (begin_ns := time.monotonic_ns()) < until_ns or not done:
+            device(index)
+            done.append(Exec(begin_ns, begin_ns, time.monotonic_ns()))
+        return done
 
-    threads = [threading.Thread(target=loop, args=(index,)) for index in range(concurrency)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sorted((entry for part in done for entry in part), key=lambda entry: entry.end_ns)
+    with ThreadPoolExecutor(concurrency) as pool:
+        return [entry for done in pool.map(loop, range(concurrency)) for entry in done]
 
 
-_RUNNERS: dict[str, Callable[[ConcurrentDevice, int, int], list[Exec]]] = {
-    "one_at_a_time": one_at_a_time,
-    "concurrent": concurrent,
-}
+MODES = {"one_at_a_time": one_at_a_time, "concurrent": concurrent}
 
 
-def measure(setting: Setting, device: ConcurrentDevice) -> list[ConcurrencyPoint]:
+def measure(setting: Setting, device: Device) -> list[ConcurrencyPoint]:
     """Let the modes take turns at every concurrency."""
-    runs: dict[tuple[str, int], list[list[Exec]]] = {}
-    for _ in range(setting.rounds):
-        for concurrency in setting.concurrencies:
-            for mode in MODES:
-                until_ns = time.monotonic_ns() + int(setting.round_s * NS_PER_S)
-                done = _RUNNERS[mode](device, concurrency, until_ns)
-                runs.setdefault((mode, concurrency), []).append(done)
+    runs: dict[tuple[str, int], list[NDArray[np.int64]]] = {}
+    for _, concurrency, mode in product(range(setting.rounds), setting.concurrencies, MODES):
+        until_ns = time.monotonic_ns() + int(setting.round_s * NS_PER_S)
+        done = MODES[mode](device, concurrency, until_ns)
+        runs.setdefault((mode, concurrency), []).append(np.array(done))
     return [_point(mode, concurrency, rounds) for (mode, concurrency), rounds in runs.items()]
 
 
-def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> ConcurrencyPoint:
-    done = [entry for entries in rounds for entry in entries]
-    throughputs_rps = tuple(
-        len(entries)
-        * NS_PER_S
-        / (max(e.end_ns for e in entries) - min(e.begin_ns for e in entries))
-        for entries in rounds
+def _point(mode: str, concurrency: int, rounds: Sequence[NDArray[np.int64]]) -> ConcurrencyPoint:
+    """Count EXECs, shape (EXEC, 3) as `Exec` has them, of each round."""
+    rps = np.array(
+        [len(done) * NS_PER_S / (done[:, 2].max() - done[:, 1].min()) for done in rounds]
     )
-    exec_ms = np.array([e.end_ns - e.begin_ns for e in done]) / NS_PER_MS
-    latency_ms = np.array([e.end_ns - e.asked_ns for e in done]) / NS_PER_MS
-    p50_ms, p95_ms, p99_ms = np.percentile(exec_ms, (50, 95, 99)).tolist()
+    asked_ns, begin_ns, end_ns = np.concatenate(rounds).T
+    exec_ms = (end_ns - begin_ns) / NS_PER_MS
+    p50_ms, p99_ms = np.percentile(exec_ms, (50, 99)).tolist()
     return ConcurrencyPoint(
         mode=mode,
         concurrency=concurrency,
-        throughput_rps=float(np.median(throughputs_rps)),
-        throughput_rps_min=min(throughputs_rps),
-        throughput_rps_max=max(throughputs_rps),
+        throughput_rps=float(np.median(rps)),
+        throughput_rps_min=float(rps.min()),
+        throughput_rps_max=float(rps.max()),
         exec_p50_ms=p50_ms,
-        exec_p95_ms=p95_ms,
         exec_p99_ms=p99_ms,
-        latency_p99_ms=float(np.percentile(latency_ms, 99)),
-        num_execs=float(len(done)),
-        throughputs_rps=throughputs_rps,
+        num_execs=float(len(exec_ms)),
+        throughputs_rps=rps,
         exec_ms=exec_ms,
-        latency_ms=latency_ms,
+        latency_ms=(end_ns - asked_ns) / NS_PER_MS,
     )
 
 
@@ -209,10 +172,7 @@ def figures_of(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> dict[st
     most = concurrencies[-1]
     # Each round is compared with the same round of the other mode.
     gains = [
-        np.median(
-            np.array(of["concurrent", c].throughputs_rps)
-            / np.array(of["one_at_a_time", c].throughputs_rps)
-        )
+        np.median(of["concurrent", c].throughputs_rps / of["one_at_a_time", c].throughputs_rps)
         for c in concurrencies
     ]
     return {
@@ -227,13 +187,14 @@ def figures_of(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> dict[st
 def rows(_setting: Setting, points: Sequence[ConcurrencyPoint]) -> Iterator[Row]:
     """Rows of `fig2.csv`."""
     for point in points:
-        for percentile in (1, 10, 25, 50, 75, 90, 95, 99):
+        run: Row = {"mode": point.mode, "concurrency": point.concurrency}
+        for at in (1, 10, 25, 50, 75, 90, 95, 99):
+            exec_ms, latency_ms = np.percentile((point.exec_ms, point.latency_ms), at, axis=1)
             yield {
-                "mode": point.mode,
-                "concurrency": point.concurrency,
-                "percentile": percentile,
-                "exec_ms": float(np.percentile(point.exec_ms, percentile)),
-                "latency_ms": float(np.percentile(point.latency_ms, percentile)),
+                **run,
+                "percentile": at,
+                "exec_ms": float(exec_ms),
+                "latency_ms": float(latency_ms),
             }
 
 
@@ -243,65 +204,58 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     at = sorted({row["concurrency"] for row in recorded.rows})
     throughput, durations = [], []
     for colour, line, marker, mode in zip(COLOURS, LINES, MARKERS, MODES, strict=False):
-
-        def of(name: str, mode: str = mode) -> list[float]:
-            return [figures[f"{mode}_c{concurrency}_{name}"] for concurrency in at]
-
+        rps, least_rps, most_rps, p50_ms, p99_ms = (
+            np.array([figures[f"{mode}_c{concurrency}_{name}"] for concurrency in at])
+            for name in (
+                "throughput_rps", "throughput_rps_min", "throughput_rps_max",
+                "exec_p50_ms", "exec_p99_ms",
+            )
+        )  # fmt: skip
         name = mode.replace("_", " ")
-        rps = np.array(of("throughput_rps"))
-        spread = (
-            list(rps - of("throughput_rps_min")),
-            list(np.array(of("throughput_rps_max")) - rps),
-        )
-        looks = Curve(x=at, y=(), colour=colour, marker=marker, line=line)
+        spread = (rps - least_rps).tolist(), (most_rps - rps).tolist()
+        looks = Curve(x=at, y=p50_ms.tolist(), colour=colour, marker=marker, line=line)
         throughput.append(replace(looks, y=rps.tolist(), spread=spread, label=name))
-        durations.append(replace(looks, y=of("exec_p50_ms"), label=f"{name},\nmedian"))
-        durations.append(replace(looks, y=of("exec_p99_ms"), label=f"{name},\np99", width=0.8))
-    x, ticks = "number of requests outstanding", {float(number): str(number) for number in at}
+        durations.append(replace(looks, label=f"{name},\nmedian"))
+        durations.append(replace(looks, y=p99_ms.tolist(), label=f"{name},\np99", width=0.8))
     gain_pct = figures["paper_throughput_gain_pct"]
-    paper = {
-        throughput[0].y[0] * (1 + gain_pct / 100): f"the paper's GPU: up to {gain_pct:.0f} % more"
-    }
-    return [
-        [
-            Panel(
-                title="Several EXECs at once do not answer more",
-                x=x, y="throughput, r/s", curves=throughput, levels=paper, log_x=True, x_ticks=ticks,
-            ),
-            Panel(
-                title="but each takes longer, and nobody can say how long",
-                x=x, y="EXEC, ms", curves=durations, log_x=True, log_y=True, x_ticks=ticks,
-            ),
-        ]
-    ]  # fmt: skip
+    most = throughput[0].y[0] * (1 + gain_pct / 100)
+    panel = Panel(
+        title="Several EXECs at once do not answer more",
+        x="number of requests outstanding",
+        y="throughput, r/s",
+        curves=throughput,
+        levels={most: f"the paper's GPU: up to {gain_pct:.0f} % more"},
+        log_x=True,
+        x_ticks=ticks(at),
+    )
+    longer = replace(
+        panel,
+        title="but each takes longer, and nobody can say how long",
+        y="EXEC, ms",
+        curves=durations,
+        levels={},
+        log_y=True,
+    )
+    return [[panel, longer]]
 
+
+_IDLE = "what one EXEC leaves idle of this processor, more or less than of a V100"
+_FAIR = (
+    "the operating system shares cores in fair slices, so the tail grows as the number of EXECs at once; a GPU's "
+    "hardware queues are not fair"
+)
+_SHARED = "a shared virtual machine's processor, not a dedicated GPU; p99, not p99.99"
 
 PAPER = (
-    Paper(
-        "throughput_gain_pct",
-        25.0,
-        "what one EXEC leaves idle of this processor, more or less than of a V100",
-        ("{key}",),
-    ),
-    Paper(
-        "tail_growth_ratio",
-        100.0,
-        "the operating system shares cores in fair slices, so the tail grows as the number of "
-        "EXECs at once; a GPU's hardware queues are not fair",
-        ("{key}",),
-    ),
-    Paper(
-        "isolated_p9999_over_median_pct",
-        0.03,
-        "a shared virtual machine's processor, not a dedicated GPU; p99, not p99.99",
-        ("isolated_p99_over_median_pct",),
-    ),
+    Paper("throughput_gain_pct", 25.0, _IDLE, ("{key}",)),
+    Paper("tail_growth_ratio", 100.0, _FAIR, ("{key}",)),
+    Paper("isolated_p9999_over_median_pct", 0.03, _SHARED, ("isolated_p99_over_median_pct",)),
 )
 
 STUDY = Study(
     name="fig2",
     setting=Setting(),
-    ask=lambda setting: measure(setting, Processor(setting)),
+    ask=lambda setting: measure(setting, processor(setting)),
     key="{mode}_c{concurrency}",
     figures=figures_of,
     tables={"": rows},

@@ -30,7 +30,15 @@ from experiments.bounds import Cost, density_rate
 from experiments.clockwork_paper.cases import ARCHITECTURE, closed
 from experiments.simulator import Case
 from experiments.study.compared import POLICIES, PREDICTIVE, Compared, run_rows
-from experiments.study.pictures import Curve, Panel, of_policy, tail_percentiles
+from experiments.study.pictures import (
+    MEDIAN,
+    Curve,
+    Panel,
+    by_policy,
+    of_paper,
+    tail_percentiles,
+    ticks,
+)
 from experiments.study.study import (
     ONLY_RECORD,
     SHARE,
@@ -46,6 +54,9 @@ from modelzoo.profile import load_profile
 
 #: Share of requests, in percent, at which latencies are kept; spread out towards the tail.
 PERCENTILES = tail_percentiles(4)
+
+# What all of the models cost.
+_ROW = load_profile("table1").row_for(ARCHITECTURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +122,11 @@ def measure(setting: Setting, policy: str, slo_ms: int) -> SloPoint:
 
     result = run_rows(case, take)
     total = result.summary.total(setting.warmup_ns, end_ns)
-    (cost,) = {model.row.name: model.row for model in case.cluster.models}.values()
     seconds = setting.measured_ns / NS_PER_S
     heard_ms = np.concatenate(latencies) / NS_PER_MS
     latency_ms = np.percentile(heard_ms, PERCENTILES, method="inverted_cdf").tolist()
     goodput_rps = goodput.total() / seconds
-    bound_rps = density_rate([Cost(cost.exec_ns)], slo_ns=slo_ms * NS_PER_MS)
+    bound_rps = density_rate([Cost(_ROW.exec_ns)], slo_ns=slo_ms * NS_PER_MS)
     return SloPoint(
         policy=policy,
         slo_ms=slo_ms,
@@ -126,7 +136,7 @@ def measure(setting: Setting, policy: str, slo_ms: int) -> SloPoint:
         worst_model_rps=min(goodput[model.model_id] for model in case.cluster.models) / seconds,
         mean_batch_size=total.mean_batch_size,
         exec_busy=result.summary.utilisation(total.exec_ns, setting.warmup_ns, end_ns),
-        p50_ms=latency_ms[min(range(len(PERCENTILES)), key=lambda i: abs(PERCENTILES[i] - 50))],
+        p50_ms=latency_ms[PERCENTILES.index(MEDIAN)],
         p99_ms=latency_ms[PERCENTILES.index(99.0)],
         latency_ms=tuple(latency_ms),
         refusal_p50_ms=total.refusal_ns(50) / NS_PER_MS,
@@ -149,55 +159,40 @@ def collapses(_setting: Setting, points: Sequence[SloPoint]) -> dict[str, float]
 def cdf(_setting: Setting, points: Sequence[SloPoint]) -> Iterator[Row]:
     """Rows of `fig5_cdf.csv`."""
     for point in points:
+        case: Row = {"policy": point.policy, "slo_ms": point.slo_ms}
         for percentile, latency_ms in zip(PERCENTILES, point.latency_ms, strict=True):
-            yield {
-                "policy": point.policy,
-                "slo_ms": point.slo_ms,
-                "percentile": percentile,
-                "latency_ms": latency_ms,
-            }
+            yield {**case, "percentile": percentile, "latency_ms": latency_ms}
 
 
 def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Goodput over the SLO, then when a client hears."""
-    rows = recorded.rows
-    slos_ms = sorted({row["slo_ms"] for row in rows})
-    goodput, heard = [], []
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        mine = [row for row in rows if row["policy"] == policy]
-        at = [row["slo_ms"] for row in mine]
-        p99_ms = [recorded.figures[f"{policy}_slo{slo_ms}_p99_ms"] for slo_ms in at]
-        rps = [row["goodput_rps"] for row in mine]
-        goodput.append(of_policy(policy, Curve(x=at, y=rps, marker="o")))
-        heard.append(of_policy(policy, Curve(x=at, y=p99_ms, marker="o")))
+    rows, figures = recorded.rows, recorded.figures
+
+    def p99_ms(row: Row) -> float:
+        return figures[f"{row['policy']}_slo{row['slo_ms']}_p99_ms"]
+
     bounds = {row["slo_ms"]: row["bound_rps"] for row in rows}
-    bound = [bounds[slo_ms] for slo_ms in slos_ms]
-    goodput.append(Curve(x=slos_ms, y=bound, label="bound", line=":"))
-    heard.append(Curve(x=slos_ms, y=slos_ms, label="the SLO itself", line=":"))
-    paper_rps = recorded.figures["paper_slo500_goodput_rps"]
-    goodput.append(Curve(x=[500], y=[paper_rps], line="none", marker="x", label="x the paper"))
-    collapse_ms = recorded.figures["paper_collapse_slo_ms"]
+    slos_ms = sorted(bounds)
+    bound = Curve(x=slos_ms, y=[bounds[slo_ms] for slo_ms in slos_ms], label="bound", line=":")
+    itself = Curve(x=slos_ms, y=slos_ms, label="the SLO itself", line=":")
+    goodput = by_policy(rows, "slo_ms", "goodput_rps", marker="o")
+    heard = by_policy(rows, "slo_ms", p99_ms, marker="o")
     panel = Panel(
         title="Answers in time: predicting policies keep them as the SLO tightens",
-        x="SLO, ms", y="answers in time, r/s", curves=goodput, log_x=True,
-        x_ticks={float(slo): str(slo) for slo in slos_ms},
-        marks={collapse_ms: "the paper: queues collapse"},
+        x="SLO, ms", y="answers in time, r/s", log_x=True, x_ticks=ticks(slos_ms),
+        curves=[*goodput, bound, of_paper([500], [figures["paper_slo500_goodput_rps"]])],
+        marks={figures["paper_collapse_slo_ms"]: "the paper: queues collapse"},
     )  # fmt: skip
-    return [
-        [
-            panel,
-            replace(
-                panel, title="Clients of predicting policies hear within the SLO, if only a refusal",
-                y="until a client hears, p99, ms", curves=heard, log_y=True, marks={},
-            ),
-        ]
-    ]  # fmt: skip
+    late = replace(
+        panel, title="Clients of predicting policies hear within the SLO, if only a refusal",
+        y="until a client hears, p99, ms", curves=[*heard, itself], log_y=True, marks={},
+    )  # fmt: skip
+    return [[panel, late]]
 
 
-_EXEC_MS = load_profile("table1").row_for(ARCHITECTURE).exec_ns[16] / NS_PER_MS
 _SLOWER_BATCH = (
     "the paper's text has 20 ms for a batch of 16 where its Table 1, modelled here, has "
-    f"{_EXEC_MS} ms"
+    f"{_ROW.exec_ns[16] / NS_PER_MS} ms"
 )
 _LITTLE = (
     "240 closed-loop clients of a policy that refuses nothing wait 240 / throughput, 249 ms at the best "

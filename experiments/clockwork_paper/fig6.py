@@ -13,35 +13,38 @@ and B4 (memory and PCIe for who cannot foresee), the smaller of the two. For the
 B3, which knows the arrivals and no policy could be expected to reach, on a sampled window that a linear
 programme can carry. Durations carry noise that no policy can foresee; bounds hold for their mean.
 
-Use of the GPU and of PCIe is goodput where it served requests that were in time; every LOAD that
-succeeded counts as such, as in the paper.
+EXEC time is goodput where it served requests that were in time.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from functools import cache
+from itertools import pairwise
+from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import BoundProblem, Cost, density_bound, memory_bound, memoryless_bound
-from experiments.clockwork_paper.cases import resnets
-from experiments.simulator import Case, Cluster
+from experiments.bounds import density_bound, memory_bound, memoryless_bound
+from experiments.clockwork_paper import cases
+from experiments.clockwork_paper.stretch import problems
+from experiments.simulator import Case
 from experiments.study.compared import POLICIES, Compared, run_rows
-from experiments.study.pictures import COLOURS, LINES, Curve, Panel, of_policy
-from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Row, Study, StudyRecord
-from traces.arrivals import Poisson, Workload
+from experiments.study.pictures import COLOURS, LINES, Curve, Panel, by_policy, of_paper
+from experiments.study.study import NO_COLUMN, ONLY_RECORD, Paper, Study, StudyRecord, over
+from traces.arrivals import Poisson
 
 SLO_NS = 100 * NS_PER_MS
 MAJOR_RPS = 1000
 MINOR_RPS = 200
+
+KINDS = ("major", "minor")
 
 _MINUTE_NS = 60 * NS_PER_S
 
@@ -88,6 +91,12 @@ class Setting(Compared):
         begin_ns = self.ramp_end_ns + self.end_state_ns // 2
         return begin_ns, begin_ns + self.window_ns
 
+    @property
+    def buckets(self) -> list[tuple[int, int]]:
+        """Begin and end of every stretch of time."""
+        borders_ns = range(0, self.end_ns + 1, self.bucket_ns)
+        return list(pairwise(borders_ns))
+
     def num_active(self, time_ns: int) -> int:
         """Instances of Major that are active at a time."""
         if time_ns < self.lead_ns:
@@ -96,363 +105,243 @@ class Setting(Compared):
 
 
 @dataclass(slots=True, kw_only=True)
-class Kind:
-    """Requests of one of the two workloads that arrived in one bucket."""
-
-    arrived: int = 0
-    answered: int = 0
-    #: Answered requests whose model was not resident at arrival.
-    cold: int = 0
-    #: Latency of each answered request.
-    latencies_ns: array[int] = field(default_factory=lambda: array("q"))
-
-    def latency_ms(self, percentile: float) -> float:
-        """Percentile of the answered requests' latency; 0 without any."""
-        if not self.latencies_ns:
-            return 0.0
-        return float(np.percentile(self.latencies_ns, percentile, method="higher")) / NS_PER_MS
-
-    @property
-    def mean_ms(self) -> float:
-        """Mean latency of the answered requests; 0 without any."""
-        return float(np.mean(self.latencies_ns)) / NS_PER_MS if self.latencies_ns else 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class RampBucket:
-    """One stretch of time under one policy."""
-
-    begin_ns: int
-    num_active: int
-    #: Most answers to Major and Minor together, by B1 or B4; B3's are in `Ramp`, for its window only.
-    bound: int
-    major: Kind = field(default_factory=Kind)
-    minor: Kind = field(default_factory=Kind)
-    #: Busy shares of the EXEC and of the LOAD lane.
-    exec_busy: float = 0.0
-    load_busy: float = 0.0
-
-    @property
-    def answered(self) -> int:
-        """Answers in time to both workloads."""
-        return self.major.answered + self.minor.answered
-
-    @property
-    def latency_max_ms(self) -> float:
-        """The longest latency of an answer; 0 without any."""
-        return max(self.major.latency_ms(100), self.minor.latency_ms(100))
-
-
-@dataclass(slots=True, kw_only=True)
 class Ramp:
     """One policy."""
 
     policy: str
-    buckets: list[RampBucket]
+    #: Most answers to Major and Minor together in each bucket, by B1 or B4.
+    bounds: list[int]
+    #: Answers in time to what arrived in each bucket, and those whose model was not resident then, by kind.
+    answered: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    cold: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    #: Rows of `fig6.csv`, one for each bucket.
+    rows: list[dict[str, Any]] = field(default_factory=list)
     #: When the first weights were evicted, since the ramp's begin; None: never.
-    memory_full_ns: int | None
+    memory_full_ns: int | None = None
     #: Share of the EXEC time that answered requests in time, in percent.
-    all_exec_goodput_pct: Annotated[float, ONLY_RECORD]
+    all_exec_goodput_pct: Annotated[float, ONLY_RECORD] = 0.0
     #: Answered requests of the setting's window, and how many B3 allows.
-    window_answered: Annotated[int, NO_COLUMN]
+    window_answered: Annotated[int, NO_COLUMN] = 0
     window_bound: Annotated[int, NO_COLUMN]
-
-    def during(self, begin_ns: int, end_ns: int) -> list[RampBucket]:
-        """Buckets between two times."""
-        return [bucket for bucket in self.buckets if begin_ns <= bucket.begin_ns < end_ns]
 
 
 def case_of(setting: Setting, policy: str) -> Case:
     """Describe one run: Minor is model 0."""
-    models = resnets(setting.num_models + 1)
     seeds = np.random.SeedSequence(setting.seed).generate_state(setting.num_models + 1).tolist()
-    begins_ns = [setting.lead_ns + step * setting.step_ns for step in range(setting.num_models)]
     minor = Poisson(
         models=range(1), rate_rps=MINOR_RPS, slo_ns=SLO_NS, end_ns=setting.end_ns, seed=seeds[0]
     )
+    begins_ns = range(setting.lead_ns, setting.ramp_end_ns, setting.step_ns)
+    # The last step goes on through the end state.
+    ends_ns = [*begins_ns[1:], setting.end_ns]
     major = [
         Poisson(
-            models=range(1, number + 2),
+            models=range(1, number + 1),
             rate_rps=MAJOR_RPS,
             slo_ns=SLO_NS,
             begin_ns=begin_ns,
-            # The last step goes on through the end state.
-            end_ns=begin_ns + setting.step_ns
-            if number < setting.num_models - 1
-            else setting.end_ns,
-            seed=seeds[number + 1],
+            end_ns=end_ns,
+            seed=seeds[number],
         )
-        for number, begin_ns in enumerate(begins_ns)
+        for number, (begin_ns, end_ns) in enumerate(zip(begins_ns, ends_ns, strict=True), start=1)
     ]
-    return Case(
-        workload=Workload(
-            models=tuple(model.model_id for model in models), sources=(minor, *major)
-        ),
-        cluster=Cluster(models=models, num_pages=setting.num_pages, noise=setting.noise),
-        duration_ns=setting.end_ns,
-        scheduler=POLICIES[policy],
+    case = cases.case_of(
+        cases.resnets(setting.num_models + 1),
+        (minor, *major),
         seed=setting.seed,
+        end_ns=setting.end_ns,
+        num_pages=setting.num_pages,
+        noise=setting.noise,
     )
+    return replace(case, scheduler=POLICIES[policy])
 
 
-def arrivals_by_bucket(
-    setting: Setting, case: Case
-) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Begin of each bucket, with the times and models of its arrivals."""
-    times, models = ([np.empty(0, np.int64)] for _ in range(2))
-    begin_ns = 0
-    for arrivals in case.workload.arrivals():
-        times.append(arrivals.time_ns)
-        models.append(arrivals.model)
-        while int(times[-1][-1]) >= begin_ns + setting.bucket_ns:
-            time_ns, model = np.concatenate(times), np.concatenate(models)
-            cut = int(np.searchsorted(time_ns, begin_ns + setting.bucket_ns))
-            yield begin_ns, time_ns[:cut], model[:cut]
-            times, models = [time_ns[cut:]], [model[cut:]]
-            begin_ns += setting.bucket_ns
-    yield begin_ns, np.concatenate(times), np.concatenate(models)
-
-
+@cache  # They are the same for all policies.
 def bounds_of(setting: Setting) -> tuple[list[int], int]:
     """Bound what any policy can answer.
 
     Returns:
         Answers to the requests of each bucket, B1 or B4; and of the window, B3.
     """
-    case = case_of(setting, setting.policies[0])
-    (hosted, *_) = case.cluster.models
-    row = hosted.row
-    costs = [Cost(row.exec_ns, row.load_ns, hosted.num_pages)] * len(case.cluster.models)
-
-    def bound_case(
-        time_ns: NDArray[np.int64], model: NDArray[np.int64], begin_ns: int
-    ) -> BoundProblem:
-        return BoundProblem(
-            arrival_ns=time_ns,
-            model=model,
-            slo_ns=np.full(len(time_ns), SLO_NS),
-            costs=costs,
-            pages_per_gpu=setting.num_pages,
-            start_ns=begin_ns,
-            warm=begin_ns > 0,
-        )
-
     bounds, window_bound = [], 0
-    first_ns, last_ns = setting.window
-    for begin_ns, time_ns, model in arrivals_by_bucket(setting, case):
-        bucket = bound_case(time_ns, model, begin_ns)
+    case = case_of(setting, setting.policies[0])
+    for bucket, stretch in zip(problems(case, setting.buckets), setting.buckets, strict=True):
         # The more instances are active, the smaller the resident share: a bucket's first moment bounds it.
-        popularity = np.zeros(len(costs))
-        num_active = setting.num_active(begin_ns)
+        popularity = np.zeros(len(bucket.costs))
+        num_active = setting.num_active(stretch[0])
         popularity[0] = MINOR_RPS
         popularity[1 : num_active + 1] = MAJOR_RPS / max(1, num_active)
         popularity /= popularity.sum()
         bounds.append(min(density_bound(bucket), memoryless_bound(bucket, popularity)))
-        if setting.window_ns and begin_ns <= first_ns < begin_ns + setting.bucket_ns:
-            window_bound = memory_bound(bucket.window(first_ns, last_ns))
+        if setting.window_ns and setting.window[0] in range(*stretch):
+            window_bound = memory_bound(bucket.window(*setting.window))
     return bounds, window_bound
 
 
-def measure(setting: Setting, policy: str, bounds: tuple[list[int], int]) -> Ramp:
-    """Simulate one policy.
-
-    Args:
-        setting: how much is simulated.
-        policy: its name.
-        bounds: as `bounds_of` gives them; the same for all policies.
-    """
+def measure(setting: Setting, policy: str) -> Ramp:
+    """Simulate one policy."""
+    bounds, window_bound = bounds_of(setting)
+    ramp = Ramp(policy=policy, bounds=bounds, window_bound=window_bound)
     case = case_of(setting, policy)
     minor_id = case.cluster.models[0].model_id
-    buckets = [
-        RampBucket(
-            begin_ns=index * setting.bucket_ns,
-            num_active=setting.num_active(index * setting.bucket_ns),
-            bound=bound,
-        )
-        for index, bound in enumerate(bounds[0])
-    ]
     window = range(*setting.window)
-    window_answered = 0
-    memory_full_ns: int | None = None
+    # Bucket, whether it is Minor's, whether it was answered cold, and latency where it was answered, else -1.
+    columns = tuple(array("q") for _ in range(4))
     exec_ns = exec_good_ns = 0.0
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
-        nonlocal window_answered, memory_full_ns, exec_ns, exec_good_ns
+        nonlocal exec_ns, exec_good_ns
         in_time = Counter(row.action_id for row in requests if row.outcome == OK)
         for row in requests:
-            bucket = buckets[row.arrival_ns // setting.bucket_ns]
-            kind = bucket.minor if row.model_id == minor_id else bucket.major
-            kind.arrived += 1
-            if row.outcome == OK:
-                kind.answered += 1
-                kind.cold += row.cold
-                kind.latencies_ns.append(row.departure_ns - row.arrival_ns)
-                window_answered += row.arrival_ns in window
+            ok = row.outcome == OK
+            columns[0].append(row.arrival_ns // setting.bucket_ns)
+            columns[1].append(row.model_id == minor_id)
+            columns[2].append(ok and row.cold)
+            columns[3].append(row.departure_ns - row.arrival_ns if ok else -1)
+            ramp.window_answered += ok and row.arrival_ns in window
         for action in actions:
             if action.exec is not None:
                 exec_ns += action.exec.duration_ns
                 share = in_time[action.action_id] / action.num_requests
                 exec_good_ns += action.exec.duration_ns * share
-            elif memory_full_ns is None and action.type == "EvictWeights":
-                memory_full_ns = action.sent_ns - setting.lead_ns
+            elif ramp.memory_full_ns is None and action.type == "EvictWeights":
+                ramp.memory_full_ns = action.sent_ns - setting.lead_ns
 
     result = run_rows(case, take, bucket_ns=setting.bucket_ns)
-    for bucket, busy in zip(buckets, result.summary.buckets, strict=False):
-        bucket.exec_busy = busy.exec_ns / setting.bucket_ns
-        bucket.load_busy = busy.load_ns / setting.bucket_ns
-    return Ramp(
-        policy=policy,
-        buckets=buckets,
-        memory_full_ns=memory_full_ns,
-        all_exec_goodput_pct=100 * (exec_good_ns / exec_ns),
-        window_answered=window_answered,
-        window_bound=bounds[1],
-    )
-
-
-def ask(setting: Setting) -> Iterator[Ramp]:
-    """Simulate every policy, below the same bounds."""
-    bounds = bounds_of(setting)
-    return (measure(setting, policy, bounds) for policy in setting.policies)
+    ramp.all_exec_goodput_pct = 100 * (exec_good_ns / exec_ns)
+    of_bucket, is_minor, cold, latency_ns = map(np.array, columns)
+    seconds = setting.bucket_ns / NS_PER_S
+    for index, (begin_ns, _) in enumerate(setting.buckets):
+        row = {
+            "policy": policy,
+            "minute": (begin_ns - setting.lead_ns) / _MINUTE_NS,
+            "num_active": setting.num_active(begin_ns),
+            "bound_rps": bounds[index] / seconds,
+        }
+        for number, kind in enumerate(KINDS):
+            mine = (of_bucket == index) & (is_minor == number)
+            answered = mine & (latency_ns >= 0)
+            ramp.answered[kind].append(int(answered.sum()))
+            ramp.cold[kind].append(int(cold[mine].sum()))
+            # A policy may answer nothing.
+            ms = latency_ns[answered] if answered.any() else np.zeros(1)
+            p50_ns, p99_ns, max_ns = np.percentile(ms, (50, 99, 100), method="higher")
+            row |= {
+                f"{kind}_arrived_rps": int(mine.sum()) / seconds,
+                f"{kind}_goodput_rps": ramp.answered[kind][-1] / seconds,
+                f"{kind}_cold_rps": ramp.cold[kind][-1] / seconds,
+                f"{kind}_mean_ms": float(np.mean(ms)) / NS_PER_MS,
+                f"{kind}_p50_ms": float(p50_ns) / NS_PER_MS,
+                f"{kind}_p99_ms": float(p99_ns) / NS_PER_MS,
+                f"{kind}_max_ms": float(max_ns) / NS_PER_MS,
+            }
+        busy = result.summary.buckets[index]
+        row["exec_busy"] = busy.exec_ns / setting.bucket_ns
+        row["load_busy"] = busy.load_ns / setting.bucket_ns
+        ramp.rows.append(row)
+    return ramp
 
 
 def figures_of(setting: Setting, ramps: Sequence[Ramp]) -> dict[str, float]:
     """Name every number; what a short run does not reach has none."""
     figures: dict[str, float] = {}
+    bucket_s = setting.bucket_ns / NS_PER_S
+    lead = slice(0, setting.lead_ns // setting.bucket_ns)
+    end = slice(setting.ramp_end_ns // setting.bucket_ns, None)
     for ramp in ramps:
-        mine: dict[str, float] = {}
-        lead = ramp.during(0, setting.lead_ns)
-        end = ramp.during(setting.ramp_end_ns, setting.end_ns)
+        rows = ramp.rows
+        minor, major = ramp.answered["minor"], ramp.answered["major"]
+        mine = {
+            "lead_minor_goodput_rps": sum(minor[lead]) / (len(minor[lead]) * bucket_s),
+            "end_minor_goodput_rps": sum(minor[end]) / (len(minor[end]) * bucket_s),
+            "end_major_goodput_rps": sum(major[end]) / (len(major[end]) * bucket_s),
+            "end_minor_p50_ms": rows[-1]["minor_p50_ms"],
+            "end_major_p50_ms": rows[-1]["major_p50_ms"],
+            "end_major_cold_pct": 100 * sum(ramp.cold["major"][end]) / max(1, sum(major[end])),
+            "end_load_busy_pct": 100 * float(np.mean([row["load_busy"] for row in rows[end]])),
+            "end_exec_busy_pct": 100 * float(np.mean([row["exec_busy"] for row in rows[end]])),
+        }
         if ramp.memory_full_ns is not None:
             mine["ramp_memory_full_min"] = ramp.memory_full_ns / _MINUTE_NS
         at_ns = setting.lead_ns + 20 * _MINUTE_NS
-        for bucket in ramp.during(at_ns, min(at_ns + 1, setting.ramp_end_ns)):
-            mine["min20_minor_mean_ms"] = bucket.minor.mean_ms
-        for name, buckets in (("end", end), ("all", ramp.buckets)):
-            answered = sum(bucket.answered for bucket in buckets)
-            bound = sum(bucket.bound for bucket in buckets)
-            seconds = len(buckets) * setting.bucket_ns / NS_PER_S
+        if at_ns < setting.ramp_end_ns:
+            mine["min20_minor_mean_ms"] = rows[at_ns // setting.bucket_ns]["minor_mean_ms"]
+        parts = {}
+        for name, part in (("end", end), ("all", slice(None))):
+            seconds = len(rows[part]) * bucket_s
+            parts[name] = sum(minor[part]) + sum(major[part]), sum(ramp.bounds[part]), seconds
+            latest_ms = (max(row["minor_max_ms"], row["major_max_ms"]) for row in rows[part])
+            mine[f"{name}_latency_max_ms"] = max(latest_ms)
+        if ramp.window_bound:
+            seconds = setting.window_ns / NS_PER_S
+            parts["window"] = ramp.window_answered, ramp.window_bound, seconds
+        for name, (answered, bound, seconds) in parts.items():
             mine[f"{name}_goodput_rps"] = answered / seconds
             mine[f"{name}_bound_share_pct"] = 100 * answered / bound
             figures[f"bound_{name}_goodput_rps"] = bound / seconds
-            mine[f"{name}_latency_max_ms"] = max(bucket.latency_max_ms for bucket in buckets)
-        cold, answered = (sum(getattr(b.major, name) for b in end) for name in ("cold", "answered"))
-        mine |= {
-            "lead_minor_goodput_rps": _rps(setting, lead, "minor"),
-            "end_minor_goodput_rps": _rps(setting, end, "minor"),
-            "end_major_goodput_rps": _rps(setting, end, "major"),
-            "end_minor_p50_ms": end[-1].minor.latency_ms(50),
-            "end_major_p50_ms": end[-1].major.latency_ms(50),
-            "end_major_cold_pct": 100 * cold / max(1, answered),
-            "end_load_busy_pct": 100 * float(np.mean([b.load_busy for b in end])),
-            "end_exec_busy_pct": 100 * float(np.mean([b.exec_busy for b in end])),
-        }
-        if ramp.window_bound:
-            seconds = setting.window_ns / NS_PER_S
-            mine["window_goodput_rps"] = ramp.window_answered / seconds
-            mine["window_bound_share_pct"] = 100 * ramp.window_answered / ramp.window_bound
-            figures["bound_window_goodput_rps"] = ramp.window_bound / seconds
         figures |= {f"{ramp.policy}_{name}": number for name, number in mine.items()}
     return figures
-
-
-def _rps(setting: Setting, buckets: Sequence[RampBucket], kind: str) -> float:
-    answered = sum(getattr(bucket, kind).answered for bucket in buckets)
-    return float(answered * NS_PER_S / (len(buckets) * setting.bucket_ns))
-
-
-def rows(setting: Setting, ramps: Sequence[Ramp]) -> Iterator[Row]:
-    """Rows of `fig6.csv`."""
-    seconds = setting.bucket_ns / NS_PER_S
-    for ramp in ramps:
-        for bucket in ramp.buckets:
-            row: dict[str, float | int | str] = {
-                "policy": ramp.policy,
-                "minute": (bucket.begin_ns - setting.lead_ns) / _MINUTE_NS,
-                "num_active": bucket.num_active,
-                "bound_rps": bucket.bound / seconds,
-            }
-            for name, kind in (("major", bucket.major), ("minor", bucket.minor)):
-                row |= {
-                    f"{name}_arrived_rps": kind.arrived / seconds,
-                    f"{name}_goodput_rps": kind.answered / seconds,
-                    f"{name}_cold_rps": kind.cold / seconds,
-                    f"{name}_mean_ms": kind.mean_ms,
-                    f"{name}_p50_ms": kind.latency_ms(50),
-                    f"{name}_p99_ms": kind.latency_ms(99),
-                    f"{name}_max_ms": kind.latency_ms(100),
-                }
-            yield {**row, "exec_busy": bucket.exec_busy, "load_busy": bucket.load_busy}
 
 
 def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """What both workloads get over time, at the left Minor's; below, what is the bottleneck."""
     rows, figures = recorded.rows, recorded.figures
     middle = setting.bucket_ns / (2 * _MINUTE_NS)
-    policies = list(dict.fromkeys(row["policy"] for row in rows))
-    of = {policy: [row for row in rows if row["policy"] == policy] for policy in policies}
-    minutes = [row["minute"] + middle for row in of[policies[0]]]
+    first = rows[0]["policy"]
 
-    def curves(value: Callable[[Row], float]) -> list[Curve]:
-        return [
-            of_policy(policy, Curve(x=minutes, y=[value(row) for row in mine]))
-            for policy, mine in of.items()
-        ]
+    def curves(value: Callable[[Mapping[str, Any]], float]) -> list[Curve]:
+        return by_policy(rows, lambda row: row["minute"] + middle, value)
 
-    def number(row: Row, name: str) -> float:
-        return float(row[name])
+    def of_first(column: str, factor: float, **looks: Any) -> Curve:  # noqa: ANN401
+        mine = [row for row in rows if row["policy"] == first]
+        minutes = [row["minute"] + middle for row in mine]
+        return Curve(x=minutes, y=[factor * row[column] for row in mine], **looks)
 
-    def mean_ms(row: Row, kind: str) -> float:
-        return number(row, f"{kind}_mean_ms") or np.nan
-
-    def cold_pct(row: Row) -> float:
-        return 100 * number(row, "major_cold_rps") / (number(row, "major_goodput_rps") or np.nan)
-
-    first = of[policies[0]]
-    bound = Curve(x=minutes, y=[row["bound_rps"] for row in first], label="bound", line=":")
-    total = curves(lambda row: number(row, "major_goodput_rps") + number(row, "minor_goodput_rps"))
-    busy = [
-        Curve(
-            x=minutes, y=[100 * row[f"{lane}_busy"] for row in first], label=name,
-            colour=COLOURS[-place], line=LINES[place],
-        )
-        for place, (lane, name) in enumerate((("exec", "GPU"), ("load", "PCIe")))
-    ]  # fmt: skip
-    paper_rps, paper_ms, full_min = (
-        figures[f"paper_{name}"]
-        for name in ("end_minor_goodput_rps", "min20_minor_mean_ms", "ramp_memory_full_min")
-    )
-    paper = Curve(x=[20], y=[paper_ms], line="none", marker="x", label="x the paper")
+    paper_ms = of_paper([20], [figures["paper_min20_minor_mean_ms"]])
+    paper_rps = figures["paper_end_minor_goodput_rps"]
     panel = Panel(
         title="All answers: fewer, as more of the models are cold",
-        x="time since the first new model, minutes", y="answers in time, r/s", curves=[*total, bound],
+        x="time since the first new model, minutes", y="answers in time, r/s",
+        curves=[
+            *curves(lambda row: row["major_goodput_rps"] + row["minor_goodput_rps"]),
+            of_first("bound_rps", 1, label="bound", line=":"),
+        ],
     )  # fmt: skip
     last = setting.num_models * setting.step_ns / _MINUTE_NS
-    shown = (
-        replace(panel, marks={last: f"all {setting.num_models:,} models asked"}),
-        replace(
-            panel, title="The model that is always asked soon has all its answers again",
-            curves=curves(lambda row: number(row, "minor_goodput_rps")),
-            levels={paper_rps: f"the paper, from the end: {paper_rps:.0f}"},
-        ),
-        replace(
-            panel, title="New models: their answers come in time all along", y="mean latency, ms",
-            curves=curves(lambda row: mean_ms(row, "major")), levels={SLO_NS / NS_PER_MS: "SLO"},
-        ),
-        replace(
-            panel, title="The model that is always asked is answered ever sooner",
-            y="mean latency, ms", curves=[*curves(lambda row: mean_ms(row, "minor")), paper],
-        ),
-        replace(
-            panel, title="More and more of the new models' answers are cold",
-            y="cold, % of answers", curves=curves(cold_pct),
-        ),
-        replace(
-            panel, title=f"The PCIe bus becomes the bottleneck beside the GPU ({policies[0]})",
-            y="busy, %", curves=busy, marks={full_min: "the paper: memory full"},
-        ),
-    )  # fmt: skip
-    return [list(shown[:2]), list(shown[2:4]), list(shown[4:])]
+    return [
+        [
+            replace(panel, marks={last: f"all {setting.num_models:,} models asked"}),
+            replace(
+                panel, title="The model that is always asked soon has all its answers again",
+                curves=curves(lambda row: row["minor_goodput_rps"]),
+                levels={paper_rps: f"the paper, from the end: {paper_rps:.0f}"},
+            ),
+        ],
+        [
+            replace(
+                panel, title="New models: their answers come in time all along", y="mean latency, ms",
+                curves=curves(lambda row: row["major_mean_ms"] or np.nan), levels={SLO_NS / NS_PER_MS: "SLO"},
+            ),
+            replace(
+                panel, title="The model that is always asked is answered ever sooner", y="mean latency, ms",
+                curves=[*curves(lambda row: row["minor_mean_ms"] or np.nan), paper_ms],
+            ),
+        ],
+        [
+            replace(
+                panel, title="More and more of the new models' answers are cold", y="cold, % of answers",
+                curves=curves(lambda row: 100 * row["major_cold_rps"] / (row["major_goodput_rps"] or np.nan)),
+            ),
+            replace(
+                panel, title=f"The PCIe bus becomes the bottleneck beside the GPU ({first})", y="busy, %",
+                curves=[
+                    of_first("exec_busy", 100, label="GPU", colour=COLOURS[0], line=LINES[0]),
+                    of_first("load_busy", 100, label="PCIe", colour=COLOURS[-1], line=LINES[1]),
+                ],
+                marks={figures["paper_ramp_memory_full_min"]: "the paper: memory full"},
+            ),
+        ],
+    ]  # fmt: skip
 
 
 _FEWER_HITS = (
@@ -492,10 +381,10 @@ PAPER = (
 STUDY = Study(
     name="fig6",
     setting=Setting(),
-    ask=ask,
+    ask=over(measure, policy="policies"),
     key="{policy}",
     figures=figures_of,
-    tables={"": rows},
+    tables={"": lambda _, ramps: (row for ramp in ramps for row in ramp.rows)},
     paper=PAPER,
     title="While 3,600 models join on one GPU, all answers stay in time, and most become cold (simulated).",
     panels=panels,

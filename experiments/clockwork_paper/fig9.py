@@ -34,11 +34,20 @@ from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_S, NS_PER_US
 from controller.telemetry import OK, ActionRow, RequestRow
+from experiments.bounds import density_bound
 from experiments.clockwork_paper import azure_replay
-from experiments.clockwork_paper.stretch import stretch_bound
+from experiments.clockwork_paper.cases import NOISE
+from experiments.clockwork_paper.stretch import problems
 from experiments.simulator import Case, Faults, Network
 from experiments.study.compared import POLICIES, Compared, run_rows
-from experiments.study.pictures import Curve, Panel, of_policy, tail, tail_percentiles
+from experiments.study.pictures import (
+    Panel,
+    by_policy,
+    of_paper,
+    tail,
+    tail_percentiles,
+    unlabelled,
+)
 from experiments.study.study import Column, Paper, Row, Study, StudyRecord, over
 from modelzoo.profile import Noise
 
@@ -74,7 +83,7 @@ class NoiseModel:
 
 
 NOISE_MODELS = (
-    NoiseModel(name="quiet", noise=Noise(exec_sigma=0.003, load_sigma=0.003)),
+    NoiseModel(name="quiet", noise=NOISE),
     NoiseModel(
         name="noisy",
         noise=Noise(exec_sigma=0.02, load_sigma=0.02),
@@ -154,7 +163,8 @@ def measure(setting: Setting, policy: str, noise_model: NoiseModel) -> Errors:
     run_rows(case, take)
     seconds = setting.measured_ns / NS_PER_S
     goodput_rps = answered / seconds
-    bound_rps = stretch_bound(case, measured.start, measured.stop)[0] / seconds
+    (requests,) = problems(case, [(measured.start, measured.stop)])
+    bound_rps = density_bound(requests) / seconds
     return Errors(
         policy=policy,
         noise_model=noise_model.name,
@@ -169,82 +179,67 @@ def figures_of(_setting: Setting, results: Sequence[Errors]) -> dict[str, float]
     """How far predictions were off."""
     figures: dict[str, float] = {}
     for result in results:
-        key = f"{result.policy}_{result.noise_model}"
         for quantity in QUANTITIES:
-            figures[f"{key}_{quantity}_under_pct"] = 100 * result.under_share(quantity)
+            key = f"{result.policy}_{result.noise_model}_{quantity}"
+            figures[f"{key}_under_pct"] = 100 * result.under_share(quantity)
             for sign, errors_us in result.by_sign_us(quantity).items():
-                p99_us = _percentiles(errors_us)[PERCENTILES.index(99.0)]
-                figures[f"{key}_{quantity}_{sign}_p99_us"] = p99_us
-                figures[f"{key}_{quantity}_{sign}_max_us"] = float(errors_us.max())
+                figures[f"{key}_{sign}_p99_us"] = _percentiles(errors_us)[99.0]
+                figures[f"{key}_{sign}_max_us"] = float(errors_us.max())
     return figures
 
 
-def _percentiles(errors_us: NDArray[np.float64]) -> list[float]:
+def _percentiles(errors_us: NDArray[np.float64]) -> dict[float, float]:
     """At `PERCENTILES`."""
-    found: list[float] = np.percentile(errors_us, PERCENTILES, method="inverted_cdf").tolist()
-    return found
+    found = np.percentile(errors_us, PERCENTILES, method="inverted_cdf")
+    return dict(zip(PERCENTILES, found.tolist(), strict=True))
 
 
 def rows(_setting: Setting, results: Sequence[Errors]) -> Iterator[Row]:
     """Rows of `fig9.csv`."""
     for result in results:
+        run = {"policy": result.policy, "noise_model": result.noise_model}
         for quantity in QUANTITIES:
             for sign, errors_us in result.by_sign_us(quantity).items():
-                for percentile, error_us in zip(PERCENTILES, _percentiles(errors_us), strict=True):
-                    yield {
-                        "policy": result.policy,
-                        "noise_model": result.noise_model,
-                        "quantity": quantity,
-                        "sign": sign,
-                        "percentile": percentile,
-                        "error_us": error_us,
-                    }
+                of = {**run, "quantity": quantity, "sign": sign}
+                for percentile, error_us in _percentiles(errors_us).items():
+                    yield {**of, "percentile": percentile, "error_us": error_us}
 
 
 def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """A row for each noise model, a column for each quantity; over- and underpredictions beside the paper's 99 %."""
-    noise_models = dict.fromkeys(str(row["noise_model"]) for row in recorded.rows)
     # The table has the ends of LOADs as well; a LOAD that ends late delays its first EXEC, which is here.
     shown = {
         "infer": "How long an INFER takes",
         "load": "How long a LOAD takes",
         "infer_completion": "When an INFER ends",
     }
+    noise_models = dict.fromkeys(row["noise_model"] for row in recorded.rows)
     return [
         [
-            _panel(f"{seen}, {name} devices", quantity, name, recorded.rows)
+            _panel(
+                f"{seen}, {name} devices",
+                quantity,
+                [r for r in recorded.rows if (r["quantity"], r["noise_model"]) == (quantity, name)],
+            )
             for quantity, seen in shown.items()
         ]
         for name in noise_models
     ]
 
 
-def _panel(title: str, quantity: str, noise_model: str, rows: Sequence[Row]) -> Panel:
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if (row["quantity"], row["noise_model"]) == (quantity, noise_model):
-            groups.setdefault((str(row["policy"]), str(row["sign"])), []).append(row)
-    curves = [
-        replace(
-            of_policy(
-                policy,
-                Curve(
-                    x=[float(row["error_us"]) for row in mine],
-                    y=[float(row["percentile"]) for row in mine],
-                    width={"over": 0.9, "under": 1.8}[sign],
-                ),
-            ),
-            label=policy if sign == "under" else "",
+def _panel(title: str, quantity: str, rows: Sequence[Row]) -> Panel:
+    over, under = (
+        by_policy(
+            [row for row in rows if row["sign"] == sign], "error_us", "percentile", width=width
         )
-        for (policy, sign), mine in groups.items()
-    ]
+        for sign, width in (("over", 0.9), ("under", 1.8))
+    )
+    curves = [*unlabelled(over), *under]
     papers_us = [_PAPER_US.get(f"{quantity}_{sign}_p99_us") for sign in ("under", "over")]
-    curves += [
-        Curve(x=[us], y=[99.0], label="" if number else "the paper", line="none", marker="x")
-        for number, us in enumerate(us for us in papers_us if us)
-    ]
+    for label, us in zip(("the paper", ""), filter(None, papers_us), strict=False):
+        curves.append(of_paper([us], [99.0], label))
     if quantity != "infer":  # The legend of a row is in its first panel.
-        curves = [replace(curve, label="") for curve in curves]
+        curves = unlabelled(curves)
     x = "error, us (thin: sooner than said)"
     return tail(title, x, curves, (), log_x=True, x_range=(0.1, None), legend="upper left")
 

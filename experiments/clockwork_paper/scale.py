@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -32,13 +33,14 @@ import numpy as np
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
+from experiments.bounds import density_bound
 from experiments.clockwork_paper import azure_replay
-from experiments.clockwork_paper.stretch import stretch_bound
+from experiments.clockwork_paper.stretch import problems
 from experiments.simulator import Case, CpuCosts, bottleneck
 from experiments.simulator.costs import measured, sources
 from experiments.study.compared import POLICIES, Compared, run_rows
-from experiments.study.pictures import Curve, Panel, of_policy, tail_percentiles
-from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Paper, Study, StudyRecord
+from experiments.study.pictures import MEDIAN, Panel, by_policy, of_paper, unlabelled
+from experiments.study.study import NO_COLUMN, ONLY_TABLE, Column, Paper, Study, StudyRecord, over
 
 #: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
 _PAPER_RPS = 6174
@@ -46,9 +48,6 @@ _PAPER_RPS = 6174
 # So much of what the core can decide is asked of it, on average of the hour; its busiest minute asks for
 # a seventh more.
 _CORE_SHARE = 0.75
-
-#: Share of answered requests, in percent, at which latencies are taken; spread out towards the tail.
-PERCENTILES = tail_percentiles(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +63,10 @@ class Size:
     costs: CpuCosts = field(default_factory=CpuCosts)
     #: Ends the names of its figures.
     label: str = ""
+
+    def key(self, slo_ms: int) -> str:
+        """The cluster at one SLO, as the names of its figures spell it."""
+        return f"gpus{self.num_gpus}_slo{slo_ms}{self.label}"
 
 
 def _sizes() -> tuple[Size, ...]:
@@ -105,19 +108,10 @@ class Setting(Compared):
     num_copies: int = 66
     seed: int = 10
 
-    def replay(self, size: Size, slo_ms: int) -> azure_replay.Setting:
-        """The replay of one size: its workload and its cluster."""
-        return azure_replay.Setting(
-            num_functions=self.num_functions,
-            num_copies=self.num_copies,
-            num_workers=size.num_gpus,
-            rate_rps=size.rate_rps,
-            num_minutes=self.num_minutes,
-            slo_ns=slo_ms * NS_PER_MS,
-            noise=self.noise,
-            costs=size.costs,
-            seed=self.seed,
-        )
+    @property
+    def lines(self) -> list[tuple[Size, int]]:
+        """Every cluster at each of its SLOs, in ms."""
+        return [(size, slo_ms) for size in self.sizes for slo_ms in size.slos_ms]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +153,21 @@ class ScaleResult:
     answered: Annotated[int, NO_COLUMN]
     #: The most that any schedule could answer.
     bound: Annotated[int, NO_COLUMN]
-    #: Refused requests by outcome.
-    refused: dict[str, int]
 
 
 def case_of(setting: Setting, policy: str, size: Size, slo_ms: int) -> Case:
     """Describe one run; the stretch begins when its warm-up ends, with the full hour."""
-    replay = setting.replay(size, slo_ms)
+    replay = azure_replay.Setting(
+        num_functions=setting.num_functions,
+        num_copies=setting.num_copies,
+        num_workers=size.num_gpus,
+        rate_rps=size.rate_rps,
+        num_minutes=setting.num_minutes,
+        slo_ns=slo_ms * NS_PER_MS,
+        noise=setting.noise,
+        costs=size.costs,
+        seed=setting.seed,
+    )
     trace = azure_replay.generated(replay)
     case = azure_replay.case_of(replay, trace, POLICIES[policy])
     hour_ns = (-trace.first_minute % 60) * azure_replay.NS_PER_MINUTE
@@ -173,16 +175,18 @@ def case_of(setting: Setting, policy: str, size: Size, slo_ms: int) -> Case:
     return replace(case, workload=workload, duration_ns=size.warmup_ns + size.measured_ns)
 
 
-def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) -> ScaleResult:
-    """Simulate one policy on one cluster at one SLO.
+@cache  # It is the same for all policies.
+def bound_of(setting: Setting, size: Size, slo_ms: int) -> int:
+    """Answers at most to the requests of the stretch."""
+    case = case_of(setting, setting.policies[0], size, slo_ms)
+    (requests,) = problems(case, [(size.warmup_ns, case.duration_ns)])
+    return density_bound(requests)
 
-    Args:
-        setting: how much is simulated.
-        policy: its name.
-        size: the cluster.
-        slo_ms: the SLO of every request.
-        bound: answers at most, as `bound_of` gives it; the same for all policies.
-    """
+
+def measure(setting: Setting, line: tuple[Size, int], policy: str) -> ScaleResult:
+    """Simulate one policy on one cluster at one SLO."""
+    size, slo_ms = line
+    bound = bound_of(setting, size, slo_ms)
     case = case_of(setting, policy, size, slo_ms)
     outcomes: Counter[str] = Counter()
     cold = 0
@@ -205,7 +209,7 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
     # With an overloaded core there may be no answer, or with a loose SLO no refusal.
     refusal_p50_ms, refusal_p99_ms = np.percentile(refusals_ns or [0], (50, 99)) / NS_PER_MS
     latencies_ms = np.array(latencies_ns or [0], np.int64) / NS_PER_MS
-    latency_ms = np.percentile(latencies_ms, PERCENTILES, method="inverted_cdf").tolist()
+    p50_ms, p9999_ms = np.percentile(latencies_ms, (MEDIAN, 99.99), method="inverted_cdf")
     answered = outcomes.pop(OK, 0)
     arrived = answered + outcomes.total()
     late = outcomes[Refusal.LATE.value]
@@ -223,8 +227,8 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
         refused_per_million=1e6 * (outcomes.total() - late) / arrived,
         cold_pct=100 * cold / max(1, answered),
         mean_batch_size=float(np.mean(batch_sizes or [0])),
-        p50_ms=_at(latency_ms, 50),
-        p9999_ms=_at(latency_ms, 99.99),
+        p50_ms=float(p50_ms),
+        p9999_ms=float(p9999_ms),
         max_ms=float(latencies_ms.max()),
         exec_busy_pct=100 * busy["EXEC"],
         load_busy_pct=100 * busy["PCIe"],
@@ -234,35 +238,14 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
         refusal_p99_ms=float(refusal_p99_ms),
         costs=size.label.lstrip("_") or "none",
         bottleneck=bottleneck(busy)[0],
-        case=f"gpus{size.num_gpus}_slo{slo_ms}{size.label}",
+        case=size.key(slo_ms),
         bound_rps=bound / seconds,
         bound_pct=100 * bound / arrived,
         offered_rps=arrived / seconds,
         arrived=arrived,
         answered=answered,
         bound=bound,
-        refused=dict(sorted(outcomes.items())),
     )
-
-
-def _at(latency_ms: Sequence[float], percentile: float) -> float:
-    nearest = min(PERCENTILES, key=lambda other: abs(other - percentile))
-    return latency_ms[PERCENTILES.index(nearest)]
-
-
-def bound_of(setting: Setting, size: Size, slo_ms: int) -> int:
-    """Answers at most to the requests of the stretch."""
-    case = case_of(setting, setting.policies[0], size, slo_ms)
-    return stretch_bound(case, size.warmup_ns, case.duration_ns)[0]
-
-
-def ask(setting: Setting) -> Iterator[ScaleResult]:
-    """Simulate every policy on every cluster."""
-    for size in setting.sizes:
-        for slo_ms in size.slos_ms:
-            bound = bound_of(setting, size, slo_ms)
-            for policy in setting.policies:
-                yield measure(setting, policy, size, slo_ms, bound)
 
 
 def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
@@ -274,37 +257,26 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
         float(place): f"{num_gpus} GPUs" + ("" if costs == "none" else ",\ncharged")
         for place, (num_gpus, costs) in enumerate(clusters)
     }
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+
+    def x(row: Mapping[str, Any]) -> float:
+        place = clusters.index((row["num_gpus"], row["costs"]))
+        return place + 0.12 * (policies.index(row["policy"]) - 1)
+
     found: list[Panel] = []
     for slo_ms in dict.fromkeys(row["slo_ms"] for row in rows):
         mine = [row for row in rows if row["slo_ms"] == slo_ms]
+        medians, tails = (by_policy(mine, x, of, marker="o") for of in ("p50_ms", "p9999_ms"))
         curves = []
-        for number, policy in enumerate(dict.fromkeys(row["policy"] for row in mine)):
-            ours = [row for row in mine if row["policy"] == policy]
-            at = [
-                clusters.index((row["num_gpus"], row["costs"])) + 0.12 * (number - 1)
-                for row in ours
-            ]
-            medians, tails = ([row[name] for row in ours] for name in ("p50_ms", "p9999_ms"))
-            up = [tail - median for tail, median in zip(tails, medians, strict=True)]
-            one = Curve(x=at, y=medians, marker="o", spread=([0.0] * len(up), up))
-            curves.append(replace(of_policy(policy, one), line="none"))
-        papers = [
-            recorded.figures[key]
-            for name in ("p50", "p9999")
-            if (key := f"paper_gpus20_slo{slo_ms}_{name}_ms") in recorded.figures
-        ]
+        for median, tail in zip(medians, tails, strict=True):
+            up = [high - low for low, high in zip(median.y, tail.y, strict=True)]
+            curves.append(replace(median, line="none", spread=([0.0] * len(up), up)))
+        keys = [f"paper_gpus20_slo{slo_ms}_{name}_ms" for name in ("p50", "p9999")]
+        papers = [recorded.figures[key] for key in keys if key in recorded.figures]
         place = clusters.index((20, "none")) if (20, "none") in clusters else 0
-        curves.append(
-            Curve(
-                x=[place] * len(papers),
-                y=papers,
-                line="none",
-                marker="x",
-                label="the paper, both",
-            )
-        )
+        curves.append(of_paper([place] * len(papers), papers, "the paper, both"))
         if found:  # The legend of a row is in its first panel.
-            curves = [replace(curve, label="") for curve in curves]
+            curves = unlabelled(curves)
         least = int(100 * min(row["satisfaction_pct"] for row in mine)) / 100
         in_time = "all" if least == 100 else f"{least} % or more"
         found.append(
@@ -350,18 +322,15 @@ PAPER = (
 STUDY = Study(
     name="scale",
     setting=Setting(),
-    ask=ask,
+    ask=over(measure, line="lines", policy="policies"),
     key="{policy}_{case}",
     figures=lambda *_: {"core_rps": measured().requests_per_s(1)},
     paper=PAPER,
     title="Nearly all answers are in time on 20 GPUs and on 150; with the controller's time charged, at a rate that its core can decide (simulated).",
     panels=panels,
     cases=lambda setting: {
-        f"gpus{size.num_gpus}_slo{slo_ms}{size.label}": case_of(
-            setting, setting.policies[0], size, slo_ms
-        )
-        for size in setting.sizes
-        for slo_ms in size.slos_ms
+        size.key(slo_ms): case_of(setting, setting.policies[0], size, slo_ms)
+        for size, slo_ms in setting.lines
     },
     extra=extra,
 )

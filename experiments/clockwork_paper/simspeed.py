@@ -54,18 +54,6 @@ class SpeedPoint:
     requests_per_cpu_s: float
 
 
-def fig5_case(seconds: int) -> Case:
-    """Figure 5's case, shortened to this many seconds."""
-    setting = replace(fig5.Setting(), warmup_ns=0, measured_ns=seconds * NS_PER_S)
-    return fig5.case_of(setting, "clockwork", SLO_MS)
-
-
-def fig8_case(seconds: int, setting: azure_replay.Setting) -> Case:
-    """The beginning of Figure 8's case with the generated trace."""
-    case = azure_replay.case_of(setting, azure_replay.generated(setting), SchedulerConfig())
-    return replace(case, duration_ns=seconds * NS_PER_S)
-
-
 def measure(key: str, case: Case, repeats: int) -> SpeedPoint:
     """Simulate a case several times."""
     results = [run(case) for _ in range(repeats)]
@@ -79,12 +67,15 @@ def measure(key: str, case: Case, repeats: int) -> SpeedPoint:
     )
 
 
-def measure_all(setting: Setting) -> Iterator[SpeedPoint]:
+def ask(setting: Setting) -> Iterator[SpeedPoint]:
     """Simulate the beginnings of both figures."""
+    paper = replace(fig5.Setting(), warmup_ns=0, measured_ns=setting.fig5_seconds * NS_PER_S)
+    yield measure("fig5", fig5.case_of(paper, "clockwork", SLO_MS), setting.repeats)
+    trace = azure_replay.generated(setting.replay)
+    case = azure_replay.case_of(setting.replay, trace, SchedulerConfig())
+    case = replace(case, duration_ns=setting.fig8_seconds * NS_PER_S)
     how = "compiled" if is_compiled() else "interpreted"
-    yield measure("fig5", fig5_case(setting.fig5_seconds), setting.repeats)
-    fig8 = fig8_case(setting.fig8_seconds, setting.replay)
-    yield measure(f"fig8_{how}", fig8, setting.repeats)
+    yield measure(f"fig8_{how}", case, setting.repeats)
 
 
 def full_run(directory: Path) -> tuple[dict[str, float], dict[str, Any]]:
@@ -100,30 +91,20 @@ def full_run(directory: Path) -> tuple[dict[str, float], dict[str, Any]]:
     figures = record["figures"]
     keys = [key.removesuffix("_wall_s") for key in figures if key.endswith("_wall_s")]
     longest = max(keys, key=lambda key: float(figures[f"{key}_requests"]))
-    requests, wall_s, cpu_s, rss_mib = (
-        figures[f"{longest}_{name}"] for name in ("requests", "wall_s", "cpu_s", "peak_rss_mib")
+    requests, wall_s, cpu_s = (
+        figures[f"{longest}_{name}"] for name in ("requests", "wall_s", "cpu_s")
     )
+    origin = {key: record[key] for key in ("command", "commit", "when", "machine", "compiled")}
     return {
         "fig8_requests_per_s": requests / wall_s,
         "fig8_requests_per_cpu_s": requests / cpu_s,
-        "fig8_full_requests": requests,
-        "fig8_full_simulated_s": 60 * figures[f"{longest}_minutes"],
-        "fig8_full_wall_s": wall_s,
-        "fig8_full_cpu_s": cpu_s,
-        "fig8_peak_rss_mib": rss_mib,
-    }, {
-        "fig8_full": {
-            "run": longest,
-            "rss_mib_at_tenths": record["rss_mib_at_tenths"][longest],
-            **{key: record[key] for key in ("command", "commit", "when", "machine", "compiled")},
-        }
-    }
+    }, {"fig8_full": {"run": longest, **origin}}
 
 
 STUDY = Study(
     name="simspeed",
     setting=Setting(),
-    ask=measure_all,
+    ask=ask,
     key="{case}",
     tables={},
     extra=lambda *_: {"compiled": is_compiled()},

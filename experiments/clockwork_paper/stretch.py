@@ -1,46 +1,49 @@
-"""The bound for a stretch of the Azure replay, or of any open-loop workload."""
+"""The requests of stretches of a run, as bounds ask for them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
-from numpy.typing import NDArray
 
 from clockwright.units import ModelId
-from experiments.bounds import BoundProblem, Cost, density_bound
+from experiments.bounds import BoundProblem, Cost
 from experiments.simulator import Case
 
 
-def stretch_bound(case: Case, begin_ns: int, end_ns: int) -> tuple[int, int]:
-    """Bound the answers to the requests that arrive in a stretch of a run.
+def problems(case: Case, stretches: Iterable[tuple[int, int]]) -> Iterator[BoundProblem]:
+    """Give the open-loop requests of each stretch, as if they had the GPUs for themselves.
+
+    Durations are those of the profile, without noise, and links take no time.
 
     Args:
-        case: the run; open loop.
-        begin_ns: begin of the stretch.
-        end_ns: end of the stretch.
-
-    Returns:
-        Requests that could be answered in time at most, by GPU time alone (B1), with the GPUs for
-        themselves; and requests that arrive.
+        case: the run, whose workers are of one kind.
+        stretches: begin and end of each, one after the other, ns.
     """
-    columns: tuple[list[NDArray[np.int64]], ...] = ([], [], [], [])
-    for arrivals in case.workload.arrivals():
-        if arrivals.time_ns[0] >= end_ns:
-            break
-        first, last = np.searchsorted(arrivals.time_ns, [begin_ns, end_ns])
-        for column, values in zip(columns, arrivals, strict=True):
-            column.append(values[first:last])
-    time_ns, model, slo_ns, _ = (np.concatenate(column) for column in columns)
-    hosted = {model.model_id: model.row for model in case.cluster.models}
-    bound = density_bound(
-        BoundProblem(
+    cost_of = {
+        model.model_id: Cost(model.row.exec_ns, model.row.load_ns, model.num_pages)
+        for model in case.cluster.models
+    }
+    costs = [cost_of[ModelId(name)] for name in case.workload.models]
+    chunks = case.workload.arrivals()
+    chunk = next(chunks, None)
+    for begin_ns, end_ns in stretches:
+        parts = []
+        while chunk is not None and chunk.time_ns[0] < end_ns:
+            first, last = np.searchsorted(chunk.time_ns, (begin_ns, end_ns))
+            parts.append([column[first:last] for column in chunk])
+            if last < len(chunk.time_ns):  # The rest belongs to later stretches.
+                break
+            chunk = next(chunks, None)
+        columns = zip(*parts, strict=True) if parts else [[np.empty(0, np.int64)]] * 4
+        time_ns, model, slo_ns, _ = (np.concatenate(column) for column in columns)
+        yield BoundProblem(
             arrival_ns=time_ns,
             model=model,
             slo_ns=slo_ns,
-            costs=[Cost(hosted[ModelId(name)].exec_ns) for name in case.workload.models],
+            costs=costs,
             num_gpus=case.cluster.num_workers,
+            pages_per_gpu=case.cluster.num_pages,
             start_ns=begin_ns,
-            # A batch may hold requests from before or after the stretch.
-            padding=True,
+            warm=begin_ns > 0,
         )
-    )
-    return bound, len(time_ns)

@@ -37,7 +37,10 @@ class Digits:
 
     def of_forms(self, first: int, last: int) -> Digits:
         """The digits of forms `first` to `last`, both included."""
-        chosen = (self.forms >= first) & (self.forms <= last)
+        return self.only((self.forms >= first) & (self.forms <= last))
+
+    def only(self, chosen: Array) -> Digits:
+        """The digits where a mask, bool, shape (n,), is true."""
         return Digits(self.images[chosen], self.labels[chosen], self.forms[chosen])
 
 
@@ -63,16 +66,13 @@ def load() -> Digits:
 def _form_starts(labels: list[int]) -> list[int]:
     """Where forms begin: each as similar as can be to the first, because some lost digits."""
     reference = labels[:_COMPARED]
+
+    def likeness(start: int) -> float:
+        shown = labels[start : start + _COMPARED]
+        return SequenceMatcher(None, reference, shown, autojunk=False).ratio()
+
     starts = [0]
     while starts[-1] + _FORM_LENGTH - _LOST_MAX + _COMPARED <= len(labels):
         longest = starts[-1] + _FORM_LENGTH
-        candidates = range(longest, longest - _LOST_MAX - 1, -1)
-        starts.append(
-            max(
-                candidates,
-                key=lambda start: SequenceMatcher(
-                    None, reference, labels[start : start + _COMPARED], autojunk=False
-                ).ratio(),
-            )
-        )
+        starts.append(max(range(longest, longest - _LOST_MAX - 1, -1), key=likeness))
     return starts

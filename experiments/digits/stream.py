@@ -23,20 +23,14 @@ from experiments.digits.images import Array
 WEIGHTS_EVERY = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """How feedback comes: after up to `queries_max` queries, evenly, a share of it never."""
-
-    queries_max: int = 0
-    lost: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Trail:
-    """A policy's answers to a stream, and its weights meanwhile."""
+    """A policy's answers to a stream, and its weights meanwhile; all of shape (query,)."""
 
-    #: Whether each answer was wrong, bool, shape (query,).
+    #: Whether each answer was wrong, bool.
     wrong: Array
+    #: Share of the models that said what was answered, float64.
+    agreement: Array
     #: Index of the model with the most weight, looked at every `WEIGHTS_EVERY` queries.
     heaviest: Array
 
@@ -47,18 +41,15 @@ def ask(
     query: Query,
     said: Mapping[str, int],
     truth: int,
-    *,
-    reward_only: bool = False,
 ) -> tuple[Combined, Observation]:
-    """Send one query past a policy; it learns nothing before it is told.
+    """Send one query past a policy, which learns nothing before it is told.
 
     Args:
         policy: under test.
-        state: the policy's state.
-        query: a query whose candidates are the models.
+        state: the policy's.
+        query: its candidates are the models.
         said: the label of every model, chosen or not.
         truth: the true label.
-        reward_only: feedback says whether the answer was right, not what would have been.
 
     Returns:
         The answer, and what feedback says of it.
@@ -67,18 +58,12 @@ def ask(
     votes = {member: said[member] for member in choice.members}
     predictions = {member: Prediction(label) for member, label in votes.items()}
     combined = policy.combine(state, query, choice, predictions, Rule.VOTE)
-    loss = float(combined.label != truth)
-    losses = (
-        {member: loss for member, label in votes.items() if label == combined.label}
-        if reward_only
-        else {member: float(label != truth) for member, label in votes.items()}
-    )
     observation = Observation(
         choice=choice,
         votes=votes,
-        losses=losses,
+        losses={member: float(label != truth) for member, label in votes.items()},
         served=combined.label,
-        served_loss=loss,
+        served_loss=float(combined.label != truth),
         served_propensity=combined.propensity,
     )
     return combined, observation
@@ -91,8 +76,8 @@ def follow(
     labels: Array,
     *,
     seed: int,
-    delays: Delays | None = None,
-    reward_only: bool = False,
+    delay_max: int = 0,
+    lost: float = 0.0,
 ) -> Trail:
     """Send a stream past a policy.
 
@@ -102,37 +87,33 @@ def follow(
         votes: label that each model gives, shape (model, query).
         labels: true ones, shape (query,).
         seed: seed of the policy's draws and of the delays.
-        delays: delays of feedback; None: feedback is there before the next query.
-        reward_only: feedback says whether the answer was right, not what would have been.
+        delay_max: feedback comes after up to so many more queries, evenly.
+        lost: share of the feedback that never comes.
 
     Returns:
         The outcome of every query.
     """
     rng = Random(seed)
     state = policy.init(models)
-    candidates = tuple(Candidate(model) for model in models)
-    positions = {model: index for index, model in enumerate(models)}
-    columns = votes.T.tolist()
-    truths = labels.tolist()
-    wrong = np.zeros(len(truths), bool)
-    heaviest = np.zeros(len(truths), np.int64)
-    query = Query(candidates, "", rng)
+    query = Query(tuple(Candidate(model) for model in models), "", rng)
+    trail = Trail(*(np.zeros(len(labels), kind) for kind in (bool, np.float64, np.int64)))
     leader = 0
     # (when, serial, observation)
     waiting: list[tuple[int, int, Observation]] = []
-    for number, (column, truth) in enumerate(zip(columns, truths, strict=True)):
+    for number, (column, truth) in enumerate(zip(votes.T.tolist(), labels.tolist(), strict=True)):
         while waiting and waiting[0][0] <= number:
             state = policy.observe(state, heapq.heappop(waiting)[2])
         if number % WEIGHTS_EVERY == 0:
             weights = policy.weights(state)
-            leader = positions[max(weights, key=weights.__getitem__)]
-        heaviest[number] = leader
+            leader = models.index(max(weights, key=weights.__getitem__))
+        trail.heaviest[number] = leader
         said = dict(zip(models, column, strict=True))
-        combined, observation = ask(policy, state, query, said, truth, reward_only=reward_only)
-        wrong[number] = combined.label != truth
-        if delays is None:
+        combined, observation = ask(policy, state, query, said, truth)
+        trail.wrong[number] = combined.label != truth
+        trail.agreement[number] = combined.agreement
+        if not delay_max and not lost:
             state = policy.observe(state, observation)
-        elif rng.random() >= delays.lost:
-            due = number + 1 + rng.randint(0, delays.queries_max)
+        elif rng.random() >= lost:
+            due = number + 1 + rng.randint(0, delay_max)
             heapq.heappush(waiting, (due, number, observation))
-    return Trail(wrong, heaviest)
+    return trail

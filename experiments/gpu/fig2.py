@@ -15,8 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from typing_extensions import override
-
 from clockwright.units import NS_PER_S, ModelId
 from experiments.clockwork_paper import fig2
 from experiments.gpu.hardware import about, arguments, open_accelerator
@@ -60,7 +58,7 @@ class _Executor:
         self._done.synchronize()
 
 
-class Card(fig2.ConcurrentDevice):
+class Card:
     """Captured kernels of one network, an executor for each EXEC that may run at the same time."""
 
     def __init__(self, setting: Setting) -> None:
@@ -81,8 +79,8 @@ class Card(fig2.ConcurrentDevice):
         """Whether convolutions and their ReLUs are one kernel in every executor."""
         return all(executor.joined for executor in self._executors)
 
-    @override
     def run(self, index: int) -> None:
+        """Run one EXEC beside those of other indices; returns at its end."""
         self._executors[index].run()
 
 
@@ -112,8 +110,8 @@ def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
 def measure(setting: Setting) -> dict[str, float]:
     """The same figures as on the processor, and the prediction for each concurrency."""
     card = Card(setting)
-    alone = fig2.one_at_a_time(card, 1, time.monotonic_ns() + int(_REHEARSAL_S * NS_PER_S))
-    points = fig2.measure(setting, card)
+    alone = fig2.one_at_a_time(card.run, 1, time.monotonic_ns() + int(_REHEARSAL_S * NS_PER_S))
+    points = fig2.measure(setting, card.run)
     figures = {"joined": float(card.joined), **fig2.STUDY.figures_of(setting, points)}
     for point in points:
         key = f"{point.mode}_c{point.concurrency}"

@@ -250,6 +250,10 @@ def tail_percentiles(nines: int) -> tuple[float, ...]:
     return tuple(round(float(100 * (1 - 10**-place)), 4) for place in at)
 
 
+#: The one of them that is nearest to the median.
+MEDIAN = tail_percentiles(1)[3]
+
+
 def tail(
     title: str,
     x: str,
@@ -288,6 +292,41 @@ def of_policy(policy: str, curve: Curve) -> Curve:
         label=curve.label or policy,
         marker=curve.marker and MARKERS[number],
     )
+
+
+def by_policy(rows: Iterable[Any], x: Value, y: Value, **looks: Any) -> list[Curve]:  # noqa: ANN401
+    """A curve for each policy of a table, in the order in which they come.
+
+    Args:
+        rows: a policy's own are in the curve's order.
+        x: where a row's point stands.
+        y: how high.
+        looks: more of `Curve`.
+    """
+    groups: dict[str, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(str(row["policy"]), []).append(row)
+    return [
+        of_policy(
+            policy, Curve(x=list(map(_value(x), mine)), y=list(map(_value(y), mine)), **looks)
+        )
+        for policy, mine in groups.items()
+    ]
+
+
+def of_paper(x: Sequence[float], y: Sequence[float], label: str = "x the paper") -> Curve:
+    """Points that the paper states."""
+    return Curve(x=x, y=y, label=label, line="none", marker="x")
+
+
+def unlabelled(curves: Iterable[Curve]) -> list[Curve]:
+    """Curves that another panel of the row has named."""
+    return [replace(curve, label="") for curve in curves]
+
+
+def ticks(numbers: Iterable[float]) -> dict[float, str]:
+    """A tick for each number."""
+    return {float(number): str(number) for number in numbers}
 
 
 def colour_of(policy: str) -> str:

@@ -11,17 +11,15 @@ import pytest
 
 from experiments.clockwork_paper import fig2
 
-QUICK = fig2.Setting(
-    architecture="tiny_conv", concurrencies=(1, 3), rounds=2, round_s=0.05, num_threads=1
-)
+QUICK = fig2.Setting(architecture="tiny_conv", concurrencies=(1, 3), rounds=2, round_s=0.05)
 
 
 @pytest.fixture(scope="module")
-def device() -> fig2.ConcurrentDevice:
-    return fig2.Processor(QUICK)
+def device() -> fig2.Device:
+    return fig2.processor(QUICK)
 
 
-def test_one_at_a_time_never_overlaps_and_keeps_the_order(device: fig2.ConcurrentDevice) -> None:
+def test_one_at_a_time_never_overlaps_and_keeps_the_order(device: fig2.Device) -> None:
     done = fig2.one_at_a_time(device, 3, time.monotonic_ns() + 50_000_000)
     assert done
     for before, after in pairwise(done):
@@ -29,7 +27,7 @@ def test_one_at_a_time_never_overlaps_and_keeps_the_order(device: fig2.Concurren
         assert before.asked_ns <= after.asked_ns
 
 
-def test_concurrent_runs_every_client(device: fig2.ConcurrentDevice) -> None:
+def test_concurrent_runs_every_client(device: fig2.Device) -> None:
     done = fig2.concurrent(device, 3, time.monotonic_ns() + 50_000_000)
     assert done
     assert all(entry.asked_ns == entry.begin_ns < entry.end_ns for entry in done)
