@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from controller.core import EdfMhConfig, SchedulerConfig
+from experiments.policies.load import Load
 from experiments.policies.unseen import averse, profiles, spikes
-from experiments.policies.unseen.family import Family
 from experiments.simulator import Case, run
 
 FAMILIES = {
@@ -24,7 +24,7 @@ def answered(case: Case, scheduler: SchedulerConfig) -> float:
     return total.answered / total.arrived
 
 
-def share(family: Family, policy: str) -> float:
+def share(family: Load, policy: str) -> float:
     """Answers beside those of the same load without the fault."""
     assert family.without is not None
     scheduler = SchedulerConfig(policy=policy)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.clockwork_paper.cases import case_of, resnets, zoo
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import (
     Case,
     Faults,
@@ -449,9 +449,9 @@ def _family(
     bound: str = "density",
     *,
     compared: Literal["all", "small"] = "all",
-) -> Family:
-    return Family(
-        name=name, part=_PART, case=case, bound=bound, begin_ns=_BEGIN_NS, compared=compared
+) -> Load:
+    return Load(
+        name=name, group=_PART, case=case, bound=bound, begin_ns=_BEGIN_NS, compared=compared
     )
 
 

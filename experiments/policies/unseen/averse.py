@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from clockwright.units import NS_PER_MS
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
+from experiments.policies.load import Load, RandomLoad, at_random
 from experiments.simulator import copies_of
 from modelzoo.profile import Noise, ProfileRow, load_profile
 
@@ -27,7 +27,7 @@ def _power_row(first_ms: float, exponent: float) -> ProfileRow:
     )
 
 
-def _family(name: str, *rows: ProfileRow, copies: int, **load: Unpack[RandomLoad]) -> Family:
+def _family(name: str, *rows: ProfileRow, copies: int, **load: Unpack[RandomLoad]) -> Load:
     models = tuple(model for row in rows for model in copies_of(row, copies))
     load.setdefault("noise", Noise())
     return at_random(name, "averse", models, {}, **load)
@@ -41,7 +41,7 @@ _KNEE = ProfileRow(
     exec_ns={size: ms * NS_PER_MS for size, ms in zip(_SIZES, (2, 3, 5, 12, 30), strict=True)},
 )
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     _family("averse_115", _power_row(2, 1.15), copies=16, rate_rps=1300, slo_ms=40, gpus=2),
     _family("averse_130", _power_row(3, 1.3), copies=12, rate_rps=1200, slo_ms=60, gpus=3),
     _family("averse_105", _power_row(2.5, 1.05), copies=8, rate_rps=550, slo_ms=50, gpus=1),

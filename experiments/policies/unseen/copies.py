@@ -11,7 +11,7 @@ from functools import partial
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.clockwork_paper.cases import case_of, resnets
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import Case
 from traces.arrivals import Poisson
 
@@ -61,8 +61,8 @@ def hot(
     return case_of(models, sources, seed=seed, end_ns=end_ns, num_gpus=gpus, num_pages=126)
 
 
-FAMILIES: tuple[Family, ...] = tuple(
-    Family(name=name, part="copies", begin_ns=NS_PER_S, case=case)
+FAMILIES: tuple[Load, ...] = tuple(
+    Load(name=name, group="copies", begin_ns=NS_PER_S, case=case)
     for name, case in (
         ("hotone", partial(hot, others=60, hot_rps=900, other_rps=120)),
         ("hotthree", partial(hot, others=80, hot_rps=600, other_rps=100, num_hot=3, gpus=6)),

@@ -13,7 +13,7 @@ from functools import partial
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.clockwork_paper.cases import NOISE
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import Case, Cluster, HostedModel
 from modelzoo.profile import load_profile
 from traces.arrivals import Bursty, Poisson, Source, Workload
@@ -66,7 +66,7 @@ def _family(
     flood_names: int = 1,
     num_workers: int = 1,
     num_pages: int = 1376,
-) -> Family:
+) -> Load:
     """A flood beside innocent tenants.
 
     Args:
@@ -124,9 +124,9 @@ def _family(
             seed=seed,
         )
 
-    return Family(
+    return Load(
         name=name,
-        part="flood",
+        group="flood",
         case=lambda seed: case(seed, flooded=True),
         without=lambda seed: case(seed, flooded=False),
         compared="innocent",
@@ -139,7 +139,7 @@ _8x75, _8x60, _6x90, _6x70 = (
     for number, rate_rps in ((8, 75), (8, 60), (6, 90), (6, 70))
 )
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     # One model each, told apart by the model, by the tenant; then one model for all.
     _8x75("flood_model", _steady(2500, 50), tenants=False),
     _8x75("flood_tenant", _steady(2500, 50)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
+from experiments.policies.load import Load, RandomLoad, at_random
 from experiments.simulator import Network, copies_of
 from modelzoo.profile import load_profile
 
@@ -37,7 +37,7 @@ def _family(
     row: str = "resnet50_v1b",
     ways_ms: float = 0.0,
     **load: Unpack[RandomLoad],
-) -> Family:
+) -> Load:
     """Equal models.
 
     Args:
@@ -61,7 +61,7 @@ def _family(
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     _family("link_8ms", _network(8), rate_rps=800, slo_ms=80, gpus=3),
     _family("link_25ms", _network(25), rate_rps=800, slo_ms=140, gpus=3),
     _family("link_6ms_tight", _network(6), rate_rps=450, slo_ms=24, gpus=3, ways_ms=12),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.clockwork_paper.cases import NOISE
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import Case, Cluster, Faults, HostedModel, LostWorker
 from modelzoo.profile import ProfileRow, load_profile
 from traces.arrivals import Recorded, Source, Workload
@@ -108,7 +108,7 @@ def _family(
     shared: bool = False,
     compared: Literal["all", "small"] = "all",
     bound: str = "density",
-) -> Family:
+) -> Load:
     """A family of groups side by side.
 
     Args:
@@ -118,8 +118,8 @@ def _family(
         pages: of each.
         faults: what goes wrong.
         shared: all groups ask for the models of the first.
-        compared: as for `Family`.
-        bound: as for `Family`.
+        compared: as for `Load`.
+        bound: as for `Load`.
     """
 
     def case(seed: int) -> Case:
@@ -148,8 +148,8 @@ def _family(
         )
         return case if faults is None else replace(case, faults=faults)
 
-    return Family(
-        name=name, part="mixtures", case=case, begin_ns=_BEGIN_NS, compared=compared, bound=bound
+    return Load(
+        name=name, group="mixtures", case=case, begin_ns=_BEGIN_NS, compared=compared, bound=bound
     )
 
 
@@ -158,7 +158,7 @@ def _resnets(count: int, stretches: Sequence[Stretch], slo_ms: float, **others: 
 
 
 #: One model of many is asked for all at once; the GPUs could do it, or nearly.
-CROWDS: tuple[Family, ...] = (
+CROWDS: tuple[Load, ...] = (
     _family(
         "crowd_fits",
         _resnets(40, _steady(800), 50), _resnets(1, ((1.0, 2.5, 3500),), 50),
@@ -179,7 +179,7 @@ CROWDS: tuple[Family, ...] = (
     ),
 )  # fmt: skip
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     *CROWDS,
     # Days: waves of unlike lengths, some with nobody at night.
     _family(

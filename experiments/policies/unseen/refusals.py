@@ -13,7 +13,7 @@ import numpy as np
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.clockwork_paper.cases import case_of, resnets
 from experiments.clockwork_paper.cases import zoo as models_of_all_kinds
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import Case
 from modelzoo.profile import Noise
 from traces.arrivals import Poisson, Recorded, Source
@@ -136,10 +136,10 @@ _TWENTY = partial(_steady, num_models=4, num_gpus=20, rate_rps=30000, duration_s
 _WIDE_MS = (50, 100, 1000)
 
 #: ResNet50 answers 361 r/s one by one and 1,117 r/s in batches of 16 on one GPU of Table 1.
-FAMILIES: tuple[Family, ...] = tuple(
-    Family(
+FAMILIES: tuple[Load, ...] = tuple(
+    Load(
         name=name,
-        part="refusals",
+        group="refusals",
         case=case,
         bound=bound,
         compared="small" if name in _SHARED_OUT else "all",

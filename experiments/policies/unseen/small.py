@@ -9,7 +9,7 @@ from functools import partial
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.clockwork_paper.cases import case_of
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import Case, HostedModel
 from modelzoo.profile import ProfileRow, load_profile
 from traces.arrivals import ClosedLoop, Poisson
@@ -84,9 +84,9 @@ _SOME = partial(_closed, large=200, num_small=30, small=2, num_workers=2, slo_ms
 _SLOW = partial(_giant, load_ms=900, giant_rps=2, giant_slo_ms=2500, num_small=250, small_rps=500)
 _QUICK = partial(_giant, load_ms=300, giant_rps=4, giant_slo_ms=900, num_small=220, small_rps=400)
 
-FAMILIES: tuple[Family, ...] = (
-    Family(name="giant", part="small", case=_SLOW, bound="memory"),
-    Family(name="giant_quick", part="small", case=_QUICK, bound="memory"),
-    Family(name="small_clients", part="small", case=_SOME, bound="rate", compared="small"),
-    Family(name="small_clients_few", part="small", case=_FEW, bound="rate", compared="small"),
+FAMILIES: tuple[Load, ...] = (
+    Load(name="giant", group="small", case=_SLOW, bound="memory"),
+    Load(name="giant_quick", group="small", case=_QUICK, bound="memory"),
+    Load(name="small_clients", group="small", case=_SOME, bound="rate", compared="small"),
+    Load(name="small_clients_few", group="small", case=_FEW, bound="rate", compared="small"),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
+from experiments.policies.load import Load, RandomLoad, at_random
 from experiments.simulator import Faults, copies_of
 from modelzoo.profile import Noise, load_profile
 
@@ -23,7 +23,7 @@ def _spiked(
     models: int = 24,
     row: str = "resnet50_v1b",
     **load: Unpack[RandomLoad],
-) -> Family:
+) -> Load:
     """Equal models.
 
     Args:
@@ -41,7 +41,7 @@ def _spiked(
     return at_random(name, "spikes", copies_of(_ROWS[row], models), faulty, sound, **load)
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     # Busy, the queue fills batches of all sizes: the sizes that one slow EXEC takes away are missed at once.
     _spiked("spikes_busy", 0.003, 10, rate_rps=2400, slo_ms=50, gpus=4),
     _spiked("spikes_x5", 0.01, 5, rate_rps=1500, slo_ms=30, gpus=3),

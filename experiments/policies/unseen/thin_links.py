@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from typing_extensions import Unpack
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
+from experiments.policies.load import Load, RandomLoad, at_random
 from experiments.simulator import HostedModel, Network
 from modelzoo.profile import load_profile
 
@@ -21,7 +21,7 @@ _Sizes = tuple[tuple[int, int], ...]
 
 def _family(
     name: str, network: Network, sizes: _Sizes = ((602, 4),), **load: Unpack[RandomLoad]
-) -> Family:
+) -> Load:
     """Thirty models that differ in what they take from a link, in turn.
 
     Args:
@@ -57,7 +57,7 @@ def _thin(bytes_per_s: int = _GIGABIT, delay_ms: float = 0.1, jitter_ms: float =
 
 _ONE_OF_FOUR = Network(links=(_thin(_GIGABIT // 2), *(3 * (_thin(20 * _GIGABIT),))))
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     _family("thin_65pct", _thin(), rate_rps=400, slo_ms=90, gpus=3),
     _family("thin_90pct", _thin(), rate_rps=560, slo_ms=120, gpus=3),
     _family("thin_160pct", _thin(), rate_rps=1000, slo_ms=90, gpus=3),

@@ -14,7 +14,7 @@ import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.clockwork_paper.cases import case_of, pressed, resnets
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import Case
 from traces.arrivals import FixedRate, Poisson, Recorded, Source
 
@@ -101,11 +101,11 @@ def _timers(
     gpus: int = 1,
     random_rps: float = 0.0,
     num_random: int = 0,
-) -> Family:
+) -> Load:
     """Timers, counted after three periods."""
-    return Family(
+    return Load(
         name=name,
-        part=part,
+        group=part,
         case=partial(
             timers,
             num_models=num_models,
@@ -123,7 +123,7 @@ def _timers(
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     _timers("timers", 900, period_s=3, jitter_ms=2, slo_ms=25, pages=1376, seconds=45),
     _timers("timers_short", 200, jitter_ms=5, slo_ms=50, pages=400, seconds=27),
     _timers("timers_two", 500, jitter_ms=1, slo_ms=30, pages=700, seconds=19, gpus=2),
@@ -132,6 +132,6 @@ FAMILIES: tuple[Family, ...] = (
         seconds=18, random_rps=125, num_random=100,
     ),
     _timers("jitter", 250, jitter_ms=50, slo_ms=50, pages=600, seconds=23),
-    Family(name="thrash", part="timers", case=cyclic, bound="residency", begin_ns=NS_PER_S),
-    Family(name="random", part="unforeseen", case=unpopular, bound="residency"),
+    Load(name="thrash", group="timers", case=cyclic, bound="residency", begin_ns=NS_PER_S),
+    Load(name="random", group="unforeseen", case=unpopular, bound="residency"),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.clockwork_paper.cases import NOISE
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
 from experiments.simulator import Case, Cluster, HostedModel, WorkerKind
 from modelzoo.profile import ProfileRow
 from traces.arrivals import Bursty, Poisson, Source, Workload
@@ -169,21 +169,21 @@ def _family(
     slo_ms: float,
     bursty: bool = False,
     num_pages: int = 1376,
-) -> Family:
+) -> Load:
     def case(seed: int) -> Case:
         return unlike(
             seed, costs, workers, rates_rps, slo_ms=slo_ms, bursty=bursty, num_pages=num_pages
         )
 
-    return Family(name=name, part="kinds", case=case)
+    return Load(name=name, group="kinds", case=case)
 
 
-FAMILIES: tuple[Family, ...] = (
-    Family(name="unlike_nine", part="unlike", case=lambda seed: nine(seed, 1.5)),
-    Family(name="unlike_nine_half", part="unlike", case=lambda seed: nine(seed, 0.75)),
-    Family(
+FAMILIES: tuple[Load, ...] = (
+    Load(name="unlike_nine", group="unlike", case=lambda seed: nine(seed, 1.5)),
+    Load(name="unlike_nine_half", group="unlike", case=lambda seed: nine(seed, 0.75)),
+    Load(
         name="unlike_nine_deep",
-        part="kinds",
+        group="kinds",
         case=lambda seed: nine(seed, 2.6, duration_ns=4 * NS_PER_S),
     ),
     _family("unlike_two", _OPPOSITE, _TWO, _TWO_RPS, slo_ms=100, bursty=True),
