@@ -11,9 +11,9 @@ from typing_extensions import Unpack, override
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.clockwork_paper import cases
 from experiments.clockwork_paper.cases import NOISE
-from experiments.simulator import Case, HostedModel
+from experiments.simulator import Case, Cluster, HostedModel
 from modelzoo.profile import Noise, ProfileRow
-from traces.arrivals import ClosedLoop, Poisson, Source
+from traces.arrivals import ClosedLoop, Poisson, Source, Workload
 
 #: Requests with such an SLO are batch clients'.
 BATCH_SLO_NS = 3600 * NS_PER_S
@@ -100,17 +100,17 @@ def case_of(
     tenants: tuple[str, ...] = ("",),
 ) -> Case:
     """Models on equal GPUs, and whoever asks for them until the end."""
-    case = cases.case_of(
-        models,
-        sources,
-        loops=loops,
+    return Case(
+        workload=Workload(
+            models=tuple(model.model_id for model in models),
+            tenants=tenants,
+            sources=tuple(sources),
+            closed_loops=tuple(loops),
+        ),
+        cluster=Cluster(models=models, num_workers=gpus, num_pages=pages, noise=noise),
+        duration_ns=s(seconds),
         seed=seed,
-        end_ns=s(seconds),
-        num_gpus=gpus,
-        num_pages=pages,
-        noise=noise,
     )
-    return replace(case, workload=replace(case.workload, tenants=tenants))
 
 
 def row_of(
@@ -119,11 +119,16 @@ def row_of(
     """A network's profile, of LOAD, of EXEC by batch size, and of sizes in bytes as `ProfileRow` has them."""
     return ProfileRow(
         name=name,
-        weights_bytes=round(megabytes * 1_000_000),
+        weights_bytes=int(megabytes * 1_000_000),
         load_ns=ms(load_ms),
         exec_ns={size: ms(duration_ms) for size, duration_ms in exec_ms.items()},
         **sizes,
     )
+
+
+def power_ms(first_ms: float, exponent: float) -> dict[int, float]:
+    """EXEC by batch size, where b rows take `first_ms` times b to the power of `exponent`."""
+    return {size: first_ms * size**exponent for size in (1, 2, 4, 8, 16)}
 
 
 def hosted(name: str, row: ProfileRow) -> HostedModel:
