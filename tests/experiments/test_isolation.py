@@ -9,10 +9,9 @@ import pytest
 from controller.core import EdfMhConfig, SchedulerConfig
 from experiments.policies.load import Load
 from experiments.policies.scenarios import scenarios
-from experiments.policies.unseen import flood, small
+from experiments.policies.unseen import FAMILIES
 from experiments.simulator import Case, run
 
-FAMILIES = {family.name: family for family in (*flood.FAMILIES, *small.FAMILIES)}
 CHOSEN = ("flood_tenant", "flood_shared", "flood_gpus", "flood_bursts", "flood_cold", "flood_names")
 
 

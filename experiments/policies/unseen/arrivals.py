@@ -26,7 +26,7 @@ from experiments.simulator import (
     copies_of,
 )
 from modelzoo.profile import load_profile
-from traces.arrivals import Bursty, ClosedLoop, FixedRate, Recorded
+from traces.arrivals import Bursty, ClosedLoop, FixedRate, Recorded, Source
 
 _TABLE = load_profile("table1").rows
 
@@ -108,7 +108,7 @@ def _crowd(seed: int) -> Case:
     seconds = 3.0
     generator = np.random.default_rng(5000 + seed)
     crowd = _times(generator, [(1.0, 2.0, 3000.0)])
-    sources = [
+    sources: list[Source] = [
         poisson(range(30), 750, 60, seconds, seed),
         _recorded(crowd, np.zeros(len(crowd), np.int64), 60, seconds),
     ]

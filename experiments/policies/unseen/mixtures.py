@@ -104,18 +104,7 @@ def _family(
     compared: Literal["all", "small"] = "all",
     bound: str = "density",
 ) -> Load:
-    """A family of groups side by side.
-
-    Args:
-        name: the family's.
-        groups: of models.
-        gpus: number of GPUs.
-        pages: of each.
-        faults: what goes wrong.
-        shared: all groups ask for the models of the first.
-        compared: as for `Load`.
-        bound: as for `Load`.
-    """
+    """A family of groups side by side; where models are shared, all groups ask for those of the first."""
 
     def case(seed: int) -> Case:
         models: list[HostedModel] = []

@@ -24,16 +24,7 @@ def _spiked(
     row: str = "resnet50_v1b",
     **load: Unpack[RandomLoad],
 ) -> Load:
-    """Equal models.
-
-    Args:
-        name: the family's.
-        share: of LOADs and EXECs that are slow.
-        factor: how many times as long as usual a slow one takes.
-        models: copies of the row.
-        row: of Table 1.
-        load: what is asked.
-    """
+    """Equal models; a share of LOADs and EXECs takes `factor` times as long as usual."""
     faulty, sound = (
         {"faults": Faults(slow_probability=slow, slow_factor=factor)} for slow in (share, 0.0)
     )
