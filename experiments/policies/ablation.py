@@ -12,15 +12,14 @@ Bounds play no part in differences, and are in `edf_mh.json`. Not for `make nati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
-from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
+from controller.core import EdfMhConfig, SchedulerConfig
 from experiments.policies import tried
-from experiments.policies.edf_mh import Contender, Row, Setting, run_all, table
-from experiments.policies.scenarios import Scenario, further_scenarios, scenarios
-from experiments.simulator import Case
+from experiments.policies.contest import Contender, Row, Setting, run_all, said
+from experiments.policies.edf_mh import own_figures, table
+from experiments.policies.scenarios import further_scenarios, scenarios
 from experiments.study.study import Study
 
 ALL = SchedulerConfig(policy="edf_mh")
@@ -36,125 +35,106 @@ SCENARIOS = (
     "zoo_zoo1500",
 )
 _LOADS = ("overload_n48_r5514", "zoo_zoo600_slo100", "zoo_zoo1500", "azure_x1_quiet")
+_UNFORESEEN = ("unseen_timers", "unseen_halftimers", "unseen_random")
 
-#: Changes, by the name of the piece that is off.
-OFF = {
-    "adaptive_lookahead": EdfMhConfig(adaptive_lookahead=False),
-    "adaptive_margin": EdfMhConfig(adaptive_margin=False),
-    "prune_infers": EdfMhConfig(prune_infers=False),
-    "prune_loads": EdfMhConfig(prune_loads=False),
-    "pressure_gain": EdfMhConfig(pressure_gain=0.0),
-    "isolation": EdfMhConfig(isolation=0.0),
-    "limit_batch": EdfMhConfig(limit_batch=False),
-    "deferral": EdfMhConfig(deferral=False),
-    "densest": EdfMhConfig(densest=False),
-    "next_use": EdfMhConfig(next_use=False),
-    "prefetch": EdfMhConfig(prefetch=False),
-    "take_pages": EdfMhConfig(take_pages=False),
-    "before_refusals": EdfMhConfig(before_refusals=False),
-    "suits": EdfMhConfig(suits=False),
+#: By the name of the piece that is off: the change, and where it is compared besides, because it matters in few other
+#: places.
+OFF: dict[str, tuple[EdfMhConfig, tuple[str, ...]]] = {
+    "adaptive_lookahead": (EdfMhConfig(adaptive_lookahead=False), ()),
+    "adaptive_margin": (EdfMhConfig(adaptive_margin=False), ()),
+    "prune_infers": (EdfMhConfig(prune_infers=False), ()),
+    "prune_loads": (EdfMhConfig(prune_loads=False), ()),
+    "pressure_gain": (EdfMhConfig(pressure_gain=0.0), ()),
+    "isolation": (EdfMhConfig(isolation=0.0), ()),
+    "limit_batch": (EdfMhConfig(limit_batch=False), ()),
+    "deferral": (EdfMhConfig(deferral=False), ("few",)),
+    "densest": (EdfMhConfig(densest=False), ("unseen_averse",)),
+    "next_use": (EdfMhConfig(next_use=False), _UNFORESEEN),
+    "prefetch": (EdfMhConfig(prefetch=False), _UNFORESEEN),
+    "take_pages": (EdfMhConfig(take_pages=False), ("unseen_hot",)),
+    "before_refusals": (EdfMhConfig(before_refusals=False), ("unseen_hot", "unseen_crowd")),
+    "suits": (EdfMhConfig(suits=False), ("unseen_unlike", "unlike")),
 }
-
-#: Where a piece with a switch is compared besides: it matters in few other places.
-BESIDES = {
-    "deferral": ("few",),
-    "densest": ("unseen_averse",),
-    "next_use": ("unseen_timers", "unseen_halftimers", "unseen_random"),
-    "prefetch": ("unseen_timers", "unseen_halftimers", "unseen_random"),
-    "take_pages": ("unseen_hot",),
-    "before_refusals": ("unseen_hot", "unseen_crowd"),
-    "suits": ("unseen_unlike", "unlike"),
-}
-
-#: How its scheduler is made, and the scenarios that it runs, whose keys begin so.
-_Trial = tuple[Callable[[Case], Scheduler], tuple[str, ...]]
 
 #: Kept, and without a switch: what stands in its place, and where.
-REPLACED: dict[str, _Trial] = {
-    "contiguous_run": (
-        partial(tried.with_policy, tried.largest_fill),
-        ("fig5_slo10", "fig7_left_n12_r2400_x3.38", "overload", "few", "unlike"),
+REPLACED = (
+    Contender(
+        name="contiguous_run",
+        config=ALL,
+        scheduler=tried.largest_fill,
+        only=("fig5_slo10", "fig7_left_n12_r2400_x3.38", "overload", "few", "unlike"),
     ),
-    "further_copy": (
-        partial(tried.with_policy, tried.OneCopy, eager_copies=False),
-        (*_LOADS, "few_n4_gpus8"),
+    Contender(
+        name="further_copy",
+        config=ALL,
+        scheduler=tried.one_copy,
+        only=(*_LOADS, "few_n4_gpus8"),
     ),
-    "copy_when_refused": (
-        partial(tried.with_policy, tried.CopiesAtOnce),
-        (*_LOADS, "few_n4_gpus8"),
+    Contender(
+        name="copy_when_refused",
+        config=ALL,
+        scheduler=tried.copies_at_once,
+        only=(*_LOADS, "few_n4_gpus8"),
     ),
-    "wanted_not_evicted": (partial(tried.with_policy, tried.PlainLru), _LOADS),
-}
-
-
-def _most_refused_at_once(case: Case) -> Scheduler:
-    return Scheduler(replace(ALL, edf_mh=EdfMhConfig(at_once=0.62)))
-
+    Contender(name="wanted_not_evicted", config=ALL, scheduler=tried.plain_lru, only=_LOADS),
+)
 
 #: Left out, or off: how it was tried, and where.
-LEFT_OUT: dict[str, _Trial] = {
-    "at_once": (_most_refused_at_once, ("overload", "zoo_zoo600_slo100")),
-    "batch_beside_idle": (
-        partial(tried.with_policy, tried.batch_beside_idle),
-        ("fig7_right_m12c16_x3.38",),
+LEFT_OUT = (
+    Contender(
+        name="at_once",
+        config=replace(ALL, edf_mh=EdfMhConfig(at_once=0.62)),
+        only=("overload", "zoo_zoo600_slo100"),
     ),
-}
+    Contender(
+        name="batch_beside_idle",
+        config=ALL,
+        scheduler=tried.batch_beside_idle,
+        only=("fig7_right_m12c16_x3.38",),
+    ),
+)
 
 
-def contenders() -> list[Contender]:
-    """All of `edf_mh`, and it with each piece off, replaced, or added."""
-    return [
-        Contender(name="all", config=ALL),
-        *(
-            Contender(
-                name=name,
-                config=replace(ALL, edf_mh=off),
-                only=(*SCENARIOS, *BESIDES.get(name, ())),
-            )
-            for name, off in OFF.items()
-        ),
-        *(
-            Contender(name=name, config=ALL, scheduler=scheduler, only=only)
-            for name, (scheduler, only) in (REPLACED | LEFT_OUT).items()
-        ),
+def pieces() -> list[Contender]:
+    """`edf_mh` with each piece off, replaced, or added."""
+    off = (
+        Contender(name=name, config=replace(ALL, edf_mh=change), only=(*SCENARIOS, *besides))
+        for name, (change, besides) in OFF.items()
+    )
+    return [*off, *REPLACED, *LEFT_OUT]
+
+
+def measure_all(setting: Setting) -> Iterator[Row]:
+    """Measure all of `edf_mh` and its pieces, under each scenario that is asked for and where any piece is compared."""
+    where = tuple(word for piece in pieces() for word in piece.only)
+    loads = [
+        load
+        for load in (*scenarios(), *further_scenarios())
+        if load.key.startswith(setting.only) and load.key.startswith(where)
     ]
-
-
-def compared(setting: Setting) -> list[Scenario]:
-    """The scenarios under which any piece is compared, of those that are asked for."""
-    pieces = [contender for contender in contenders() if contender.only]
-    return [
-        scenario
-        for scenario in (*scenarios(), *further_scenarios())
-        if setting.asks_for(scenario) and any(piece.runs(scenario) for piece in pieces)
-    ]
+    return run_all(loads, [Contender(name="all", config=ALL), *pieces()], setting)
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """Name every number: `PIECE_SCENARIO_METRIC`, and of the whole `all_SCENARIO_METRIC`."""
-    by_key = {(row.policy, row.scenario.key): row for row in rows}
+    whole = {row.load.key: row.points for row in rows if row.policy == "all"}
     figures: dict[str, float] = {}
-    for (policy, key), row in by_key.items():
-        figures[f"{policy}_{key}_goodput_pct"] = row.points
-        for metric in ("p5_model_share", "worst_model_share", "p50_ms"):
-            figures[f"{policy}_{key}_{metric}"] = row.mean(metric)
-        if row.scenario.group == "fig7_right":
-            figures[f"{policy}_{key}_bc_rps"] = row.mean("batch_rps")
-        if row.scenario.group == "azure":
-            figures[f"{policy}_{key}_cold_per_million"] = row.per_million("cold")
-        gain = row.points - by_key["all", key].points
-        if policy in LEFT_OUT:
-            figures[f"{policy}_{key}_gain_points"] = gain
-        elif policy != "all":
-            figures[f"{policy}_{key}_worth_points"] = -gain
+    for row in rows:
+        figures |= own_figures(row, "p5_model_share", "worst_model_share", "p50_ms")
+        key, gain = f"{row.policy}_{row.load.key}", row.points - whole[row.load.key]
+        if row.policy in [piece.name for piece in LEFT_OUT]:
+            figures[f"{key}_gain_points"] = gain
+        elif row.policy != "all":
+            figures[f"{key}_worth_points"] = -gain
     return figures
 
 
 STUDY = Study(
     name="ablation",
     setting=Setting(bounds=False),
-    ask=lambda setting: run_all(compared(setting), contenders(), setting),
-    key="{policy}_{group}_{scenario}",
+    ask=measure_all,
+    key="{policy}_{group}_{load}",
+    say=said,
     figures=lambda _, rows: figures_of(rows),
     tables={"": table},
 )

@@ -52,7 +52,7 @@ class Setting:
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GatePoint:
     """One load: the shares that are answered, and the parts of all refusals that leave at once."""
 
@@ -126,26 +126,17 @@ def measure_all(setting: Setting) -> Iterator[GatePoint]:
             if load[0] >= _BOUND_FROM
         }
         for load in loads:
+            models, gpus, rate_rps = load
             most, half = (
                 bounds[load, part].result() if (load, part) in bounds else None
                 for part in (0.0, 0.5)
             )
-            (open_answered, open_early), (gate_answered, gate_early) = (
-                map(mean, zip(*(future.result() for future in measured[load, gate]), strict=True))
+            shares = (
+                mean(of_seeds)
                 for gate in GATES
+                for of_seeds in zip(*(done.result() for done in measured[load, gate]), strict=True)
             )
-            models, gpus, rate_rps = load
-            yield GatePoint(
-                models=models,
-                gpus=gpus,
-                rate_rps=rate_rps,
-                bound=most,
-                bound_half_at_once=half,
-                open_answered=open_answered,
-                open_at_once=open_early,
-                gate_answered=gate_answered,
-                gate_at_once=gate_early,
-            )
+            yield GatePoint(models, gpus, rate_rps, most, half, *shares)
 
 
 STUDY = Study(

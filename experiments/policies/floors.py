@@ -11,13 +11,13 @@ request ever cost. To record again keeps them where they are better than today's
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,13 @@ from experiments.clockwork_paper import (
     scale,
 )
 from experiments.clockwork_paper.cases import closed, poisson, pressed, resnets, zoo
-from experiments.policies import ablation, at_once, edf_mh, lanes, overload
-from experiments.policies.scenario_runs import ScenarioOutcome, bound_of, measure
-from experiments.policies.scenarios import Scenario
+from experiments.policies import ablation, at_once, contest, edf_mh, lanes, overload
+from experiments.policies.contest import Outcome, bound_of, measure
+from experiments.policies.load import Load
 from experiments.policies.unseen import __main__ as unseen
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import CpuCosts
+from experiments.study.bench import Findings, bench
 from experiments.study.compared import POLICIES
 from modelzoo.profile import Noise
 
@@ -52,6 +53,15 @@ MORE_LINES = 0.03
 
 #: Look-aheads differ by too little to be worth the time.
 COMPARED = ("clockwork", "edf_mh")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is kept."""
+
+    #: Forget the best that was reached before.
+    anew: bool = False
+
 
 # --- settings -------------------------------------------------------------------------------------
 
@@ -145,10 +155,15 @@ QUICK_OVERLOAD = overload.Setting(
     loads=(0.25, 1.5), warmup_ns=NS_PER_S, measured_ns=2 * NS_PER_S, noise=Noise()
 )
 
-QUICK_SHARES = edf_mh.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
+QUICK_SHARES = contest.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
+
+#: One family that nobody tuned to.
+QUICK_UNSEEN = unseen.Setting(
+    only=("arrivals_tiny_slo_2ms",), policies=("edf", "edf_mh"), seeds=(1,), processes=1
+)
 
 #: A load that few pieces matter for, so that few runs are enough.
-QUICK_PIECES = edf_mh.Setting(seeds=(1,), only=("unseen_random",), processes=1, bounds=False)
+QUICK_PIECES = contest.Setting(seeds=(1,), only=("unseen_random",), processes=1, bounds=False)
 
 #: With so few models no bound is computed, which would take minutes.
 QUICK_AT_ONCE = at_once.Setting(loads=((15, 1, (1500,)),), seeds=(1,))
@@ -179,12 +194,12 @@ QUICK_EXPLAIN = explain.Setting(
 
 #: More than GPUs can do, more than memory holds, and clients that ask again: each kind of bound.
 SCENARIOS = (
-    Scenario(
+    Load(
         "small",
         "overload",
-        lambda seed: poisson(
+        partial(
+            poisson,
             resnets(12),
-            seed,
             num_gpus=2,
             rate_rps=1800,
             slo_ns=25 * NS_PER_MS,
@@ -192,7 +207,7 @@ SCENARIOS = (
         ),
         NS_PER_S,
     ),
-    Scenario(
+    Load(
         "small",
         "zoo",
         lambda seed: pressed(
@@ -208,12 +223,12 @@ SCENARIOS = (
         NS_PER_S,
         bound="memory",
     ),
-    Scenario(
+    Load(
         "small",
         "fig5",
-        lambda seed: closed(seed, slo_ms=50, duration_ns=2 * NS_PER_S),
+        partial(closed, slo_ms=50, duration_ns=2 * NS_PER_S),
         NS_PER_S,
-        bound="rate",
+        bound="rate_inside",
     ),
 )
 
@@ -221,14 +236,14 @@ SCENARIOS = (
 # --- forms ----------------------------------------------------------------------------------------
 
 
-def play_scenarios(directory: Path) -> dict[tuple[str, str], ScenarioOutcome]:
+def play_scenarios(directory: Path) -> dict[tuple[str, str], Outcome]:
     """Measure both policies under `SCENARIOS`, by scenario and policy."""
     outcomes = {}
     for scenario in SCENARIOS:
         bound = bound_of(scenario, 1)
         for policy in COMPARED:
-            outcome = measure(scenario, POLICIES[policy], 1, bound=bound)
-            outcomes[scenario.key, policy] = outcome
+            outcome = measure(scenario, POLICIES[policy], 1)
+            outcomes[scenario.key, policy] = replace(outcome, bound=bound)
     write_results(
         "scenarios",
         {
@@ -259,14 +274,6 @@ def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: i
     return path
 
 
-def play_unseen(directory: Path) -> list[unseen.PolicyRow]:
-    """One family that nobody tuned to."""
-    setting = unseen.Setting(
-        families=("tiny_slo_2ms",), policies=("edf", "edf_mh"), seeds=(1,), processes=1
-    )
-    return unseen.STUDY.produce(setting, directory)
-
-
 #: By name of the record whose short form it is: leaves its files in a folder, and returns what the figure does.
 FORMS: Mapping[str, Callable[[Path], Any]] = {
     "fig5": lambda directory: fig5.STUDY.produce(QUICK5, directory),
@@ -279,7 +286,7 @@ FORMS: Mapping[str, Callable[[Path], Any]] = {
     "lanes": lambda directory: lanes.STUDY.produce(directory=directory),
     "edf_mh": lambda directory: edf_mh.STUDY.produce(QUICK_SHARES, directory),
     "scenarios": play_scenarios,
-    "unseen": play_unseen,
+    "unseen": lambda directory: unseen.STUDY.produce(QUICK_UNSEEN, directory),
     "ablation": lambda directory: ablation.STUDY.produce(QUICK_PIECES, directory),
     "at_once": lambda directory: at_once.STUDY.produce(QUICK_AT_ONCE, directory),
     "clipper_fig6": lambda directory: clipper_fig6.STUDY.produce(QUICK_REPLICAS, directory),
@@ -395,49 +402,22 @@ def bests(
     }
 
 
-def record(*, anew: bool, directory: Path = RESULTS) -> None:
-    """Play every form and write `floors.json`.
-
-    Args:
-        anew: forget the best that was reached before.
-        directory: where the record is.
-    """
-    target = directory / "floors.json"
-    before = {}
-    if not anew and target.exists():
-        before = json.loads(target.read_text(encoding="utf-8"))["figures"]
+def measure_all(setting: Setting) -> Findings:
+    """Play every form and count the core's lines."""
+    before = {} if setting.anew else Floors().best
     forms = {}
     for name, play in FORMS.items():
         with tempfile.TemporaryDirectory() as folder:
             play(Path(folder))
             forms[name] = take(name, Path(folder))
     lines = {
-        lines_key(case, policy): lines_per_request(setting, policy)
-        for case, setting in CASES.items()
+        lines_key(case, policy): lines_per_request(played, policy)
+        for case, played in CASES.items()
         for policy in COMPARED
     }
-    write_results(
-        "floors",
-        bests(forms, lines, before),
-        command=COMMAND,
-        extra={
-            "forms": {
-                name: {"figures": dict(taken.figures), "tables": dict(taken.tables)}
-                for name, taken in forms.items()
-            }
-        },
-        directory=directory,
+    return Findings(
+        bests(forms, lines, before), {"forms": {name: asdict(form) for name, form in forms.items()}}
     )
 
 
-def main() -> None:
-    """Record as a command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--anew", action="store_true", help="forget the best that was reached before"
-    )
-    record(anew=parser.parse_args().anew)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = bench("floors", Setting(), measure_all)

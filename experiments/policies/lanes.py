@@ -8,22 +8,22 @@ What runs when is the scheduler's decision, as it is live.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from clockwright.units import NS_PER_MS, ModelId
+from clockwright.units import NS_PER_MS
 from controller.telemetry import OK, Telemetry
-from experiments.simulator import Case, Cluster, HostedModel, run
+from experiments.policies.load import case_of, hosted
+from experiments.simulator import run
+from experiments.study.bench import Findings, bench
 from experiments.study.pictures import COLOURS
 from experiments.study.report import picture
-from experiments.study.study import Column, Study
-from modelzoo.profile import load_profile
-from traces.arrivals import Recorded, Workload
+from experiments.study.study import StudyRecord
+from modelzoo.profile import Noise, load_profile
+from traces.arrivals import Recorded
 
 #: Names in the picture, and rows of Table 1.
 MODELS = {"A": "resnet50_v1b", "B": "densenet161", "C": "inceptionv3"}
@@ -57,8 +57,6 @@ class Asked:
     deadline_ms: float
     departure_ms: float
     outcome: str
-    #: The Infer that answered it; -1: none.
-    action_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,36 +65,15 @@ class Ran:
 
     model: str
     lane: str
-    action_id: int
-    batch_size: int
     num_requests: int
     begin_ms: float
     end_ms: float
 
 
-_PLAIN = Column(figure="{name}")
-
-
-@dataclass(frozen=True, slots=True)
-class Tenth:
-    """All that happens, and how often."""
-
-    asked: Sequence[Asked]
-    ran: Sequence[Ran]
-
-    num_requests: Annotated[int, _PLAIN]
-    num_answered: Annotated[int, _PLAIN]
-    num_refused: Annotated[int, _PLAIN]
-    num_loads: Annotated[int, _PLAIN]
-    num_infers: Annotated[int, _PLAIN]
-    least_slack_ms: Annotated[float, _PLAIN]
-
-
 def simulate() -> tuple[list[Asked], list[Ran]]:
     """Run the case; returns requests in order of arrival, and actions in order of begin."""
-    profile = load_profile("table1")
-    models = tuple(HostedModel(ModelId(n), profile.row_for(row)) for n, row in MODELS.items())
-    names = list(MODELS)
+    profile, names = load_profile("table1"), list(MODELS)
+    models = tuple(hosted(name, profile.row_for(row)) for name, row in MODELS.items())
     sources = tuple(
         Recorded(
             times_ns=np.array(
@@ -109,14 +86,8 @@ def simulate() -> tuple[list[Asked], list[Ran]]:
         for slo_ms in sorted({slo_ms for *_, slo_ms in REQUESTS})
     )
     telemetry = Telemetry()
-    run(
-        Case(
-            workload=Workload(models=tuple(model.model_id for model in models), sources=sources),
-            cluster=Cluster(models=models, num_pages=NUM_PAGES),
-            duration_ns=END_MS * NS_PER_MS,
-        ),
-        telemetry=telemetry,
-    )
+    case = case_of(models, sources, 0, END_MS / 1000, pages=NUM_PAGES, noise=Noise())
+    run(case, telemetry=telemetry)
     asked = [
         Asked(
             model=row.model_id,
@@ -124,7 +95,6 @@ def simulate() -> tuple[list[Asked], list[Ran]]:
             deadline_ms=_ms(row.arrival_ns + row.slo_ns),
             departure_ms=_ms(row.departure_ns),
             outcome=row.outcome,
-            action_id=-1 if row.action_id is None else int(row.action_id),
         )
         for row in telemetry.requests
     ]
@@ -132,8 +102,6 @@ def simulate() -> tuple[list[Asked], list[Ran]]:
         Ran(
             model=row.model_id,
             lane=lane,
-            action_id=int(row.action_id),
-            batch_size=row.batch_size,
             num_requests=row.num_requests,
             begin_ms=_ms(step.begin_ns),
             end_ms=_ms(step.end_ns),
@@ -152,32 +120,27 @@ def _ms(time_ns: int) -> float:
     return round(time_ns / NS_PER_MS - BEGIN_MS, 3)
 
 
-def counted(asked: Sequence[Asked], ran: Sequence[Ran]) -> Tenth:
-    """Count what happens."""
-    answered = [request for request in asked if request.outcome == OK]
+def found() -> Findings:
+    """All that happens, and how often."""
+    asked, ran = simulate()
+    slack_ms = [r.deadline_ms - r.departure_ms for r in asked if r.outcome == OK]
     num_loads = sum(action.lane == "LOAD" for action in ran)
-    return Tenth(
-        asked,
-        ran,
-        num_requests=len(asked),
-        num_answered=len(answered),
-        num_refused=len(asked) - len(answered),
-        num_loads=num_loads,
-        num_infers=len(ran) - num_loads,
-        least_slack_ms=min(r.deadline_ms - r.departure_ms for r in answered),
-    )
+    figures = {
+        "num_requests": len(asked),
+        "num_answered": len(slack_ms),
+        "num_refused": len(asked) - len(slack_ms),
+        "num_loads": num_loads,
+        "num_infers": len(ran) - num_loads,
+        "least_slack_ms": min(slack_ms),
+    }
+    rows = {"requests": list(map(asdict, asked)), "actions": list(map(asdict, ran))}
+    return Findings(figures, {"models": MODELS, **rows})
 
 
-def recorded(directory: Path) -> list[Tenth]:
-    """Read what the record has."""
-    content = json.loads((directory / "lanes.json").read_text(encoding="utf-8"))
-    asked = [Asked(**request) for request in content["requests"]]
-    return [counted(asked, [Ran(**action) for action in content["actions"]])]
-
-
-def draw(target: Path, _setting: Setting, points: Sequence[Tenth]) -> None:
+def draw(target: Path, _setting: Setting, recorded: StudyRecord) -> None:
     """Requests from arrival to deadline, a line each; below, the lanes of the GPU."""
-    asked, ran = points[0].asked, points[0].ran
+    asked = [Asked(**request) for request in recorded.record["requests"]]
+    ran = [Ran(**action) for action in recorded.record["actions"]]
     with picture(target, 2, 1, size=(10, 6.6), share_x=True) as grid:
         above, below = grid[:, 0]
         above.get_gridspec().set_height_ratios([2.6, 1])
@@ -201,10 +164,7 @@ def draw(target: Path, _setting: Setting, points: Sequence[Tenth]) -> None:
         above.set_ylim(len(asked), -1.8)
         above.set_yticks([])
         above.set_ylabel("requests, by model (A, B, C)", fontsize=14)
-        above.set_title(
-            TITLE,
-            fontsize=15, loc="left", fontweight="bold",
-        )  # fmt: skip
+        above.set_title(TITLE, fontsize=15, loc="left", fontweight="bold")
         for action in ran:
             _draw_action(below, action)
         below.set_ylim(1.55, -0.55)
@@ -263,18 +223,8 @@ def _draw_action(axes: Any, action: Ran) -> None:  # noqa: ANN401
     )  # fmt: skip
 
 
-STUDY = Study(
-    name="lanes",
-    setting=Setting(),
-    ask=lambda _: [counted(*simulate())],
-    key="lanes",
-    tables={},
+STUDY = replace(
+    bench("lanes", Setting(), lambda _: found()),
     title=TITLE,
     picture=draw,
-    recorded=recorded,
-    extra=lambda _, points: {
-        "models": MODELS,
-        "requests": [asdict(request) for request in points[0].asked],
-        "actions": [asdict(action) for action in points[0].ran],
-    },
 )

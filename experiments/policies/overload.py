@@ -17,7 +17,7 @@ What is simulated here was measured live for a device of 10 ms per request: `exp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -25,19 +25,17 @@ from typing import Annotated
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.bounds import Cost, density_rate
-from experiments.simulator import Case, Cluster, copies_of, run
+from experiments.clockwork_paper.cases import poisson
+from experiments.simulator import copies_of, run
+from experiments.study.compared import POLICIES
 from experiments.study.pictures import BLACK, COLOURS, colour_of
 from experiments.study.report import picture
 from experiments.study.study import Column, Study, StudyRecord, over
 from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Poisson, Workload
 
 #: By the name with which keys begin: the scheduler.
 SERVERS = {
-    "edf_mh": SchedulerConfig(policy="edf_mh"),
-    "clockwork": SchedulerConfig(policy="clockwork"),
-    "infaas": SchedulerConfig(policy="infaas"),
-    "clipper": SchedulerConfig(policy="clipper"),
+    **{name: POLICIES[name] for name in ("edf_mh", "clockwork", "infaas", "clipper")},
     "one_by_one": SchedulerConfig(policy="clipper", batching="none"),
 }
 
@@ -114,23 +112,17 @@ class LoadPoint:
 def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     """Simulate one way of serving under one load."""
     row = load_profile("table1").row_for(setting.architecture)
-    models = copies_of(row, setting.num_models)
     end_ns = setting.warmup_ns + setting.measured_ns
-    arrivals = Poisson(
-        models=tuple(range(setting.num_models)),
+    case = poisson(
+        copies_of(row, setting.num_models),
+        setting.seed,
+        num_gpus=1,
         rate_rps=load * setting.capacity_rps,
         slo_ns=setting.slo_ms * NS_PER_MS,
-        end_ns=end_ns,
-        seed=setting.seed,
-    )
-    case = Case(
-        workload=Workload(models=tuple(model.model_id for model in models), sources=(arrivals,)),
-        cluster=Cluster(models=models, noise=setting.noise),
         duration_ns=end_ns,
-        scheduler=SERVERS[server],
-        seed=setting.seed,
+        noise=setting.noise,
     )
-    total = run(case).summary.total(setting.warmup_ns, end_ns)
+    total = run(replace(case, scheduler=SERVERS[server])).summary.total(setting.warmup_ns, end_ns)
     seconds = setting.measured_ns / NS_PER_S
     return LoadPoint(
         server=server,
@@ -178,10 +170,8 @@ def draw(target: Path, setting: Setting, recorded: StudyRecord) -> None:
         axes.tick_params(labelsize=13)
         axes.set_xlabel("requests offered, times what the GPU can do", fontsize=14)
         axes.set_ylabel(f"answers within {setting.slo_ms} ms, r/s", fontsize=14)
-        axes.set_title(
-            TITLE.replace(". ", ".\n"),
-            fontsize=14, loc="left", fontweight="bold", x=-0.1,
-        )  # fmt: skip
+        words = TITLE.replace(". ", ".\n")
+        axes.set_title(words, fontsize=14, loc="left", fontweight="bold", x=-0.1)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
 

@@ -9,20 +9,20 @@ are batch clients'.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-
-from typing_extensions import override
+from itertools import product, starmap
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
-from experiments.clockwork_paper.cases import NOISE, case_of, closed, poisson, pressed, resnets, zoo
-from experiments.policies.unseen import averse, copies, mixtures, timers
+from experiments.clockwork_paper.cases import NOISE, closed, pressed, resnets, zoo
+from experiments.policies.load import BATCH_SLO_NS, Load, case_of, poisson, row_of
+from experiments.policies.unseen import FAMILIES, averse, copies, mixtures, timers
 from experiments.policies.unseen import unlike as unlike_kinds
 from experiments.simulator import Case, HostedModel, WorkerKind, copies_of, slower_kind
-from modelzoo.profile import Noise, ProfileRow
-from traces.arrivals import ClosedLoop, Poisson
+from modelzoo.profile import Noise
+from traces.arrivals import ClosedLoop
 
 #: Noise of the Azure replay: none at all, and Figure 9's.
 NOISE_MODELS = {
@@ -31,37 +31,7 @@ NOISE_MODELS = {
 }
 
 #: Symphony's example of a network that gains much by batches (arXiv 2308.07470): 1.053 b + 5.072 ms.
-STEEP = ProfileRow(
-    name="steep",
-    weights_bytes=100_000_000,
-    load_ns=8 * NS_PER_MS,
-    exec_ns={size: 1_053_000 * size + 5_072_000 for size in (1, 2, 4, 8, 16)},
-)
-
-BATCH_SLO_NS = 3600 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A load, not yet drawn."""
-
-    name: str
-    #: Section of the table: one of the paper's figures, or a group of our own cases.
-    group: str
-    case: Callable[[int], Case]
-    begin_ns: int
-    #: `density` (B1), `memory` (B3), `rate` (closed loops), or empty: none is known.
-    bound: str = "density"
-
-    @override
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def key(self) -> str:
-        """The scenario as the names of its figures spell it."""
-        return f"{self.group}_{self.name}"
-
+STEEP = row_of("steep", 8, {size: 1.053 * size + 5.072 for size in (1, 2, 4, 8, 16)})
 
 # --- workloads ------------------------------------------------------------------------------------
 
@@ -80,33 +50,25 @@ def ramp(seed: int) -> Case:
 
 
 def shared(
-    seed: int, *, num_batch: int, concurrency: int, multiple: float, duration_ns: int
+    seed: int, *, num_batch: int, concurrency: int, multiple: float, seconds: float = 5
 ) -> Case:
     """Figure 7, right: 6 models at 200 r/s each on 6 GPUs, beside some with batch clients."""
     models = resnets(fig7.NUM_LS + num_batch)
-    source = Poisson(
-        models=range(fig7.NUM_LS),
-        rate_rps=fig7.NUM_LS * fig7.LS_RPS,
-        slo_ns=round(fig7.BASE_SLO_NS * multiple),
-        end_ns=duration_ns,
-        seed=seed,
-    )
-    loops = tuple(
-        ClosedLoop(model=i, concurrency=concurrency, slo_ns=BATCH_SLO_NS, end_ns=duration_ns)
+    rate_rps, slo_ms = fig7.NUM_LS * fig7.LS_RPS, fig7.BASE_SLO_NS * multiple / NS_PER_MS
+    source = poisson(range(fig7.NUM_LS), rate_rps, slo_ms, seconds, seed)
+    loops = [
+        ClosedLoop(model=i, concurrency=concurrency, slo_ns=BATCH_SLO_NS, end_ns=source.end_ns)
         for i in range(fig7.NUM_LS, len(models))
-    )
-    return case_of(
-        models, [source], loops=loops, seed=seed, end_ns=duration_ns, num_gpus=fig7.NUM_GPUS
-    )
+    ]
+    return case_of(models, [source], seed, seconds, loops=loops, gpus=fig7.NUM_GPUS)
 
 
-def azure(
-    seed: int, *, rate: float, noise_model: fig9.NoiseModel, warmup_ns: int, measured_ns: int
-) -> Case:
+def azure(seed: int, *, rate: float, noise: str, warmup_s: int, measured_s: int) -> Case:
     """The workload of Figures 8 and 9 at a multiple of its rate.
 
     A quarter of what is measured lies before a full hour, whose first minute is the trace's busiest.
     """
+    noise_model = NOISE_MODELS[noise]
     setting = azure_replay.Setting(
         rate_rps=rate * azure_replay.Setting().rate_rps,
         num_minutes=60,
@@ -116,8 +78,8 @@ def azure(
     trace = azure_replay.generated(setting)
     case = azure_replay.case_of(setting, trace, SchedulerConfig())
     hour_ns = (-trace.first_minute % 60) * 60 * NS_PER_S
-    begin_ns = hour_ns - measured_ns // 4 - warmup_ns
-    duration_ns = warmup_ns + measured_ns
+    begin_ns = hour_ns - measured_s * NS_PER_S // 4 - warmup_s * NS_PER_S
+    duration_ns = (warmup_s + measured_s) * NS_PER_S
     return replace(
         case,
         workload=case.workload.sliced(begin_ns, begin_ns + duration_ns),
@@ -127,26 +89,20 @@ def azure(
     )
 
 
-def unlike(seed: int, *, rate_rps: int, duration_ns: int) -> Case:
+def unlike(seed: int, *, rate_rps: int, seconds: float = 6) -> Case:
     """12 models on three GPUs and three that take 2.5 times as long, SLO 25 ms."""
-    case = poisson(
-        resnets(12),
-        seed,
-        num_gpus=6,
-        rate_rps=rate_rps,
-        slo_ns=25 * NS_PER_MS,
-        duration_ns=duration_ns,
-    )
-    row = case.cluster.models[0].row
-    kinds = (WorkerKind(), slower_kind("slower", [row], 2.5)) * 3
+    models = resnets(12)
+    source = poisson(range(len(models)), rate_rps, 25, seconds, seed)
+    case = case_of(models, [source], seed, seconds, gpus=6)
+    kinds = (WorkerKind(), slower_kind("slower", [models[0].row], 2.5)) * 3
     return replace(case, cluster=replace(case.cluster, kinds=kinds))
 
 
-def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_ns: int, measured_ns: int) -> Case:
+def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_s: int, measured_s: int) -> Case:
     """A line of the scale table."""
     setting = scale.Setting(noise=NOISE, seed=seed)
     (size,) = (s for s in setting.sizes if s.num_gpus == num_gpus and not s.costs.charged)
-    size = replace(size, warmup_ns=warmup_ns, measured_ns=measured_ns)
+    size = replace(size, warmup_ns=warmup_s * NS_PER_S, measured_ns=measured_s * NS_PER_S)
     return scale.case_of(setting, "clockwork", size, slo_ms)
 
 
@@ -156,53 +112,45 @@ def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_ns: int, measured_ns
 def _poisson(
     group: str,
     name: str,
-    make: Callable[[], tuple[HostedModel, ...]],
+    models: Callable[[], tuple[HostedModel, ...]],
     rate_rps: int,
-    slo_ns: int,
+    slo_ms: float,
     begin_s: int,
     *,
     gpus: int = 6,
-) -> Scenario:
+) -> Load:
     """Six seconds of a Poisson process."""
 
     def case(seed: int) -> Case:
-        return poisson(
-            make(),
-            seed,
-            num_gpus=gpus,
-            rate_rps=rate_rps,
-            slo_ns=slo_ns,
-            duration_ns=6 * NS_PER_S,
-        )
+        hosted = models()
+        source = poisson(range(len(hosted)), rate_rps, slo_ms, 6, seed)
+        return case_of(hosted, [source], seed, 6, gpus=gpus)
 
-    return Scenario(name, group, case, begin_s * NS_PER_S)
+    return Load(name, group, case, begin_s * NS_PER_S)
 
 
-def _overload(name: str, num_models: int, rate_rps: int, slo_ms: int) -> Scenario:
-    make = partial(zoo, num_models, 7) if name == "zoo48" else partial(resnets, num_models)
-    name = f"{name}_r{rate_rps}_slo{slo_ms}"
-    return _poisson("overload", name, make, rate_rps, slo_ms * NS_PER_MS, 3)
+def _overload(name: str, num_models: int, rate_rps: int, slo_ms: int) -> Load:
+    models = partial(zoo, num_models, 7) if name == "zoo48" else partial(resnets, num_models)
+    return _poisson("overload", f"{name}_r{rate_rps}_slo{slo_ms}", models, rate_rps, slo_ms, 3)
 
 
-def _left(num_models: int, rate_rps: int, multiple: float) -> Scenario:
+def _left(num_models: int, rate_rps: int, multiple: float) -> Load:
     name = f"n{num_models}_r{rate_rps}_x{multiple:.3g}"
-    slo_ns = round(fig7.BASE_SLO_NS * multiple)
-    return _poisson("fig7_left", name, partial(resnets, num_models), rate_rps, slo_ns, 2)
+    slo_ms = fig7.BASE_SLO_NS * multiple / NS_PER_MS
+    return _poisson("fig7_left", name, partial(resnets, num_models), rate_rps, slo_ms, 2)
 
 
-def _few(num_models: int, gpus: int, rps_per_gpu: int) -> Scenario:
-    rate_rps, make = rps_per_gpu * gpus, partial(copies_of, STEEP, num_models)
+def _few(num_models: int, gpus: int, rps_per_gpu: int) -> Load:
+    rate_rps, models = rps_per_gpu * gpus, partial(copies_of, STEEP, num_models)
     name = f"n{num_models}_gpus{gpus}_r{rate_rps}"
-    return _poisson("few", name, make, rate_rps, 25 * NS_PER_MS, 3, gpus=gpus)
+    return _poisson("few", name, models, rate_rps, 25, 3, gpus=gpus)
 
 
 def _pressed(
     name: str, count: int, zipf: float, gpus: int, rate_rps: int, slo_ms: int, seconds: int
-) -> Scenario:
-    return Scenario(
-        f"{name}_slo{slo_ms}",
-        "zoo",
-        lambda seed: pressed(
+) -> Load:
+    def case(seed: int) -> Case:
+        return pressed(
             zoo(count, seed),
             seed,
             zipf=zipf,
@@ -211,115 +159,57 @@ def _pressed(
             rate_rps=rate_rps,
             slo_ns=slo_ms * NS_PER_MS,
             duration_ns=(4 + seconds) * NS_PER_S,
-        ),
-        4 * NS_PER_S,
-        bound="memory",
-    )
+        )
+
+    return Load(f"{name}_slo{slo_ms}", "zoo", case, 4 * NS_PER_S, bound="memory")
 
 
-def _closed(slo_ms: int) -> Scenario:
-    return Scenario(
-        f"slo{slo_ms}",
-        "fig5",
-        lambda seed: closed(seed, slo_ms=slo_ms, duration_ns=5 * NS_PER_S),
-        2 * NS_PER_S,
-        bound="rate",
-    )
+def _closed(slo_ms: int) -> Load:
+    case = partial(closed, slo_ms=slo_ms, duration_ns=5 * NS_PER_S)
+    return Load(f"slo{slo_ms}", "fig5", case, 2 * NS_PER_S, bound="rate_inside")
 
 
-def _shared(num_batch: int, concurrency: int, multiple: float) -> Scenario:
+def _shared(num_batch: int, concurrency: int, multiple: float) -> Load:
     name = f"m{num_batch}c{concurrency}" if num_batch else "m0"
-    return Scenario(
-        f"{name}_x{multiple:.3g}",
-        "fig7_right",
-        lambda seed: shared(
-            seed,
-            num_batch=num_batch,
-            concurrency=concurrency,
-            multiple=multiple,
-            duration_ns=5 * NS_PER_S,
-        ),
-        2 * NS_PER_S,
-    )
+    case = partial(shared, num_batch=num_batch, concurrency=concurrency, multiple=multiple)
+    return Load(f"{name}_x{multiple:.3g}", "fig7_right", case, 2 * NS_PER_S)
 
 
-def _unlike(rate_rps: int) -> Scenario:
-    # The bound assumes equal GPUs.
-    return Scenario(
-        f"r{rate_rps}",
-        "unlike",
-        lambda seed: unlike(seed, rate_rps=rate_rps, duration_ns=6 * NS_PER_S),
-        2 * NS_PER_S,
-        bound="",
-    )
-
-
-def _azure(rate: float, noise: str, seconds: int) -> Scenario:
+def _azure(rate: float, noise: str, seconds: int) -> Load:
     # Six GPUs load 700 models a second.
-    warmup_ns = 8 * NS_PER_S
-    return Scenario(
-        f"x{rate:g}_{noise}",
-        "azure",
-        lambda seed: azure(
-            seed,
-            rate=rate,
-            noise_model=NOISE_MODELS[noise],
-            warmup_ns=warmup_ns,
-            measured_ns=seconds * NS_PER_S,
-        ),
-        warmup_ns,
+    case = partial(azure, rate=rate, noise=noise, warmup_s=8, measured_s=seconds)
+    return Load(f"x{rate:g}_{noise}", "azure", case, 8 * NS_PER_S)
+
+
+def _larger(num_gpus: int, slo_ms: int, warmup_s: int, seconds: int) -> Load:
+    case = partial(larger, num_gpus=num_gpus, slo_ms=slo_ms, warmup_s=warmup_s, measured_s=seconds)
+    return Load(f"gpus{num_gpus}_slo{slo_ms}", "scale", case, warmup_s * NS_PER_S)
+
+
+def full_memory(seed: int) -> Case:
+    """Figure 6's end: 3,600 models on one GPU."""
+    return pressed(
+        resnets(3600),
+        seed,
+        zipf=0.0,
+        num_gpus=1,
+        num_pages=1937,  # 31 GB
+        rate_rps=1000,
+        slo_ns=100 * NS_PER_MS,
+        duration_ns=10 * NS_PER_S,
     )
 
 
-def _larger(num_gpus: int, slo_ms: int, warmup_s: int, seconds: int) -> Scenario:
-    return Scenario(
-        f"gpus{num_gpus}_slo{slo_ms}",
-        "scale",
-        lambda seed: larger(
-            seed,
-            num_gpus=num_gpus,
-            slo_ms=slo_ms,
-            warmup_ns=warmup_s * NS_PER_S,
-            measured_ns=seconds * NS_PER_S,
-        ),
-        warmup_s * NS_PER_S,
-    )
-
-
-def scenarios() -> list[Scenario]:
+def scenarios() -> list[Load]:
     """All scenarios on which policies are compared."""
     seven = fig7.Setting()
     multiples = [fig7.GROWTH**stage for stage in range(seven.num_stages)]
     return [
-        *(_closed(slo_ms) for slo_ms in fig5.Setting().slos_ms),
-        Scenario("ramp", "fig6", ramp, 5 * NS_PER_S, bound=""),
-        Scenario(
-            "end",
-            "fig6",
-            lambda seed: pressed(
-                resnets(3600),
-                seed,
-                zipf=0.0,
-                num_gpus=1,
-                num_pages=1937,  # 31 GB
-                rate_rps=1000,
-                slo_ns=100 * NS_PER_MS,
-                duration_ns=10 * NS_PER_S,
-            ),
-            4 * NS_PER_S,
-            bound="",
-        ),
-        *(
-            _left(num_models, rate_rps, multiple)
-            for num_models in seven.nums_models
-            for rate_rps in seven.rates_rps
-            for multiple in multiples
-        ),
-        *(
-            _shared(num_batch, concurrency, multiple)
-            for num_batch, concurrency in seven.scenarios
-            for multiple in multiples
-        ),
+        *map(_closed, fig5.Setting().slos_ms),
+        Load("ramp", "fig6", ramp, 5 * NS_PER_S, bound=""),
+        Load("end", "fig6", full_memory, 4 * NS_PER_S, bound=""),
+        *starmap(_left, product(seven.nums_models, seven.rates_rps, multiples)),
+        *(_shared(*mix, multiple) for mix, multiple in product(seven.scenarios, multiples)),
         # Three seeds of this length would show a late answer in 100,000.
         *(_azure(1, noise, 40) for noise in ("exact", "noisy")),
         _azure(1, "quiet", 12),
@@ -328,7 +218,7 @@ def scenarios() -> list[Scenario]:
         *(_larger(150, slo_ms, 1, 2) for slo_ms in (100, 25)),
         *(_overload("n48", 48, rate, 25) for rate in (4288, 5514, 9190)),
         *(_overload("n196", 196, rate, 50) for rate in (5514, 9190)),
-        *(_overload("n12", 12, rate, 25) for rate in (5514,)),
+        _overload("n12", 12, 5514, 25),
         _overload("zoo48", 48, 3000, 50),
         _pressed("zoo600", 600, 0.8, 1, 600, 100, 8),
         _pressed("zoo600", 600, 0.8, 1, 600, 25, 8),
@@ -336,7 +226,7 @@ def scenarios() -> list[Scenario]:
     ]
 
 
-def further_scenarios() -> list[Scenario]:
+def further_scenarios() -> list[Load]:
     """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs; timers and others."""
     families = (
         *averse.FAMILIES,
@@ -346,15 +236,20 @@ def further_scenarios() -> list[Scenario]:
         *unlike_kinds.FAMILIES,
     )
     return [
-        *(Scenario(f.name, "unseen", f.case, f.begin_ns, bound="") for f in families),
+        *(replace(family, group="unseen", bound="") for family in families),
         # Full batches could answer 730 per GPU and second.
         *(_few(num_models, 8, rps) for num_models in (1, 2, 4, 8) for rps in (550, 625)),
         *(_few(num_models, 32, rps) for num_models in (1, 4) for rps in (600, 690)),
-        *(_unlike(rate_rps) for rate_rps in (1000, 2500, 4500)),
+        # The bound assumes equal GPUs.
+        *(
+            Load(f"r{rps}", "unlike", partial(unlike, rate_rps=rps), 2 * NS_PER_S, bound="")
+            for rps in (1000, 2500, 4500)
+        ),
     ]
 
 
-def named(key: str) -> Scenario:
-    """The scenario with this key."""
-    (scenario,) = (s for s in (*scenarios(), *further_scenarios()) if s.key == key)
-    return scenario
+def named(key: str) -> Load:
+    """The load with this key, of all scenarios and all families."""
+    loads = (*scenarios(), *further_scenarios(), *FAMILIES.values())
+    (load,) = (load for load in loads if load.key == key)
+    return load

@@ -1,6 +1,6 @@
-"""Policies that differ from `edf_mh` in one rule, to measure what the rule is worth.
+"""Policies that differ from `edf_mh`: in one rule, to measure what the rule is worth, or in all of them, plain EDF.
 
-Two kinds: pieces of `edf_mh` that were left out, here added; and rules that have no switch, because nobody
+Rules of two kinds: pieces of `edf_mh` that were left out, here added; and rules that have no switch, because nobody
 should want them off, here replaced by the obvious other one. `ablation.py` runs them.
 
 Rules of the mechanism cannot be tried so, because nothing overrides it. Where a model is loaded, which idle
@@ -13,7 +13,9 @@ Interpreted only: what `make native` compiles cannot be derived from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
 
 from typing_extensions import override
 
@@ -22,13 +24,13 @@ from controller.core.policies import POLICIES
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.edf_mh import EdfMhPolicy
 from controller.core.policies.eviction import least_recently_used
-from controller.core.policies.runs import best_batch
+from controller.core.policies.runs import best_batch, urgent_run
 from controller.core.policy import PolicyKind
 from controller.core.state import Batch, Copy, Model, WorkerState
 from experiments.simulator import Case
 
 
-def with_policy(
+def _with_policy(
     make: Callable[[SchedulerConfig], EdfMhPolicy], case: Case, *, eager_copies: bool = True
 ) -> Scheduler:
     """The production scheduler with another policy."""
@@ -53,8 +55,7 @@ class BesideIdle(BatchClients):
         return True
 
 
-def batch_beside_idle(config: SchedulerConfig) -> EdfMhPolicy:
-    """`edf_mh` with `BesideIdle`."""
+def _batch_beside_idle(config: SchedulerConfig) -> EdfMhPolicy:
     return EdfMhPolicy(config, batch_clients=BesideIdle(config.batch_slo_ns))
 
 
@@ -92,6 +93,35 @@ class PlainLru(EdfMhPolicy):
         return least_recently_used(worker, num_pages, wanted=True)
 
 
-def largest_fill(config: SchedulerConfig) -> EdfMhPolicy:
+def _largest_fill(config: SchedulerConfig) -> EdfMhPolicy:
     """Appendix B's candidate always: the largest size that the queue fills; requests too old for it are dropped."""
     return EdfMhPolicy(config, run=best_batch)
+
+
+# --- instead of all of them -------------------------------------------------------------------------
+
+# What makes late binding late, and is no choice among batches.
+_KEPT = ("adaptive_lookahead", "adaptive_margin")
+
+
+def _plain_edf(config: SchedulerConfig) -> EdfMhPolicy:
+    """Every switch is off but those of late binding.
+
+    The batch that has to begin soonest runs first, and begins with the most urgent request that can still be in
+    time; the hopeless are dropped. Nothing is struck out, nobody is favoured, and no batch waits to grow.
+    """
+    switches: dict[str, Any] = {
+        piece.name: False
+        for piece in fields(config.edf_mh)
+        if isinstance(piece.default, bool) and piece.name not in _KEPT
+    }
+    bare = replace(config.edf_mh, **switches, pressure_gain=0.0, isolation=0.0)
+    return EdfMhPolicy(replace(config, edf_mh=bare), run=urgent_run)
+
+
+batch_beside_idle = partial(_with_policy, _batch_beside_idle)
+one_copy = partial(_with_policy, OneCopy, eager_copies=False)
+copies_at_once = partial(_with_policy, CopiesAtOnce)
+plain_lru = partial(_with_policy, PlainLru)
+largest_fill = partial(_with_policy, _largest_fill)
+plain_edf = partial(_with_policy, _plain_edf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,9 @@ def test_edf_mh_may_lose_a_point_of_goodput_but_no_more() -> None:
     for lost, below in ((0.9, False), (1.1, True)):
         # Recorded again after it fell, so that only the best ever says how far.
         now = replace(before, figures={**before.figures, key: best - lost})
-        content = CONTENT | {"forms": CONTENT["forms"] | {"scenarios": vars_of(now)}}
+        content = CONTENT | {"forms": CONTENT["forms"] | {"scenarios": asdict(now)}}
         faults = Floors(content).faults("scenarios", now)
         assert [key in fault and "--anew" in fault for fault in faults] == [True] * below
-
-
-def vars_of(taken: Taken) -> dict[str, Any]:
-    return {"figures": dict(taken.figures), "tables": dict(taken.tables)}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from controller.core import EdfMhConfig, SchedulerConfig
+from experiments.policies.load import Load
 from experiments.policies.scenarios import scenarios
-from experiments.policies.unseen import flood, small
-from experiments.policies.unseen.family import Family
+from experiments.policies.unseen import FAMILIES
 from experiments.simulator import Case, run
 
-FAMILIES = {family.name: family for family in (*flood.FAMILIES, *small.FAMILIES)}
 CHOSEN = ("flood_tenant", "flood_shared", "flood_gpus", "flood_bursts", "flood_cold", "flood_names")
 
 
@@ -29,7 +28,7 @@ def answered(case: Case, among: str, *, isolation: float) -> int:
     return done.groups[among].total().answered
 
 
-def innocent_share(family: Family, *, isolation: float) -> float:
+def innocent_share(family: Load, *, isolation: float) -> float:
     assert family.without is not None
     beside = answered(family.case(1), "innocent", isolation=isolation)
     return beside / answered(family.without(1), "innocent", isolation=isolation)

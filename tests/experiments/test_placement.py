@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.units import NS_PER_S
 from controller.core import EdfMhConfig, SchedulerConfig
 from experiments.bounds import memory_bound, residency_bound
 from experiments.bounds.simulated import problem_of
-from experiments.policies.unseen import unlike
+from experiments.policies.unseen import FAMILIES, unlike
 from experiments.policies.unseen.timers import timers
 from experiments.simulator import Case, Summary, run
 
@@ -28,20 +28,11 @@ def answered_share(case: Case, **pieces: bool) -> float:
 @pytest.fixture(scope="module")
 def periodic() -> Case:
     """150 models asked once a second, of which a quarter fits."""
-    return timers(
-        1,
-        num_models=150,
-        period_ns=NS_PER_S,
-        jitter_ns=2 * NS_PER_MS,
-        slo_ns=30 * NS_PER_MS,
-        num_pages=280,
-        duration_ns=8 * NS_PER_S,
-    )
+    return timers(1, num_models=150, jitter_ms=2, slo_ms=30, pages=280, seconds=8)
 
 
 def test_on_kinds_that_differ_by_one_factor_the_schedule_is_the_same() -> None:
-    (case,) = (family.case(1) for family in unlike.FAMILIES if family.name == "unlike_factor")
-    case = replace(case, duration_ns=NS_PER_S)
+    case = replace(FAMILIES["unlike_factor"].case(1), duration_ns=NS_PER_S)
     assert summary_of(case) == summary_of(case, suits=False)
 
 

@@ -8,17 +8,16 @@ import pytest
 
 from clockwright.units import NS_PER_MS
 from controller.core import EdfMhConfig, SchedulerConfig
-from experiments.policies.unseen.refusals import FAMILIES
+from experiments.policies.unseen import FAMILIES
 from experiments.simulator import Case
 from experiments.simulator.run import Run, run
 
 SLO_NS = 100 * NS_PER_MS
-BURSTS = [family.name for family in FAMILIES if family.name.startswith("burst_")]
+BURSTS = [name for name in FAMILIES if name.startswith("burst_")]
 
 
 def case_of(name: str) -> Case:
-    (family,) = [family for family in FAMILIES if family.name == name]
-    return family.case(1)
+    return FAMILIES[name].case(1)
 
 
 def under(case: Case, policy: str = "edf_mh", **pieces: float) -> Run:

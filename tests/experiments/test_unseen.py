@@ -12,16 +12,11 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.policies import floors
+from experiments.policies.contest import Outcome, Row, bound_of, measure
 from experiments.policies.floors import FORMS
-from experiments.policies.unseen.__main__ import (
-    FAMILIES,
-    MODULES,
-    PolicyRow,
-    differences,
-    figures_of,
-)
-from experiments.policies.unseen.family import Family
-from experiments.policies.unseen.outcomes import COMPARED, FamilyOutcome, bound_of, measure
+from experiments.policies.load import Load
+from experiments.policies.unseen import FAMILIES, MODULES
+from experiments.policies.unseen.__main__ import CONTENDERS, differences, figures_of
 from experiments.simulator import Case, Cluster, copies_of
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
@@ -44,21 +39,26 @@ def poisson(seed: int, rate_rps: float = 2000, num_models: int = 8) -> Case:
     )
 
 
-def outcome(answered: int, asked: int = 100, **counts: object) -> FamilyOutcome:
-    shares = {"refusal_p50_share": 0.0, "refusal_p99_share": 0.0, "p50_ms": 1.0, "p99_ms": 2.0}
-    return replace(FamilyOutcome(asked=asked, answered=answered, late=0, **shares), **counts)  # type: ignore[arg-type]
+def played(family: Load, policy: str, seed: int) -> Outcome:
+    """What a policy makes of a case of a family."""
+    contender = CONTENDERS[policy]
+    return measure(family, contender.config, seed, make_scheduler=contender.scheduler)
 
 
-def row(part: str, name: str, policy: str, answered: int, **counts: object) -> PolicyRow:
-    family = Family(name=name, part=part, case=poisson)
-    found = replace(outcome(answered), **counts)  # type: ignore[arg-type]
-    return PolicyRow(family, policy, (found,), (), (100,))
+def outcome(asked_by: dict[str, int], answered_by: dict[str, int]) -> Outcome:
+    return Outcome(asked_by=asked_by, answered_by=answered_by, refused={}, bound=100)
+
+
+def row(part: str, name: str, policy: str, answered: int, **counts: float) -> Row:
+    family = Load(name, part, lambda seed: poisson(seed, num_models=15))
+    found = replace(outcome({"a": 100}, {"a": answered}), **counts)  # type: ignore[arg-type]
+    return Row(load=family, policy=policy, outcomes=(found,))
 
 
 def test_each_family_has_a_name_of_its_own_and_no_part_is_in_two_modules() -> None:
     families = [family for module in MODULES for family in module.FAMILIES]
     assert len(FAMILIES) == len(families)
-    parts = [part for module in MODULES for part in {family.part for family in module.FAMILIES}]
+    parts = [part for module in MODULES for part in {family.group for family in module.FAMILIES}]
     assert len(parts) == len(set(parts))
 
 
@@ -77,10 +77,10 @@ def test_a_family_gives_the_same_requests_again_and_others_for_another_seed(name
 
 
 def test_no_policy_answers_more_than_the_bound_and_every_request_counts_once() -> None:
-    family = Family(name="overload", part="any", case=poisson, begin_ns=NS_PER_S // 4)
-    bound = bound_of(family, seed=3)
-    for policy in COMPARED:
-        found = measure(family, policy, seed=3)
+    family = Load("overload", "any", poisson, NS_PER_S // 4)
+    bound = bound_of(family, seed=3, padding=True)
+    for policy in CONTENDERS:
+        found = played(family, policy, seed=3)
         assert found.answered <= bound < found.asked
         assert found.answered + sum(found.refused.values()) == found.asked
 
@@ -114,42 +114,36 @@ def test_no_policy_ever_beats_a_bound_whatever_the_noise_and_the_slos(seed: int)
         seed=seed,
     )
     families = [
-        Family(name="random", part="any", case=lambda _: case, bound=bound)
-        for bound in ("density", "memory")
+        Load("random", "any", lambda _: case, bound=bound) for bound in ("density", "memory")
     ]
-    by_time, with_memory = (bound_of(family, seed) for family in families)
+    by_time, with_memory = (bound_of(family, seed, padding=True) for family in families)
     assert with_memory <= by_time
-    for policy in COMPARED:
-        assert measure(families[0], policy, seed).answered <= with_memory
+    for policy in CONTENDERS:
+        assert played(families[0], policy, seed).answered <= with_memory
 
 
 def test_plain_edf_answers_less_than_edf_mh_under_overload() -> None:
-    family = Family(name="overload", part="any", case=poisson)
-    shares = {policy: measure(family, policy, seed=1).share for policy in ("edf", "edf_mh")}
+    family = Load("overload", "any", poisson)
+    shares = {policy: played(family, policy, seed=1).share for policy in ("edf", "edf_mh")}
     assert shares["edf"] + 0.02 < shares["edf_mh"]
 
 
 def test_who_is_asked_without_the_fault_is_compared_and_nobody_else() -> None:
-    family = Family(name="flood_of_one", part="flood", case=poisson, without=poisson)
-    flooded = outcome(60, asked=200, asked_by={"a": 50, "b": 150}, answered_by={"a": 40, "b": 20})
-    alone = outcome(50, asked=50, asked_by={"a": 50}, answered_by={"a": 50})
-    flood = PolicyRow(family, "edf_mh", (flooded,), (alone,), (-1,))
+    family = Load("flood_of_one", "flood", poisson, without=poisson)
+    flooded = outcome({"a": 50, "b": 150}, {"a": 40, "b": 20})
+    alone = outcome({"a": 50}, {"a": 50})
+    flood = Row(load=family, policy="edf_mh", outcomes=(flooded,), without=(alone,))
     assert figures_of([flood])["flood_innocent_share"] == pytest.approx(0.8)
 
 
 def test_where_isolation_decides_only_the_innocent_or_the_small_are_compared() -> None:
     served = {"edf_mh": (8, 10), "edf": (2, 80), "edf_mh_isolation_0": (1, 85)}
-    for compared, innocent in (("innocent", ("little",)), ("small", ())):
-        family = Family(name="unequal", part="flood", case=poisson, compared=compared)  # type: ignore[arg-type]
+    for compared in ("innocent", "small"):
+        family = Load("unequal", "flood", poisson, compared=compared)
         rows = []
         for policy, (little, much) in served.items():
-            found = outcome(
-                little + much,
-                asked=110,
-                asked_by={"little": 10, "much": 100},
-                answered_by={"little": little, "much": much},
-            )
-            rows.append(PolicyRow(family, policy, (found,), (), (-1,), innocent))
+            found = outcome({"innocent-1": 10, "much": 100}, {"innocent-1": little, "much": much})
+            rows.append(Row(load=family, policy=policy, outcomes=(found,)))
         assert rows[0].points == pytest.approx(80)
         figures = figures_of(rows)
         assert figures["worst_vs_best_policy_points"] == pytest.approx(60)
@@ -160,9 +154,9 @@ def test_where_isolation_decides_only_the_innocent_or_the_small_are_compared() -
 
 def test_isolation_off_answers_more_in_all_and_less_of_the_innocent() -> None:
     family = FAMILIES["refusal_flood"]
-    on, off = (measure(family, policy, seed=1) for policy in ("edf_mh", "edf_mh_isolation_0"))
+    on, off = (played(family, policy, seed=1) for policy in ("edf_mh", "edf_mh_isolation_0"))
     assert on.answered < off.answered
-    assert on.share_of(on.small) > off.share_of(off.small) + 0.2
+    assert on.share_among("small") > off.share_among("small") + 0.2
 
 
 def test_a_part_is_as_good_as_its_worst_family_and_a_policy_as_its_worst_beside_the_best() -> None:
@@ -172,7 +166,7 @@ def test_a_part_is_as_good_as_its_worst_family_and_a_policy_as_its_worst_beside_
         row("averse", "b", "edf_mh", 90),
         row("averse", "b", "edf", 93),
         row("averse", "b", "clipper", 10),
-        row("refusals", "many", "edf_mh", 60, refusal_p50_share=0.2, num_models=15),
+        row("refusals", "many", "edf_mh", 60, refusal_p50_share=0.2),
         row("refusals", "burst_of_90", "edf_mh", 64),
         row("unlike", "three_kinds", "edf_mh", 99),
     ]

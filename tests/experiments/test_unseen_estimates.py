@@ -7,13 +7,10 @@ from dataclasses import replace
 import pytest
 
 from controller.core import EdfMhConfig, SchedulerConfig
-from experiments.policies.unseen import averse, profiles, spikes
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load
+from experiments.policies.unseen import FAMILIES
 from experiments.simulator import Case, run
 
-FAMILIES = {
-    family.name: family for family in (*spikes.FAMILIES, *profiles.FAMILIES, *averse.FAMILIES)
-}
 #: Long enough to lose every size that can be lost.
 SHORT_NS = 1_500_000_000
 
@@ -24,7 +21,7 @@ def answered(case: Case, scheduler: SchedulerConfig) -> float:
     return total.answered / total.arrived
 
 
-def share(family: Family, policy: str) -> float:
+def share(family: Load, policy: str) -> float:
     """Answers beside those of the same load without the fault."""
     assert family.without is not None
     scheduler = SchedulerConfig(policy=policy)
@@ -47,9 +44,3 @@ def test_where_batches_cost_more_than_they_bring_the_densest_size_answers_most()
     densest = answered(case, SchedulerConfig(policy="edf_mh"))
     largest = answered(case, SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(densest=False)))
     assert densest > 1.1 * largest
-
-
-def test_families_have_names_of_their_own_and_draw_the_same_load_twice() -> None:
-    assert len(FAMILIES) == len(spikes.FAMILIES) + len(profiles.FAMILIES) + len(averse.FAMILIES)
-    for family in FAMILIES.values():
-        assert family.case(3).seed == family.case(3).seed == 3

@@ -5,46 +5,41 @@ possible: beside the same load without the fault where there is a fault, else be
 
 Differences between policies are in points of the requests asked. In floods, beside large closed loops and where
 popular models ask for more than all can have, isolation gives time to the small that would have answered more of
-the large. There only the answers of the innocent, or of the small, are compared (`Family.compared`). What this
+the large. There only the answers of the innocent, or of the small, are compared (`Load.compared`). What this
 costs in all answers is seen beside it: `edf_mh` with isolation off is compared by all answers in every family.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
-from pkgutil import iter_modules
 from statistics import mean
-from typing import Annotated, Any
+from typing import Any
 
-from experiments.policies import unseen
-from experiments.policies.unseen.family import Family
-from experiments.policies.unseen.outcomes import (
-    COMPARED,
-    WITHOUT_ISOLATION,
-    FamilyOutcome,
-    bound_of,
-    measure,
-)
-from experiments.study.study import NO_COLUMN, Study
+from controller.core import EdfMhConfig, SchedulerConfig
+from experiments.policies import contest, tried
+from experiments.policies.contest import Contender, Row, run_all, said
+from experiments.policies.unseen import FAMILIES
+from experiments.study.compared import POLICIES
+from experiments.study.study import Study
 
-#: Every module beside this one that has families.
-MODULES = tuple(
-    module
-    for name in sorted(found.name for found in iter_modules(unseen.__path__))
-    if name != "__main__"
-    for module in (import_module(f"{unseen.__name__}.{name}"),)
-    if hasattr(module, "FAMILIES")
-)
-FAMILIES: Mapping[str, Family] = {
-    family.name: family for module in MODULES for family in module.FAMILIES
+#: The policy that is judged, and the same with isolation off: all time goes to what answers most.
+JUDGED, WITHOUT_ISOLATION = "edf_mh", "edf_mh_isolation_0"
+_OFF = SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(isolation=0.0))
+
+#: Policies compared, by name; `edf` is the plain one, which no server has.
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender(name="clockwork", config=POLICIES["clockwork"]),
+        Contender(name="clockwork1ms", config=POLICIES["clockwork1ms"]),
+        Contender(name="edf", config=POLICIES["edf_mh"], scheduler=tried.plain_edf),
+        Contender(name=JUDGED, config=POLICIES["edf_mh"], judged=True),
+        Contender(name=WITHOUT_ISOLATION, config=_OFF),
+        Contender(name="clipper", config=POLICIES["clipper"]),
+        Contender(name="infaas", config=POLICIES["infaas"]),
+    )
 }
-
-#: The policy that is judged.
-JUDGED = "edf_mh"
 
 # Parts whose figure is the worst family's share of what is possible.
 _SHARES = {
@@ -58,170 +53,38 @@ _SHARES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRow:
-    """One policy under one family: an outcome per seed."""
-
-    family: Annotated[Family, NO_COLUMN]
-    policy: str
-    outcomes: tuple[FamilyOutcome, ...]
-    #: The same seeds without the fault, of the judged policy; empty where there is none.
-    without: tuple[FamilyOutcome, ...]
-    #: By seed; -1: none is known.
-    bounds: tuple[int, ...]
-    #: Who asks without the fault, too: tenants, or else models.
-    innocent: tuple[str, ...] = ()
-
-    @property
-    def part(self) -> str:
-        """The family's."""
-        return self.family.part
-
-    @property
-    def points(self) -> float:
-        """Goodput of those whom the family compares, in percent of what they asked, the mean of the seeds."""
-        if self.family.compared == "all":
-            return self.points_of_all
-        if self.family.compared == "innocent":
-            return 100 * self.mean(lambda outcome: outcome.share_of(self.innocent))
-        return 100 * self.mean(lambda outcome: outcome.share_of(outcome.small))
-
-    @property
-    def points_of_all(self) -> float:
-        """Goodput in percent of what was asked, the mean of the seeds.
-
-        In percent of the bound where clients wait for their answers: there a refusal makes them ask more.
-        """
-        if self.family.bound == "rate" and self.possible_share is not None:
-            return 100 * self.possible_share
-        return 100 * self.mean(lambda outcome: outcome.share)
-
-    @property
-    def possible_share(self) -> float | None:
-        """Goodput beside what is possible; None where that is not known."""
-        if self.without:
-            return mean(
-                _ratio(outcome.share_of(names), sound.share_of(names))
-                for outcome, sound in zip(self.outcomes, self.without, strict=True)
-                for names in (list(sound.asked_by),)
-            )
-        if min(self.bounds) < 0:
-            return None
-        return mean(
-            _ratio(outcome.answered, bound)
-            for outcome, bound in zip(self.outcomes, self.bounds, strict=True)
-        )
-
-    def mean(self, value: Callable[[FamilyOutcome], float]) -> float:
-        """Mean of a value of the outcomes."""
-        return mean(map(value, self.outcomes))
-
-
-def _ratio(found: float, possible: float) -> float:
-    return found / possible if possible else 1.0
-
-
-# --- running ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """How much is simulated."""
+class Setting(contest.Setting):
+    """How much is simulated; the key of a family is PART_NAME."""
 
-    #: Only these parts, and of them these families.
-    parts: tuple[str, ...] = tuple(sorted({family.part for family in FAMILIES.values()}))
-    families: tuple[str, ...] = tuple(FAMILIES)
-    policies: tuple[str, ...] = COMPARED
-    seeds: tuple[int, ...] = (1, 2, 3)
-    #: Runs at a time.
-    processes: int = os.cpu_count() or 1
+    policies: tuple[str, ...] = tuple(CONTENDERS)
 
 
-def measure_all(setting: Setting) -> Iterator[PolicyRow]:
+def measure_all(setting: Setting) -> Iterator[Row]:
     """Measure every policy under every family."""
-    families = [FAMILIES[name] for name in setting.families]
-    families = [family for family in families if family.part in setting.parts]
-    with ProcessPoolExecutor(setting.processes) as pool:
-        bounds = {
-            (family.name, seed): pool.submit(_bound, family.name, seed)
-            for family in families
-            for seed in setting.seeds
-        }
-        calls = {
-            (family.name, policy, seed, fault): pool.submit(
-                _measure, family.name, policy, seed, fault
-            )
-            for family in families
-            for policy in setting.policies
-            for seed in setting.seeds
-            for fault in (True, False)
-            if fault or _runs_without(family, policy)
-        }
-        for family in families:
-            for policy in setting.policies:
-                yield _row(family, policy, setting.seeds, calls, bounds)
-
-
-def _row(
-    family: Family,
-    policy: str,
-    seeds: Sequence[int],
-    calls: Mapping[tuple[str, str, int, bool], Future[FamilyOutcome]],
-    bounds: Mapping[tuple[str, int], Future[int]],
-) -> PolicyRow:
-    def outcomes(fault: bool) -> tuple[FamilyOutcome, ...]:
-        return tuple(calls[family.name, policy, seed, fault].result() for seed in seeds)
-
-    return PolicyRow(
-        family,
-        policy,
-        outcomes(True),
-        outcomes(False) if _runs_without(family, policy) else (),
-        tuple(bounds[family.name, seed].result() for seed in seeds),
-        _innocent(family),
-    )
-
-
-def _runs_without(family: Family, policy: str) -> bool:
-    return family.without is not None and policy == JUDGED
-
-
-def _innocent(family: Family) -> tuple[str, ...]:
-    """Tenants, or models where requests carry none, that ask without the fault."""
-    if family.without is None:
-        return ()
-    workload = family.without(1).workload
-    names = {workload.tenants[r.tenant] or workload.models[r.model] for r in workload}
-    return tuple(sorted(names))
-
-
-def _measure(name: str, policy: str, seed: int, fault: bool) -> FamilyOutcome:
-    return measure(FAMILIES[name], policy, seed, fault=fault)
-
-
-def _bound(name: str, seed: int) -> int:
-    return bound_of(FAMILIES[name], seed)
+    families = [family for family in FAMILIES.values() if family.key.startswith(setting.only)]
+    contenders = [CONTENDERS[name] for name in setting.policies]
+    return run_all(families, contenders, setting, padding=True)
 
 
 # --- figures ----------------------------------------------------------------------------------------
 
 
 def differences(
-    rows: Iterable[PolicyRow],
+    rows: Iterable[Row],
     judged: str = JUDGED,
-    points: Callable[[PolicyRow], float] | None = None,
+    points: Callable[[Row], float] = lambda row: row.points,
 ) -> dict[str, tuple[float, str]]:
     """By family: points between the judged policy and the best of the others, and who that is.
 
     Args:
         rows: of all policies.
         judged: `edf_mh`, with isolation or without; neither is one of the others.
-        points: of a row; None: of those whom its family compares.
+        points: of a row.
     """
-    points = points or (lambda row: row.points)
-    by_family: dict[str, dict[str, PolicyRow]] = {}
+    by_family: dict[str, dict[str, Row]] = {}
     for row in rows:
-        by_family.setdefault(row.family.name, {})[row.policy] = row
+        by_family.setdefault(row.load.name, {})[row.policy] = row
     found = {}
     for name, policies in by_family.items():
         others = [row for name, row in policies.items() if name not in (JUDGED, WITHOUT_ISOLATION)]
@@ -231,17 +94,17 @@ def differences(
     return found
 
 
-def figures_of(rows: Sequence[PolicyRow]) -> dict[str, float]:
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """What is held against the aims, of the parts that were run."""
     judged = [row for row in rows if row.policy == JUDGED]
-
-    def of(part: str) -> list[PolicyRow]:
-        return [row for row in judged if row.family.part == part]
-
     figures: dict[str, float] = {}
+
+    def worst(key: str, value: float) -> None:
+        figures[key] = max(figures.get(key, value), value)
+
     for part, key in _SHARES.items():
-        shares = [share for row in of(part) if (share := row.possible_share) is not None]
-        if shares:
+        of_part = [row.possible_share for row in judged if row.group == part]
+        if shares := [share for share in of_part if share is not None]:
             figures[key] = min(shares)
     if points := differences(rows):
         figures["worst_vs_best_policy_points"] = min(pair[0] for pair in points.values())
@@ -249,23 +112,18 @@ def figures_of(rows: Sequence[PolicyRow]) -> dict[str, float]:
     if points := differences(rows, WITHOUT_ISOLATION, lambda row: row.points_of_all):
         key = "worst_vs_best_policy_points_isolation_0"
         figures[key] = min(pair[0] for pair in points.values())
-    for row in of("refusals"):
-        if row.family.name.startswith("burst"):
-            for outcome, bound in zip(row.outcomes, row.bounds, strict=True):
-                could = min(outcome.asked, bound) if bound >= 0 else outcome.asked
-                _worst(figures, "burst_wrong_refusals", max(0, could - outcome.answered))
-            continue
-        models = row.outcomes[0].num_models
-        for name in ("p50", "p99"):
-            share = row.mean(lambda outcome: getattr(outcome, f"refusal_{name}_share"))  # noqa: B023
-            _worst(figures, f"refusal_{name}_share_{models}", share)
-    for row in of("unlike"):
-        _worst(figures, "unlike_violated_pct", 100 - row.points)
+    for row in judged:
+        if row.load.name.startswith("burst"):
+            for outcome in row.outcomes:
+                could = min(outcome.asked, outcome.bound) if outcome.bound >= 0 else outcome.asked
+                worst("burst_wrong_refusals", max(0, could - outcome.answered))
+        elif row.group == "refusals":
+            models = len(row.load.case(1).workload.models)
+            for name in ("refusal_p50_share", "refusal_p99_share"):
+                worst(f"{name}_{models}", row.mean(name))
+        elif row.group == "unlike":
+            worst("unlike_violated_pct", 100 - row.points)
     return figures
-
-
-def _worst(figures: dict[str, float], key: str, value: float) -> None:
-    figures[key] = max(figures.get(key, value), value)
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -283,28 +141,28 @@ COLUMNS = (
 )
 
 
-def table(setting: Setting, rows: Iterable[PolicyRow]) -> Iterator[Mapping[str, float | int | str]]:
+def table(setting: Setting, rows: Iterable[Row]) -> Iterator[Mapping[str, float | int | str]]:
     """A line per family, policy and seed; a second one where a family was run without its fault, too."""
     for row in rows:
-        for fault, outcomes in ((True, row.outcomes), (False, row.without)):
-            for seed, bound, outcome in zip(setting.seeds, row.bounds, outcomes, strict=False):
+        for fault, outcomes in (("yes", row.outcomes), ("no", row.without)):
+            for seed, outcome in zip(setting.seeds, outcomes, strict=False):
                 yield {
-                    "part": row.family.part,
-                    "family": row.family.name,
-                    "fault": "yes" if fault else "no",
+                    "part": row.group,
+                    "family": row.load.name,
+                    "fault": fault,
                     "policy": row.policy,
                     "seed": seed,
                     **{name: getattr(outcome, name) for name in COLUMNS},
-                    "bound": bound if fault and bound >= 0 else "",
+                    "bound": outcome.bound if outcome.bound >= 0 else "",
                     "refused": " ".join(f"{why}:{count}" for why, count in outcome.refused.items()),
                 }
 
 
-def extra(_setting: Setting, rows: Sequence[PolicyRow]) -> dict[str, Any]:
+def extra(_setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
     """How many families there are, and in which another policy answers more."""
     points = sorted(differences(rows).items(), key=lambda item: item[1])
     return {
-        "families": len({row.family.name for row in rows}),
+        "families": len({row.load.name for row in rows}),
         "behind": {
             name: {"points": round(difference, 3), "policy": best}
             for name, (difference, best) in points
@@ -317,7 +175,8 @@ STUDY = Study(
     name="unseen",
     setting=Setting(),
     ask=measure_all,
-    key="{part}_{family}_{policy}",
+    key="{group}_{load}_{policy}",
+    say=said,
     figures=lambda _, rows: figures_of(rows),
     tables={"": table},
     extra=extra,

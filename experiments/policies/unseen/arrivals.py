@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.clockwork_paper.cases import case_of, resnets, zoo
-from experiments.policies.unseen.family import Family
+from clockwright.units import NS_PER_MS, NS_PER_S
+from experiments.clockwork_paper.cases import resnets, zoo
+from experiments.policies.load import Load, case_of, hosted, ms, poisson, row_of, s
 from experiments.simulator import (
     Case,
     Faults,
@@ -25,31 +25,18 @@ from experiments.simulator import (
     WorkerClock,
     copies_of,
 )
-from modelzoo.profile import ProfileRow, load_profile
-from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Recorded, Source
+from modelzoo.profile import load_profile
+from traces.arrivals import Bursty, ClosedLoop, FixedRate, Recorded, Source
 
-_PART = "arrivals"
-_BEGIN_NS = NS_PER_S // 2
 _TABLE = load_profile("table1").rows
 
-Models = tuple[HostedModel, ...]
 #: A stretch of time: begin and end in seconds, and requests per second in it.
 Stretch = tuple[float, float, float]
 
 
-def _kinds(count: int, seed: int) -> Models:
+def _kinds(count: int, seed: int) -> tuple[HostedModel, ...]:
     """Models of all kinds of Table 1, drawn with replacement."""
     return zoo(count, 1000 + seed)
-
-
-def _line(name: str, first_ms: float, further_ms: float, sizes: Sequence[int]) -> ProfileRow:
-    """A network whose batches of b take so much for the first request and so much for each further one."""
-    return ProfileRow(
-        name=name,
-        weights_bytes=100_000_000,
-        load_ns=8 * NS_PER_MS,
-        exec_ns={size: round((first_ms + further_ms * (size - 1)) * NS_PER_MS) for size in sizes},
-    )
 
 
 def _zipf(count: int, exponent: float, seed: int) -> npt.NDArray[np.float64]:
@@ -60,17 +47,10 @@ def _zipf(count: int, exponent: float, seed: int) -> npt.NDArray[np.float64]:
 
 
 def _recorded(
-    times_s: npt.NDArray[np.float64],
-    models: npt.NDArray[np.integer],
-    slo_ms: float,
-    duration_s: float,
+    times_s: npt.NDArray[np.float64], models: npt.NDArray[np.integer], slo_ms: float, end_s: float
 ) -> Recorded:
-    return Recorded(
-        times_ns=(times_s * NS_PER_S).astype(np.int64),
-        models=models,
-        slo_ns=round(slo_ms * NS_PER_MS),
-        end_ns=round(duration_s * NS_PER_S),
-    )
+    times_ns = (times_s * NS_PER_S).astype(np.int64)
+    return Recorded(times_ns=times_ns, models=models, slo_ns=ms(slo_ms), end_ns=s(end_s))
 
 
 def _times(generator: np.random.Generator, stretches: Sequence[Stretch]) -> npt.NDArray[np.float64]:
@@ -80,40 +60,6 @@ def _times(generator: np.random.Generator, stretches: Sequence[Stretch]) -> npt.
             begin + (end - begin) * generator.random(generator.poisson(rate * (end - begin)))
             for begin, end, rate in stretches
         ]
-    )
-
-
-def _case(
-    models: Models,
-    sources: Sequence[Source],
-    seed: int,
-    *,
-    gpus: int,
-    seconds: float,
-    pages: int = 1376,
-    loops: tuple[ClosedLoop, ...] = (),
-) -> Case:
-    return case_of(
-        models,
-        sources,
-        loops=loops,
-        seed=seed,
-        end_ns=round(seconds * NS_PER_S),
-        num_gpus=gpus,
-        num_pages=pages,
-    )
-
-
-def _poisson(
-    count_or_range: int | range, rps: float, slo_ms: float, seconds: float, seed: int
-) -> Poisson:
-    models = range(count_or_range) if isinstance(count_or_range, int) else count_or_range
-    return Poisson(
-        models=models,
-        rate_rps=rps,
-        slo_ns=round(slo_ms * NS_PER_MS),
-        end_ns=round(seconds * NS_PER_S),
-        seed=seed,
     )
 
 
@@ -141,7 +87,7 @@ def _switching(seed: int) -> Case:
         at_s, high = end_s, not high
     times_s = _times(generator, stretches)
     picks = generator.integers(len(models), size=len(times_s))
-    return _case(models, [_recorded(times_s, picks, 40, seconds)], seed, gpus=3, seconds=seconds)
+    return case_of(models, [_recorded(times_s, picks, 40, seconds)], seed, seconds, gpus=3)
 
 
 def _day(seed: int) -> Case:
@@ -154,7 +100,7 @@ def _day(seed: int) -> Case:
         times_s = candidates[generator.random(len(candidates)) < wave]
         picks = 12 * half + generator.integers(12, size=len(times_s))
         sources.append(_recorded(times_s, picks, 60, seconds))
-    return _case(models, sources, seed, gpus=3, seconds=seconds)
+    return case_of(models, sources, seed, seconds, gpus=3)
 
 
 def _crowd(seed: int) -> Case:
@@ -163,10 +109,10 @@ def _crowd(seed: int) -> Case:
     generator = np.random.default_rng(5000 + seed)
     crowd = _times(generator, [(1.0, 2.0, 3000.0)])
     sources: list[Source] = [
-        _poisson(30, 750, 60, seconds, seed),
+        poisson(range(30), 750, 60, seconds, seed),
         _recorded(crowd, np.zeros(len(crowd), np.int64), 60, seconds),
     ]
-    return _case(resnets(30), sources, seed, gpus=4, seconds=seconds, pages=105)
+    return case_of(resnets(30), sources, seed, seconds, gpus=4, pages=105)
 
 
 def _together(seed: int) -> Case:
@@ -177,7 +123,7 @@ def _together(seed: int) -> Case:
     groups = generator.integers(12, size=len(times_s))
     picks = (4 * groups[:, None] + np.arange(4)).ravel()
     source = _recorded(np.repeat(times_s, 4), picks, 80, seconds)
-    return _case(resnets(48), [source], seed, gpus=1, seconds=seconds)
+    return case_of(resnets(48), [source], seed, seconds, gpus=1)
 
 
 def _gamma(seed: int) -> Case:
@@ -193,7 +139,7 @@ def _gamma(seed: int) -> Case:
         times.append(arrivals)
         picks.append(np.full(len(arrivals), model))
     source = _recorded(np.concatenate(times), np.concatenate(picks), 50, seconds)
-    return _case(models, [source], seed, gpus=4, seconds=seconds)
+    return case_of(models, [source], seed, seconds, gpus=4)
 
 
 def _step(seed: int) -> Case:
@@ -203,7 +149,7 @@ def _step(seed: int) -> Case:
     times_s = _times(generator, [(0, 1.5, 500.0), (1.5, 2.5, 3000.0), (2.5, seconds, 500.0)])
     picks = generator.integers(20, size=len(times_s))
     source = _recorded(times_s, picks, 70, seconds)
-    return _case(_kinds(20, seed), [source], seed, gpus=2, seconds=seconds)
+    return case_of(_kinds(20, seed), [source], seed, seconds, gpus=2)
 
 
 def _functions(seed: int) -> Case:
@@ -223,7 +169,7 @@ def _functions(seed: int) -> Case:
                 picks.append(np.full(len(arrivals), function % num_models))
             at_s += burst_s + pause_s
     source = _recorded(np.concatenate(times), np.concatenate(picks), 90, seconds)
-    return _case(_kinds(num_models, seed), [source], seed, gpus=2, seconds=seconds)
+    return case_of(_kinds(num_models, seed), [source], seed, seconds, gpus=2)
 
 
 def _independent_bursts(seed: int) -> Case:
@@ -233,15 +179,15 @@ def _independent_bursts(seed: int) -> Case:
         Bursty(
             models=(model,),
             rate_rps=280,
-            burst_ns=100 * NS_PER_MS,
-            pause_ns=400 * NS_PER_MS,
-            slo_ns=35 * NS_PER_MS,
-            end_ns=round(seconds * NS_PER_S),
+            burst_ns=ms(100),
+            pause_ns=ms(400),
+            slo_ns=ms(35),
+            end_ns=s(seconds),
             seed=100 * seed + model,
         )
         for model in range(25)
     ]
-    return _case(resnets(25), sources, seed, gpus=2, seconds=seconds)
+    return case_of(resnets(25), sources, seed, seconds, gpus=2)
 
 
 def _metronomes(seed: int) -> Case:
@@ -251,14 +197,14 @@ def _metronomes(seed: int) -> Case:
         FixedRate(
             models=(model,),
             rate_rps=30,
-            slo_ns=33 * NS_PER_MS,
-            jitter_ns=2 * NS_PER_MS,
-            end_ns=round(seconds * NS_PER_S),
+            slo_ns=ms(33),
+            jitter_ns=ms(2),
+            end_ns=s(seconds),
             seed=100 * seed + model,
         )
         for model in range(40)
     ]
-    return _case(resnets(40), sources, seed, gpus=5, seconds=seconds)
+    return case_of(resnets(40), sources, seed, seconds, gpus=5)
 
 
 # --- SLOs ---------------------------------------------------------------------------------------------
@@ -269,10 +215,10 @@ def _mixed(rps: float, gpus: int) -> Callable[[int], Case]:
 
     def case(seed: int) -> Case:
         sources = [
-            _poisson(10, rps / 3, slo_ms, 3.0, 10 * seed + number)
+            poisson(range(10), rps / 3, slo_ms, 3.0, 10 * seed + number)
             for number, slo_ms in enumerate((15, 60, 400))
         ]
-        return _case(resnets(10), sources, seed, gpus=gpus, seconds=3.0)
+        return case_of(resnets(10), sources, seed, 3.0, gpus=gpus)
 
     return case
 
@@ -281,12 +227,12 @@ def _plain(
     network: str, count: int, rps: float, slo_ms: float, gpus: int, seconds: float = 3.0
 ) -> Callable[[int], Case]:
     """Equally popular copies of one network."""
-    return lambda seed: _case(
+    return lambda seed: case_of(
         copies_of(_TABLE[network], count),
-        [_poisson(count, rps, slo_ms, seconds, seed)],
+        [poisson(range(count), rps, slo_ms, seconds, seed)],
         seed,
+        seconds,
         gpus=gpus,
-        seconds=seconds,
     )
 
 
@@ -297,12 +243,12 @@ def _patient(seed: int) -> Case:
     time after the last arrival answers everything.
     """
     seconds = 30.0
-    slow = HostedModel(ModelId("slow"), _line("slow", 250, 250, (1,)))
+    slow = hosted("slow", row_of("slow", 8, {1: 250}))
     sources = [
-        _poisson(range(1), 7, 11_000, seconds, seed),
-        _poisson(range(1, 13), 450, 40, seconds, seed + 50),
+        poisson(range(1), 7, 11_000, seconds, seed),
+        poisson(range(1, 13), 450, 40, seconds, seed + 50),
     ]
-    return _case((slow, *resnets(12)), sources, seed, gpus=3, seconds=seconds)
+    return case_of((slow, *resnets(12)), sources, seed, seconds, gpus=3)
 
 
 # --- popularity and sizes -----------------------------------------------------------------------------
@@ -314,79 +260,64 @@ def _heavy(seed: int) -> Case:
     generator = np.random.default_rng(seed)
     megabytes = np.minimum(15 * (1 + generator.pareto(1.0, size=count)), 3000)
     models = tuple(
-        HostedModel(
-            ModelId(f"h{number}"),
-            ProfileRow(
-                name=f"h{number}",
-                weights_bytes=int(size * 1e6),
-                load_ns=round(size / 12.0 * NS_PER_MS),
-                exec_ns={
-                    batch: round(0.35 * size**0.5 * (0.4 + 0.6 * batch) * NS_PER_MS)
-                    for batch in (1, 2, 4, 8)
-                },
+        hosted(
+            f"h{number}",
+            row_of(
+                f"h{number}",
+                size / 12.0,
+                {batch: 0.35 * size**0.5 * (0.4 + 0.6 * batch) for batch in (1, 2, 4, 8)},
+                megabytes=size,
             ),
         )
         for number, size in enumerate(megabytes.tolist())
     )
     source = _popular(_zipf(count, 0.8, seed), 700, 150, seconds, seed)
-    return _case(models, [source], seed, gpus=2, seconds=seconds)
+    return case_of(models, [source], seed, seconds, gpus=2)
 
 
 def _rare(seed: int) -> Case:
     """3,000 models that are asked once a minute beside 16 that are hot."""
     seconds = 4.0
     sources = [
-        _poisson(16, 500, 80, seconds, seed),
-        _poisson(range(16, 3016), 50, 80, seconds, seed + 50),
+        poisson(range(16), 500, 80, seconds, seed),
+        poisson(range(16, 3016), 50, 80, seconds, seed + 50),
     ]
-    return _case(resnets(3016), sources, seed, gpus=2, seconds=seconds, pages=500)
+    return case_of(resnets(3016), sources, seed, seconds, gpus=2, pages=500)
 
 
 def _zipf_memory(exponent: float, rps: float) -> Callable[[int], Case]:
     """More ResNets than memory holds."""
-    return lambda seed: _case(
+    return lambda seed: case_of(
         resnets(220),
         [_popular(_zipf(220, exponent, seed), rps, 90, 3.0, seed)],
         seed,
+        3.0,
         gpus=1,
-        seconds=3.0,
         pages=700,
     )
 
 
 def _no_single(seed: int) -> Case:
     """Compiled for 4 and 8 only: single requests are padded."""
-    models = copies_of(_line("wide", 3.0, 0.6, (4, 8)), 9)
-    return _case(models, [_poisson(9, 800, 35, 3.0, seed)], seed, gpus=2, seconds=3.0)
+    models = copies_of(row_of("wide", 8, {4: 3.0 + 0.6 * 3, 8: 3.0 + 0.6 * 7}), 9)
+    return case_of(models, [poisson(range(9), 800, 35, 3.0, seed)], seed, 3.0, gpus=2)
 
 
 def _plateau(seed: int) -> Case:
     """A network that takes as long for two as for one, and for eight as for four."""
-    exec_ms = {1: 2.0, 2: 2.0, 4: 3.6, 8: 3.7, 16: 7.8}
-    row = replace(
-        _line("plateau", 1, 1, (1,)),
-        exec_ns={size: round(ms * NS_PER_MS) for size, ms in exec_ms.items()},
-    )
+    row = row_of("plateau", 8, {1: 2.0, 2: 2.0, 4: 3.6, 8: 3.7, 16: 7.8})
     models = copies_of(row, 14)
-    return _case(models, [_poisson(14, 2400, 45, 3.0, seed)], seed, gpus=2, seconds=3.0)
+    return case_of(models, [poisson(range(14), 2400, 45, 3.0, seed)], seed, 3.0, gpus=2)
 
 
 def _giant(seed: int) -> Case:
     """A network that fills half of a GPU's memory, beside many small ones that fill the rest."""
-    giant = HostedModel(
-        ModelId("giant"),
-        ProfileRow(
-            name="giant",
-            weights_bytes=688 * (16 << 20),
-            load_ns=800 * NS_PER_MS,
-            exec_ns={1: 30 * NS_PER_MS, 2: 50 * NS_PER_MS},
-        ),
-    )
+    row = row_of("giant", 800, {1: 30, 2: 50}, megabytes=688 * (16 << 20) / 1e6)
     sources = [
-        _poisson(range(1), 3, 2000, 5.0, seed),
-        _poisson(range(1, 161), 350, 90, 5.0, seed + 50),
+        poisson(range(1), 3, 2000, 5.0, seed),
+        poisson(range(1, 161), 350, 90, 5.0, seed + 50),
     ]
-    return _case((giant, *resnets(160)), sources, seed, gpus=1, seconds=5.0)
+    return case_of((hosted("giant", row), *resnets(160)), sources, seed, 5.0, gpus=1)
 
 
 # --- closed loops -------------------------------------------------------------------------------------
@@ -399,14 +330,14 @@ def _loops(seed: int) -> Case:
         ClosedLoop(
             model=model,
             concurrency=3 if model else 120,
-            slo_ns=70 * NS_PER_MS,
-            end_ns=round(seconds * NS_PER_S),
-            start_jitter_ns=20 * NS_PER_MS,
+            slo_ns=ms(70),
+            end_ns=s(seconds),
+            start_jitter_ns=ms(20),
             seed=seed + model,
         )
         for model in range(len(models))
     )
-    return _case(models, [], seed, gpus=2, seconds=seconds, loops=loops)
+    return case_of(models, [], seed, seconds, gpus=2, loops=loops)
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------
@@ -414,7 +345,7 @@ def _loops(seed: int) -> Case:
 
 def _loss(seed: int) -> Case:
     """Five GPUs at three quarters; two are lost and one of these comes back."""
-    case = _case(resnets(30), [_poisson(30, 1900, 45, 4.0, seed)], seed, gpus=5, seconds=4.0)
+    case = case_of(resnets(30), [poisson(range(30), 1900, 45, 4.0, seed)], seed, 4.0, gpus=5)
     lost = (
         LostWorker(worker=0, at_ns=1500 * NS_PER_MS),
         LostWorker(worker=1, at_ns=1600 * NS_PER_MS, back_ns=2700 * NS_PER_MS),
@@ -424,7 +355,7 @@ def _loss(seed: int) -> Case:
 
 def _chaos(seed: int) -> Case:
     """Late and lost messages, clocks that drift, slow EXECs, and all workers away for half a second."""
-    case = _case(resnets(40), [_poisson(40, 1100, 70, 4.0, seed)], seed, gpus=3, seconds=4.0)
+    case = case_of(resnets(40), [poisson(range(40), 1100, 70, 4.0, seed)], seed, 4.0, gpus=3)
     faults = Faults(
         slow_probability=0.001,
         slow_factor=8,
@@ -443,44 +374,34 @@ def _chaos(seed: int) -> Case:
     return replace(case, faults=faults, network=Network(jitter_ns=50_000))
 
 
-def _family(
-    name: str,
-    case: Callable[[int], Case],
-    bound: str = "density",
-    *,
-    compared: Literal["all", "small"] = "all",
-) -> Family:
-    return Family(
-        name=name, part=_PART, case=case, bound=bound, begin_ns=_BEGIN_NS, compared=compared
-    )
-
+_family = partial(Load, group="arrivals", begin_ns=NS_PER_S // 2)
 
 FAMILIES = (
-    _family("switching", _switching),
-    _family("day", _day),
-    _family("crowd", _crowd),
-    _family("together", _together),
-    _family("gamma_cv4", _gamma),
-    _family("step_x3", _step),
-    _family("functions", _functions, compared="small"),
-    _family("independent_bursts", _independent_bursts),
-    _family("metronomes", _metronomes),
-    _family("mixed_slos_overload", _mixed(1700, 2)),
-    _family("mixed_slos_light", _mixed(900, 3)),
-    _family("tiny_slo_6ms", _plain("resnet50_v1b", 10, 600, 6, 5)),
-    _family("tiny_slo_2ms", _plain("resnet18_v2", 1, 550, 2.5, 4)),
-    _family("patient", _patient, bound=""),
-    _family("heavy_weights", _heavy),
-    _family("rare_beside_hot", _rare, bound=""),
-    _family("zipf_half", _zipf_memory(0.5, 400), bound=""),
-    _family("zipf_one", _zipf_memory(1.0, 550), bound=""),
-    _family("no_single", _no_single),
-    _family("plateau_of_8", _plateau),
-    _family("giant_beside_small", _giant, bound=""),
-    _family("loops_of_120_and_3", _loops, bound="rate", compared="small"),
-    _family("two_workers_lost", _loss, bound=""),
-    _family("chaos_of_3", _chaos, bound=""),
-    _family("one_model_8_gpus", _plain("densenet121", 1, 2000, 60, 8, 2.5)),
-    _family("overload_slo12", _plain("resnet50_v1b", 16, 2500, 12, 3)),
-    _family("overload_x4", _plain("resnet50_v1b", 24, 7200, 40, 2, 2.0)),
+    _family("switching", case=_switching),
+    _family("day", case=_day),
+    _family("crowd", case=_crowd),
+    _family("together", case=_together),
+    _family("gamma_cv4", case=_gamma),
+    _family("step_x3", case=_step),
+    _family("functions", case=_functions, compared="small"),
+    _family("independent_bursts", case=_independent_bursts),
+    _family("metronomes", case=_metronomes),
+    _family("mixed_slos_overload", case=_mixed(1700, 2)),
+    _family("mixed_slos_light", case=_mixed(900, 3)),
+    _family("tiny_slo_6ms", case=_plain("resnet50_v1b", 10, 600, 6, 5)),
+    _family("tiny_slo_2ms", case=_plain("resnet18_v2", 1, 550, 2.5, 4)),
+    _family("patient", case=_patient, bound=""),
+    _family("heavy_weights", case=_heavy),
+    _family("rare_beside_hot", case=_rare, bound=""),
+    _family("zipf_half", case=_zipf_memory(0.5, 400), bound=""),
+    _family("zipf_one", case=_zipf_memory(1.0, 550), bound=""),
+    _family("no_single", case=_no_single),
+    _family("plateau_of_8", case=_plateau),
+    _family("giant_beside_small", case=_giant, bound=""),
+    _family("loops_of_120_and_3", case=_loops, bound="rate", compared="small"),
+    _family("two_workers_lost", case=_loss, bound=""),
+    _family("chaos_of_3", case=_chaos, bound=""),
+    _family("one_model_8_gpus", case=_plain("densenet121", 1, 2000, 60, 8, 2.5)),
+    _family("overload_slo12", case=_plain("resnet50_v1b", 16, 2500, 12, 3)),
+    _family("overload_x4", case=_plain("resnet50_v1b", 24, 7200, 40, 2, 2.0)),
 )

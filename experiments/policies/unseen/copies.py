@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.cases import case_of, resnets
-from experiments.policies.unseen.family import Family
+from clockwright.units import NS_PER_S
+from experiments.clockwork_paper.cases import resnets
+from experiments.policies.load import Load, case_of, poisson
 from experiments.simulator import Case
-from traces.arrivals import Poisson
+
+_SECONDS = 5
 
 
 def hot(
@@ -25,7 +26,7 @@ def hot(
     slo_ms: int = 9,
     num_hot: int = 1,
     gpus: int = 4,
-    stay_s: int = 5,
+    stay_s: int = _SECONDS,
 ) -> Case:
     """Some hot models beside many that trickle, with equal SLOs.
 
@@ -39,30 +40,19 @@ def hot(
         gpus: number of GPUs.
         stay_s: after so long the next models are the hot ones.
     """
-    models, end_ns, slo_ns = resnets(num_hot + others), 5 * NS_PER_S, slo_ms * NS_PER_MS
-    sources = [
-        Poisson(
-            models=range(len(models)), rate_rps=other_rps, slo_ns=slo_ns, end_ns=end_ns, seed=seed
-        )
-    ]
+    models = resnets(num_hot + others)
+    sources = [poisson(range(len(models)), other_rps, slo_ms, _SECONDS, seed)]
     # The others fill all memory first.
-    for turn, begin_ns in enumerate(range(NS_PER_S, end_ns, stay_s * NS_PER_S)):
-        first = turn * num_hot
-        sources.append(
-            Poisson(
-                models=range(first, first + num_hot),
-                rate_rps=num_hot * hot_rps,
-                slo_ns=slo_ns,
-                begin_ns=begin_ns,
-                end_ns=min(begin_ns + stay_s * NS_PER_S, end_ns),
-                seed=seed * 1_000 + turn,
-            )
-        )
-    return case_of(models, sources, seed=seed, end_ns=end_ns, num_gpus=gpus, num_pages=126)
+    for turn, begin_s in enumerate(range(1, _SECONDS, stay_s)):
+        of_turn = range(turn * num_hot, (turn + 1) * num_hot)
+        end_s = min(begin_s + stay_s, _SECONDS)
+        rate_rps, own_seed = num_hot * hot_rps, seed * 1_000 + turn
+        sources.append(poisson(of_turn, rate_rps, slo_ms, end_s, own_seed, begin_s=begin_s))
+    return case_of(models, sources, seed, _SECONDS, gpus=gpus, pages=126)
 
 
-FAMILIES: tuple[Family, ...] = tuple(
-    Family(name=name, part="copies", begin_ns=NS_PER_S, case=case)
+FAMILIES: tuple[Load, ...] = tuple(
+    Load(name=name, group="copies", begin_ns=NS_PER_S, case=case)
     for name, case in (
         ("hotone", partial(hot, others=60, hot_rps=900, other_rps=120)),
         ("hotthree", partial(hot, others=80, hot_rps=600, other_rps=100, num_hot=3, gpus=6)),

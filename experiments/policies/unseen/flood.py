@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.clockwork_paper.cases import NOISE
-from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Cluster, HostedModel
+from experiments.policies.load import Load, case_of, hosted, ms, poisson, s
+from experiments.simulator import Case
 from modelzoo.profile import load_profile
-from traces.arrivals import Bursty, Poisson, Source, Workload
+from traces.arrivals import Bursty, Source
 
 _RESNET50 = load_profile("table1").row_for("resnet50_v1b")
-_DURATION_NS = 4 * NS_PER_S
+_SECONDS = 4
 #: Tenants of a client that makes up a new name for each request.
 _NUM_NAMES = 4000
 
@@ -29,13 +27,8 @@ Flood = Callable[[Sequence[int], Sequence[int], int], Source]
 
 def _steady(rate_rps: float, slo_ms: float) -> Flood:
     """Requests at random times."""
-    return lambda models, tenants, seed: Poisson(
-        models=models,
-        tenants=tenants,
-        rate_rps=rate_rps,
-        slo_ns=round(slo_ms * NS_PER_MS),
-        end_ns=_DURATION_NS,
-        seed=seed,
+    return lambda models, tenants, seed: poisson(
+        models, rate_rps, slo_ms, _SECONDS, seed, tenants=tenants
     )
 
 
@@ -45,10 +38,10 @@ def _in_bursts(rate_rps: float, slo_ms: float, burst_ms: int, pause_ms: int) -> 
         models=models,
         tenants=tenants,
         rate_rps=rate_rps,
-        burst_ns=burst_ms * NS_PER_MS,
-        pause_ns=pause_ms * NS_PER_MS,
-        slo_ns=round(slo_ms * NS_PER_MS),
-        end_ns=_DURATION_NS,
+        burst_ns=ms(burst_ms),
+        pause_ns=ms(pause_ms),
+        slo_ns=ms(slo_ms),
+        end_ns=s(_SECONDS),
         seed=seed,
     )
 
@@ -66,7 +59,7 @@ def _family(
     flood_names: int = 1,
     num_workers: int = 1,
     num_pages: int = 1376,
-) -> Family:
+) -> Load:
     """A flood beside innocent tenants.
 
     Args:
@@ -84,51 +77,45 @@ def _family(
     """
 
     def case(seed: int, *, flooded: bool) -> Case:
+        people = [f"innocent-{number}" for number in range(num_innocent)]
         if shared_models:
             names = [f"shared-{number}" for number in range(shared_models)]
-            own = [tuple(range(shared_models))] * num_innocent
-            floods = tuple(range(shared_models))
+            own = [range(shared_models)] * num_innocent
+            floods = range(shared_models)
         else:
-            names = [f"innocent-{number}" for number in range(num_innocent)]
-            names += [f"flood-{number}" for number in range(flood_models)]
-            own = [(number,) for number in range(num_innocent)]
-            floods = tuple(range(num_innocent, len(names)))
-        people = [f"innocent-{number}" for number in range(num_innocent)]
-        people += [f"flood-{number}" for number in range(flood_names)]
+            names = people + [f"flood-{number}" for number in range(flood_models)]
+            own = [range(number, number + 1) for number in range(num_innocent)]
+            floods = range(num_innocent, len(names))
         sources: list[Source] = [
-            Poisson(
-                models=own[number],
+            poisson(
+                own[number],
+                innocent_rps,
+                slo_ms,
+                _SECONDS,
+                1000 * seed + number,
                 tenants=(number + 1,) if tenants else (0,),
-                rate_rps=innocent_rps,
-                slo_ns=round(slo_ms * NS_PER_MS),
-                end_ns=_DURATION_NS,
-                seed=1000 * seed + number,
             )
             for number in range(num_innocent)
         ]
+        people += [f"flood-{number}" for number in range(flood_names)]
         if flooded:
-            first = num_innocent + 1
-            who = range(first, first + flood_names) if tenants else (0,)
+            who = range(num_innocent + 1, len(people) + 1) if tenants else (0,)
             sources.append(flood(floods, who, 1000 * seed + 999))
-        models = tuple(HostedModel(ModelId(model), _RESNET50) for model in names)
-        return Case(
-            workload=Workload(
-                models=tuple(names),
-                tenants=("", *people) if tenants else ("",),
-                sources=tuple(sources),
-            ),
-            cluster=Cluster(
-                models=models, num_workers=num_workers, num_pages=num_pages, noise=NOISE
-            ),
-            duration_ns=_DURATION_NS,
-            seed=seed,
+        return case_of(
+            tuple(hosted(model, _RESNET50) for model in names),
+            sources,
+            seed,
+            _SECONDS,
+            gpus=num_workers,
+            pages=num_pages,
+            tenants=("", *people) if tenants else ("",),
         )
 
-    return Family(
-        name=name,
-        part="flood",
-        case=lambda seed: case(seed, flooded=True),
-        without=lambda seed: case(seed, flooded=False),
+    return Load(
+        name,
+        "flood",
+        partial(case, flooded=True),
+        without=partial(case, flooded=False),
         compared="innocent",
     )
 
@@ -139,7 +126,7 @@ _8x75, _8x60, _6x90, _6x70 = (
     for number, rate_rps in ((8, 75), (8, 60), (6, 90), (6, 70))
 )
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     # One model each, told apart by the model, by the tenant; then one model for all.
     _8x75("flood_model", _steady(2500, 50), tenants=False),
     _8x75("flood_tenant", _steady(2500, 50)),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
+from clockwright.units import NS_PER_S
+from experiments.policies.load import Load, RandomLoad, at_random, ms
 from experiments.simulator import Network, copies_of
 from modelzoo.profile import load_profile
 
@@ -18,11 +18,8 @@ _SHORT = Network()
 
 
 def _network(out_ms: float, back_ms: float | None = None, jitter_ms: float = 0.0) -> Network:
-    return Network(
-        delay_ns=round(out_ms * NS_PER_MS),
-        up_delay_ns=None if back_ms is None else round(back_ms * NS_PER_MS),
-        jitter_ns=round(jitter_ms * NS_PER_MS),
-    )
+    back_ns = None if back_ms is None else ms(back_ms)
+    return Network(delay_ns=ms(out_ms), up_delay_ns=back_ns, jitter_ns=ms(jitter_ms))
 
 
 def _one_of_four(far: Network) -> Network:
@@ -37,17 +34,8 @@ def _family(
     row: str = "resnet50_v1b",
     ways_ms: float = 0.0,
     **load: Unpack[RandomLoad],
-) -> Family:
-    """Equal models.
-
-    Args:
-        name: the family's.
-        network: with its fault.
-        models: copies of the row.
-        row: of Table 1.
-        ways_ms: what `without` lacks of the SLO.
-        load: what is asked.
-    """
+) -> Load:
+    """Equal models; `ways_ms` is what `without` lacks of the SLO."""
     load.setdefault("seconds", 4)
     return at_random(
         name,
@@ -61,7 +49,7 @@ def _family(
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     _family("link_8ms", _network(8), rate_rps=800, slo_ms=80, gpus=3),
     _family("link_25ms", _network(25), rate_rps=800, slo_ms=140, gpus=3),
     _family("link_6ms_tight", _network(6), rate_rps=450, slo_ms=24, gpus=3, ways_ms=12),

@@ -13,16 +13,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.clockwork_paper.cases import NOISE
-from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Cluster, Faults, HostedModel, LostWorker
+from clockwright.units import NS_PER_S
+from experiments.policies.load import Load, case_of, hosted, ms, power_ms, row_of, s
+from experiments.simulator import Case, Faults, HostedModel, LostWorker
 from modelzoo.profile import ProfileRow, load_profile
-from traces.arrivals import Recorded, Source, Workload
+from traces.arrivals import Recorded
 
 _ROWS = load_profile("table1").rows
 _RESNET = _ROWS["resnet50_v1b"]
-_BEGIN_NS = NS_PER_S // 2
+_NO_FAULTS = Faults()
 
 #: A stretch of time: begin and end in seconds, and requests per second of the whole group in it.
 Stretch = tuple[float, float, float]
@@ -45,13 +44,9 @@ class Group:
 
 
 def _power(first_ms: float, exponent: float, megabytes: int = 100) -> ProfileRow:
-    """EXEC of b rows takes `first_ms` times b to the power of `exponent`; LOADs go at 12 GB/s."""
-    return ProfileRow(
-        name=f"power {exponent:g} of {first_ms:g} ms and {megabytes} MB",
-        weights_bytes=megabytes * 1_000_000,
-        load_ns=round(megabytes / 12 * NS_PER_MS),
-        exec_ns={size: round(first_ms * size**exponent * NS_PER_MS) for size in (1, 2, 4, 8, 16)},
-    )
+    """A network of `power_ms`; LOADs go at 12 GB/s."""
+    name = f"power {exponent:g} of {first_ms:g} ms and {megabytes} MB"
+    return row_of(name, megabytes / 12, power_ms(first_ms, exponent), megabytes=megabytes)
 
 
 def _steady(rate_rps: float, seconds: float = 4.0) -> tuple[Stretch, ...]:
@@ -77,7 +72,7 @@ def _on_off(
     return tuple((at, min(at + on_s, seconds), rate_rps) for at in begins)
 
 
-def _requests(group: Group, first: int, tenant: int, generator: np.random.Generator) -> Source:
+def _requests(group: Group, first: int, tenant: int, generator: np.random.Generator) -> Recorded:
     """A Poisson process whose rate changes."""
     times, models = [], []
     ranks = np.arange(1, group.count + 1, dtype=np.float64)
@@ -94,8 +89,8 @@ def _requests(group: Group, first: int, tenant: int, generator: np.random.Genera
         times_ns=(np.concatenate(times) * NS_PER_S).astype(np.int64),
         models=np.concatenate(models),
         tenants=(tenant,) * sum(map(len, models)),
-        slo_ns=round(group.slo_ms * NS_PER_MS),
-        end_ns=round(max(end_s for _, end_s, _ in group.stretches) * NS_PER_S),
+        slo_ns=ms(group.slo_ms),
+        end_ns=s(max(end_s for _, end_s, _ in group.stretches)),
     )
 
 
@@ -104,53 +99,30 @@ def _family(
     *groups: Group,
     gpus: int,
     pages: int = 1376,
-    faults: Faults | None = None,
+    faults: Faults = _NO_FAULTS,
     shared: bool = False,
     compared: Literal["all", "small"] = "all",
     bound: str = "density",
-) -> Family:
-    """A family of groups side by side.
-
-    Args:
-        name: the family's.
-        groups: of models.
-        gpus: number of GPUs.
-        pages: of each.
-        faults: what goes wrong.
-        shared: all groups ask for the models of the first.
-        compared: as for `Family`.
-        bound: as for `Family`.
-    """
+) -> Load:
+    """A family of groups side by side; where models are shared, all groups ask for those of the first."""
 
     def case(seed: int) -> Case:
-        hosted: list[HostedModel] = []
-        sources: list[Source] = []
+        models: list[HostedModel] = []
+        sources = []
         tenants = sorted({group.tenant for group in groups} | {""})
         for number, group in enumerate(groups):
-            first = 0 if shared else len(hosted)
+            first = 0 if shared else len(models)
             if not shared or not number:
-                hosted += [
-                    HostedModel(ModelId(f"{number}-{index}"), group.row)
-                    for index in range(group.count)
-                ]
+                models += [hosted(f"{number}-{index}", group.row) for index in range(group.count)]
             generator = np.random.default_rng((seed, number))
             sources.append(_requests(group, first, tenants.index(group.tenant), generator))
-        models = tuple(hosted)
-        case = Case(
-            workload=Workload(
-                models=tuple(model.model_id for model in models),
-                tenants=tuple(tenants),
-                sources=tuple(sources),
-            ),
-            cluster=Cluster(models=models, num_workers=gpus, num_pages=pages, noise=NOISE),
-            duration_ns=max(source.end_ns for source in sources),
-            seed=seed,
+        seconds = max(source.end_ns for source in sources) / NS_PER_S
+        case = case_of(
+            tuple(models), sources, seed, seconds, gpus=gpus, pages=pages, tenants=tuple(tenants)
         )
-        return case if faults is None else replace(case, faults=faults)
+        return replace(case, faults=faults)
 
-    return Family(
-        name=name, part="mixtures", case=case, begin_ns=_BEGIN_NS, compared=compared, bound=bound
-    )
+    return Load(name, "mixtures", case, NS_PER_S // 2, compared=compared, bound=bound)
 
 
 def _resnets(count: int, stretches: Sequence[Stretch], slo_ms: float, **others: Any) -> Group:  # noqa: ANN401
@@ -158,7 +130,7 @@ def _resnets(count: int, stretches: Sequence[Stretch], slo_ms: float, **others: 
 
 
 #: One model of many is asked for all at once; the GPUs could do it, or nearly.
-CROWDS: tuple[Family, ...] = (
+CROWDS: tuple[Load, ...] = (
     _family(
         "crowd_fits",
         _resnets(40, _steady(800), 50), _resnets(1, ((1.0, 2.5, 3500),), 50),
@@ -179,7 +151,7 @@ CROWDS: tuple[Family, ...] = (
     ),
 )  # fmt: skip
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     *CROWDS,
     # Days: waves of unlike lengths, some with nobody at night.
     _family(
@@ -288,8 +260,8 @@ FAMILIES: tuple[Family, ...] = (
             lost_workers=tuple(
                 LostWorker(
                     worker=worker,
-                    at_ns=(1000 + 700 * worker) * NS_PER_MS,
-                    back_ns=(1400 + 700 * worker) * NS_PER_MS,
+                    at_ns=ms(1000 + 700 * worker),
+                    back_ns=ms(1400 + 700 * worker),
                 )
                 for worker in range(3)
             )

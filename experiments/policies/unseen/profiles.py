@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
+from experiments.policies.load import Load, RandomLoad, at_random
 from experiments.simulator import Faults, WrongProfile, copies_of
 from modelzoo.profile import Noise, load_profile
 
@@ -16,7 +16,7 @@ _ROWS = load_profile("table1").rows
 
 def _wrong(
     name: str, wrong: WrongProfile, *, models: int = 24, rows: int = 1, **load: Unpack[RandomLoad]
-) -> Family:
+) -> Load:
     """So many models, dealt to the first rows of Table 1 in turn, or all ResNet50."""
     chosen = list(_ROWS.values())[:rows] if rows > 1 else [_ROWS["resnet50_v1b"]]
     hosted = tuple(
@@ -31,7 +31,7 @@ def _exec(factor: float, *sizes: int, worker: int | None = None) -> WrongProfile
     return WrongProfile(exec_factor=factor, sizes=sizes, worker=worker)
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     # Longer than the SLO: whoever believes them asks nobody.
     _wrong("profile_long", _exec(3), rate_rps=600, slo_ms=7.5, gpus=4),
     _wrong("profile_long_zoo", _exec(3), rate_rps=500, slo_ms=16, gpus=6, rows=24),

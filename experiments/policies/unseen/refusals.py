@@ -10,13 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.cases import case_of, resnets
+from experiments.clockwork_paper.cases import resnets
 from experiments.clockwork_paper.cases import zoo as models_of_all_kinds
-from experiments.policies.unseen.family import Family
+from experiments.policies.load import Load, case_of, ms, poisson, s
 from experiments.simulator import Case
 from modelzoo.profile import Noise
-from traces.arrivals import Poisson, Recorded, Source
+from traces.arrivals import Recorded, Source
 
 _case_of = partial(case_of, noise=Noise(exec_sigma=0.003, load_sigma=0.01))
 
@@ -34,65 +33,35 @@ def _steady(
 ) -> Case:
     """Poisson arrivals at one rate; SLOs, where there are several, in each model alike."""
     models = models_of_all_kinds(num_models, seed) if zoo else resnets(num_models)
-    popularity = 1.0 / np.arange(1, num_models + 1) ** zipf
-    popularity = np.random.default_rng(seed).permutation(popularity / popularity.sum())
-    end_ns = int(duration_s * NS_PER_S)
-    groups = [((*range(num_models),), 1.0)]
+    groups: list[tuple[range, float]] = [(range(num_models), 1.0)]
     if zipf:
-        groups = [((model,), float(share)) for model, share in enumerate(popularity)]
+        popularity = 1.0 / np.arange(1, num_models + 1) ** zipf
+        popularity = np.random.default_rng(seed).permutation(popularity / popularity.sum())
+        groups = [(range(m, m + 1), share) for m, share in enumerate(popularity.tolist())]
+    asked = [(group, share, slo_ms) for group, share in groups for slo_ms in slos_ms]
     sources = [
-        Poisson(
-            models=group,
-            rate_rps=rate_rps * share / len(slos_ms),
-            slo_ns=slo_ms * NS_PER_MS,
-            end_ns=end_ns,
-            seed=1000 * seed + number * len(slos_ms) + index,
-        )
-        for number, (group, share) in enumerate(groups)
-        for index, slo_ms in enumerate(slos_ms)
+        poisson(group, rate_rps * share / len(slos_ms), slo_ms, duration_s, 1000 * seed + number)
+        for number, (group, share, slo_ms) in enumerate(asked)
     ]
-    return _case_of(models, sources, seed=seed, end_ns=end_ns, num_gpus=num_gpus)
+    return _case_of(models, sources, seed, duration_s, gpus=num_gpus)
 
 
 def _flood(seed: int, *, calm_rps: float, flood_rps: float) -> Case:
     """Eight models asked calmly, and a ninth that floods."""
-    end_ns = 3 * NS_PER_S
     sources = [
-        Poisson(
-            models=(*range(8),), rate_rps=calm_rps, slo_ns=100 * NS_PER_MS, end_ns=end_ns, seed=seed
-        ),
-        Poisson(
-            models=(8,),
-            rate_rps=flood_rps,
-            slo_ns=100 * NS_PER_MS,
-            begin_ns=NS_PER_S // 2,
-            end_ns=end_ns,
-            seed=seed + 50,
-        ),
+        poisson(range(8), calm_rps, 100, 3, seed),
+        poisson((8,), flood_rps, 100, 3, seed + 50, begin_s=0.5),
     ]
-    return _case_of(resnets(9), sources, seed=seed, end_ns=end_ns)
+    return _case_of(resnets(9), sources, seed, 3)
 
 
 def _step(seed: int, *, before_rps: float, after_rps: float, num_models: int) -> Case:
     """A calm load that triples within an instant, and falls back."""
     sources = [
-        Poisson(
-            models=(*range(num_models),),
-            rate_rps=rate_rps,
-            slo_ns=100 * NS_PER_MS,
-            begin_ns=begin_ns,
-            end_ns=end_ns,
-            seed=seed + 50 * index,
-        )
-        for index, (rate_rps, begin_ns, end_ns) in enumerate(
-            (
-                (before_rps, 0, NS_PER_S),
-                (after_rps, NS_PER_S, 2 * NS_PER_S),
-                (before_rps, 2 * NS_PER_S, 3 * NS_PER_S),
-            )
-        )
+        poisson(range(num_models), rate_rps, 100, at_s + 1, seed + 50 * at_s, begin_s=at_s)
+        for at_s, rate_rps in enumerate((before_rps, after_rps, before_rps))
     ]
-    return _case_of(resnets(num_models), sources, seed=seed, end_ns=3 * NS_PER_S, num_gpus=2)
+    return _case_of(resnets(num_models), sources, seed, 3, gpus=2)
 
 
 def _bursts(seed: int, *, sizes: tuple[int, ...], num_gpus: int = 2, warm: bool = True) -> Case:
@@ -100,32 +69,19 @@ def _bursts(seed: int, *, sizes: tuple[int, ...], num_gpus: int = 2, warm: bool 
 
     Warm: each model was asked for one at a time before.
     """
-    begin_ns, period_ns = NS_PER_S if warm else 0, 200 * NS_PER_MS
-    times, models = [], []
-    for number in range(10 if warm else 1):
-        for model, size in enumerate(sizes):
-            times += [begin_ns + number * period_ns] * size
-            models += [model] * size
-    end_ns = begin_ns + 10 * period_ns
+    models, (begin_s, number) = range(len(sizes)), (1.0, 10) if warm else (0.0, 1)
+    at_ns = s(begin_s) + ms(200) * np.arange(number)
     sources: list[Source] = [
         Recorded(
-            times_ns=np.array(times, np.int64),
-            models=np.array(models),
-            slo_ns=100 * NS_PER_MS,
-            end_ns=end_ns,
+            times_ns=np.repeat(at_ns, sum(sizes)),
+            models=np.tile(np.repeat(models, sizes), number),
+            slo_ns=ms(100),
+            end_ns=s(begin_s + 2),
         )
     ]
     if warm:
-        sources.append(
-            Poisson(
-                models=(*range(len(sizes)),),
-                rate_rps=20.0 * len(sizes),
-                slo_ns=100 * NS_PER_MS,
-                end_ns=begin_ns - 100 * NS_PER_MS,
-                seed=seed,
-            )
-        )
-    return _case_of(resnets(len(sizes)), sources, seed=seed, end_ns=end_ns, num_gpus=num_gpus)
+        sources.append(poisson(models, 20.0 * len(sizes), 100, begin_s - 0.1, seed))
+    return _case_of(resnets(len(sizes)), sources, seed, begin_s + 2, gpus=num_gpus)
 
 
 # Where some models ask for far more than others and not all can be served, isolation decides whom.
@@ -136,10 +92,10 @@ _TWENTY = partial(_steady, num_models=4, num_gpus=20, rate_rps=30000, duration_s
 _WIDE_MS = (50, 100, 1000)
 
 #: ResNet50 answers 361 r/s one by one and 1,117 r/s in batches of 16 on one GPU of Table 1.
-FAMILIES: tuple[Family, ...] = tuple(
-    Family(
+FAMILIES: tuple[Load, ...] = tuple(
+    Load(
         name=name,
-        part="refusals",
+        group="refusals",
         case=case,
         bound=bound,
         compared="small" if name in _SHARED_OUT else "all",

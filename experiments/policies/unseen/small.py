@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.clockwork_paper.cases import case_of
-from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, HostedModel
-from modelzoo.profile import ProfileRow, load_profile
-from traces.arrivals import ClosedLoop, Poisson
+from experiments.policies.load import Load, case_of, hosted, ms, poisson, row_of, s
+from experiments.simulator import Case
+from modelzoo.profile import load_profile
+from traces.arrivals import ClosedLoop
 
 _RESNET50 = load_profile("table1").row_for("resnet50_v1b")
-_DURATION_NS = 5 * NS_PER_S
+_SECONDS = 5
 
 
 def _giant(
@@ -28,55 +26,34 @@ def _giant(
     small_rps: float,
 ) -> Case:
     """A model of half the memory that takes long to load, beside many that do not fit either."""
-    row = ProfileRow(
-        name="giant",
-        weights_bytes=load_ms * 12_200_000,
-        load_ns=load_ms * NS_PER_MS,
-        exec_ns={size: (20 + 20 * size) * NS_PER_MS for size in (1, 2, 4)},
-    )
-    models = (
-        HostedModel(ModelId("giant"), row),
-        *(HostedModel(ModelId(f"other-{number}"), _RESNET50) for number in range(num_small)),
-    )
+    exec_ms = {size: 20 + 20 * size for size in (1, 2, 4)}
+    row = row_of("giant", load_ms, exec_ms, megabytes=12.2 * load_ms)
+    others = (hosted(f"other-{number}", _RESNET50) for number in range(num_small))
     sources = (
-        Poisson(
-            models=(0,),
-            rate_rps=giant_rps,
-            slo_ns=giant_slo_ms * NS_PER_MS,
-            end_ns=_DURATION_NS,
-            seed=1000 * seed,
-        ),
-        Poisson(
-            models=range(1, num_small + 1),
-            rate_rps=small_rps,
-            slo_ns=100 * NS_PER_MS,
-            end_ns=_DURATION_NS,
-            seed=1000 * seed + 1,
-        ),
+        poisson((0,), giant_rps, giant_slo_ms, _SECONDS, 1000 * seed),
+        poisson(range(1, num_small + 1), small_rps, 100, _SECONDS, 1000 * seed + 1),
     )
-    return case_of(models, sources, seed=seed, end_ns=_DURATION_NS)
+    return case_of((hosted("giant", row), *others), sources, seed, _SECONDS)
 
 
 def _closed(
     seed: int, *, large: int, num_small: int, small: int, num_workers: int, slo_ms: int
 ) -> Case:
     """One model with many clients, beside some with few; all ask again when they are answered."""
-    models = (
-        HostedModel(ModelId("large"), _RESNET50),
-        *(HostedModel(ModelId(f"small-{number}"), _RESNET50) for number in range(num_small)),
-    )
-    loops = tuple(
+    names = ("large", *(f"small-{number}" for number in range(num_small)))
+    loops = [
         ClosedLoop(
             model=number,
             concurrency=small if number else large,
-            slo_ns=slo_ms * NS_PER_MS,
-            end_ns=_DURATION_NS,
-            start_jitter_ns=50 * NS_PER_MS,
+            slo_ns=ms(slo_ms),
+            end_ns=s(_SECONDS),
+            start_jitter_ns=ms(50),
             seed=1000 * seed + number,
         )
-        for number in range(len(models))
-    )
-    return case_of(models, loops=loops, seed=seed, end_ns=_DURATION_NS, num_gpus=num_workers)
+        for number in range(len(names))
+    ]
+    models = tuple(hosted(name, _RESNET50) for name in names)
+    return case_of(models, (), seed, _SECONDS, loops=loops, gpus=num_workers)
 
 
 _FEW = partial(_closed, large=96, num_small=10, small=1, num_workers=1, slo_ms=60)
@@ -84,9 +61,9 @@ _SOME = partial(_closed, large=200, num_small=30, small=2, num_workers=2, slo_ms
 _SLOW = partial(_giant, load_ms=900, giant_rps=2, giant_slo_ms=2500, num_small=250, small_rps=500)
 _QUICK = partial(_giant, load_ms=300, giant_rps=4, giant_slo_ms=900, num_small=220, small_rps=400)
 
-FAMILIES: tuple[Family, ...] = (
-    Family(name="giant", part="small", case=_SLOW, bound="memory"),
-    Family(name="giant_quick", part="small", case=_QUICK, bound="memory"),
-    Family(name="small_clients", part="small", case=_SOME, bound="rate", compared="small"),
-    Family(name="small_clients_few", part="small", case=_FEW, bound="rate", compared="small"),
+FAMILIES: tuple[Load, ...] = (
+    Load(name="giant", group="small", case=_SLOW, bound="memory"),
+    Load(name="giant_quick", group="small", case=_QUICK, bound="memory"),
+    Load(name="small_clients", group="small", case=_SOME, bound="rate", compared="small"),
+    Load(name="small_clients_few", group="small", case=_FEW, bound="rate", compared="small"),
 )

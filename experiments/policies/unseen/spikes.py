@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
+from experiments.policies.load import Load, RandomLoad, at_random
 from experiments.simulator import Faults, copies_of
 from modelzoo.profile import Noise, load_profile
 
@@ -23,17 +23,8 @@ def _spiked(
     models: int = 24,
     row: str = "resnet50_v1b",
     **load: Unpack[RandomLoad],
-) -> Family:
-    """Equal models.
-
-    Args:
-        name: the family's.
-        share: of LOADs and EXECs that are slow.
-        factor: how many times as long as usual a slow one takes.
-        models: copies of the row.
-        row: of Table 1.
-        load: what is asked.
-    """
+) -> Load:
+    """Equal models; a share of LOADs and EXECs takes `factor` times as long as usual."""
     faulty, sound = (
         {"faults": Faults(slow_probability=slow, slow_factor=factor)} for slow in (share, 0.0)
     )
@@ -41,7 +32,7 @@ def _spiked(
     return at_random(name, "spikes", copies_of(_ROWS[row], models), faulty, sound, **load)
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     # Busy, the queue fills batches of all sizes: the sizes that one slow EXEC takes away are missed at once.
     _spiked("spikes_busy", 0.003, 10, rate_rps=2400, slo_ms=50, gpus=4),
     _spiked("spikes_x5", 0.01, 5, rate_rps=1500, slo_ms=30, gpus=3),

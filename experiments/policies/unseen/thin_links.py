@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle, islice
 
 from typing_extensions import Unpack
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.policies.unseen.family import Family, RandomLoad, at_random
-from experiments.simulator import HostedModel, Network
+from clockwright.units import NS_PER_S
+from experiments.policies.load import Load, RandomLoad, at_random, hosted, ms
+from experiments.simulator import Network
 from modelzoo.profile import load_profile
 
 _ROW = load_profile("table1").rows["resnet50_v1b"]
@@ -21,43 +20,25 @@ _Sizes = tuple[tuple[int, int], ...]
 
 def _family(
     name: str, network: Network, sizes: _Sizes = ((602, 4),), **load: Unpack[RandomLoad]
-) -> Family:
-    """Thirty models that differ in what they take from a link, in turn.
-
-    Args:
-        name: the family's.
-        network: with its thin links.
-        sizes: of inputs and outputs.
-        load: what is asked.
-    """
-    models = tuple(
-        HostedModel(
-            ModelId(f"m{number}"),
-            replace(
-                _ROW,
-                name=f"in{inputs}_out{outputs}",
-                input_bytes=1000 * inputs,
-                output_bytes=1000 * outputs,
-            ),
-        )
-        for number, (inputs, outputs) in enumerate(islice(cycle(sizes), 30))
-    )
+) -> Load:
+    """Thirty models that differ in what they take from a link, in turn."""
+    rows = [
+        replace(_ROW, name=f"in{i}_out{o}", input_bytes=1000 * i, output_bytes=1000 * o)
+        for i, o in sizes
+    ]
+    models = tuple(hosted(f"m{number}", rows[number % len(rows)]) for number in range(30))
     load.setdefault("seconds", 4)
     changes = {"network": network}
     return at_random(name, "thin_links", models, changes, begin_ns=NS_PER_S // 2, **load)
 
 
 def _thin(bytes_per_s: int = _GIGABIT, delay_ms: float = 0.1, jitter_ms: float = 0.0) -> Network:
-    return Network(
-        bytes_per_s=bytes_per_s,
-        delay_ns=round(delay_ms * NS_PER_MS),
-        jitter_ns=round(jitter_ms * NS_PER_MS),
-    )
+    return Network(bytes_per_s=bytes_per_s, delay_ns=ms(delay_ms), jitter_ns=ms(jitter_ms))
 
 
 _ONE_OF_FOUR = Network(links=(_thin(_GIGABIT // 2), *(3 * (_thin(20 * _GIGABIT),))))
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     _family("thin_65pct", _thin(), rate_rps=400, slo_ms=90, gpus=3),
     _family("thin_90pct", _thin(), rate_rps=560, slo_ms=120, gpus=3),
     _family("thin_160pct", _thin(), rate_rps=1000, slo_ms=90, gpus=3),

@@ -9,34 +9,36 @@ timers at all: what is learned must not mislead.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.cases import case_of, pressed, resnets
-from experiments.policies.unseen.family import Family
+from experiments.clockwork_paper.cases import pressed, resnets
+from experiments.policies.load import Load, case_of, ms, poisson, s
 from experiments.simulator import Case
-from traces.arrivals import FixedRate, Poisson, Recorded, Source
+from traces.arrivals import FixedRate, Recorded, Source
 
 
 def timers(
     seed: int,
     *,
     num_models: int,
-    period_ns: int,
-    jitter_ns: int,
-    slo_ns: int,
-    num_gpus: int = 1,
-    num_pages: int,
-    duration_ns: int,
+    period_s: int = 1,
+    jitter_ms: int,
+    slo_ms: int,
+    gpus: int = 1,
+    pages: int,
+    seconds: int,
     random_rps: float = 0.0,
     num_random: int = 0,
 ) -> Case:
-    """Each model asked exactly once per period, at a phase of its own, up to `jitter_ns` late.
+    """Each model asked exactly once per period, at a phase of its own, up to `jitter_ms` late.
 
     Besides them `num_random` models are asked at random, `random_rps` in all.
     """
     generator = np.random.default_rng(seed)
+    period_ns, jitter_ns, duration_ns = s(period_s), ms(jitter_ms), s(seconds)
     phase_ns = generator.integers(period_ns, size=num_models)
     cycles = np.arange(-(-duration_ns // period_ns))
     times_ns = (phase_ns[None, :] + cycles[:, None] * period_ns).ravel()
@@ -44,34 +46,20 @@ def timers(
     asked = np.tile(np.arange(num_models), len(cycles))
     order = np.argsort(times_ns, kind="stable")
     order = order[times_ns[order] < duration_ns]
+    asked_ns, models = times_ns[order], asked[order]
     sources: list[Source] = [
-        Recorded(times_ns=times_ns[order], models=asked[order], slo_ns=slo_ns, end_ns=duration_ns)
+        Recorded(times_ns=asked_ns, models=models, slo_ns=ms(slo_ms), end_ns=duration_ns)
     ]
     if num_random:
-        sources.append(
-            Poisson(
-                models=range(num_models, num_models + num_random),
-                rate_rps=random_rps,
-                slo_ns=slo_ns,
-                end_ns=duration_ns,
-                seed=seed,
-            )
-        )
-    return case_of(
-        resnets(num_models + num_random),
-        sources,
-        seed=seed,
-        end_ns=duration_ns,
-        num_gpus=num_gpus,
-        num_pages=num_pages,
-    )
+        of_random = range(num_models, num_models + num_random)
+        sources.append(poisson(of_random, random_rps, slo_ms, seconds, seed))
+    return case_of(resnets(num_models + num_random), sources, seed, seconds, gpus=gpus, pages=pages)
 
 
 def cyclic(seed: int) -> Case:
     """Eight models where seven fit, asked in turn at an even rate."""
-    end_ns = 5 * NS_PER_S
-    source = FixedRate(models=range(8), rate_rps=200, slo_ns=60 * NS_PER_MS, end_ns=end_ns)
-    return case_of(resnets(8), [source], seed=seed, end_ns=end_ns, num_pages=49)
+    source = FixedRate(models=range(8), rate_rps=200, slo_ns=ms(60), end_ns=s(5))
+    return case_of(resnets(8), [source], seed, 5, pages=49)
 
 
 def unpopular(seed: int) -> Case:
@@ -92,46 +80,24 @@ def _timers(
     name: str,
     num_models: int,
     *,
-    part: str = "timers",
+    group: str = "timers",
     period_s: int = 1,
-    jitter_ms: int,
-    slo_ms: int,
-    pages: int,
-    seconds: int,
-    gpus: int = 1,
-    random_rps: float = 0.0,
-    num_random: int = 0,
-) -> Family:
+    **others: Any,  # noqa: ANN401
+) -> Load:
     """Timers, counted after three periods."""
-    return Family(
-        name=name,
-        part=part,
-        case=partial(
-            timers,
-            num_models=num_models,
-            period_ns=period_s * NS_PER_S,
-            jitter_ns=jitter_ms * NS_PER_MS,
-            slo_ns=slo_ms * NS_PER_MS,
-            num_gpus=gpus,
-            num_pages=pages,
-            duration_ns=seconds * NS_PER_S,
-            random_rps=random_rps,
-            num_random=num_random,
-        ),
-        bound="residency",
-        begin_ns=3 * period_s * NS_PER_S,
-    )
+    case = partial(timers, num_models=num_models, period_s=period_s, **others)
+    return Load(name, group, case, 3 * s(period_s), bound="residency")
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Load, ...] = (
     _timers("timers", 900, period_s=3, jitter_ms=2, slo_ms=25, pages=1376, seconds=45),
     _timers("timers_short", 200, jitter_ms=5, slo_ms=50, pages=400, seconds=27),
     _timers("timers_two", 500, jitter_ms=1, slo_ms=30, pages=700, seconds=19, gpus=2),
     _timers(
-        "halftimers", 250, part="unforeseen", period_s=2, jitter_ms=10, slo_ms=50, pages=700,
+        "halftimers", 250, group="unforeseen", period_s=2, jitter_ms=10, slo_ms=50, pages=700,
         seconds=18, random_rps=125, num_random=100,
     ),
     _timers("jitter", 250, jitter_ms=50, slo_ms=50, pages=600, seconds=23),
-    Family(name="thrash", part="timers", case=cyclic, bound="residency", begin_ns=NS_PER_S),
-    Family(name="random", part="unforeseen", case=unpopular, bound="residency"),
+    Load(name="thrash", group="timers", case=cyclic, bound="residency", begin_ns=NS_PER_S),
+    Load(name="random", group="unforeseen", case=unpopular, bound="residency"),
 )  # fmt: skip

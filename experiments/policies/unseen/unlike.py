@@ -9,15 +9,15 @@ kinds whose memory holds one model; `unlike_factor` kinds that differ by one fac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.clockwork_paper.cases import NOISE
-from experiments.policies.unseen.family import Family
-from experiments.simulator import Case, Cluster, HostedModel, WorkerKind
+from experiments.policies.load import Load, case_of, hosted, ms, poisson, row_of, s
+from experiments.simulator import Case, HostedModel, WorkerKind
 from modelzoo.profile import ProfileRow
-from traces.arrivals import Bursty, Poisson, Source, Workload
+from traces.arrivals import Bursty, Source
 
 #: Milliseconds of one request by kind, share of them that each further request of a batch adds; None: cannot run.
 Costs = Mapping[str, tuple[float, float] | None]
@@ -35,19 +35,12 @@ NINE: Mapping[str, Costs] = {
     "writer": {"processor": None, "card": (60, 0.3), "large card": (22, 0.2)},
     "translator": {"processor": (280, 0.9), "card": (25, 0.3), "large card": (16, 0.2)},
 }
-_SIZES = (1, 2, 4, 8)
-_LOAD_MS = 15
 
 
-def row_of(name: str, cost: tuple[float, float], *, sizes: Sequence[int] = _SIZES) -> ProfileRow:
+def _row(name: str, cost: tuple[float, float]) -> ProfileRow:
     """A profile's row: a batch of b takes the time of one, and the share of it for each further request."""
     first_ms, share = cost
-    return ProfileRow(
-        name=name,
-        weights_bytes=100_000_000,
-        load_ns=_LOAD_MS * NS_PER_MS,
-        exec_ns={size: round(first_ms * (1 + share * (size - 1)) * NS_PER_MS) for size in sizes},
-    )
+    return row_of(name, 15, {size: first_ms * (1 + share * (size - 1)) for size in (1, 2, 4, 8)})
 
 
 def unlike(
@@ -58,9 +51,8 @@ def unlike(
     *,
     slo_ms: float,
     bursty: bool = False,
-    copies: int = 1,
     num_pages: int = 1376,
-    duration_ns: int = 5 * NS_PER_S,
+    seconds: int = 5,
 ) -> Case:
     """Models on kinds of worker.
 
@@ -71,49 +63,34 @@ def unlike(
         rates_rps: of each model, all copies together.
         slo_ms: of every request.
         bursty: each model is asked in bursts, so long as the pauses between; else at random.
-        copies: models of each sort.
         num_pages: of each worker.
-        duration_ns: arrivals end here.
+        seconds: arrivals end here.
     """
     models: list[HostedModel] = []
     sources: list[Source] = []
     for number, (name, rate_rps) in enumerate(rates_rps.items()):
-        by_kind = costs[name]
-        row = row_of(name, next(cost for cost in by_kind.values() if cost is not None))
-        asked = range(len(models), len(models) + copies)
-        models += [HostedModel(ModelId(f"{name}-{copy}"), row) for copy in range(copies)]
-        common: dict[str, Any] = {
-            "models": asked,
-            "slo_ns": round(slo_ms * NS_PER_MS),
-            "end_ns": duration_ns,
-            "seed": seed * 1_000 + number,
-        }
+        row = _row(name, next(cost for cost in costs[name].values() if cost is not None))
+        asked = range(len(models), len(models) + 1)
+        models.append(hosted(f"{name}-0", row))
+        source: Source = poisson(asked, rate_rps, slo_ms, seconds, seed * 1_000 + number)
         if bursty:
-            length_ns = NS_PER_S // 4
-            sources.append(
-                Bursty(rate_rps=2 * rate_rps, burst_ns=length_ns, pause_ns=length_ns, **common)
+            source = Bursty(
+                models=asked,
+                rate_rps=2 * rate_rps,
+                burst_ns=ms(250),
+                pause_ns=ms(250),
+                slo_ns=ms(slo_ms),
+                end_ns=s(seconds),
+                seed=seed * 1_000 + number,
             )
-        else:
-            sources.append(Poisson(rate_rps=rate_rps, **common))
-    kinds = []
+        sources.append(source)
+    kinds: list[WorkerKind] = []
     for kind, count in workers.items():
-        rows = {}
-        for name in rates_rps:
-            cost = costs[name][kind]
-            rows[name] = None if cost is None else row_of(name, cost)
+        of_kind = {name: costs[name][kind] for name in rates_rps}
+        rows = {name: None if cost is None else _row(name, cost) for name, cost in of_kind.items()}
         kinds += [WorkerKind(name=kind, rows=rows)] * count
-    return Case(
-        workload=Workload(models=tuple(model.model_id for model in models), sources=tuple(sources)),
-        cluster=Cluster(
-            models=tuple(models),
-            num_workers=len(kinds),
-            kinds=tuple(kinds),
-            num_pages=num_pages,
-            noise=NOISE,
-        ),
-        duration_ns=duration_ns,
-        seed=seed,
-    )
+    case = case_of(tuple(models), sources, seed, seconds, gpus=len(kinds), pages=num_pages)
+    return replace(case, cluster=replace(case.cluster, kinds=tuple(kinds)))
 
 
 _TEN_EACH = {"processor": 10, "card": 10, "large card": 10}
@@ -130,10 +107,10 @@ _NINE_RPS = {
 }
 
 
-def nine(seed: int, factor: float, *, duration_ns: int = 5 * NS_PER_S) -> Case:
+def nine(seed: int, factor: float, *, seconds: int = 5) -> Case:
     """The nine families at a multiple of the rate."""
     rates_rps = {name: factor * rate for name, rate in _NINE_RPS.items()}
-    return unlike(seed, NINE, _TEN_EACH, rates_rps, slo_ms=300, duration_ns=duration_ns)
+    return unlike(seed, NINE, _TEN_EACH, rates_rps, slo_ms=300, seconds=seconds)
 
 
 _OPPOSITE: Mapping[str, Costs] = {
@@ -165,26 +142,19 @@ def _family(
     costs: Mapping[str, Costs],
     workers: Mapping[str, int],
     rates_rps: Mapping[str, float],
-    *,
-    slo_ms: float,
-    bursty: bool = False,
-    num_pages: int = 1376,
-) -> Family:
-    def case(seed: int) -> Case:
-        return unlike(
-            seed, costs, workers, rates_rps, slo_ms=slo_ms, bursty=bursty, num_pages=num_pages
-        )
-
-    return Family(name=name, part="kinds", case=case)
+    **others: Any,  # noqa: ANN401
+) -> Load:
+    case = partial(unlike, costs=costs, workers=workers, rates_rps=rates_rps, **others)
+    return Load(name, "kinds", case)
 
 
-FAMILIES: tuple[Family, ...] = (
-    Family(name="unlike_nine", part="unlike", case=lambda seed: nine(seed, 1.5)),
-    Family(name="unlike_nine_half", part="unlike", case=lambda seed: nine(seed, 0.75)),
-    Family(
+FAMILIES: tuple[Load, ...] = (
+    Load(name="unlike_nine", group="unlike", case=partial(nine, factor=1.5)),
+    Load(name="unlike_nine_half", group="unlike", case=partial(nine, factor=0.75)),
+    Load(
         name="unlike_nine_deep",
-        part="kinds",
-        case=lambda seed: nine(seed, 2.6, duration_ns=4 * NS_PER_S),
+        group="kinds",
+        case=partial(nine, factor=2.6, seconds=4),
     ),
     _family("unlike_two", _OPPOSITE, _TWO, _TWO_RPS, slo_ms=100, bursty=True),
     _family("unlike_few", _OPPOSITE, {"processor": 10, "card": 2}, _FEW_RPS, slo_ms=100),
