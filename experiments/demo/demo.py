@@ -28,7 +28,8 @@ from experiments.demo.models import DemoModel, write_digit_models, write_large_m
 from experiments.live.local_server import LocalServer
 from experiments.results_file import write_results
 from experiments.study.aims import limit_of
-from experiments.telemetry.timeline import draw_timeline, read_actions
+from experiments.telemetry.tables import read_actions
+from experiments.telemetry.timeline import draw_timeline
 
 _LARGE_PAGES = 3
 _NUM_QUESTIONS = 8
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict = judge(outcomes)
     _report(console, verdict, outcomes)
     picture = directory / "timeline.png"
-    draw_timeline(read_actions(telemetry / "actions.csv"), picture)
+    draw_timeline(read_actions(telemetry), picture)
     console.print(f"one second of lanes: {picture}; all in {time.monotonic() - begin_s:.0f} s")
     if options.record:
         _record(verdict, outcomes, options.seed)
