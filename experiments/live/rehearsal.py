@@ -94,7 +94,7 @@ def measured(
     alone, crowd, *mix = (run.rows for run in runs)
     costs = costs or CpuCosts()
     calibration = calibrate(alone, crowd, *mix)
-    network = calibration.network()
+    network = calibration.network
     down_ns = costs.front_ns + costs.request_ns + costs.action_ns
     cluster = replace(
         served.case.cluster,
