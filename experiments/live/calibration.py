@@ -122,7 +122,7 @@ def measured_row(row: ProfileRow, runs: Sequence[RunRows]) -> tuple[ProfileRow, 
 
 
 def _answered(run: RunRows) -> Iterator[tuple[RequestRow, ActionRow]]:
-    """Requests with the Infers that answered them, but for those that waited for their weights."""
+    """Requests as they came, with the Infers that answered them, but for those that waited for their weights."""
     actions = {action.action_id: action for action in run.actions}
     for request in sorted(run.requests, key=lambda row: row.arrival_ns):
         action = None if request.action_id is None else actions.get(request.action_id)
@@ -134,7 +134,7 @@ def _undisturbed(run: RunRows) -> list[tuple[RequestRow, ActionRow]]:
     """Requests that ran alone, on a lane that was idle when they came."""
     found = []
     lane_free_ns = 0
-    for request, action in sorted(_answered(run), key=lambda pair: pair[0].arrival_ns):
+    for request, action in _answered(run):
         assert action.exec is not None
         if action.num_requests == 1 and request.arrival_ns >= lane_free_ns:
             found.append((request, action))
