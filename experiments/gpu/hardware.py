@@ -138,6 +138,11 @@ def median_us(times_ns: Sequence[int]) -> float:
     return statistics.median(times_ns) / 1e3
 
 
+def spread(key: str, times_ns: Sequence[int]) -> dict[str, float]:
+    """Median and 99th percentile of times, as figures in microseconds."""
+    return {f"{key}_us_p50": median_us(times_ns), f"{key}_us_p99": quantile(times_ns, 0.99)}
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """How much memory a device takes."""
