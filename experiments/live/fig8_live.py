@@ -92,13 +92,10 @@ class Setting:
     native: bool = False
     #: Else the controller's process has the first core, its workers and the client share the second.
     unpinned: bool = False
-    #: Front processes; 0: the controller is the front, too.
-    fronts: int = 0
-    connections: int = 4
     seed: int = 8
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", 1), ("warmup", 0), ("slower", 1), ("fronts", 0)):
+        for name, least in (("seconds", 1), ("warmup", 0), ("slower", 1)):
             if not getattr(self, name) >= least:
                 found = getattr(self, name)
                 raise ConfigError(f"{name} is {found:g}, expected {least} or more")
@@ -164,7 +161,6 @@ def served_of(setting: Setting, case: Case) -> Served:
     return Served(
         case=case,
         stand_in=_STAND_IN,
-        options=("--fronts", str(setting.fronts)) if setting.fronts else (),
         environment=compiled if setting.native else {},
     )
 
@@ -183,7 +179,6 @@ def ask_server(
         slo_ms=case.workload.sources[0].slo_ns // NS_PER_MS,
         seconds=case.duration_ns / NS_PER_S,
         schedule=str(scratch / "schedule.npy"),
-        connections=setting.connections,
         tick_us=_CLIENT_TICK_US,
         shape=_SHAPE,
     )
@@ -201,7 +196,7 @@ def ask_server(
 def _pinned(pids: Mapping[str, Sequence[int]], setting: Setting) -> Iterator[None]:
     """Give the controller a core, and another to all else; a client that is started now keeps to that."""
     cores = sorted(os.sched_getaffinity(0))
-    if setting.unpinned or setting.fronts or len(cores) < 2:
+    if setting.unpinned or len(cores) < 2:
         yield
         return
     for role, some in pids.items():
@@ -246,7 +241,7 @@ def calibrated(served: Served, setting: Setting) -> Played:
     case = served.case
     cluster = replace(case.cluster, models=hosted(case.cluster.models[0].row), num_workers=1)
     nothing = replace(case.workload, models=(), sources=())
-    idle = replace(served, case=replace(case, cluster=cluster, workload=nothing), options=())
+    idle = replace(served, case=replace(case, cluster=cluster, workload=nothing))
     return play(rehearsals(idle, setting.closed_loop_s), idle)
 
 

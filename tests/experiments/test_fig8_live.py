@@ -87,14 +87,13 @@ def test_a_slower_stretch_asks_as_much_of_its_devices(trace: MinuteTrace, case: 
 
 
 def test_the_server_has_the_models_and_the_devices_of_the_simulator(case: Case) -> None:
-    server = served_of(replace(SETTING, fronts=2, native=True), case)
+    server = served_of(replace(SETTING, native=True), case)
     served = {name: model for model in server.models for name in model.model_ids}
     assert set(served) == set(case.workload.models)
     assert server.profile.noise == case.cluster.noise
     for model in case.cluster.models:
         assert server.profile.row_for(model.model_id) == model.row
         assert served[model.model_id].batch_sizes == tuple(model.row.exec_ns)
-    assert server.options == ("--fronts", "2")
     assert set(server.environment) == {"PYTHONPATH", "PYTHONSAFEPATH"}
 
 
