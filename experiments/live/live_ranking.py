@@ -197,19 +197,13 @@ def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
         curves = [Curve(x=ends, y=ends)]
         for share in (1 - _AIM[metric] / 100, 1 + _AIM[metric] / 100):
             curves.append(Curve(x=ends, y=[share * end for end in ends], line=":", width=1))
-        curves += [
-            Curve(
-                x=[told for name, told, _ in places if name == policy],
-                y=[live for name, _, live in places if name == policy],
-                label=policy,
-                colour=colour_of(policy),
-                line="",
-                marker=marker,
-            )
-            for policy, marker in zip(
-                dict.fromkeys(policy for policy, *_ in places), "os^Dv<>", strict=False
-            )
-        ]
+        for policy, marker in zip(
+            dict.fromkeys(name for name, *_ in places), "os^Dv<>", strict=False
+        ):
+            told = [told for name, told, _ in places if name == policy]
+            live = [live for name, _, live in places if name == policy]
+            looks = Curve(x=told, y=live, label=policy, colour=colour_of(policy))
+            curves.append(replace(looks, line="", marker=marker))
         found.append(
             Panel(
                 title=f"{what} live\nand simulated; dotted: {_AIM[metric]:g} % apart",
