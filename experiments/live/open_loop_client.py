@@ -490,23 +490,14 @@ class _RawClient:
             self.ended(request, now_ns, _LOST)
 
     def _account(self, begin_ns: int, cpu_us: float) -> Account:
-        known: dict[bytes, End] = {}
-
-        def end_of(end: bytes | End | None) -> End:
-            if end is None:
-                return _SILENCE
-            if isinstance(end, tuple):
-                return end
-            if end not in known:
-                known[end] = judge(end)
-            return known[end]
-
+        judged = functools.cache(judge)
+        ends = [judged(end) if isinstance(end, bytes) else end or _SILENCE for end in self.ends]
         now_ns = time.time_ns()
         return Account(
             due_ns=np.array(self.due_ns[: len(self.ends)], np.int64) - begin_ns,
             sent_ns=np.array(self.sent_ns, np.int64) - begin_ns,
             done_ns=np.array([done_ns or now_ns for done_ns in self.done_ns], np.int64) - begin_ns,
-            ends=[end_of(end) for end in self.ends],
+            ends=ends,
             slo_ms=self._load.slo_ms,
             seconds=self._load.seconds,
             cpu_us=cpu_us,
