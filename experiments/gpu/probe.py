@@ -417,7 +417,7 @@ def main() -> None:
             write_results(
                 "probe",
                 figures,
-                command=f"python -m experiments.gpu.probe {options.words}",
+                command=f"python -m experiments gpu-probe {options.words}",
                 seeds=[0],
                 extra={"hardware": about(accelerator)},
                 directory=options.results,

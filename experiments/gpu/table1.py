@@ -13,7 +13,7 @@ Networks are measured in the paper's order of interest until time is up; those l
 named. What has been compiled stays in the cache folder, so a second run gets further. Within `make gpu` there
 is time for a few; the whole table, in a folder of its own:
 
-    .venv-gpu/bin/python -m experiments.gpu.table1 --seconds 3000 --results experiments/results/gpu/full
+    .venv-gpu/bin/python -m experiments gpu-table1 --seconds 3000 --results experiments/results/gpu/full
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def main() -> None:
         write_results(
             "table1",
             figures,
-            command=f"python -m experiments.gpu.table1 {options.words}",
+            command=f"python -m experiments gpu-table1 {options.words}",
             seeds=[0],
             extra={"hardware": hardware, "left_out": rest},
             directory=options.results,
