@@ -26,7 +26,8 @@ from experiments.demo.models import DemoModel, write_digit_models, write_large_m
 from experiments.live.local_server import LocalServer
 from experiments.results_file import write_results
 from experiments.study.aims import limit_of
-from experiments.telemetry.timeline import draw_timeline, read_actions
+from experiments.telemetry.tables import read_actions
+from experiments.telemetry.timeline import draw_timeline
 
 _LARGE_PAGES = 3
 _NUM_QUESTIONS = 8
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{found['client_late_ms_p99']:.2f} ms at p99"
     )
     picture = directory / "timeline.png"
-    draw_timeline(read_actions(telemetry / "actions.csv"), picture)
+    draw_timeline(read_actions(telemetry), picture)
     console.print(f"one second of lanes: {picture}; all in {time.monotonic() - begin_s:.0f} s")
     if options.record:
         command = "python -m experiments demo --record"

@@ -29,10 +29,10 @@ PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
         None,
         165.0,
     ),
-    ("probe", ("experiments.gpu.probe",), 25.0, 55.0),
-    ("table1", ("experiments.gpu.table1",), 50.0, 85.0),
+    ("probe", ("experiments", "gpu-probe"), 25.0, 55.0),
+    ("table1", ("experiments", "gpu-table1"), 50.0, 85.0),
     ("serve", ("experiments", "gpu-serve"), 20.0, 70.0),
-    ("fig2", ("experiments.gpu.fig2",), 12.0, 30.0),
+    ("fig2", ("experiments", "gpu-fig2"), 12.0, 30.0),
     ("fig5", ("experiments", "gpu-fig5"), 26.0, 65.0),
     ("fig6", ("experiments", "gpu-fig6"), 30.0, 65.0),
 )

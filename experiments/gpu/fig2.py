@@ -10,22 +10,21 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
 from clockwright.units import NS_PER_S, ModelId
 from experiments.clockwork_paper import fig2
-from experiments.gpu.hardware import about, arguments, open_accelerator
+from experiments.gpu.hardware import about, open_accelerator
 from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel, compiled_for
-from experiments.results_file import write_results
 from experiments.simulator import Case, Cluster, HostedModel, Network
+from experiments.study.bench import Findings, bench
 from experiments.study.sides import simulated
-from experiments.study.study import said
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
-from worker.devices.accelerator import Accelerator
+from worker.devices.accelerator import Event, Stream
 from worker.models.precision import Precision
 
 _REHEARSAL_S = 0.5
@@ -35,53 +34,44 @@ _SLO_NS = 100 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(fig2.Setting):
+class Setting:
     """How much is measured."""
 
-    device: str
+    device: str = "cuda:0"
+    #: How long, all rounds together.
+    seconds: float = 16.0
     architecture: str = ARCHITECTURE
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
     rounds: int = 2
 
 
-class _Executor:
-    """One EXEC that may run beside others."""
-
-    def __init__(self, accelerator: Accelerator, kernel: BareKernel) -> None:
-        self._kernel = kernel
-        self.joined = kernel.joined
-        self._stream, self._done = accelerator.stream(), accelerator.event()
-
-    def run(self) -> None:
-        """Run the kernels; returns at their end."""
-        self._stream.run(self._kernel.replay)
-        self._stream.record(self._done)
-        self._done.synchronize()
-
-
 class Card:
-    """Captured kernels of one network, an executor for each EXEC that may run at the same time."""
+    """Captured kernels of one network, with a stream of its own for each EXEC that may run at the same time."""
 
     def __init__(self, setting: Setting) -> None:
         """Compile the network, capture its kernels for batch size 1, and run each once."""
+        self._executors: list[tuple[BareKernel, Stream, Event]] = []
         with tempfile.TemporaryDirectory() as scratch:
             folder, compiled = compiled_for(setting.architecture, Precision.FLOAT32, Path(scratch))
-            self._executors = []
             for _ in range(max(setting.concurrencies)):
                 # Kernels captured on one accelerator share the memory of their intermediates, so each gets its own.
                 accelerator = open_accelerator(setting.device)
                 kernel = bare_kernel(accelerator, folder, compiled, 1)
-                self._executors.append(_Executor(accelerator, kernel))
+                self._executors.append((kernel, accelerator.stream(), accelerator.event()))
         for index in range(len(self._executors)):
             self.run(index)
 
     @property
     def joined(self) -> bool:
         """Whether convolutions and their ReLUs are one kernel in every executor."""
-        return all(executor.joined for executor in self._executors)
+        return all(kernel.joined for kernel, _, _ in self._executors)
 
     def run(self, index: int) -> None:
         """Run one EXEC beside those of other indices; returns at its end."""
-        self._executors[index].run()
+        kernel, stream, done = self._executors[index]
+        stream.run(kernel.replay)
+        stream.record(done)
+        done.synchronize()
 
 
 def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
@@ -107,50 +97,27 @@ def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
     return simulated(case).side(_SIMULATED_NS // 2, _SIMULATED_NS).goodput_rps
 
 
-def measure(setting: Setting) -> dict[str, float]:
+def measure(setting: Setting) -> Findings:
     """The same figures as on the processor, and the prediction for each concurrency."""
+    turns = setting.rounds * len(setting.concurrencies) * len(fig2.MODES)
+    asked = fig2.Setting(
+        concurrencies=setting.concurrencies, rounds=setting.rounds, round_s=setting.seconds / turns
+    )
     card = Card(setting)
     alone = fig2.one_at_a_time(card.run, 1, time.monotonic_ns() + int(_REHEARSAL_S * NS_PER_S))
-    points = fig2.measure(setting, card.run)
-    figures = {"joined": float(card.joined), **fig2.STUDY.figures_of(setting, points)}
+    points = fig2.measure(asked, card.run)
+    figures = {"joined": float(card.joined), **fig2.STUDY.figures_of(asked, points)}
     for point in points:
-        key = f"{point.mode}_c{point.concurrency}"
-        print(said(fig2.STUDY.key, point), flush=True)
         if point.mode == "one_at_a_time":
             simulated_rps = predicted_rps(alone, point.concurrency)
             gap_pct = 100 * (simulated_rps / point.throughput_rps - 1)
-            figures[f"{key}_simulated_rps"] = simulated_rps
-            figures[f"{key}_goodput_gap_pct"] = gap_pct
-            print(f"{'':20} {simulated_rps:8.1f} r/s simulated ({gap_pct:+.1f} %)", flush=True)
+            figures[f"{point.mode}_c{point.concurrency}_simulated_rps"] = simulated_rps
+            figures[f"{point.mode}_c{point.concurrency}_goodput_gap_pct"] = gap_pct
     gaps = [value for key, value in figures.items() if key.endswith("_goodput_gap_pct")]
-    return {**figures, "worst_goodput_gap_pct": max(gaps, key=abs)}
-
-
-def produce(setting: Setting, command: str, directory: Path) -> dict[str, float]:
-    """Measure, simulate and write `fig2.json`."""
-    figures = measure(setting)
-    write_results(
-        "fig2",
-        figures,
-        command=command,
-        seeds=[0],
-        extra={
-            "hardware": about(open_accelerator(setting.device)),
-            "architecture": setting.architecture,
-        },
-        directory=directory,
+    return Findings(
+        {**figures, "worst_goodput_gap_pct": max(gaps, key=abs)},
+        extra={"hardware": about(open_accelerator(setting.device))},
     )
-    return figures
 
 
-def main() -> None:
-    """Produce it as `make gpu` asks."""
-    options = arguments(__doc__.splitlines()[0], seconds=16.0)
-    setting = Setting(device=options.device)
-    turns = setting.rounds * len(setting.concurrencies) * len(fig2.MODES)
-    setting = Setting(device=options.device, round_s=options.seconds / turns)
-    produce(setting, f"python -m experiments.gpu.fig2 {options.words}", options.results)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = replace(bench("gpu-fig2", Setting(), measure, record="fig2"), folder="gpu")

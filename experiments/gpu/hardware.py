@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch
 from clockwright.actions import Infer, LoadWeights
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S, ActionId, ModelId
+from experiments.live.bare_lanes import fetch_nothing, stored
 from experiments.results_file import RESULTS
 from modelzoo.build import write_model
 from worker.config import default_cache_dir
@@ -28,10 +30,14 @@ from worker.devices.gpu_health import open_gpu
 from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits
 from worker.models.precision import Precision
-from worker.models.served_model import Offer, OfferedFile
+from worker.models.served_model import Offer
 
 GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5
+# Of an action whose holder says when it runs.
+_ANY_TIME: Any = {
+    "action_id": ActionId(1), "earliest_ns": 0, "latest_ns": NS_PER_S, "expected_duration_ns": 1
+}  # fmt: skip
 
 
 def arguments(description: str, seconds: float) -> argparse.Namespace:
@@ -99,16 +105,25 @@ def device_times_ns(
         until_s: time on the monotonic clock after which no run begins.
     """
     begin, end = accelerator.event(), accelerator.event()
-    times: list[int] = []
-    for run in range(_WARM_UP_RUNS + runs):
-        if times and time.monotonic() > until_s:
-            break
+
+    def run() -> int:
         stream.record(begin)
         stream.run(work)
         stream.record(end)
         end.synchronize()
-        if run >= _WARM_UP_RUNS:
-            times.append(end.ns_since(begin))
+        return end.ns_since(begin)
+
+    return _after_warm_up(run, runs, until_s)
+
+
+def _after_warm_up(run: Callable[[], int], runs: int, until_s: float) -> list[int]:
+    times: list[int] = []
+    for number in range(_WARM_UP_RUNS + runs):
+        if times and time.monotonic() > until_s:
+            break
+        time_ns = run()
+        if number >= _WARM_UP_RUNS:
+            times.append(time_ns)
     return times
 
 
@@ -121,6 +136,11 @@ def quantile(times_ns: Sequence[int], share: float) -> float:
 def median_us(times_ns: Sequence[int]) -> float:
     """Median in microseconds."""
     return statistics.median(times_ns) / 1e3
+
+
+def spread(key: str, times_ns: Sequence[int]) -> dict[str, float]:
+    """Median and 99th percentile of times, as figures in microseconds."""
+    return {f"{key}_us_p50": median_us(times_ns), f"{key}_us_p99": quantile(times_ns, 0.99)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +180,11 @@ class BareDevice:
 
     async def model(self, name: str, batch_sizes: Sequence[int], *, seed: int = 0) -> TorchModel:
         """Build, compile and prepare a model of the zoo; the second time it comes from the cache."""
-        path = self._files.new_file()
-        await asyncio.to_thread(write_model, name, path, seed=seed)
-        content = path.read_bytes()
-        sha256 = hashlib.sha256(content).hexdigest()
-        self._files.add(path, sha256)
-        offered = OfferedFile("model.onnx", len(content), sha256)
-        offer = Offer(ModelId(f"{name}-{seed}"), (offered,), tuple(batch_sizes), {}, "")
-
-        async def fetch(missing: object) -> None:
-            assert not missing, "the files have just been stored"
-
-        return await self.device.prepare(offer, fetch, lambda stage: None)
+        with tempfile.TemporaryDirectory() as scratch:
+            await asyncio.to_thread(write_model, name, Path(scratch) / "model.onnx", seed=seed)
+            offered = stored(self._files, Path(scratch))
+        offer = Offer(ModelId(f"{name}-{seed}"), offered, tuple(batch_sizes), {}, "")
+        return await self.device.prepare(offer, fetch_nothing, lambda stage: None)
 
     def folder(self, model: TorchModel) -> tuple[Path, CompiledModel]:
         """Where a model's compiled files are, and what they say."""
@@ -184,13 +197,7 @@ class BareDevice:
 
     def load(self, model: TorchModel, pages: Sequence[int]) -> int:
         """Run a LOAD; returns how long it took, in ns."""
-        action = LoadWeights(
-            action_id=ActionId(1),
-            model_id=model.model_id,
-            earliest_ns=0,
-            latest_ns=NS_PER_S,
-            expected_duration_ns=1,
-        )
+        action = LoadWeights(model_id=model.model_id, **_ANY_TIME)
         step = Step(Lane.LOAD, action, model, tuple(pages), 0)
         self.device.run_load(step)
         return step.duration_ns or 0
@@ -198,13 +205,7 @@ class BareDevice:
     def infer(self, model: TorchModel, pages: Sequence[int], batch_size: int) -> Step[TorchModel]:
         """An EXEC to run, its inputs random and in place."""
         action = Infer(
-            action_id=ActionId(1),
-            model_id=model.model_id,
-            batch_size=batch_size,
-            rows=(batch_size,),
-            earliest_ns=0,
-            latest_ns=NS_PER_S,
-            expected_duration_ns=1,
+            model_id=model.model_id, batch_size=batch_size, rows=(batch_size,), **_ANY_TIME
         )
         step = Step(Lane.EXEC, action, model, tuple(pages), 0)
         generator = np.random.default_rng(0)
@@ -219,14 +220,12 @@ class BareDevice:
         self, step: Step[TorchModel], *, runs: int, until_s: float = float("inf")
     ) -> list[int]:
         """Run an EXEC again and again; returns how long each took on the device, in ns."""
-        times: list[int] = []
-        for run in range(_WARM_UP_RUNS + runs):
-            if times and time.monotonic() > until_s:
-                break
+
+        def run() -> int:
             self.device.run_exec(step)
-            if run >= _WARM_UP_RUNS:
-                times.append(step.duration_ns or 0)
-        return times
+            return step.duration_ns or 0
+
+        return _after_warm_up(run, runs, until_s)
 
     async def close(self) -> None:
         """Give everything back."""

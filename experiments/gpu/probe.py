@@ -41,7 +41,7 @@ from experiments.gpu.hardware import (
     device_times_ns,
     median_us,
     open_accelerator,
-    quantile,
+    spread,
 )
 from experiments.results_file import write_results
 from modelzoo.build import write_model
@@ -89,8 +89,7 @@ def copy(accelerator: Accelerator, *, pages: int = PAGES, runs: int = RUNS) -> F
     ):
         times = device_times_ns(accelerator, stream, work, runs=runs)
         figures[f"{key}_gbps"] = num_bytes / statistics.median(times)
-        figures[f"{key}_us_p50"] = median_us(times)
-        figures[f"{key}_us_p99"] = quantile(times, 0.99)
+        figures |= spread(key, times)
     return figures
 
 
@@ -171,8 +170,7 @@ def host(accelerator: Accelerator, *, num_bytes: int = 1 << 30, runs: int = RUNS
             target, source = (near, far) if kind == "input" else (far, near)
             work = partial(target.copy_, source, non_blocking=True)
             times = device_times_ns(accelerator, stream, work, runs=runs)
-            figures[f"{kind}_b{batch_size}_us_p50"] = median_us(times)
-            figures[f"{kind}_b{batch_size}_us_p99"] = quantile(times, 0.99)
+            figures |= spread(f"{kind}_b{batch_size}", times)
     for key, tuned in (("plain", False), ("tuned", True)):
         late: list[int] = []
         # A thread of its own: it cannot be tuned back.
@@ -181,8 +179,7 @@ def host(accelerator: Accelerator, *, num_bytes: int = 1 << 30, runs: int = RUNS
         )
         thread.start()
         thread.join()
-        figures[f"wake_up_{key}_us_p50"] = median_us(late)
-        figures[f"wake_up_{key}_us_p99"] = quantile(late, 0.99)
+        figures |= spread(f"wake_up_{key}", late)
     return figures
 
 
@@ -319,8 +316,7 @@ def execute(
                 times = device_times_ns(
                     accelerator, accelerator.stream(), work, runs=runs, until_s=until_s
                 )
-                figures[f"{key}{suffix}_us_p50"] = median_us(times)
-                figures[f"{key}{suffix}_us_p99"] = quantile(times, 0.99)
+                figures |= spread(f"{key}{suffix}", times)
     return figures
 
 
@@ -361,8 +357,7 @@ def beside(
         finally:
             stop.set()
             thread.join()
-        figures[f"beside_{key}_us_p50"] = median_us(times)
-        figures[f"beside_{key}_us_p99"] = quantile(times, 0.99)
+        figures |= spread(f"beside_{key}", times)
     return figures
 
 
@@ -422,7 +417,7 @@ def main() -> None:
             write_results(
                 "probe",
                 figures,
-                command=f"python -m experiments.gpu.probe {options.words}",
+                command=f"python -m experiments gpu-probe {options.words}",
                 seeds=[0],
                 extra={"hardware": about(accelerator)},
                 directory=options.results,

@@ -16,7 +16,7 @@ import queue
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from experiments.bench.worker import action_figures
 from experiments.gpu.hardware import BareDevice, Room, about, open_accelerator
 from experiments.gpu.live import CardSetting
 from experiments.live.live_run import LiveRun, play
-from experiments.study.study import Study
+from experiments.study.bench import Findings, bench
 from traces.arrivals import Poisson, Workload
 from worker.devices.accelerator import Accelerator
 from worker.devices.gpu import TorchModel
@@ -94,14 +94,6 @@ class Setting(CardSetting):
         """Memory for the measurement without a controller."""
         sizes = (self.arena_mib << 20, self.io_mib << 20, self.host_mib << 20)
         return Room(self.pages, *sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class MixedLoad:
-    """Everything that was measured."""
-
-    figures: dict[str, float]
-    hardware: dict[str, object]
 
 
 def live_figures(setting: Setting, run: LiveRun) -> dict[str, float]:
@@ -212,26 +204,15 @@ def _drive(
     return dict(done)
 
 
-def ask(setting: Setting) -> Iterator[MixedLoad]:
+def measure(setting: Setting) -> Findings:
     """Measure both parts, and ask the hardware when the worker has gone."""
     (run,) = play([setting.workload], setting.served).runs
     figures = live_figures(setting, run)
     accelerator = open_accelerator(setting.device)
     hardware = about(accelerator)
-    yield MixedLoad(figures | asyncio.run(lanes(setting, accelerator)), hardware)
+    return Findings(
+        figures | asyncio.run(lanes(setting, accelerator)), extra={"hardware": hardware}
+    )
 
 
-STUDY = Study(
-    name="serve",
-    folder="gpu",
-    command="gpu-serve",
-    setting=Setting(),
-    ask=ask,
-    key="",
-    figures=lambda _, points: points[0].figures,
-    tables={},
-    extra=lambda _, points: {"hardware": points[0].hardware},
-    say=lambda _, point: "\n".join(
-        f"{key:40} {figure:12.2f}" for key, figure in point.figures.items()
-    ),
-)
+STUDY = replace(bench("gpu-serve", Setting(), measure, record="serve"), folder="gpu")

@@ -13,7 +13,7 @@ Networks are measured in the paper's order of interest until time is up; those l
 named. What has been compiled stays in the cache folder, so a second run gets further. Within `make gpu` there
 is time for a few; the whole table, in a folder of its own:
 
-    .venv-gpu/bin/python -m experiments.gpu.table1 --seconds 3000 --results experiments/results/gpu/full
+    .venv-gpu/bin/python -m experiments gpu-table1 --seconds 3000 --results experiments/results/gpu/full
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from experiments.gpu.hardware import (
     median_us,
     open_accelerator,
     quantile,
+    spread,
 )
 from experiments.gpu.probe import bare_kernel, copy
 from experiments.results_file import write_results
@@ -131,8 +132,7 @@ async def _measure_one(
     figures = {f"{name}_weights_mb": model.weights_bytes / 1e6}
     pages = rng.sample(range(setting.room.num_pages), model.num_pages)
     loads = [bench.load(model, pages) for _ in range(_LOADS)]
-    figures[f"{name}_load_us_p50"] = median_us(loads)
-    figures[f"{name}_load_us_p99"] = quantile(loads, 0.99)
+    figures |= spread(f"{name}_load", loads)
     figures[f"{name}_load_gbps"] = model.weights_bytes / (median_us(loads) * 1e3)
     taken = bench.device.num_allocations
     for batch_size in model.exec_ns:
@@ -142,8 +142,7 @@ async def _measure_one(
         grace_s = setting.tail_grace_s if tail else 0.0
         times = bench.execute(step, runs=runs, until_s=until_s + grace_s)
         key = f"{name}_b{batch_size}"
-        figures[f"{key}_us_p50"] = median_us(times)
-        figures[f"{key}_us_p99"] = quantile(times, 0.99)
+        figures |= spread(key, times)
         if tail:
             figures[f"{key}_us_p9999"] = quantile(times, 0.9999)
             figures[f"{key}_runs"] = float(len(times))
@@ -198,7 +197,7 @@ def main() -> None:
         write_results(
             "table1",
             figures,
-            command=f"python -m experiments.gpu.table1 {options.words}",
+            command=f"python -m experiments gpu-table1 {options.words}",
             seeds=[0],
             extra={"hardware": hardware, "left_out": rest},
             directory=options.results,

@@ -60,24 +60,30 @@ def prepared_on(
         cache: the device's folder.
         batch_sizes: that can be run.
     """
-    files = FileStore(cache)
+    offered = stored(FileStore(cache), folder / "1")
+    offer = Offer(ModelId(folder.name), offered, tuple(batch_sizes), {}, folder.name)
+    try:
+        yield Prepared(device, asyncio.run(device.prepare(offer, fetch_nothing, lambda _: None)))
+    finally:
+        asyncio.run(device.close())
+
+
+def stored(files: FileStore, folder: Path) -> tuple[OfferedFile, ...]:
+    """Give a copy of each file of a folder to a store, as if a controller had sent them; returns what to offer."""
     offered = []
-    for path in sorted((folder / "1").iterdir()):
+    for path in sorted(folder.iterdir()):
         content = path.read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         copy = files.new_file()
         copy.write_bytes(content)
         files.add(copy, sha256)
         offered.append(OfferedFile(path.name, len(content), sha256))
-    offer = Offer(ModelId(folder.name), tuple(offered), tuple(batch_sizes), {}, folder.name)
-    try:
-        yield Prepared(device, asyncio.run(device.prepare(offer, _fetch, lambda _: None)))
-    finally:
-        asyncio.run(device.close())
+    return tuple(offered)
 
 
-async def _fetch(files: Sequence[OfferedFile]) -> None:
-    assert not files, "every file is in the store"
+async def fetch_nothing(missing: Sequence[OfferedFile]) -> None:
+    """Stand in for the controller, which has nothing to send."""
+    assert not missing, "every file is in the store"
 
 
 @contextmanager

@@ -29,11 +29,11 @@ from typing_extensions import override
 from clockwright.operator import Operator
 from clockwright.units import NS_PER_MS, PAGE_BYTES
 from experiments.live.broken_worker import FAULTS
+from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
 from experiments.study.aims import limit_of
 from experiments.study.study import Study, chosen
-from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
 #: The least share of the goodput without the broken worker.
@@ -213,9 +213,8 @@ def running(policy: str, num_workers: int, setting: Setting) -> Iterator[Breakin
     """Start a cluster without the worker that breaks."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        folder = scratch / "models" / "net"
-        write_model("mlp-784-128-10", folder / "1" / "model.onnx")
-        (folder / "config.toml").write_text(f"copies = {setting.num_models}\nbatch_sizes = [1]\n")
+        net = LiveModel(name="net", copies=setting.num_models, batch_sizes=(1,))
+        net.write(scratch / "models" / net.name)
         row = ProfileRow(
             name="*",
             weights_bytes=PAGE_BYTES,
@@ -224,7 +223,7 @@ def running(policy: str, num_workers: int, setting: Setting) -> Iterator[Breakin
         )
         save_profile(Profile(name="steady", rows={"*": row}), scratch / _PROFILE)
         arguments = [
-            *("--models", str(folder.parent), "--device", f"modelled:{scratch / _PROFILE}"),
+            *("--models", str(scratch / "models"), "--device", f"modelled:{scratch / _PROFILE}"),
             *("--cache-dir", str(scratch / "cache"), "--pages", str(setting.num_pages)),
             *("--policy", policy, "--workers", str(num_workers - 1)),
         ]

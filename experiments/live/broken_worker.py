@@ -81,14 +81,9 @@ def _fail(words: str) -> None:
 
 async def serve(config: WorkerConfig, device: BrokenDevice, files: FileStore) -> None:
     """Serve as a worker does until the controller is gone."""
-
-    def break_down() -> None:
-        device.broken = True
-
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, break_down)
-    link = ControllerLink(config, device, files)
-    await link.run()
+    loop.add_signal_handler(signal.SIGUSR1, setattr, device, "broken", True)
+    await ControllerLink(config, device, files).run()
 
 
 def main() -> None:

@@ -26,32 +26,20 @@ _SLO_NS = 10 * NS_PER_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The simulator's parameters, in ns."""
+    """The simulator's parameters."""
 
-    #: Times from a request's arrival until its EXEC has its turn on an idle lane, with all work of controller
-    #: and worker in between; then from the EXEC's end until the request departs. One per request.
-    down_samples_ns: tuple[int, ...]
-    up_samples_ns: tuple[int, ...]
-    #: Times from a response's departure to the arrival of the client's next request.
-    client_samples_ns: tuple[int, ...]
+    #: Nothing but samples, one per request: the times from its arrival until its EXEC has its turn on an idle lane,
+    #: with all work of controller and worker in between; from the EXEC's end until it departs; and from a response's
+    #: departure to the arrival of the client's next request.
+    network: Network
     #: Pauses between two EXECs of a busy lane.
     start_delay_ns: int
-
-    def network(self) -> Network:
-        """The simulator's parameters for the way there and back."""
-        return Network(
-            delay_ns=0,
-            client_delay_ns=0,
-            down_samples_ns=self.down_samples_ns,
-            up_samples_ns=self.up_samples_ns,
-            client_samples_ns=self.client_samples_ns,
-        )
 
     def describe(self) -> dict[str, float]:
         """Percentiles in us instead of every sample, for people."""
         said = {"start_delay_us": self.start_delay_ns / NS_PER_US}
         for name in ("down", "up", "client"):
-            samples_ns = getattr(self, f"{name}_samples_ns")
+            samples_ns = getattr(self.network, f"{name}_samples_ns")
             for percent in (5, 50, 90, 99):
                 value = float(np.percentile(samples_ns, percent)) / NS_PER_US
                 said[f"{name}_us_p{percent}"] = round(value, 1)
@@ -61,15 +49,11 @@ class Calibration:
 def calibration_workloads(model: str, seconds: float) -> list[Workload]:
     """One client alone, then several."""
     end_ns = round(seconds * NS_PER_S)
-    return [
-        Workload(
-            models=(model,),
-            closed_loops=(
-                ClosedLoop(model=0, concurrency=concurrency, slo_ns=_SLO_NS, end_ns=end_ns),
-            ),
-        )
+    loops = (
+        ClosedLoop(model=0, concurrency=concurrency, slo_ns=_SLO_NS, end_ns=end_ns)
         for concurrency in (1, _CROWD)
-    ]
+    )
+    return [Workload(models=(model,), closed_loops=(loop,)) for loop in loops]
 
 
 def calibrate(alone: RunRows, crowd: RunRows, rehearsal: RunRows | None = None) -> Calibration:
@@ -102,12 +86,14 @@ def calibrate(alone: RunRows, crowd: RunRows, rehearsal: RunRows | None = None) 
     turns_ns = (
         after.arrival_ns - before.departure_ns for (before, _), (after, _) in pairwise(pairs)
     )
-    return Calibration(
+    network = Network(
+        delay_ns=0,
+        client_delay_ns=0,
         down_samples_ns=tuple(down_ns),
         up_samples_ns=tuple(up_ns),
         client_samples_ns=tuple(max(0, turn_ns) for turn_ns in turns_ns),
-        start_delay_ns=start_delay_ns,
     )
+    return Calibration(network=network, start_delay_ns=start_delay_ns)
 
 
 def measured_row(row: ProfileRow, runs: Sequence[RunRows]) -> tuple[ProfileRow, Noise]:
@@ -136,7 +122,7 @@ def measured_row(row: ProfileRow, runs: Sequence[RunRows]) -> tuple[ProfileRow, 
 
 
 def _answered(run: RunRows) -> Iterator[tuple[RequestRow, ActionRow]]:
-    """Requests with the Infers that answered them, but for those that waited for their weights."""
+    """Requests as they came, with the Infers that answered them, but for those that waited for their weights."""
     actions = {action.action_id: action for action in run.actions}
     for request in sorted(run.requests, key=lambda row: row.arrival_ns):
         action = None if request.action_id is None else actions.get(request.action_id)
@@ -148,7 +134,7 @@ def _undisturbed(run: RunRows) -> list[tuple[RequestRow, ActionRow]]:
     """Requests that ran alone, on a lane that was idle when they came."""
     found = []
     lane_free_ns = 0
-    for request, action in sorted(_answered(run), key=lambda pair: pair[0].arrival_ns):
+    for request, action in _answered(run):
         assert action.exec is not None
         if action.num_requests == 1 and request.arrival_ns >= lane_free_ns:
             found.append((request, action))

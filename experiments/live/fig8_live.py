@@ -53,7 +53,7 @@ from experiments.simulator import Case, CpuCosts
 from experiments.study.beside import Beside, by_side, say
 from experiments.study.compared import POLICIES
 from experiments.study.sides import Side, side_of, simulated_record
-from experiments.study.study import NO_COLUMN, Column, Study
+from experiments.study.study import NO_COLUMN, Column, Study, chosen
 from traces.client_record import ClientRecord
 from traces.minutes import MinuteTrace
 
@@ -92,22 +92,15 @@ class Setting:
     native: bool = False
     #: Else the controller's process has the first core, its workers and the client share the second.
     unpinned: bool = False
-    #: Front processes; 0: the controller is the front, too.
-    fronts: int = 0
-    connections: int = 4
     seed: int = 8
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", 1), ("warmup", 0), ("slower", 1), ("fronts", 0)):
+        for name, least in (("seconds", 1), ("warmup", 0), ("slower", 1)):
             if not getattr(self, name) >= least:
                 found = getattr(self, name)
                 raise ConfigError(f"{name} is {found:g}, expected {least} or more")
-        for name, found, known in (
-            ("policy", {self.policy}, POLICIES),
-            ("lines", self.lines, LINES),
-        ):
-            if unknown := sorted(set(found) - set(known)):
-                raise ConfigError(f"{name}: found {unknown[0]!r}, expected {', '.join(known)}")
+        chosen("policy", (self.policy,), POLICIES)
+        chosen("lines", self.lines, LINES)
 
     def replay(self, line: str, seed: int) -> azure_replay.Setting:
         """The replay of one line: its cluster, and arrivals drawn from `seed`."""
@@ -135,11 +128,6 @@ class LiveLine(Beside):
 
     line: str
     live: Annotated[Side, Column(figure="{key}_{part}")]
-    client_late_p50_ms: float
-    client_late_max_ms: float
-    #: Live goodput of the first and of the last tenth of the measured time, in per cent of what was asked.
-    first_tenth_pct: float
-    last_tenth_pct: float
     measured: MeasuredCase
     #: Controller and all else had a core each.
     pinned: Annotated[bool, NO_COLUMN]
@@ -173,7 +161,6 @@ def served_of(setting: Setting, case: Case) -> Served:
     return Served(
         case=case,
         stand_in=_STAND_IN,
-        options=("--fronts", str(setting.fronts)) if setting.fronts else (),
         environment=compiled if setting.native else {},
     )
 
@@ -192,7 +179,6 @@ def ask_server(
         slo_ms=case.workload.sources[0].slo_ns // NS_PER_MS,
         seconds=case.duration_ns / NS_PER_S,
         schedule=str(scratch / "schedule.npy"),
-        connections=setting.connections,
         tick_us=_CLIENT_TICK_US,
         shape=_SHAPE,
     )
@@ -210,7 +196,7 @@ def ask_server(
 def _pinned(pids: Mapping[str, Sequence[int]], setting: Setting) -> Iterator[None]:
     """Give the controller a core, and another to all else; a client that is started now keeps to that."""
     cores = sorted(os.sched_getaffinity(0))
-    if setting.unpinned or setting.fronts or len(cores) < 2:
+    if setting.unpinned or len(cores) < 2:
         yield
         return
     for role, some in pids.items():
@@ -255,7 +241,7 @@ def calibrated(served: Served, setting: Setting) -> Played:
     case = served.case
     cluster = replace(case.cluster, models=hosted(case.cluster.models[0].row), num_workers=1)
     nothing = replace(case.workload, models=(), sources=())
-    idle = replace(served, case=replace(case, cluster=cluster, workload=nothing), options=())
+    idle = replace(served, case=replace(case, cluster=cluster, workload=nothing))
     return play(rehearsals(idle, setting.closed_loop_s), idle)
 
 
@@ -277,17 +263,11 @@ def measure(setting: Setting, line: str) -> LiveLine:
     given = measured(served, idle.runs, idle.rows, CpuCosts(front_ns=round(cost_ns)))
     records = {"live": record_of(account), "simulated": simulated_record(given.case)}
     begin_ns, end_ns = round(setting.warmup * NS_PER_S), case.duration_ns
-    tenth_ns = (end_ns - begin_ns) // 10
-    counted = account.part(setting.warmup, length_s)
     return LiveLine(
         line=line,
         live=side_of(records["live"], begin_ns, end_ns),
         simulated=side_of(records["simulated"], begin_ns, end_ns),
-        client_late_p50_ms=counted.lateness_ms(50),
-        client_late_p99_ms=counted.lateness_ms(99),
-        client_late_max_ms=counted.lateness_ms(100),
-        first_tenth_pct=side_of(records["live"], begin_ns, begin_ns + tenth_ns).goodput_pct,
-        last_tenth_pct=side_of(records["live"], end_ns - tenth_ns, end_ns).goodput_pct,
+        client_late_p99_ms=account.part(setting.warmup, length_s).lateness_ms(99),
         measured=given,
         pinned=pinned,
         cpu_us={role: us / max(account.num_offered, 1) for role, us in used_us.items()},
@@ -320,13 +300,12 @@ def figures_of(_setting: Setting, lines: Sequence[LiveLine]) -> dict[str, float]
         if line.goodput_gap_pct is not None:
             figures[f"{line.line}_sim_gap_pct"] = line.goodput_gap_pct
         figures[f"{line.line}_cpu_us"] = sum(line.cpu_us.values())
-        for role in line.cpu_us:
-            figures[f"{line.line}_{role}_us"] = line.cpu_us[role]
-            figures[f"{line.line}_{role}_busy"] = line.busy[role]
+        figures |= {f"{line.line}_{role}_us": us for role, us in line.cpu_us.items()}
+        figures |= {f"{line.line}_{role}_busy": share for role, share in line.busy.items()}
     return figures
 
 
-def extra(setting: Setting, lines: Sequence[LiveLine]) -> dict[str, Any]:
+def extra(_setting: Setting, lines: Sequence[LiveLine]) -> dict[str, Any]:
     """How requests ended, and what the simulator was told."""
     return {
         **{
@@ -336,8 +315,6 @@ def extra(setting: Setting, lines: Sequence[LiveLine]) -> dict[str, Any]:
         "costs": {line.line: asdict(line.measured.case.costs) for line in lines},
         "calibration": {line.line: line.measured.calibration.describe() for line in lines},
         "remarks": sorted({remark for line in lines for remark in line.remarks}),
-        "trace": "a file" if setting.trace else "the generator",
-        "compiled": setting.native,
     }
 
 

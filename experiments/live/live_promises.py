@@ -21,18 +21,18 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
+from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
 from experiments.study.study import Study, chosen
-from modelzoo.build import write_model
 
 # The rate of the device that is flooded, and of all models there.
 _FLOODED = "10ms"
@@ -115,38 +115,26 @@ class PromiseCase:
 def served(device: str, num_models: int) -> Iterator[tuple[LocalServer, tuple[str, ...]]]:
     """A server with so many models of batch size 1, whose weights are loaded."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "models" / "net"
-        write_model("mlp-784-128-10", folder / "1" / "model.onnx")
-        (folder / "config.toml").write_text(f"copies = {num_models}\nbatch_sizes = [1]\n")
-        models = tuple(f"net-{index}" for index in range(num_models))
-        if num_models == 1:
-            models = ("net",)
+        net = LiveModel(name="net", copies=num_models, batch_sizes=(1,))
+        net.write(Path(scratch) / "models" / net.name)
         arguments = [
-            *("--models", str(folder.parent), "--device", f"modelled:{device}"),
+            *("--models", f"{scratch}/models", "--device", f"modelled:{device}"),
             *("--cache-dir", f"{scratch}/cache"),
         ]
         with LocalServer(arguments) as server:
-            for model in models:
+            for model in net.model_ids:
                 warm = ClientLoad(
                     address=server.address, models=(model,), slo_ms=10_000, seconds=0, concurrency=1
                 )
                 if offer(warm).num_ok != 1:
                     raise RuntimeError(f"{model} gave no answer to its first request")
-            yield server, models
+            yield server, net.model_ids
 
 
-def capacity_rps(
-    address: str, models: tuple[str, ...], concurrencies: Sequence[int], *, seconds: float
-) -> float:
-    """The most answers in time per second that any of some closed loops gets; SLO 100 ms."""
-    return max(
-        offer(
-            ClientLoad(
-                address=address, models=models, slo_ms=100, seconds=seconds, concurrency=concurrency
-            )
-        ).goodput_rps
-        for concurrency in concurrencies
-    )
+def capacity_rps(load: ClientLoad, concurrencies: Sequence[int]) -> float:
+    """The most answers in time per second that a load of no rate gets, as any of some closed loops."""
+    loops = (replace(load, concurrency=number) for number in concurrencies)
+    return max(offer(loop).goodput_rps for loop in loops)
 
 
 def measure_limited(part: str, setting: Setting, num_models: int) -> Iterator[PromiseCase]:
@@ -155,59 +143,70 @@ def measure_limited(part: str, setting: Setting, num_models: int) -> Iterator[Pr
     device = setting.fast_device if fast else setting.device
     concurrencies = setting.fast_concurrencies if fast else setting.concurrencies
     with served(device, num_models) as (server, models):
-        # The witness rests while the capacity is measured: it is the flood that the server is sized by.
-        best_rps = capacity_rps(
-            server.address, models, concurrencies, seconds=min(1.5, setting.seconds)
+        load = ClientLoad(
+            address=server.address, models=models, slo_ms=100, seconds=setting.seconds
         )
+        # The witness rests while the capacity is measured: it is the flood that the server is sized by.
+        best_rps = capacity_rps(replace(load, seconds=min(1.5, setting.seconds)), concurrencies)
+        load = replace(load, seed=setting.seed)
         for slo_ms in setting.slos_ms:
             for multiple in setting.multiples:
-                load = ClientLoad(
-                    address=server.address, models=models, slo_ms=slo_ms, seconds=setting.seconds,
-                    rate=multiple * best_rps, seed=setting.seed,
-                )  # fmt: skip
-                accounts = _asked(load, setting.witness_rps if fast else 0)
-                for client, account in accounts.items():
-                    yield PromiseCase(
-                        part=part, client=client, num_models=num_models, slo_ms=slo_ms,
-                        capacity_rps=best_rps, multiple=multiple, account=account,
-                    )  # fmt: skip
+                asked = replace(load, slo_ms=slo_ms, rate=multiple * best_rps)
+                witness_rps = setting.witness_rps if fast else 0
+                yield from _cases(part, asked, best_rps, multiple, witness_rps)
 
 
-def measure_flood(setting: Setting) -> list[PromiseCase]:
+def measure_flood(setting: Setting) -> Iterator[PromiseCase]:
     """Twenty times what the device can do."""
     with served(_FLOODED, 1) as (server, models):
         load = ClientLoad(
             address=server.address, models=models, slo_ms=100, seconds=setting.flood_seconds,
             rate=setting.flood_rps, seed=setting.seed,
         )  # fmt: skip
-        return [
-            PromiseCase(
-                part="flood", client=client, num_models=1, slo_ms=100, capacity_rps=_FLOODED_RPS,
-                multiple=setting.flood_rps / _FLOODED_RPS, account=account,
-            )
-            for client, account in _asked(load, setting.witness_rps).items()
-        ]  # fmt: skip
+        multiple = setting.flood_rps / _FLOODED_RPS
+        yield from _cases("flood", load, _FLOODED_RPS, multiple, setting.witness_rps)
 
 
-def measure_pause(setting: Setting) -> PromiseCase:
+def measure_pause(setting: Setting) -> Iterator[PromiseCase]:
     """A controller that stands still."""
+
+    def stop() -> None:
+        time.sleep(setting.seconds / 2)
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            time.sleep(setting.pause_seconds)
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+
     with served(setting.device, 1) as (server, models):
         load = ClientLoad(
             address=server.address, models=models, slo_ms=100, rate=setting.pause_rps,
             seconds=setting.seconds + setting.pause_seconds, seed=setting.seed,
         )  # fmt: skip
-        with OpenLoop(load) as client:
-            time.sleep(setting.seconds / 2)
-            os.kill(server.process.pid, signal.SIGSTOP)
-            try:
-                time.sleep(setting.pause_seconds)
-            finally:
-                os.kill(server.process.pid, signal.SIGCONT)
-            account = client.account()
-    return PromiseCase(
-        part="pause", client="raw", num_models=1, slo_ms=100, multiple=1.0,
-        capacity_rps=setting.pause_rps, account=account,
-    )  # fmt: skip
+        yield from _cases("pause", load, setting.pause_rps, 1.0, meanwhile=stop)
+
+
+def _cases(
+    part: str,
+    load: ClientLoad,
+    capacity_rps: float,
+    multiple: float,
+    witness_rps: float = 0,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Iterator[PromiseCase]:
+    """What became of a load, and of the witness's beside it, while something else was done."""
+    loads = {"raw": load}
+    if witness_rps:
+        loads["witness"] = replace(load, client="grpcio", rate=witness_rps, seed=load.seed + 1)
+    with ExitStack() as stack:
+        clients = {name: stack.enter_context(OpenLoop(its)) for name, its in loads.items()}
+        meanwhile()
+        accounts = {name: client.account() for name, client in clients.items()}
+    for client, account in accounts.items():
+        yield PromiseCase(
+            part=part, client=client, num_models=len(load.models), slo_ms=load.slo_ms,
+            capacity_rps=capacity_rps, multiple=multiple, account=account,
+        )  # fmt: skip
 
 
 def measure(setting: Setting) -> Iterator[PromiseCase]:
@@ -220,15 +219,7 @@ def measure(setting: Setting) -> Iterator[PromiseCase]:
     if "flood" in setting.parts:
         yield from measure_flood(setting)
     if "pause" in setting.parts:
-        yield measure_pause(setting)
-
-
-def _asked(load: ClientLoad, witness_rps: float) -> dict[str, Account]:
-    if not witness_rps:
-        return {"raw": offer(load)}
-    told = asdict(load) | {"client": "grpcio", "rate": witness_rps, "seed": load.seed + 1}
-    with OpenLoop(load) as flood, OpenLoop(ClientLoad(**told)) as witness:
-        return {"raw": flood.account(), "witness": witness.account()}
+        yield from measure_pause(setting)
 
 
 def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:

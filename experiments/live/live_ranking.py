@@ -120,7 +120,7 @@ def ask(setting: Setting) -> Iterator[Ranked]:
                 yield Ranked(device=device, load=load, policy=policy, **both)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Two policies that the simulator tells apart, the one with the higher figure first."""
 
@@ -145,18 +145,12 @@ def pairs_of(lines: Sequence[Ranked]) -> list[Pair]:
             continue
         for metric in METRICS[one.load]:
             low, high = sorted((one, other), key=lambda line: getattr(line.simulated, metric))
-            told = getattr(high.simulated, metric), getattr(low.simulated, metric)
+            told, live = (
+                (getattr(getattr(high, side), metric), getattr(getattr(low, side), metric))
+                for side in ("simulated", "live")
+            )
             if told[0] > told[1] * (1 + _AIM[metric] / 100):
-                pairs.append(
-                    Pair(
-                        case=one.case,
-                        metric=metric,
-                        higher=high.policy,
-                        lower=low.policy,
-                        simulated=told,
-                        live=(getattr(high.live, metric), getattr(low.live, metric)),
-                    )
-                )
+                pairs.append(Pair(one.case, metric, high.policy, low.policy, told, live))
     return pairs
 
 
@@ -199,28 +193,17 @@ def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
         ]
         # A policy that answers nobody, live and simulated alike, has no place on these scales.
         values = [value for _, *both in places for value in both if value]
-        ends, off = (
-            (0.8 * min(values, default=1), 1.25 * max(values, default=1)),
-            _AIM[metric] / 100,
-        )
+        ends = 0.8 * min(values, default=1), 1.25 * max(values, default=1)
         curves = [Curve(x=ends, y=ends)]
-        curves += [
-            Curve(x=ends, y=[share * end for end in ends], line=":", width=1)
-            for share in (1 - off, 1 + off)
-        ]
-        curves += [
-            Curve(
-                x=[told for name, told, _ in places if name == policy],
-                y=[live for name, _, live in places if name == policy],
-                label=policy,
-                colour=colour_of(policy),
-                line="",
-                marker=marker,
-            )
-            for policy, marker in zip(
-                dict.fromkeys(policy for policy, *_ in places), "os^Dv<>", strict=False
-            )
-        ]
+        for share in (1 - _AIM[metric] / 100, 1 + _AIM[metric] / 100):
+            curves.append(Curve(x=ends, y=[share * end for end in ends], line=":", width=1))
+        for policy, marker in zip(
+            dict.fromkeys(name for name, *_ in places), "os^Dv<>", strict=False
+        ):
+            told = [told for name, told, _ in places if name == policy]
+            live = [live for name, _, live in places if name == policy]
+            looks = Curve(x=told, y=live, label=policy, colour=colour_of(policy))
+            curves.append(replace(looks, line="", marker=marker))
         found.append(
             Panel(
                 title=f"{what} live\nand simulated; dotted: {_AIM[metric]:g} % apart",

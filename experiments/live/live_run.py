@@ -72,15 +72,14 @@ class Served:
     def models(self) -> list[LiveModel]:
         """The folders of its model repository."""
         copies = Counter(model.row.name for model in self.case.cluster.models)
-        rows = {model.row.name: model.row for model in self.case.cluster.models}
         return [
             LiveModel(
                 name=name,
-                copies=count,
-                batch_sizes=tuple(rows[name].exec_ns),
+                copies=copies[name],
+                batch_sizes=tuple(row.exec_ns),
                 architecture=name if self.device else self.stand_in,
             )
-            for name, count in copies.items()
+            for name, row in self.profile.rows.items()
         ]
 
     @property

@@ -17,12 +17,11 @@ the raw client takes the kernel's stamp (`SO_TIMESTAMPNS`), which is that of the
 brings several packets, never an earlier one. Where the kernel gives no stamp, and for `grpcio`, it is the time at
 which the client had read them; `kernel_stamps` says which.
 
-    python -m experiments open_loop HOST:PORT MODEL --rate 500 --slo-ms 50 --seconds 10
+    python -m experiments open_loop --address HOST:PORT --models MODEL --rate 500 --slo-ms 50 --seconds 10
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
@@ -33,7 +32,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -115,12 +113,14 @@ class Account:
             None if self.kept is None else self.kept[chosen],
         )  # fmt: skip
 
-    @property
-    def _ok(self) -> NDArray[np.bool_]:
-        return np.array([kind == "ok" for kind, _ in self.ends], bool)
+    def _are(self, kind: str) -> NDArray[np.bool_]:
+        return np.array([end[0] == kind for end in self.ends], bool)
+
+    def _names(self, kind: str) -> Counter[str]:
+        return Counter(name for its, name in self.ends if its == kind)
 
     def _late(self, since_ns: Times) -> NDArray[np.bool_]:
-        return self._ok & (self.done_ns - since_ns > self.slo_ms * 1_000_000)
+        return self._are("ok") & (self.done_ns - since_ns > self.slo_ms * 1_000_000)
 
     @property
     def num_offered(self) -> int:
@@ -130,7 +130,7 @@ class Account:
     @property
     def num_ok(self) -> int:
         """Answers given as a success."""
-        return int(self._ok.sum())
+        return int(self._are("ok").sum())
 
     @property
     def num_late(self) -> int:
@@ -161,32 +161,24 @@ class Account:
     @property
     def refusals(self) -> Counter[str]:
         """Refusals by reason."""
-        return Counter(name for kind, name in self.ends if kind == "refused")
+        return self._names("refused")
 
     @property
     def others(self) -> Counter[str]:
         """Ends that are neither an answer nor a refusal with its reason."""
-        return Counter(name for kind, name in self.ends if kind == "other")
-
-    def _percentile_ms(self, kind: str, percent: float) -> float:
-        chosen = np.array([end[0] == kind for end in self.ends], bool)
-        if not chosen.any():
-            return 0.0
-        return float(np.percentile((self.done_ns - self.sent_ns)[chosen], percent)) / 1e6
+        return self._names("other")
 
     def refusal_ms(self, percent: float) -> float:
         """Percentile of the time from sending to refusal; 0 without any."""
-        return self._percentile_ms("refused", percent)
+        return _percentile_ms((self.done_ns - self.sent_ns)[self._are("refused")], percent)
 
     def latency_ms(self, percent: float) -> float:
         """Percentile of the time from sending to success; 0 without any."""
-        return self._percentile_ms("ok", percent)
+        return _percentile_ms((self.done_ns - self.sent_ns)[self._are("ok")], percent)
 
     def lateness_ms(self, percent: float) -> float:
-        """Percentile of how late the client itself was."""
-        if not self.num_offered:
-            return 0.0
-        return float(np.percentile(self.sent_ns - self.due_ns, percent)) / 1e6
+        """Percentile of how late the client itself was; 0 without requests."""
+        return _percentile_ms(self.sent_ns - self.due_ns, percent)
 
     def row(self) -> dict[str, Any]:
         """The numbers of a line of a table."""
@@ -210,8 +202,15 @@ class Account:
         }
 
 
+def _percentile_ms(times_ns: Times, percent: float) -> float:
+    return float(np.percentile(times_ns, percent)) / 1e6 if len(times_ns) else 0.0
+
+
 def write_schedule(path: Path, workload: Workload) -> int:
-    """Write when the open-loop requests of a workload are due, and which models they ask; returns their number."""
+    """Write the open-loop requests of a workload, by time, and return their number.
+
+    The file is one array of two rows (`np.load`): when each is due, in ns, and its model's position.
+    """
     columns = [(arrivals.time_ns, arrivals.model) for arrivals in workload.arrivals()]
     times_ns, models = (
         np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*columns, strict=True)
@@ -219,12 +218,6 @@ def write_schedule(path: Path, workload: Workload) -> int:
     with path.open("wb") as file:
         np.save(file, np.stack((times_ns, models)))
     return len(times_ns)
-
-
-def read_schedule(path: Path) -> tuple[Times, Times]:
-    """Read due times, in ns since the beginning, and positions of models; of one length, ascending in time."""
-    times_ns, models = np.load(path)
-    return times_ns, models
 
 
 class OpenLoop:
@@ -266,12 +259,7 @@ class OpenLoop:
             raise RuntimeError(f"the client ended with {self._process.returncode}")
         return Account(**pickle.loads(data))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -303,21 +291,12 @@ def offer(load: ClientLoad) -> Account:
 
 
 def main() -> None:
-    """Send a load and say what became of it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("address", help="HOST:PORT")
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="with the input of --shape")
-    parser.add_argument("--rate", type=float, default=0.0, help="requests per second, open loop")
-    parser.add_argument("--concurrency", type=int, default=0, help="or requests of a closed loop")
-    parser.add_argument("--slo-ms", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--connections", type=int, default=4)
-    parser.add_argument("--client", default="raw", choices=("raw", "grpcio"))
-    parser.add_argument("--input", default="input")
-    parser.add_argument("--shape", type=int, nargs="+", default=(1, 784))
-    arguments = vars(parser.parse_args())
-    load = ClientLoad(**arguments | {key: tuple(arguments[key]) for key in ("models", "shape")})
+    """Send a load and say what became of it; every field of the load is an option."""
+    # Here, because the client's own process imports this file, and nothing of the product.
+    from experiments.study.study import from_command_line
+
+    usual = ClientLoad(address="127.0.0.1:8001", models=("model",), slo_ms=100, seconds=10.0)
+    load, _ = from_command_line("open_loop", usual, sys.argv[1:])
     account = offer(load)
     for name, value in account.row().items():
         print(f"{name:20} {value:.3f}" if isinstance(value, float) else f"{name:20} {value}")

@@ -23,12 +23,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.live.open_loop import Account, ClientLoad, End, Times, before_others, read_schedule
+from experiments.live.open_loop import Account, ClientLoad, End, Times, before_others
 from experiments.live.standstill import Standstill
 
 _PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -48,12 +47,6 @@ _ALLOW_TRUE_BINARY = 0xFE03
 _SO_TIMESTAMPNS = 35
 # How many of the bytes in a socket's queue were never sent.
 _SIOCOUTQNSD = 0x894B
-
-_STATUSES = (
-    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
-    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
-    "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
-)  # fmt: skip
 
 _OK: End = ("ok", "")
 _SILENCE: End = ("other", "no answer")
@@ -127,13 +120,15 @@ def judge(trailers: bytes) -> End:
 
 
 def _end_of(status: int, details: bytes) -> End:
+    import grpc
     from google.rpc import error_details_pb2, status_pb2
 
     info = error_details_pb2.ErrorInfo()
     for detail in status_pb2.Status.FromString(details).details:
         if detail.Unpack(info) and info.reason:
             return ("refused", info.reason)
-    return ("other", _STATUSES[status] if status < len(_STATUSES) else f"status {status}")
+    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    return ("other", names.get(status, f"status {status}"))
 
 
 # --- the raw client -------------------------------------------------------------------------------
@@ -495,23 +490,14 @@ class _RawClient:
             self.ended(request, now_ns, _LOST)
 
     def _account(self, begin_ns: int, cpu_us: float) -> Account:
-        known: dict[bytes, End] = {}
-
-        def end_of(end: bytes | End | None) -> End:
-            if end is None:
-                return _SILENCE
-            if isinstance(end, tuple):
-                return end
-            if end not in known:
-                known[end] = judge(end)
-            return known[end]
-
+        judged = functools.cache(judge)
+        ends = [judged(end) if isinstance(end, bytes) else end or _SILENCE for end in self.ends]
         now_ns = time.time_ns()
         return Account(
             due_ns=np.array(self.due_ns[: len(self.ends)], np.int64) - begin_ns,
             sent_ns=np.array(self.sent_ns, np.int64) - begin_ns,
             done_ns=np.array([done_ns or now_ns for done_ns in self.done_ns], np.int64) - begin_ns,
-            ends=[end_of(end) for end in self.ends],
+            ends=ends,
             slo_ms=self._load.slo_ms,
             seconds=self._load.seconds,
             cpu_us=cpu_us,
@@ -524,7 +510,8 @@ class _RawClient:
 def _requests(load: ClientLoad, rng: random.Random) -> tuple[Times, Times]:
     """When requests are due, and the positions of their models; in a closed loop, of the first ones."""
     if load.schedule:
-        return read_schedule(Path(load.schedule))
+        times_ns, models = np.load(load.schedule)
+        return times_ns, models
     times_ns = [0] * load.concurrency
     if load.rate:
         at_s = rng.expovariate(load.rate)
@@ -624,13 +611,9 @@ def run(load: ClientLoad, begin: Callable[[], None] = lambda: None) -> Account:
             f"rate {load.rate:g}, concurrency {load.concurrency} and schedule {load.schedule!r}, "
             "expected one of the three"
         )
-    if load.client == "raw":
-        account = _RawClient(load).run(begin)
-    elif load.client == "grpcio":
-        account = _run_grpcio(load, begin)
-    else:
+    if load.client not in ("raw", "grpcio"):
         raise ValueError(f"client {load.client!r}, expected raw or grpcio")
-    return account
+    return _RawClient(load).run(begin) if load.client == "raw" else _run_grpcio(load, begin)
 
 
 def main() -> None:

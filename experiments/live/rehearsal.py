@@ -16,7 +16,7 @@ from clockwright.units import NS_PER_MS
 from experiments.live.calibration import Calibration, calibrate, calibration_workloads, measured_row
 from experiments.live.live_run import LiveRun, Served
 from experiments.simulator import Case, CpuCosts
-from experiments.study.sides import RunRows
+from experiments.study.sides import RunRows, Side
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Recorded, Workload
 
@@ -52,9 +52,8 @@ def rehearsals(served: Served, seconds: float, mix: Workload | None = None) -> l
         mix: the case's mix with other arrivals, for a real device: a network that runs again and again finds
             its weights in caches; among others it does not.
     """
-    first, *_ = served.case.cluster.models
-    alone_and_crowd = calibration_workloads(first.model_id, seconds)
-    return [*alone_and_crowd, *([mix] if mix is not None else [])]
+    workloads = calibration_workloads(served.case.cluster.models[0].model_id, seconds)
+    return workloads if mix is None else [*workloads, mix]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,7 @@ def measured(
     alone, crowd, *mix = (run.rows for run in runs)
     costs = costs or CpuCosts()
     calibration = calibrate(alone, crowd, *mix)
-    network = calibration.network()
+    network = calibration.network
     down_ns = costs.front_ns + costs.request_ns + costs.action_ns
     cluster = replace(
         served.case.cluster,
@@ -103,10 +102,10 @@ def measured(
         start_delay_ns=calibration.start_delay_ns,
     )
     if served.device:
-        told = {
-            name: _told(name, ids, [*mix, crowd, alone], reported)
-            for name, ids in _ids(served.case).items()
-        }
+        ids: dict[str, set[str]] = {}
+        for model in cluster.models:
+            ids.setdefault(model.row.name, set()).add(model.model_id)
+        told = {name: _told(name, its, [*mix, crowd, alone], reported) for name, its in ids.items()}
         sigma = sum(noise.exec_sigma for _, noise in told.values()) / len(told)
         cluster = replace(
             cluster,
@@ -124,14 +123,6 @@ def measured(
         ),
     )
     return MeasuredCase(case=case, calibration=calibration)
-
-
-def _ids(case: Case) -> dict[str, set[str]]:
-    """Models by the name of their row."""
-    found: dict[str, set[str]] = {}
-    for model in case.cluster.models:
-        found.setdefault(model.row.name, set()).add(model.model_id)
-    return found
 
 
 def _told(
@@ -180,14 +171,12 @@ def sides(
         end_ns: its end.
         model_ids: whose requests and actions count; None: all.
     """
-    both = [
-        rows.side(begin_ns, end_ns)
-        for whole in (live.rows, simulated)
-        if whole is not None
-        for rows in ([whole] if model_ids is None else [whole.of(model_ids)])
-    ]
+
+    def side(rows: RunRows) -> Side:
+        return (rows if model_ids is None else rows.of(model_ids)).side(begin_ns, end_ns)
+
     return {
-        "live": both[0],
-        "simulated": both[1] if len(both) > 1 else None,
+        "live": side(live.rows),
+        "simulated": None if simulated is None else side(simulated),
         "client_late_p99_ms": live.report.lateness_ns_p99 / NS_PER_MS,
     }

@@ -208,12 +208,8 @@ def modelled(
     sources: list[Source] = []
     for positions, rate_rps, slo_ms in asked:
         end_ns, seed = setting.stretch_ns[1], setting.seed + positions[0]
-        common: Any = {
-            "models": positions,
-            "slo_ns": slo_ms * NS_PER_MS,
-            "end_ns": end_ns,
-            "seed": seed,
-        }
+        slo_ns = slo_ms * NS_PER_MS
+        common: Any = {"models": positions, "slo_ns": slo_ns, "end_ns": end_ns, "seed": seed}
         sources.append(
             Bursty(rate_rps=2 * rate_rps, burst_ns=bursts_ns, pause_ns=bursts_ns, **common)
             if bursts_ns
@@ -403,28 +399,13 @@ def panels(_setting: Setting, kept: StudyRecord) -> list[list[Panel]]:
         live = [row["live"] for row in rows]
         # An empty cell: nothing was simulated.
         told = [nan if row["simulated"] == "" else row["simulated"] for row in rows]
-        found.append(
-            Panel(
-                title=title,
-                x="case",
-                y=unit,
-                curves=[
-                    Curve(
-                        x=places,
-                        y=live,
-                        label="live",
-                        colour=COLOURS[0],
-                        line="",
-                        marker="o",
-                        spread=spread,
-                    ),
-                    Curve(
-                        x=places, y=told, label="simulated", colour=COLOURS[1], line="", marker="x"
-                    ),
-                ],
-                x_ticks=_staggered([row["case"] for row in rows]),
-            )
-        )
+        looks = Curve(x=places, y=live, label="live", colour=COLOURS[0], line="", marker="o")
+        curves = [
+            replace(looks, spread=spread),
+            replace(looks, y=told, label="simulated", colour=COLOURS[1], marker="x"),
+        ]
+        ticks = _staggered([row["case"] for row in rows])
+        found.append(Panel(title=title, x="case", y=unit, curves=curves, x_ticks=ticks))
     return [found]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -47,10 +47,7 @@ _CLOCK_ERROR_NS = 100 * NS_PER_US
 _MAX_REMEMBERED = 100_000
 
 _ACTION_NUMBERS = ["action_id", *(name for name in ACTION_COLUMNS if name.endswith("_ns"))]
-_REQUEST_NUMBERS = [
-    "request_id",
-    *(name for name in REQUEST_COLUMNS if name.endswith("_ns")),
-]
+_REQUEST_NUMBERS = ["request_id", *(name for name in REQUEST_COLUMNS if name.endswith("_ns"))]
 
 
 @dataclass(slots=True)
@@ -78,8 +75,8 @@ def export_chrome_trace(directory: Path, target: Path, *, windows: bool = True) 
         actions = TelemetryTable(directory, "actions", ACTION_COLUMNS, stack)
         requests = TelemetryTable(directory, "requests", REQUEST_COLUMNS, stack)
         file = stack.enter_context(target.open("w", encoding="utf-8"))
-        export = _Export(_Writer(file), windows=windows)
-        export.begin()
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        export = _Export(file, windows=windows)
         waiting = iter(actions)
         action = next(waiting, None)
         for request in requests:
@@ -92,53 +89,27 @@ def export_chrome_trace(directory: Path, target: Path, *, windows: bool = True) 
         while action is not None:
             export.action(action, actions)
             action = next(waiting, None)
-        export.end()
+        file.write("\n]}\n")
     return export.exported
 
 
-class _Writer:
-    """JSON, an event at a time."""
-
-    def __init__(self, file: TextIO) -> None:
+class _Export:
+    def __init__(self, file: TextIO, *, windows: bool) -> None:
+        self.exported = Exported()
         self._file = file
         self._separator = "\n"
-
-    def begin(self) -> None:
-        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-
-    def event(self, **event: object) -> None:
-        self._file.write(self._separator + json.dumps(event))
-        self._separator = ",\n"
-
-    def end(self) -> None:
-        self._file.write("\n]}\n")
-
-
-@dataclass(slots=True)
-class _Lane:
-    """The tracks of one kind of one worker: the end of each track's last slice."""
-
-    first_tid: int
-    ends_ns: list[int] = field(default_factory=list)
-
-
-class _Export:
-    def __init__(self, writer: _Writer, *, windows: bool) -> None:
-        self.exported = Exported()
-        self._writer = writer
         self._windows = windows
         self._pids: dict[str, int] = {}
-        self._lanes: dict[tuple[int, str], _Lane] = {}
+        #: By process and kind: the end of each track's last slice.
+        self._ends_ns: dict[tuple[int, str], list[int]] = {}
         #: Where each Infer's EXEC slice stands: pid, tid and begin.
         self._execs: dict[tuple[str, str], tuple[int, int, int]] = {}
-
-    def begin(self) -> None:
-        self._writer.begin()
         self._name("process", _REQUESTS_PID, _REQUESTS_PID, "requests", 0)
         self._name("thread", _REQUESTS_PID, _ARRIVALS_TID, "arrivals", 0)
 
-    def end(self) -> None:
-        self._writer.end()
+    def _write(self, **event: object) -> None:
+        self._file.write(self._separator + json.dumps(event))
+        self._separator = ",\n"
 
     # --- actions -------------------------------------------------------------------------------
 
@@ -160,32 +131,23 @@ class _Export:
                 raise table.error(f"{step} ends at {end_ns}, before it begins at {begin_ns}")
             tid, begin_ns = self._slice(pid, step.upper(), name, begin_ns, end_ns, args)
             if step == "exec":
-                self._remember(row, (pid, tid, begin_ns))
-        self._plan(pid, name, row, table, numbers)
+                self._execs[row["worker_id"], row["action_id"]] = pid, tid, begin_ns
+                if len(self._execs) > _MAX_REMEMBERED:
+                    del self._execs[next(iter(self._execs))]
+        if planned := _PREDICTED_STEP.get(row["type"]):
+            args = {"action_id": numbers["action_id"], "error": row["error"]}
+            begin_ns, duration_ns = numbers["expected_begin_ns"], numbers["expected_duration_ns"]
+            if begin_ns is not None and duration_ns is not None:
+                if duration_ns < 0:
+                    raise table.error(f"expected_duration_ns is {duration_ns}, expected 0 or more")
+                end_ns = begin_ns + duration_ns
+                self._slice(pid, f"{planned} predicted", name, begin_ns, end_ns, args)
+            earliest_ns, latest_ns = numbers["earliest_ns"], numbers["latest_ns"]
+            if self._windows and earliest_ns is not None and latest_ns is not None:
+                if latest_ns < earliest_ns:
+                    raise table.error(f"latest_ns {latest_ns} is before earliest_ns {earliest_ns}")
+                self._slice(pid, f"{planned} window", name, earliest_ns, latest_ns, args)
         self.exported.num_actions += 1
-
-    def _plan(
-        self,
-        pid: int,
-        name: str,
-        row: TelemetryRow,
-        table: TelemetryTable,
-        numbers: dict[str, int | None],
-    ) -> None:
-        step = _PREDICTED_STEP.get(row["type"])
-        if step is None:
-            return
-        args: dict[str, object] = {"action_id": numbers["action_id"], "error": row["error"]}
-        begin_ns, duration_ns = numbers["expected_begin_ns"], numbers["expected_duration_ns"]
-        if begin_ns is not None and duration_ns is not None:
-            if duration_ns < 0:
-                raise table.error(f"expected_duration_ns is {duration_ns}, expected 0 or more")
-            self._slice(pid, f"{step} predicted", name, begin_ns, begin_ns + duration_ns, args)
-        earliest_ns, latest_ns = numbers["earliest_ns"], numbers["latest_ns"]
-        if self._windows and earliest_ns is not None and latest_ns is not None:
-            if latest_ns < earliest_ns:
-                raise table.error(f"latest_ns {latest_ns} is before earliest_ns {earliest_ns}")
-            self._slice(pid, f"{step} window", name, earliest_ns, latest_ns, args)
 
     def _slice(
         self, pid: int, kind: str, name: str, begin_ns: int, end_ns: int, args: dict[str, object]
@@ -193,7 +155,7 @@ class _Export:
         """Write a slice on a track of its kind that is free; returns the track and the begin."""
         tid, free_ns = self._track(pid, kind, begin_ns, end_ns)
         begin_ns = max(begin_ns, free_ns)
-        self._writer.event(
+        self._write(
             name=name, cat=kind, ph="X", pid=pid, tid=tid, ts=_us(begin_ns),
             dur=_us(end_ns - begin_ns), args=args,
         )  # fmt: skip
@@ -201,28 +163,23 @@ class _Export:
 
     def _track(self, pid: int, kind: str, begin_ns: int, end_ns: int) -> tuple[int, int]:
         """A track for a slice, and until when it is taken: a little after `begin_ns` at most."""
-        place = _KINDS.index(kind)
-        key = pid, kind
-        lane = self._lanes.get(key)
-        if lane is None:
-            # Numbers left free for more of the kind keep them together in a viewer.
-            first_tid = (pid * len(_KINDS) + place) * _TRACKS_PER_KIND
-            lane = self._lanes[key] = _Lane(first_tid)
+        # Numbers left free for more of the kind keep them together in a viewer.
+        first_tid = (pid * len(_KINDS) + _KINDS.index(kind)) * _TRACKS_PER_KIND
+        ends_ns = self._ends_ns.setdefault((pid, kind), [])
         cut_ns = min(_CLOCK_ERROR_NS, (end_ns - begin_ns) // 2)
-        for index, taken_ns in enumerate(lane.ends_ns):
+        for index, taken_ns in enumerate(ends_ns):
             if taken_ns <= begin_ns + cut_ns:
-                lane.ends_ns[index] = end_ns
-                return lane.first_tid + index, taken_ns
-        index = len(lane.ends_ns)
+                ends_ns[index] = end_ns
+                return first_tid + index, taken_ns
+        index = len(ends_ns)
         if index == _TRACKS_PER_KIND:
             # A viewer cannot show more tracks: the last one shows that there are many slices.
-            index -= 1
-            taken_ns = lane.ends_ns[index]
-            lane.ends_ns[index] = max(taken_ns, end_ns)
-            return lane.first_tid + index, min(taken_ns, end_ns)
-        tid = lane.first_tid + index
+            taken_ns = ends_ns[-1]
+            ends_ns[-1] = max(taken_ns, end_ns)
+            return first_tid + index - 1, min(taken_ns, end_ns)
+        tid = first_tid + index
         self._name("thread", pid, tid, kind if index == 0 else f"{kind} ({index + 1})", tid)
-        lane.ends_ns.append(end_ns)
+        ends_ns.append(end_ns)
         return tid, begin_ns
 
     def _pid(self, worker_id: str) -> int:
@@ -231,12 +188,6 @@ class _Export:
             pid = self._pids[worker_id] = _REQUESTS_PID + 1 + len(self._pids)
             self._name("process", pid, pid, f"worker {worker_id}", pid)
         return pid
-
-    def _remember(self, row: TelemetryRow, place: tuple[int, int, int]) -> None:
-        execs = self._execs
-        execs[row["worker_id"], row["action_id"]] = place
-        if len(execs) > _MAX_REMEMBERED:
-            del execs[next(iter(execs))]
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -252,7 +203,7 @@ class _Export:
         }
         common: _Event = {"name": model_id, "pid": _REQUESTS_PID, "tid": _REQUESTS_PID}
         asynchronous = common | {"cat": "request", "id": request_id}
-        write = self._writer.event
+        write = self._write
         write(**asynchronous, ph="b", ts=_us(arrival_ns), args=args)
         write(**asynchronous, ph="e", ts=_us(departure_ns))
         # The slice is as short as the clock allows, so that arrivals do not overlap.
@@ -270,9 +221,8 @@ class _Export:
         self.exported.num_requests += 1
 
     def _name(self, what: str, pid: int, tid: int, name: str, order: int) -> None:
-        write = self._writer.event
-        write(name=f"{what}_name", ph="M", pid=pid, tid=tid, args={"name": name})
-        write(name=f"{what}_sort_index", ph="M", pid=pid, tid=tid, args={"sort_index": order})
+        for event, args in (("name", {"name": name}), ("sort_index", {"sort_index": order})):
+            self._write(name=f"{what}_{event}", ph="M", pid=pid, tid=tid, args=args)
 
 
 def _us(time_ns: int) -> float:

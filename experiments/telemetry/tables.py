@@ -6,9 +6,10 @@ A folder may hold several runs; these readers give the last one.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
 from clockwright.actions import StepTime
 from clockwright.errors import TraceFormatError
@@ -24,6 +25,8 @@ from controller.telemetry_files import (
 
 TelemetryRow = dict[str, str]
 
+RowT = TypeVar("RowT", RequestRow, ActionRow)
+
 
 def read_requests(directory: Path) -> Iterator[RequestRow]:
     """Give the rows of the folder's last run in `requests.csv`.
@@ -31,29 +34,7 @@ def read_requests(directory: Path) -> Iterator[RequestRow]:
     Raises:
         TraceFormatError: the table is missing or not what it should be; names the file and the line.
     """
-    with ExitStack() as stack:
-        table = TelemetryTable(directory, "requests", REQUEST_COLUMNS, stack)
-        for row in table:
-            action_id = table.optional(row, "action_id")
-            yield RequestRow(
-                request_id=RequestId(table.number(row, "request_id")),
-                model_id=ModelId(row["model_id"]),
-                rows=table.number(row, "rows"),
-                arrival_ns=table.number(row, "arrival_ns"),
-                slo_ns=table.number(row, "slo_ns"),
-                tenant=row["tenant"],
-                departure_ns=table.number(row, "departure_ns"),
-                outcome=row["outcome"],
-                load_ns=table.number(row, "load_ns"),
-                exec_ns=table.number(row, "exec_ns"),
-                queue_ns=table.number(row, "queue_ns"),
-                margin_ns=table.number(row, "margin_ns"),
-                cold=bool(table.number(row, "cold")),
-                worker_id=WorkerId(row["worker_id"]) if row["worker_id"] else None,
-                action_id=None if action_id is None else ActionId(action_id),
-                batch_size=table.number(row, "batch_size"),
-                expected_departure_ns=table.number(row, "expected_departure_ns"),
-            )
+    return _read(directory, "requests", REQUEST_COLUMNS, RequestRow)
 
 
 def read_actions(directory: Path) -> Iterator[ActionRow]:
@@ -62,38 +43,16 @@ def read_actions(directory: Path) -> Iterator[ActionRow]:
     Raises:
         TraceFormatError: the table is missing or not what it should be; names the file and the line.
     """
+    return _read(directory, "actions", ACTION_COLUMNS, ActionRow)
+
+
+def _read(directory: Path, name: str, columns: Sequence[str], kind: type[RowT]) -> Iterator[RowT]:
+    """A row's fields say by their types what their cells hold."""
+    cells = [(column, _CELLS[hint]) for column, hint in get_type_hints(kind).items()]
     with ExitStack() as stack:
-        table = TelemetryTable(directory, "actions", ACTION_COLUMNS, stack)
+        table = TelemetryTable(directory, name, columns, stack)
         for row in table:
-            yield ActionRow(
-                action_id=ActionId(table.number(row, "action_id")),
-                type=row["type"],
-                worker_id=WorkerId(row["worker_id"]),
-                model_id=ModelId(row["model_id"]),
-                batch_size=table.number(row, "batch_size"),
-                rows=table.number(row, "rows"),
-                num_requests=table.number(row, "num_requests"),
-                sent_ns=table.number(row, "sent_ns"),
-                earliest_ns=table.optional(row, "earliest_ns"),
-                latest_ns=table.optional(row, "latest_ns"),
-                expected_begin_ns=table.number(row, "expected_begin_ns"),
-                expected_duration_ns=table.number(row, "expected_duration_ns"),
-                received_ns=table.number(row, "received_ns"),
-                result_ns=table.number(row, "result_ns"),
-                error=row["error"],
-                load=_step(table, row, "load"),
-                input=_step(table, row, "input"),
-                exec=_step(table, row, "exec"),
-                output=_step(table, row, "output"),
-            )
-
-
-def _step(table: TelemetryTable, row: TelemetryRow, step: str) -> StepTime | None:
-    if not row[f"{step}_begin_ns"]:
-        return None
-    return StepTime(
-        *(table.number(row, f"{step}_{part}_ns") for part in ("begin", "end", "duration"))
-    )
+            yield kind(*(read(table, row, column) for column, read in cells))
 
 
 class TelemetryTable:
@@ -173,3 +132,22 @@ class TelemetryTable:
             return next(self._reader, None)
         except (csv.Error, UnicodeDecodeError) as error:
             raise self.error(str(error)) from None
+
+
+def _step(table: TelemetryTable, row: TelemetryRow, step: str) -> StepTime | None:
+    if not row[f"{step}_begin_ns"]:
+        return None
+    return StepTime(
+        *(table.number(row, f"{step}_{part}_ns") for part in ("begin", "end", "duration"))
+    )
+
+
+#: What reads a cell, by the type of its field.
+_CELLS: Mapping[Any, Callable[[TelemetryTable, TelemetryRow, str], Any]] = {
+    **dict.fromkeys((int, RequestId, ActionId), TelemetryTable.number),
+    **dict.fromkeys((int | None, ActionId | None), TelemetryTable.optional),
+    **dict.fromkeys((str, ModelId, WorkerId), lambda _, row, column: row[column]),
+    WorkerId | None: lambda _, row, column: row[column] or None,
+    bool: lambda table, row, column: bool(table.number(row, column)),
+    StepTime | None: _step,
+}

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-
-Row = dict[str, str]
+from controller.telemetry import ActionRow
 
 _LANES = ("load", "input", "exec", "output")
 # The lane whose begin and duration the controller predicts, by kind of action.
 _PREDICTED_LANE = {"LoadWeights": "load", "Infer": "exec"}
+_SPAN_NS = NS_PER_S
 
 
-def read_actions(path: Path) -> list[Row]:
-    """Read an `actions.csv`, successful actions of the run that wrote to it last only."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [row for row in rows if row["error"] == "NONE" and row["run"] == rows[-1]["run"]]
-
-
-def draw_timeline(actions: Sequence[Row], target: Path, *, span_ns: int = NS_PER_S) -> None:
-    """Draw the stretch of time in which most weights were loaded.
+def draw_timeline(actions: Iterable[ActionRow], target: Path) -> None:
+    """Draw the second in which most weights were loaded.
 
     Args:
-        actions: rows of `actions.csv`.
+        actions: of one run; those that succeeded are drawn.
         target: a PNG.
-        span_ns: how much time to show.
 
     Raises:
         ValueError: there is no action to draw.
@@ -37,36 +29,33 @@ def draw_timeline(actions: Sequence[Row], target: Path, *, span_ns: int = NS_PER
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import patches, pyplot
+    from matplotlib import colormaps, patches, pyplot
 
-    timed = [row for row in actions if row["type"] in _PREDICTED_LANE]
+    timed = [row for row in actions if row.error == "NONE" and row.type in _PREDICTED_LANE]
     if not timed:
         raise ValueError("there are no actions to draw")
-    begin_ns = _busiest(timed, span_ns)
-    shown = [
-        row for row in timed if begin_ns <= _begin_ns(row) and _begin_ns(row) < begin_ns + span_ns
-    ]
-    workers = sorted({row["worker_id"] for row in shown})
+    begin_ns = _busiest(timed)
+    shown = [row for row in timed if begin_ns <= _begin_ns(row) < begin_ns + _SPAN_NS]
+    workers = sorted({row.worker_id for row in shown})
     lanes = [(worker, lane) for worker in workers for lane in _LANES]
     figure, axes = pyplot.subplots(figsize=(14, 1.5 + 1.0 * len(lanes)), layout="constrained")
-    colours = _colours(row["model_id"] for row in shown)
+    models = sorted({row.model_id for row in shown})
+    colours = {model: colormaps["tab20"](index % 20) for index, model in enumerate(models)}
     for position, (worker, lane) in enumerate(lanes):
         for row in shown:
-            if row["worker_id"] != worker or not row[f"{lane}_begin_ns"]:
+            step = getattr(row, lane)
+            if row.worker_id != worker or step is None:
                 continue
-            first, last = (
-                (int(row[f"{lane}_{end}_ns"]) - begin_ns) / NS_PER_MS for end in ("begin", "end")
-            )
             # A step that takes less than a pixel stays visible.
-            width = max(last - first, span_ns / NS_PER_MS / 2000)
-            axes.barh(position, width, left=first, height=0.5, color=colours[row["model_id"]])
-            if _PREDICTED_LANE[row["type"]] == lane:
+            width_ns = max(step.end_ns - step.begin_ns, _SPAN_NS / 2000)
+            left_ms, width_ms = (step.begin_ns - begin_ns) / NS_PER_MS, width_ns / NS_PER_MS
+            axes.barh(position, width_ms, left=left_ms, height=0.5, color=colours[row.model_id])
+            if _PREDICTED_LANE[row.type] == lane:
                 _draw_prediction(axes, row, position, begin_ns)
-    axes.set_yticks(
-        range(len(lanes)), [f"{lane.upper()}\n{worker}" for worker, lane in lanes], fontsize=8
-    )
+    names = [f"{lane.upper()}\n{worker}" for worker, lane in lanes]
+    axes.set_yticks(range(len(lanes)), names, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, span_ns / NS_PER_MS)
+    axes.set_xlim(0, _SPAN_NS / NS_PER_MS)
     axes.set_xlabel("ms")
     axes.set_title(
         "bars: measured   |   outlines: predicted begin and duration   |   "
@@ -83,38 +72,30 @@ def draw_timeline(actions: Sequence[Row], target: Path, *, span_ns: int = NS_PER
     pyplot.close(figure)
 
 
-def _draw_prediction(axes, row: Row, position: int, begin_ns: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    expected = (int(row["expected_begin_ns"]) - begin_ns) / NS_PER_MS
-    duration = int(row["expected_duration_ns"]) / NS_PER_MS
+def _draw_prediction(axes: Any, row: ActionRow, position: int, begin_ns: int) -> None:  # noqa: ANN401
+    assert row.earliest_ns is not None
+    assert row.latest_ns is not None
+    expected_ms = (row.expected_begin_ns - begin_ns) / NS_PER_MS
     axes.barh(
-        position, duration, left=expected, height=0.62, fill=False, edgecolor="black", linewidth=0.7
-    )
-    earliest, latest = (
-        (int(row[f"{end}_ns"]) - begin_ns) / NS_PER_MS for end in ("earliest", "latest")
-    )
-    axes.plot([earliest, latest], [position + 0.4] * 2, color="black", linewidth=1.2)
+        position, row.expected_duration_ns / NS_PER_MS, left=expected_ms, height=0.62, fill=False,
+        edgecolor="black", linewidth=0.7,
+    )  # fmt: skip
+    window_ms = [(at_ns - begin_ns) / NS_PER_MS for at_ns in (row.earliest_ns, row.latest_ns)]
+    axes.plot(window_ms, [position + 0.4] * 2, color="black", linewidth=1.2)
 
 
-def _busiest(rows: Sequence[Row], span_ns: int) -> int:
+def _busiest(rows: Sequence[ActionRow]) -> int:
     """Begin of the whole span, counted from the first action, with most loads."""
-    first_ns = min(_begin_ns(row) for row in rows)
+    first_ns = min(map(_begin_ns, rows))
     loads = Counter(
-        (_begin_ns(row) - first_ns) // span_ns for row in rows if row["type"] == "LoadWeights"
+        (_begin_ns(row) - first_ns) // _SPAN_NS for row in rows if row.type == "LoadWeights"
     )
     # The first span shows a start from nothing; later ones show serving.
     later = {span: count for span, count in loads.items() if span > 0} or loads
     span = max(later, key=lambda span: (later[span], -span), default=0)
-    return first_ns + span * span_ns
+    return first_ns + span * _SPAN_NS
 
 
-def _begin_ns(row: Row) -> int:
-    lane = _PREDICTED_LANE[row["type"]]
-    return int(row[f"{lane}_begin_ns"] or row["expected_begin_ns"])
-
-
-def _colours(models: Iterable[str]) -> dict[str, tuple[float, ...]]:
-    from matplotlib import colormaps
-
-    names = sorted(set(models))
-    palette = colormaps["tab20"]
-    return {name: palette(index % 20) for index, name in enumerate(names)}
+def _begin_ns(row: ActionRow) -> int:
+    step = getattr(row, _PREDICTED_LANE[row.type])
+    return row.expected_begin_ns if step is None else int(step.begin_ns)

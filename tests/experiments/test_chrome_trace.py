@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ MS = NS_PER_MS
 Event = dict[str, Any]
 
 
-def infer(action_id: int, begin_ns: int, end_ns: int, **changes: object) -> ActionRow:
+def infer(action_id: int, begin_ns: int, end_ns: int, **changes: Any) -> ActionRow:  # noqa: ANN401
     row = ActionRow(
         action_id=ActionId(action_id),
         type="Infer",
@@ -49,13 +49,14 @@ def infer(action_id: int, begin_ns: int, end_ns: int, **changes: object) -> Acti
         exec=StepTime(begin_ns, end_ns, end_ns - begin_ns),
         output=StepTime(end_ns, end_ns + 500, 500),
     )
-    for name, value in changes.items():
-        setattr(row, name, value)
-    return row
+    return replace(row, **changes)
 
 
 def request(
-    request_id: int, action_id: int | None, departure_ns: int, **changes: object
+    request_id: int,
+    action_id: int | None,
+    departure_ns: int,
+    **changes: Any,  # noqa: ANN401
 ) -> RequestRow:
     row = RequestRow(
         request_id=RequestId(request_id),
@@ -69,9 +70,7 @@ def request(
         action_id=None if action_id is None else ActionId(action_id),
         batch_size=2,
     )
-    for name, value in changes.items():
-        setattr(row, name, value)
-    return row
+    return replace(row, **changes)
 
 
 def write(directory: Path, actions: list[ActionRow], requests: list[RequestRow]) -> None:
@@ -199,14 +198,8 @@ def test_arrows_lead_from_each_request_to_the_exec_that_answered_it(tmp_path: Pa
     finishes = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
     assert finishes == {1: 20_000, 2: 20_000, 4: 25_000}
     begins = [event for event in events if event["ph"] == "b"]
-    assert [event["args"]["outcome"] for event in begins] == [
-        "OK",
-        "OK",
-        "COLD",
-        "OK",
-        "LATE",
-        "OK",
-    ]
+    outcomes = [event["args"]["outcome"] for event in begins]
+    assert outcomes == ["OK", "OK", "COLD", "OK", "LATE", "OK"]
 
 
 def test_overlaps_get_a_second_track_and_clock_errors_do_not(tmp_path: Path) -> None:

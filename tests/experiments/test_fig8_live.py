@@ -29,7 +29,7 @@ from experiments.live.fig8_live import (
 )
 from experiments.live.open_loop import Account, End
 from experiments.live.rehearsal import MeasuredCase, measured
-from experiments.simulator import Case, CpuCosts, run
+from experiments.simulator import Case, CpuCosts, Network, run
 from experiments.study.results_page import TEMPLATE
 from experiments.study.sides import side_of, simulated_record
 from tests.kit.pretended_play import pretend_play, pretended_side
@@ -87,14 +87,13 @@ def test_a_slower_stretch_asks_as_much_of_its_devices(trace: MinuteTrace, case: 
 
 
 def test_the_server_has_the_models_and_the_devices_of_the_simulator(case: Case) -> None:
-    server = served_of(replace(SETTING, fronts=2, native=True), case)
+    server = served_of(replace(SETTING, native=True), case)
     served = {name: model for model in server.models for name in model.model_ids}
     assert set(served) == set(case.workload.models)
     assert server.profile.noise == case.cluster.noise
     for model in case.cluster.models:
         assert server.profile.row_for(model.model_id) == model.row
         assert served[model.model_id].batch_sizes == tuple(model.row.exec_ns)
-    assert server.options == ("--fronts", "2")
     assert set(server.environment) == {"PYTHONPATH", "PYTHONSAFEPATH"}
 
 
@@ -147,9 +146,8 @@ def test_a_request_s_time_begins_when_it_was_due() -> None:
 
 
 def line(name: str, case: Case, live: float, simulated: float) -> LiveLine:
-    calibration = Calibration(
-        down_samples_ns=(1,), up_samples_ns=(1,), client_samples_ns=(1,), start_delay_ns=1
-    )
+    network = Network(down_samples_ns=(1,), up_samples_ns=(1,), client_samples_ns=(1,))
+    calibration = Calibration(network=network, start_delay_ns=1)
     return LiveLine(
         line=name,
         live=pretended_side(live),
@@ -159,11 +157,7 @@ def line(name: str, case: Case, live: float, simulated: float) -> LiveLine:
         cpu_us={"controller": 100.0, "client": 20.0},
         busy={"controller": 0.5, "client": 0.1},
         ends={"live": {"OK": 1}, "simulated": {"OK": 1}},
-        client_late_p50_ms=0.1,
         client_late_p99_ms=0.2,
-        client_late_max_ms=0.3,
-        first_tenth_pct=99.0,
-        last_tenth_pct=98.0,
         remarks=[],
         load_averages=(0.0, 1.0),
     )

@@ -22,6 +22,7 @@ import torch
 
 import worker.devices.cuda
 from clockwright.errors import ConfigError, ModelError
+from experiments.__main__ import called
 from experiments.bench import torch_zoo
 from experiments.clockwork_paper import fig6
 from experiments.gpu import __main__ as everything
@@ -139,7 +140,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     record = json.loads((tmp_path / "probe.json").read_text())
     kept = ["copy", "gather", "gather_large", "host", "beside", "graphs"]
     assert list(record["figures"]) == kept
-    assert record["command"] == "python -m experiments.gpu.probe --device torch:cpu --seconds 1"
+    assert record["command"] == "python -m experiments gpu-probe --device torch:cpu --seconds 1"
     assert record["hardware"]["accelerator"] == "cpu"
 
 
@@ -525,6 +526,9 @@ def test_when_make_gpu_is_ended_so_is_the_part_that_runs(tmp_path: Path) -> None
 def test_all_parts_together_end_within_nine_minutes() -> None:
     assert sum(limit_s for _, _, _, limit_s in everything.PARTS) < 9 * 60
     assert all(seconds < limit for _, _, seconds, limit in everything.PARTS if seconds is not None)
+    # Each is called by its name, as by hand.
+    names = [words[1] for _, words, seconds, _ in everything.PARTS if seconds is not None]
+    assert [called(name) for name in names] == names
 
 
 def test_make_gpu_runs_every_test_that_needs_a_gpu() -> None:

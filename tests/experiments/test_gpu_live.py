@@ -59,13 +59,9 @@ def small_serve(cache_dir: Path) -> serve.Setting:
 
 def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(tmp_path: Path) -> None:
     setting = fig2.Setting(
-        device="torch:cpu",
-        architecture="tiny_conv",
-        concurrencies=(1, 3),
-        rounds=1,
-        round_s=0.02,
+        device="torch:cpu", architecture="tiny_conv", concurrencies=(1, 3), rounds=1, seconds=0.08
     )
-    fig2.produce(setting, "here", tmp_path)
+    fig2.STUDY.produce(setting, tmp_path)
     figures = json.loads((tmp_path / "fig2.json").read_text())["figures"]
     assert figures["joined"] == 1
     for concurrency in (1, 3):
@@ -220,20 +216,7 @@ def test_a_server_that_answers_too_little_has_live_figures_only() -> None:
     assert "0 requests of one client" in points[0].about["not_simulated"]
 
 
-def test_a_section_does_what_make_gpu_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (seconds,) = (part[2] for part in everything.PARTS if part[1] == (fig2.__name__,))
-    asked: list[Any] = []
-    monkeypatch.setattr(fig2, "produce", lambda *arguments: asked.extend(arguments))
-    words = ["--device", "cuda:0", "--seconds", str(seconds), "--results", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", ["fig2", *words])
-    fig2.main()
-    setting, command, directory = asked
-    assert setting.device == "cuda:0"
-    assert command == f"python -m experiments.gpu.fig2 --device cuda:0 --seconds {seconds:g}"
-    assert directory == tmp_path
-
-
-@pytest.mark.parametrize("section", [fig5, fig6, serve], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("section", [fig2, fig5, fig6, serve], ids=lambda module: module.__name__)
 def test_a_declared_section_does_what_make_gpu_asks(section: ModuleType) -> None:
     study = section.STUDY
     (part,) = (part for part in everything.PARTS if part[1] == ("experiments", study.command))
@@ -241,7 +224,6 @@ def test_a_declared_section_does_what_make_gpu_asks(section: ModuleType) -> None
     words = ["--device", "cuda:0", "--seconds", str(part[2])]
     setting, options = from_command_line(study.command, study.setting, words)
     assert (setting.device, setting.seconds) == ("cuda:0", part[2])
-    assert setting.served.device == "cuda:0"
     assert from_command_line(study.command, study.setting, options.split()) == (setting, options)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +154,13 @@ def refused(peer: Peer, stream: int, reason: str) -> None:
     peer.send(headers(stream, END_STREAM, *fields, details))
 
 
+def ok(peer: Peer, stream: int, number: int) -> None:
+    peer.ok(stream)
+
+
 @contextmanager
-def serving(
-    answer: Callable[[Peer, int, int], None],
-    *,
-    greeting: bytes = NO_LIMITS,
-    pong: Callable[[Peer], None] = lambda _: None,
-) -> Iterator[Server]:
-    server = Server(answer, greeting=greeting, pong=pong)
+def serving(answer: Callable[[Peer, int, int], None] = ok, **others: Any) -> Iterator[Server]:  # noqa: ANN401
+    server = Server(answer, **others)
     try:
         yield server
     finally:
@@ -169,26 +168,17 @@ def serving(
             server.close()
 
 
-def ask(
-    server: Server,
-    *,
-    rate: float = 0.0,
-    concurrency: int = 0,
-    slo_ms: int = SLO_MS,
-    connections: int = 1,
-    seconds: float = 0.5,
-    models: tuple[str, ...] = ("m",),
-    shape: tuple[int, ...] = (1, 4),
-    seed: int = 0,
-    patience_s: float = 20.0,
-) -> Account:
-    """Ask in this process: the client's own is tried once below."""
-    return run(
-        ClientLoad(
-            address=server.address, models=models, slo_ms=slo_ms, rate=rate, seconds=seconds, seed=seed,
-            shape=shape, connections=connections, concurrency=concurrency, patience_s=patience_s,
-        )
+def load_of(address: str, **others: Any) -> ClientLoad:  # noqa: ANN401
+    usual = ClientLoad(
+        address=address, models=("m",), slo_ms=SLO_MS, seconds=0.5, shape=(1, 4), connections=1,
+        patience_s=20.0,
     )  # fmt: skip
+    return replace(usual, **others)
+
+
+def ask(server: Server, **others: Any) -> Account:  # noqa: ANN401
+    """Ask in this process: the client's own is tried once below."""
+    return run(load_of(server.address, **others))
 
 
 def test_every_end_of_a_request_is_counted_as_what_it_was() -> None:
@@ -238,11 +228,10 @@ def test_a_schedule_is_asked_at_its_times_of_its_models(tmp_path: Path) -> None:
     )
     path = tmp_path / "schedule.npy"
     assert write_schedule(path, Workload(models=("a", "b"), sources=(source,))) == 4
-    with serving(lambda peer, stream, _: peer.ok(stream)) as server:
-        load = ClientLoad(
-            address=server.address, models=("a", "b"), slo_ms=SLO_MS, seconds=0.1,
-            schedule=str(path), shape=(1, 4), connections=1, tenant="gold",
-        )  # fmt: skip
+    with serving() as server:
+        load = load_of(
+            server.address, models=("a", "b"), seconds=0.1, schedule=str(path), tenant="gold"
+        )
         account = run(load)
     assert account.due_ns.tolist() == times_ns.tolist()
     assert account.num_ok == 4
@@ -250,21 +239,16 @@ def test_a_schedule_is_asked_at_its_times_of_its_models(tmp_path: Path) -> None:
     assert [request.model_name for request in asked] == ["b", "a", "b", "a"]
     assert {request.parameters["tenant"].string_param for request in asked} == {"gold"}
     assert {request.parameters["slo_ms"].int64_param for request in asked} == {SLO_MS}
+    wrong: dict[str, Any]
     for wrong in ({"rate": 5.0}, {"schedule": ""}):
-        told = asdict(load) | wrong
         with pytest.raises(ValueError, match="expected one of the three"):
-            run(ClientLoad(**told))
+            run(replace(load, **wrong))
 
 
 def test_a_client_with_ticks_sends_what_was_due_at_the_next_one() -> None:
     load_ms, tick_us = 300, 20_000
-    with serving(lambda peer, stream, _: peer.ok(stream)) as server:
-        account = run(
-            ClientLoad(
-                address=server.address, models=("m",), slo_ms=SLO_MS, rate=500, seconds=load_ms / 1e3,
-                shape=(1, 4), connections=2, tick_us=tick_us,
-            )
-        )  # fmt: skip
+    with serving() as server:
+        account = ask(server, rate=500, seconds=load_ms / 1e3, connections=2, tick_us=tick_us)
     assert account.num_ok == account.num_offered > 75
     # As many moments as ticks, and one before the first.
     assert len(set(account.sent_ns.tolist())) <= load_ms * 1000 / tick_us + 1
@@ -384,14 +368,14 @@ def test_no_request_leaves_before_the_server_has_said_what_it_takes() -> None:
         peer.send(NO_LIMITS)
 
     greeting = frame(PING, 0, 0, bytes(8))
-    with serving(lambda peer, stream, _: peer.ok(stream), greeting=greeting, pong=pong) as server:
+    with serving(greeting=greeting, pong=pong) as server:
         account = ask(server, concurrency=30, seconds=0)
     assert early == 0
     assert account.num_ok == 30
 
 
 def test_a_server_that_never_says_what_it_takes_is_asked_all_the_same() -> None:
-    with serving(lambda peer, stream, _: peer.ok(stream), greeting=b"") as server:
+    with serving(greeting=b"") as server:
         account = ask(server, concurrency=3, seconds=0)
     assert account.num_ok == 3
 
@@ -427,7 +411,7 @@ def test_requests_wait_for_the_server_s_windows_and_its_limit_of_streams(
 
 
 def test_the_same_seed_asks_at_the_same_times() -> None:
-    with serving(lambda peer, stream, _: peer.ok(stream)) as server:
+    with serving() as server:
         first, second, other = (
             ask(server, rate=100, seconds=0.2, models=("a", "b"), seed=seed) for seed in (1, 1, 2)
         )
@@ -440,7 +424,7 @@ def test_the_same_seed_asks_at_the_same_times() -> None:
 
 
 def test_a_part_of_a_run_is_what_was_due_in_it() -> None:
-    with serving(lambda peer, stream, _: peer.ok(stream)) as server:
+    with serving() as server:
         account = ask(server, rate=200, seconds=0.4)
     early, late = account.part(0.0, 0.1), account.part(0.1, 0.4)
     assert early.num_offered + late.num_offered == account.num_offered
@@ -450,9 +434,7 @@ def test_a_part_of_a_run_is_what_was_due_in_it() -> None:
 
 @pytest.mark.parametrize("model", ["m", "x" * 200])
 def test_what_is_sent_is_a_request_of_the_open_inference_protocol(model: str) -> None:
-    load = ClientLoad(
-        address="", models=(model,), slo_ms=250, seconds=1, shape=(1, 3, 200), input="x"
-    )
+    load = load_of("", models=(model,), slo_ms=250, shape=(1, 3, 200), input="x")
     request = oip.ModelInferRequest.FromString(request_bytes(model, load))
     assert request.model_name == model
     assert request.parameters["slo_ms"].int64_param == 250
@@ -462,7 +444,7 @@ def test_what_is_sent_is_a_request_of_the_open_inference_protocol(model: str) ->
 
 
 def test_headers_are_those_that_grpc_asks_for() -> None:
-    with serving(lambda peer, stream, _: peer.ok(stream)) as server:
+    with serving() as server:
         ask(server, concurrency=1, seconds=0.001)
         assert server.peers[0].headers == [
             (":method", "POST"),
@@ -510,12 +492,10 @@ def test_both_clients_count_alike_in_a_process_of_their_own(
         server.add_generic_rpc_handlers((handler,))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
+        address, others = f"127.0.0.1:{port}", {"client": client, "connections": 2}
         account = offer(
-            ClientLoad(
-                address=f"127.0.0.1:{port}", models=("m",), slo_ms=20_000, rate=rate, seconds=0.5,
-                concurrency=concurrency, client=client, connections=2,
-            )
-        )  # fmt: skip
+            load_of(address, slo_ms=20_000, rate=rate, concurrency=concurrency, **others)
+        )
         server.stop(None).wait()
     count = account.num_offered
     assert count > concurrency
@@ -528,7 +508,7 @@ def test_both_clients_count_alike_in_a_process_of_their_own(
 
 
 def test_a_client_that_cannot_begin_says_so() -> None:
-    load = ClientLoad(address="127.0.0.1:1", models=("m",), slo_ms=10, rate=10, seconds=0.1)
+    load = load_of("127.0.0.1:1", rate=10)
     with pytest.raises(RuntimeError, match="ended with 1 before"), OpenLoop(load):
         pass
 
@@ -539,18 +519,13 @@ def test_a_client_that_cannot_begin_says_so() -> None:
 def test_a_load_that_is_neither_open_nor_closed_is_refused(
     rate: float, concurrency: int, client: str
 ) -> None:
-    load = ClientLoad(
-        address="127.0.0.1:1", models=("m",), slo_ms=10, seconds=0.1, rate=rate,
-        concurrency=concurrency, client=client,
-    )  # fmt: skip
+    load = load_of("127.0.0.1:1", rate=rate, concurrency=concurrency, client=client)
     with pytest.raises(ValueError, match="expected"):
         run(load)
 
 
 def test_a_request_that_is_larger_than_a_frame_is_for_the_other_client() -> None:
-    load = ClientLoad(
-        address="127.0.0.1:1", models=("m",), slo_ms=10, seconds=1, rate=1, shape=(1, 3, 224, 224)
-    )
+    load = load_of("127.0.0.1:1", rate=1, shape=(1, 3, 224, 224))
     with pytest.raises(ValueError, match=r"a request of 602\d+ bytes, expected one frame"):
         run(load)
 
@@ -576,12 +551,7 @@ def test_an_answer_that_is_no_later_than_the_client_stood_still_is_not_the_serve
     wait = select.select
     with serving(answer) as server:
         monkeypatch.setattr(select, "select", stand_still)
-        account = run(
-            ClientLoad(
-                address=server.address, models=("m",), slo_ms=10, concurrency=1, seconds=0,
-                shape=(1, 4), connections=1, patience_s=20.0, notes_standstill=True,
-            )
-        )  # fmt: skip
+        account = ask(server, slo_ms=10, concurrency=1, seconds=0, notes_standstill=True)
     assert (account.num_ok, account.num_late, account.num_late_of_server) == (1, 1, 0)
     assert account.stood_ns is not None
     # The same one is the server's, had the client not stood still.

@@ -36,19 +36,15 @@ MS, US = NS_PER_MS, NS_PER_US
 SETTING = truth.Setting(seconds=2, warmup_s=1, calibration_s=1.0, repeats=2, seed=5)
 
 
-def calibration_runs(network: Network) -> list[RunRows]:
+def calibration_runs(network: Network, start_delay_ns: int = 60 * US) -> list[RunRows]:
+    cluster = Cluster(
+        models=(HostedModel(ModelId("net"), ROW),),
+        copy_bytes_per_s=1 << 60,
+        start_delay_ns=start_delay_ns,
+    )
     return [
         pretend_live(
-            Case(
-                workload=workload,
-                cluster=Cluster(
-                    models=(HostedModel(ModelId("net"), ROW),),
-                    copy_bytes_per_s=1 << 60,
-                    start_delay_ns=60 * US,
-                ),
-                network=network,
-                duration_ns=workload.end_ns,
-            )
+            Case(workload=workload, cluster=cluster, network=network, duration_ns=workload.end_ns)
         ).rows
         for workload in calibration_workloads("net", 1.0)
     ]
@@ -58,38 +54,16 @@ def test_calibration_finds_what_the_simulator_was_told() -> None:
     alone, crowd = calibration_runs(Network(delay_ns=300 * US, client_delay_ns=450 * US))
     found = calibrate(alone, crowd)
     assert found.start_delay_ns == 60 * US
-    assert set(found.down_samples_ns) == {300 * US}
-    assert set(found.up_samples_ns) == {300 * US}
-    assert set(found.client_samples_ns) == {900 * US}
+    assert set(found.network.down_samples_ns) == {300 * US}
+    assert set(found.network.up_samples_ns) == {300 * US}
+    assert set(found.network.client_samples_ns) == {900 * US}
     assert found.describe()["up_us_p99"] == 300.0
 
 
 def test_measured_delays_are_played_back_by_the_simulator() -> None:
     alone, crowd = calibration_runs(Network(delay_ns=200 * US, jitter_ns=200 * US))
     found = calibrate(alone, crowd)
-    again = calibrate(
-        *(
-            pretend_live(
-                Case(
-                    workload=workload,
-                    cluster=Cluster(
-                        models=(HostedModel(ModelId("net"), ROW),),
-                        copy_bytes_per_s=1 << 60,
-                        start_delay_ns=found.start_delay_ns,
-                    ),
-                    network=Network(
-                        delay_ns=0,
-                        client_delay_ns=0,
-                        down_samples_ns=found.down_samples_ns,
-                        up_samples_ns=found.up_samples_ns,
-                        client_samples_ns=found.client_samples_ns,
-                    ),
-                    duration_ns=workload.end_ns,
-                )
-            ).rows
-            for workload in calibration_workloads("net", 1.0)
-        )
-    )
+    again = calibrate(*calibration_runs(found.network, found.start_delay_ns))
     for name, value in found.describe().items():
         assert again.describe()[name] == pytest.approx(value, rel=0.3, abs=20), name
 
