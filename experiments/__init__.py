@@ -15,13 +15,14 @@ its table and its picture beside it; nothing is written there by hand.
     policies         who schedules better, on workloads of many kinds, and how near to the bound
     bench            what one part of the product costs on this machine
     demo             what it looks like
+    faults           the whole system on virtual time, broken in random stories
     clipper_paper    the figures of the Clipper paper
     live             what a real server does, beside what the simulator says
     clockwork_paper  the figures of the Clockwork paper
     study            the frame of them all: tables, pictures, records, and the page of results
     bounds           what no schedule could exceed
     simulator        a case on a virtual clock
-    telemetry        what a run recorded; beside it digits (models to ask) and faults (the whole system, broken)
+    telemetry        what a run recorded; beside it digits (models to ask)
              |
      controller.core, controller.ledger, worker.core: the code that serves
 

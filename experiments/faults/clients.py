@@ -47,7 +47,6 @@ class AskedRequest:
     sending: int = 1
     begun_ns: int = 0
     outcome: str = ""
-    ended_ns: int = 0
     #: How often it ended. More than once is one answer too many.
     num_ends: int = 0
     cancelled: bool = False
@@ -301,7 +300,7 @@ class WorldClients:
 
     def _end(self, asked: AskedRequest, outcome: str, details: str = "") -> None:
         world = self.plant.world
-        asked.outcome, asked.ended_ns = outcome, world.now_ns
+        asked.outcome = outcome
         asked.num_ends += 1
         self.num_open -= 1
         self.just_ended.append(asked)

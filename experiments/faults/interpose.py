@@ -35,7 +35,7 @@ from experiments.faults.world import (
     Executor,
     ProcessFile,
     World,
-    current_thread,
+    running_thread,
 )
 from experiments.faults.writer import start_writer
 
@@ -55,56 +55,37 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
     real_connect, real_write, real_sync = sqlite3.connect, os.write, os.fsync
 
     def monotonic_ns() -> int:
-        assert world.current is not None
-        return world.current.host.clock_ns()
+        return world.running.host.clock_ns()
 
     def wall_ns() -> int:
-        assert world.current is not None
-        return world.current.host.clock_ns() + world.current.host.wall_ns
-
-    def boot_ns(_clock: int) -> int:
-        return monotonic_ns()
+        return monotonic_ns() + world.running.host.wall_ns
 
     def sleep(seconds: float) -> None:
-        thread = current_thread()
-        assert thread is not None, "a loop would block"
-        thread.block(round(seconds * NS_PER_S))
-
-    def pid() -> int:
-        assert world.current is not None
-        return world.current.pid
-
-    def host_name() -> str:
-        assert world.current is not None
-        return world.current.host.name
+        running_thread().block(round(seconds * NS_PER_S))
 
     def open_process(number: int, _flags: int = 0) -> int:
         for process in world.processes:
             if process.pid == number and process.alive:
-                assert world.current is not None
                 fd = open_file(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-                PROCESS_FILES[fd] = ProcessFile(process, world.current)
+                PROCESS_FILES[fd] = ProcessFile(process, world.running)
                 return fd
         raise ProcessLookupError(3, "No such process")
 
     def shared_memory(name: str, flags: int = 0) -> int:
-        assert world.current is not None
-        if world.now_ns < world.current.host.no_memory_until_ns:
+        if world.now_ns < world.running.host.no_memory_until_ns:
             raise OSError(12, "Cannot allocate memory")
         return kept(real_memfd(name, flags))
 
     def kept(fd: int) -> int:
         """Note a file that goes with its process."""
-        assert world.current is not None
-        world.current.files.add(fd)
+        world.running.files.add(fd)
         return fd
 
     def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         return kept(real_open(path, flags, mode, dir_fd=dir_fd))
 
     def write_file(fd: int, data: Any) -> int:
-        process = world.current
-        assert process is not None
+        process = world.running
         if fd not in process.files:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if world.now_ns < process.host.disk_full_until_ns:
@@ -115,26 +96,24 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         return real_write(fd, data)
 
     def sync_file(fd: int) -> None:
-        assert world.current is not None
         real_sync(fd)
-        world.current.host.disk.sync(fd)
+        world.running.host.disk.sync(fd)
 
     def close_file(fd: int) -> None:
-        process = world.current
-        assert process is not None
+        process = world.running
         if process.alive or fd in process.files:
             process.files.discard(fd)
             real_close(fd)
 
     def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
-        assert world.current is not None
+        own = world.running
         for process in world.processes:
             others = process.databases.values() if process.alive else ()
-            if str(path) in others and str(path) != ":memory:" and process is not world.current:
-                world.fail(f"{world.current.name} opens the state of {process.name}, which runs")
+            if str(path) in others and str(path) != ":memory:" and process is not own:
+                world.fail(f"{own.name} opens the state of {process.name}, which runs")
         connection: sqlite3.Connection = real_connect(path, *args, **kwargs)
-        world.current.databases[connection] = str(path)
-        world.current.host.disk.databases.add(str(path))
+        own.databases[connection] = str(path)
+        own.host.disk.databases.add(str(path))
         return connection
 
     def addresses(host: str, port: int, *_: object, **__: object) -> list[Any]:
@@ -154,9 +133,9 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(time, "monotonic", lambda: monotonic_ns() / NS_PER_S)
         put(time, "time_ns", wall_ns)
         put(time, "time", lambda: wall_ns() / NS_PER_S)
-        put(time, "clock_gettime_ns", boot_ns)
+        put(time, "clock_gettime_ns", lambda _: monotonic_ns())
         put(time, "sleep", sleep)
-        put(os, "getpid", pid)
+        put(os, "getpid", lambda: world.running.pid)
         put(os, "memfd_create", shared_memory)
         put(os, "open", open_file)
         put(os, "close", close_file)
@@ -168,7 +147,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         names = map("{:08x}".format, count(1))
         put(tempfile, "_get_candidate_names", lambda: names)
         put(tempfile, "_gettempdir", lambda: str(folder))
-        put(socket, "gethostname", host_name)
+        put(socket, "gethostname", lambda: world.running.host.name)
         put(socket, "socket", Socket)
         put(socket, "create_connection", create_connection)
         put(socket, "getaddrinfo", addresses)

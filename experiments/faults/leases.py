@@ -9,7 +9,7 @@ from clockwright.units import NS_PER_MS, NS_PER_US
 from controller.lease.lease import Lease, LeaseRecord, Standing
 from controller.lease.stores import FoundRecord
 from experiments.faults.sockets import NetworkLink, WorldNetwork
-from experiments.faults.world import Host, World, WorldProcess, current_thread
+from experiments.faults.world import Host, World, WorldProcess, running_thread
 
 # Whoever is asked answers within so long, or somebody else is asked.
 _LIMIT_NS = 700 * NS_PER_MS
@@ -33,13 +33,11 @@ class LeasePlace:
 
     def open(self) -> WorldLease:
         """Make the store of the process that runs."""
-        assert self.world.current is not None
-        return WorldLease(self, self.world.current)
+        return WorldLease(self, self.world.running)
 
     def view(self, holder: str, *, lineage: str) -> Lease:
         """Make what the process that runs knows of the lease."""
-        assert self.world.current is not None
-        lease = self.views[self.world.current] = Lease(holder, lineage=lineage)
+        lease = self.views[self.world.running] = Lease(holder, lineage=lineage)
         return lease
 
     def leaders(self) -> list[WorldProcess]:
@@ -86,8 +84,7 @@ class WorldLease:
 
     def _go(self) -> None:
         """Take the time that one way takes."""
-        place, thread = self.place, current_thread()
-        assert thread is not None, "a loop would block"
+        place, thread = self.place, running_thread()
         if place.host is None:
             thread.block(place.world.below(_LOOK_NS))
             return

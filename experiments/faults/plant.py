@@ -123,8 +123,7 @@ class ObservedSocket(ControllerSocket):
         take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
     ) -> None:
         plant = self.plant
-        assert plant.world.current is not None
-        fence = plant.fences[plant.world.current]
+        fence = plant.fences[plant.world.running]
         term = Term(welcome.lineage, welcome.generation)
 
         def take_in_turn(
@@ -270,9 +269,7 @@ class Plant:
     fronts: dict[str, WorldProcess] = field(default_factory=dict)
     workers: dict[str, RunningWorker] = field(default_factory=dict)
     #: Settings that a story draws.
-    heartbeat_ms: int = 50
     silence_ms: int = 500
-    keeps_state: bool = True
     writes_telemetry: bool = False
     #: Where applications and what they learn are kept; None: in the controller's state folder.
     redis: RedisPlace | None = None
@@ -299,13 +296,11 @@ class Plant:
             return self._last_core
 
         def make_fence() -> Fence:
-            assert self.world.current is not None
-            fence = self.fences[self.world.current] = Fence()
+            fence = self.fences[self.world.running] = Fence()
             return fence
 
         def make_writer(folder: Path) -> CountingWriter:
-            assert self.world.current is not None
-            own = self.controllers[self.world.current.name]
+            own = self.controllers[self.world.running.name]
             own.writer = CountingWriter(folder)
             return own.writer
 
@@ -395,8 +390,7 @@ class Plant:
         term: Term = Term(),  # noqa: B008  it is frozen
     ) -> AsyncIterator[Controller]:
         """Do what `running` does, on the world's clock, and note it."""
-        process = self.world.current
-        assert process is not None
+        process = self.world.running
         async with running(config, term, clock=time.monotonic_ns) as started:
             own = self.controllers[process.name]
             own.controller, own.generation = started, term.generation
@@ -418,12 +412,12 @@ class Plant:
             port=int(self._controller_address(name).rpartition(":")[2]),
             models_dir=self.folder / "models",
             scheduler=self.scheduler,
-            heartbeat_interval_ms=self.heartbeat_ms,
+            heartbeat_interval_ms=50,
             silence_limit_ms=self.silence_ms,
             shared_memory_bytes=_SHARED_BYTES,
             memory_limit_bytes=_MEMORY_BYTES,
             default_slo_ns=200 * NS_PER_MS,
-            state_dir=self.folder / state if self.keeps_state else None,
+            state_dir=self.folder / state,
             lease=None if lease is None else "file:the world's",
             access=self._access,
             quotas_file=self.quotas_file,

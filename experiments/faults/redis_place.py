@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from experiments.faults.sockets import Socket
@@ -63,50 +63,33 @@ class RedisPlace:
             return _READING
         if name in _WRITING and self.world.now_ns < self.full_until_ns:
             return _FULL
-        do = _COMMANDS.get(name)
-        if do is None:
-            return f"-ERR unknown command '{name}'\r\n".encode()
-        return _encoded(do(self, *words))
+        return _encoded(self._do(name, *words))
 
-    def _setnx(self, key: str, value: str) -> int:
-        is_new = key not in self.strings
-        self.strings.setdefault(key, value)
-        return int(is_new)
-
-    def _get(self, key: str) -> str | None:
-        return self.strings.get(key)
-
-    def _hset(self, key: str, *words: str) -> int:
-        values = dict(zip(words[::2], words[1::2], strict=True))
-        before = self.hashes.setdefault(key, {})
-        num_new = len(values.keys() - before.keys())
-        before.update(values)
-        return num_new
-
-    def _hget(self, key: str, name: str) -> str | None:
-        return self.hashes.get(key, {}).get(name)
-
-    def _hdel(self, key: str, name: str) -> int:
-        return int(self.hashes.get(key, {}).pop(name, None) is not None)
-
-    def _hgetall(self, key: str) -> Mapping[str, str]:
-        return self.hashes.get(key, {})
-
-    def _unlink(self, key: str) -> int:
-        return int(self.hashes.pop(key, None) is not None)
+    def _do(self, name: str, key: str, *words: str) -> object:
+        values = self.hashes.get(key, {})
+        match name:
+            case "SETNX":
+                is_new = key not in self.strings
+                self.strings.setdefault(key, *words)
+                return int(is_new)
+            case "GET":
+                return self.strings.get(key)
+            case "HSET":
+                self.hashes[key] = values | dict(zip(words[::2], words[1::2], strict=True))
+                return len(self.hashes[key]) - len(values)
+            case "HGET":
+                return values.get(*words)
+            case "HDEL":
+                return int(values.pop(words[0], None) is not None)
+            case "HGETALL":
+                return values
+            case "UNLINK":
+                return int(self.hashes.pop(key, None) is not None)
+        raise AssertionError(f"a client sends {name}, which this Redis does not know")
 
 
 # A full one takes none of these, also where nothing would be new.
 _WRITING = frozenset({"SETNX", "HSET"})
-_COMMANDS: Mapping[str, Callable[..., object]] = {
-    "SETNX": RedisPlace._setnx,
-    "GET": RedisPlace._get,
-    "HSET": RedisPlace._hset,
-    "HGET": RedisPlace._hget,
-    "HDEL": RedisPlace._hdel,
-    "HGETALL": RedisPlace._hgetall,
-    "UNLINK": RedisPlace._unlink,
-}
 
 
 class _Session:

@@ -42,12 +42,10 @@ def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes
 
 
 def _literal(name: str, value: str | bytes) -> bytes:
-    texts = name.encode(), value.encode() if isinstance(value, str) else _text_of(value)
+    if isinstance(value, bytes):
+        value = base64.b64encode(value).rstrip(b"=").decode()
+    texts = name.encode(), value.encode()
     return b"\x00" + b"".join(encode_integer(len(text), 7) + text for text in texts)
-
-
-def _text_of(value: bytes) -> bytes:
-    return base64.b64encode(value).rstrip(b"=")
 
 
 class WorldCall:
@@ -444,14 +442,15 @@ class Channel:
             if call is not None:
                 call.received(payload)
         elif kind == _HEADERS:
-            headers = dict(self._decoder.decode(payload))
+            # The decoder gives text, unless it is asked for bytes.
+            headers = {str(name): str(value) for name, value in self._decoder.decode(payload)}
             if flags & _END_STREAM:
                 self._over.add(stream_id)
             if call is not None and flags & _END_STREAM:
                 assert self._socket is not None
                 call.ended_ns = self._socket.last_sent_ns
                 call.came_ns = self._socket.arrived_ns(call.position)
-                call.trailers({_text(name): _value(name, value) for name, value in headers.items()})
+                call.trailers({name: _value(name, value) for name, value in headers.items()})
         elif kind == _RST:
             if call is not None:
                 call.end(grpc.StatusCode.UNAVAILABLE, "the stream was reset")
@@ -498,15 +497,10 @@ class Channel:
             call.end(grpc.StatusCode.UNAVAILABLE, reason)
 
 
-def _text(name: str | bytes) -> str:
-    return name if isinstance(name, str) else name.decode()
-
-
-def _value(name: str | bytes, value: str | bytes) -> str | bytes:
-    if _text(name).endswith("-bin"):
-        data = value.encode() if isinstance(value, str) else value
-        return base64.b64decode(data + b"=" * (-len(data) % 4))
-    return value if isinstance(value, str) else value.decode()
+def _value(name: str, value: str) -> str | bytes:
+    if name.endswith("-bin"):
+        return base64.b64decode(value + "=" * (-len(value) % 4))
+    return value
 
 
 async def _write_all(call: WorldCall, requests: AsyncIterator[bytes]) -> None:

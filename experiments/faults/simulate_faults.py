@@ -7,17 +7,16 @@ done quickly; `python -m experiments simulate_faults --first SEED --seeds 1` pla
 
 from __future__ import annotations
 
-import argparse
 import logging
 import multiprocessing
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from experiments.faults.story import FAULTS, Happening, Story, StoryOutcome, play
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.study.bench import Findings, bench
 
 # A process plays so many stories and is followed by another.
 _CHUNK = 50
@@ -74,26 +73,29 @@ def _play_some(seeds: Sequence[int]) -> list[StoryOutcome]:
     return outcomes
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Play, tell, record."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args(arguments)
-    seeds = range(options.first, options.first + options.seeds)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How many stories are played, and the seed of the first."""
+
+    seeds: int = 10_000
+    first: int = 0
+
+
+def measure(setting: Setting) -> Findings:
+    """Play, tell, count."""
+    seeds = range(setting.first, setting.first + setting.seeds)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     ends: Counter[str] = Counter()
-    failed: list[StoryOutcome] = []
+    failed: list[int] = []
     num_played = 0
     begin_s = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4) as pool:
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=4) as pool:
         for outcomes in pool.imap_unordered(_play_some, chunks):
             for outcome in outcomes:
                 num_played += 1
                 ends.update(outcome.outcomes)
                 if outcome.violation:
-                    failed.append(outcome)
+                    failed.append(outcome.seed)
                     print("\n".join(tell(outcome)), flush=True)
             took_s = time.monotonic() - begin_s
             print(f"{num_played} seeds, {len(failed)} fail, {took_s:.0f} s", file=sys.stderr)
@@ -104,14 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "fault_answered": float(ends["answered"]),
         "fault_kinds": float(len(FAULTS)),
     }
-    if not (RESULTS / "guard.json").exists():
-        write_results("guard", {}, command="make simulate-faults")
-    command = f"make simulate-faults SEEDS={options.seeds}"
-    extra = {"first": options.first, "ends": dict(ends.most_common(30))}
-    add_results("guard", figures, part="faults", command=command, extra=extra)
-    print(f"{num_played} seeds, {len(failed)} fail: {[outcome.seed for outcome in failed]}")
-    return 1 if failed else 0
+    fault = f"{len(failed)} of {num_played} seeds fail: {failed}" if failed else ""
+    return Findings(figures, extra={"ends": dict(ends.most_common(30))}, fault=fault)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY = bench("simulate_faults", Setting(), measure, record="guard", part="faults")

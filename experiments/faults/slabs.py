@@ -48,7 +48,7 @@ class SlabWatch:
     """Everybody's uses of slabs, by the memory's file."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._uses: defaultdict[int, list[_Use]] = defaultdict(list)
         #: Whose action is encoded, or whose result is decoded.
         self.link: WatchedLink | None = None
@@ -57,7 +57,7 @@ class SlabWatch:
         """Somebody begins to use a part of a memory; fail unless it is the owner, or this has it still."""
         uses = self._uses[memory]
         if not (use.is_owner or use.is_over() or any([_has(other, use) for other in uses])):
-            self._world.fail(f"a slab is free early: {use.words}")
+            self.world.fail(f"a slab is free early: {use.words}")
         uses.append(use)
 
     def ends(self, memory: int, begin: int, end: int, words: str) -> None:
@@ -66,23 +66,7 @@ class SlabWatch:
         uses[:] = [use for use in uses if not use.is_over()]
         for use in uses:
             if use.begin < end and begin < use.end:
-                self._world.fail(f"a slab is {words} early: {use.words}")
-
-    def fail(self, words: str) -> None:
-        """Something else must not be."""
-        self._world.fail(words)
-
-    @property
-    def name(self) -> str:
-        """What the process that runs is called."""
-        assert self._world.current is not None
-        return self._world.current.name
-
-    def is_alive(self) -> Callable[[], bool]:
-        """Make what says whether the process that runs still does."""
-        process = self._world.current
-        assert process is not None
-        return lambda: process.alive
+                self.world.fail(f"a slab is {words} early: {use.words}")
 
     def encode_action(
         self,
@@ -136,9 +120,11 @@ class WatchedArena(Arena):
         self._ends[begin] = end = begin + num_bytes
         self.watch.ends(self.file, begin, end, "handed out")
         if self.is_given_up:
-            self.watch.fail("a slab is handed out to which a worker that was given up may write")
+            self.watch.world.fail(
+                "a slab is handed out to which a worker that was given up may write"
+            )
         view = weakref.ref(slab.obj)
-        words = f"{self.watch.name} has it"
+        words = f"{self.watch.world.running.name} has it"
         owner = _Use(begin, end, words, lambda: view() is None, is_owner=True)
         self.watch.begins(self.file, owner)
         return slab
@@ -169,12 +155,12 @@ class WatchedMemory(MappedMemory):
     @override
     def look(self, begin: int, num_bytes: int, over: Callable[[], object]) -> memoryview:
         slab = super().look(begin, num_bytes, over)
-        view, is_alive = weakref.ref(slab.obj), self.watch.is_alive()
+        view, process = weakref.ref(slab.obj), self.watch.world.running
 
         def is_over() -> bool:
-            return view() is None or self.is_cut_off or not is_alive()
+            return view() is None or self.is_cut_off or not process.alive
 
-        words = f"{self.watch.name} looks at it"
+        words = f"{process.name} looks at it"
         self.watch.begins(self.file, _Use(begin, begin + num_bytes, words, is_over))
         return slab
 
@@ -240,10 +226,10 @@ class WatchedLink(WorkerLink):
         self, action_id: ActionId, key: object, memory: object, begin: int, num_bytes: int
     ) -> None:
         assert isinstance(memory, WatchedArena | WatchedMemory)
-        is_alive = self.watch.is_alive()
+        process = self.watch.world.running
 
         def is_over() -> bool:
-            if self.named.get(action_id) is not key or not is_alive():
+            if self.named.get(action_id) is not key or not process.alive:
                 return True
             return isinstance(memory, WatchedMemory) and memory.is_cut_off
 

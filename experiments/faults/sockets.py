@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.faults.world import Host, World, WorldProcess, current_thread
+from experiments.faults.world import Host, World, WorldProcess, current_thread, running_thread
 
 # What the kernels hold on both sides of a pipe together.
 _PIPE_BYTES = 256 << 10
@@ -102,11 +102,10 @@ class WorldNetwork:
 
 
 class _Segment:
-    __slots__ = ("ancillary", "arrival_ns", "data", "sent_ns", "wall_ns")
+    __slots__ = ("ancillary", "data", "sent_ns", "wall_ns")
 
     def __init__(self, data: bytes, ancillary: Sequence[int], sent_ns: int) -> None:
         self.data, self.ancillary, self.sent_ns = data, ancillary, sent_ns
-        self.arrival_ns = 0
         self.wall_ns = 0
 
 
@@ -180,7 +179,6 @@ class _Pipe:
             reader.has_end = True
         else:
             host = reader.process.host
-            segment.arrival_ns = self._world.now_ns
             segment.wall_ns = host.clock_ns() + host.wall_ns
             self.received.append(segment)
             self._num_arrived += len(segment.data)
@@ -220,14 +218,12 @@ class Socket:
         self, family: int = real.AF_INET, type: int = real.SOCK_STREAM, proto: int = 0
     ) -> None:
         world = self.network.world
-        assert world.current is not None, "a socket outside of the world's processes"
         self.family, self.type, self.proto = family, type, proto
-        self.process: WorldProcess = world.current
+        self.process: WorldProcess = world.running
         self.is_closed = False
         self.has_end = False
-        #: When what was read last was sent, and arrived.
+        #: When what was read last was sent.
         self.last_sent_ns = 0
-        self.last_arrival_ns = 0
         self._number = world.number()
         self._error = 0
         self._timeout: float | None = None
@@ -290,8 +286,7 @@ class Socket:
 
     def wait(self) -> None:
         """Block the running thread until something happens."""
-        thread = current_thread()
-        assert thread is not None, "a loop would block"
+        thread = running_thread()
         limit_ns = None if self._timeout is None else round(self._timeout * NS_PER_S)
         self._waiting.append(thread.waker())
         thread.block(limit_ns)
@@ -339,8 +334,7 @@ class Socket:
             to_host, place = found, where[1]
         link = network.link(host, to_host)
         world = network.world
-        thread = current_thread()
-        assert thread is not None, "a loop would block"
+        thread = running_thread()
         limit_ns = 10 * NS_PER_S if self._timeout is None else round(self._timeout * NS_PER_S)
         there_ns = link.arrival_ns()
         if there_ns - world.now_ns > limit_ns:
@@ -392,9 +386,6 @@ class Socket:
 
     def settimeout(self, limit_s: float | None) -> None:
         self._timeout = limit_s
-
-    def gettimeout(self) -> float | None:
-        return self._timeout
 
     def setsockopt(self, level: int, option: int, value: Any = None) -> None:
         if (level, option) == (real.SOL_SOCKET, _SO_TIMESTAMPNS):
@@ -503,7 +494,7 @@ class Socket:
             if pipe is not None and pipe.received:
                 # All there is, as kernels do it: the server takes a short read for a sign that there was no more.
                 data, files, segment = pipe.take(num_bytes)
-                self.last_sent_ns, self.last_arrival_ns = segment.sent_ns, segment.arrival_ns
+                self.last_sent_ns = segment.sent_ns
                 return data, files, segment
             if self._error:
                 raise OSError(self._error, os.strerror(self._error))

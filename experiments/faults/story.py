@@ -568,10 +568,9 @@ class Play:
 
     def process(self, name: str) -> WorldProcess | None:
         """Find a process that runs."""
-        for process in self.world.processes:
-            if process.name == name and process.alive:
-                return process
-        return None
+        return next(
+            (each for each in self.world.processes if each.name == name and each.alive), None
+        )
 
     @property
     def names(self) -> list[str]:
@@ -606,15 +605,9 @@ class Play:
             process.freeze(for_ns)
 
     def slow(self, name: str, for_ns: int, factor: int) -> None:
-        if (process := self.process(name)) is None:
-            return
-        slowed = process
-        slowed.slowness = factor
-
-        def mend() -> None:
-            slowed.slowness = 1
-
-        self.world.after(for_ns, mend)
+        if (process := self.process(name)) is not None:
+            process.slowness = factor
+            self.world.after(for_ns, partial(setattr, process, "slowness", 1))
 
     def cut(self, one: str, other: str, for_ns: int) -> None:
         if self._hosts[one] is not self._hosts[other]:
@@ -673,16 +666,9 @@ class Play:
             worker.device.troubles.append(trouble)
 
     def slow_device(self, name: str, for_ns: int, factor: int) -> None:
-        worker = self.plant.workers.get(name)
-        if worker is None:
-            return
-        device = worker.device
-        device.slowness = factor
-
-        def mend() -> None:
-            device.slowness = 1.0
-
-        self.world.after(for_ns, mend)
+        if (worker := self.plant.workers.get(name)) is not None:
+            worker.device.slowness = factor
+            self.world.after(for_ns, partial(setattr, worker.device, "slowness", 1.0))
 
     def trouble_store(self, trouble: str, for_ns: int, which: int) -> None:
         redis = self.plant.redis
@@ -980,14 +966,6 @@ def _logged(world: World) -> Iterator[None]:
         logging.disable(disabled)  # and no logger remembers what it was set to meanwhile
 
 
-@contextmanager
-def _warned() -> Iterator[None]:
-    """Have whatever Python warns of be an error, in a test and elsewhere."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
 def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
     world = World(story.seed)
     violation = ""
@@ -998,7 +976,8 @@ def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
             spec.write(folder / "models" / name)
         scheduler = SchedulerConfig(policy=story.policy, action_timeout_ns=story.action_timeout_ns)
         world.folder = str(folder)
-        with _logged(world), _warned(), interposed(world, folder) as network:
+        strict = warnings.catch_warnings(action="error")
+        with _logged(world), strict, interposed(world, folder) as network:
             plant = Plant(
                 world,
                 network,

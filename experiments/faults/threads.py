@@ -43,8 +43,7 @@ class Condition:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait to be notified, or so long."""
-        thread = worlds.current_thread()
-        assert thread is not None
+        thread = worlds.running_thread()
         notified: list[bool] = []
         entry = thread, notified
         self._waiting.append(entry)
@@ -76,8 +75,7 @@ class Thread:
         name: str = "",
         daemon: bool = False,
     ) -> None:
-        assert world.current is not None
-        self._thread = worlds.WorldThread(world.current, target, args)
+        self._thread = worlds.WorldThread(world.running, target, args)
 
     def start(self) -> None:
         """Begin."""
@@ -85,8 +83,7 @@ class Thread:
 
     def join(self) -> None:
         """Wait until it has ended."""
-        waiting = worlds.current_thread()
-        assert waiting is not None
+        waiting = worlds.running_thread()
         while not self._thread.is_over:
             self._thread.when_over(waiting.waker())
             waiting.block()

@@ -163,6 +163,12 @@ class World:
     def current(self, process: WorldProcess | None) -> None:
         self._current = process
 
+    @property
+    def running(self) -> WorldProcess:
+        """The process whose code asks, where nobody else can."""
+        assert self.current is not None, "no process of the world asks"
+        return self.current
+
     def door(self, inside: Callable[..., T], outside: Callable[..., T]) -> Callable[..., T]:
         """Make what does one thing for the world's processes, and another for everybody else."""
 
@@ -254,7 +260,7 @@ class WorldProcess:
         self.databases: dict[sqlite3.Connection, str] = {}
         self.loop = WorldLoop(self)  # type: ignore[abstract]  # what nobody asks for is not there
         self.main_task: asyncio.Task[Any] | None = None
-        self._threads: dict[WorldThread, None] = {}
+        self.threads: dict[WorldThread, None] = {}
         self._turn_at_ns: int | None = None
         self._in_turn = False
         self._not_before_ns = 0
@@ -329,9 +335,9 @@ class WorldProcess:
         self.world.current = self
         asyncio._set_running_loop(self.loop)
         try:
-            for thread in list(self._threads):
+            for thread in list(self.threads):
                 thread.abandon()
-            self._threads.clear()
+            self.threads.clear()
             self.loop.abandon()
         finally:
             asyncio._set_running_loop(None)
@@ -376,14 +382,6 @@ class WorldProcess:
             if due_ns is not None:
                 self.wake(due_ns)
 
-    def add_thread(self, thread: WorldThread) -> None:
-        """A thread begins."""
-        self._threads[thread] = None
-
-    def thread_over(self, thread: WorldThread) -> None:
-        """A thread has ended."""
-        self._threads.pop(thread, None)
-
     def run_thread(self, thread: WorldThread) -> None:
         """Let a thread go on, now or when the process does again."""
         world = self.world
@@ -425,7 +423,7 @@ class WorldThread:
 
     def start(self) -> None:
         """Begin, soon."""
-        self.process.add_thread(self)
+        self.process.threads[self] = None
         self.wake_after(self.process.world.below(_WAKE_NS))
 
     def resume(self) -> None:
@@ -443,7 +441,7 @@ class WorldThread:
             )
         finally:
             self.is_over = True
-            self.process.thread_over(self)
+            self.process.threads.pop(self, None)
             for told in self._joining:
                 told()
 
@@ -529,6 +527,13 @@ def current_thread() -> WorldThread | None:
     """The thread that runs; None: it is a loop's."""
     running = greenlet.getcurrent()
     return running.thread if isinstance(running, _Greenlet) else None
+
+
+def running_thread() -> WorldThread:
+    """The thread that runs, where it may have to wait."""
+    thread = current_thread()
+    assert thread is not None, "a loop would block"
+    return thread
 
 
 class _Task(asyncio.Task[T]):
@@ -753,8 +758,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         def work() -> None:
             result: object = None
             fault: Exception | None = None
-            thread = current_thread()
-            assert thread is not None
+            thread = running_thread()
             if executor is not None:
                 executor.wait_for_turn(thread)
             thread.block(self._world.random.randrange(2 * process.host.work_ns))

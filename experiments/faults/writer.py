@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 from clockwright.errors import ConfigError
 from controller.telemetry_files import TelemetryFiles
 from controller.telemetry_writer import write
-from experiments.faults.world import WorldProcess, WorldThread, current_thread
+from experiments.faults.world import WorldProcess, WorldThread, running_thread
 
 # A pipe's way takes so long, at most.
 _WAY_NS = 50_000
@@ -58,8 +58,7 @@ class _Pipe:
 
     def read(self, num_bytes: int) -> bytes:
         """Wait for so many bytes, or the end."""
-        thread = current_thread()
-        assert thread is not None
+        thread = running_thread()
         while len(self._data) < num_bytes and not self._has_end:
             self._wake = thread.waker()
             thread.block()
@@ -101,16 +100,13 @@ class WriterProcess:
         try:
             files = TelemetryFiles(self._directory)
         except ConfigError as error:
-            self._say(f"{error}\n".encode())
+            self._tell(self._said, f"{error}\n".encode())
         else:
             with files:
-                self._say(b"ready\n")
+                self._tell(self._said, b"ready\n")
                 write(cast(BinaryIO, self.stdin), files)
             self.returncode = 0
         self._process.kill()
-
-    def _say(self, words: bytes) -> None:
-        self._tell(self._said, words)
 
     def _over(self) -> None:
         if self.returncode is None:

@@ -72,31 +72,10 @@ _STORIES_MAX = 60
 
 
 def story_of(
-    seed: int,
-    kinds: Sequence[str] | None = None,
-    lease: str | None = "",
-    *,
-    keyed: bool | None = None,
-    learns: bool | None = None,
-    writes: bool | None = None,
-    limited: bool | None = None,
-    revokes: bool | None = None,
-    queues: bool | None = None,
-    redis: bool | None = None,
+    seed: int, kinds: Sequence[str] | None = None, lease: str | None = "", **given: bool
 ) -> Story:
     return Story(
-        seed,
-        num_requests=NUM_REQUESTS,
-        length_ns=LENGTH_NS,
-        kinds=kinds,
-        lease=lease,
-        keyed=keyed,
-        learns=learns,
-        writes=writes,
-        limited=limited,
-        revokes=revokes,
-        queues=queues,
-        redis=redis,
+        seed, num_requests=NUM_REQUESTS, length_ns=LENGTH_NS, kinds=kinds, lease=lease, **given
     )
 
 
@@ -278,31 +257,12 @@ def test_a_standby_that_takes_over_under_faults_answers_each_request_once(lease:
 
 
 def first_violation(
-    words: str,
-    kinds: Sequence[str] = ("hang", "slow", "reset"),
-    *,
-    keyed: bool | None = None,
-    learns: bool | None = None,
-    writes: bool | None = None,
-    limited: bool | None = None,
-    revokes: bool | None = None,
-    queues: bool | None = None,
+    words: str, kinds: Sequence[str] = ("hang", "slow", "reset"), **given: bool
 ) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        story = story_of(
-            seed,
-            kinds,
-            keyed=keyed,
-            learns=learns,
-            writes=writes,
-            limited=limited,
-            revokes=revokes,
-            queues=queues,
-        )
-        outcome = play(story)
-        if outcome.violation:
-            assert re.search(words, outcome.violation), outcome.violation
+        if violation := play(story_of(seed, kinds, "", **given)).violation:
+            assert re.search(words, violation), violation
             return
     pytest.fail(f"nothing is noticed in {_STORIES_MAX} stories")
 
@@ -617,12 +577,8 @@ def test_a_write_that_a_redis_refused_and_that_is_forgotten_is_noticed(
         return {}
 
     monkeypatch.setattr(Store, "save", save_perhaps)
-    for seed in range(_STORIES_MAX):
-        story = story_of(seed, ("store",) * 4, learns=True, redis=True)
-        if violation := play(story).violation:
-            assert re.search(r"had taught something, and \d+ are remembered", violation), violation
-            return
-    pytest.fail(f"nothing is noticed in {_STORIES_MAX} stories")
+    words = r"had taught something, and \d+ are remembered"
+    first_violation(words, kinds=("store",) * 4, learns=True, redis=True)
 
 
 def test_telemetry_waits_for_room_on_the_disk_and_is_whole_afterwards() -> None:
