@@ -133,7 +133,7 @@ STUDY = Study(
     name="ablation",
     setting=Setting(bounds=False),
     ask=measure_all,
-    key="{policy}_{group}_{load}",
+    key="{policy}_{group}_{scenario}",
     say=said,
     figures=lambda _, rows: figures_of(rows),
     tables={"": table},

@@ -268,6 +268,21 @@ class Row:
         return self.load.group
 
     @property
+    def scenario(self) -> str:
+        """The load's name, as the table of scenarios calls it."""
+        return self.load.name
+
+    @property
+    def part(self) -> str:
+        """The group, as the table of unseen families calls it."""
+        return self.load.group
+
+    @property
+    def family(self) -> str:
+        """The load's name, as the table of unseen families calls it."""
+        return self.load.name
+
+    @property
     def points(self) -> float:
         """Goodput of those whom the load compares, in percent of what they asked, the mean of the seeds."""
         if self.load.compared == "all":

@@ -167,12 +167,12 @@ class Study(Generic[SettingT, PointT]):
             Every point.
 
         Raises:
-            ConfigError: there is no record to add to.
+            ConfigError: there is no record to add to, or its rows do not say which points they are.
         """
         setting = self.setting if setting is None else setting
         directory = directory or RESULTS / self.folder
-        if add and not (record := directory / f"{self.name}.json").exists():
-            raise ConfigError(f"--add: found no {record} to add to, expected one")
+        if add:
+            self._check_addable(directory)
         points = []
         for point in self.ask(setting):
             points.append(point)
@@ -217,6 +217,18 @@ class Study(Generic[SettingT, PointT]):
         if self.panels is not None or self.picture is not None:
             self.redraw(directory, setting)
         return points
+
+    def _check_addable(self, directory: Path) -> None:
+        """Refuse to add to what is not there, or to rows that cannot be told apart, before anything is asked."""
+        for name in (f"{self.name}.json", *(f"{self.name}{ending}.csv" for ending in self.tables)):
+            if not (path := directory / name).exists():
+                raise ConfigError(f"--add: found no {path} to add to, expected one")
+        if "" in self.tables:
+            with (directory / f"{self.name}.csv").open(newline="", encoding="utf-8") as file:
+                missing = axes_of(self.key) - set(next(csv.reader(file), ()))
+            if missing:
+                words = ", ".join(sorted(missing))
+                raise ConfigError(f"--add: found no column {words} in {self.name}.csv, expected it")
 
     def figures_of(self, setting: SettingT, points: Sequence[PointT]) -> dict[str, float]:
         """Name every number, the paper's too."""

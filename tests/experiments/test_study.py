@@ -249,6 +249,17 @@ def test_rows_that_were_written_with_other_columns_keep_their_places(tmp_path: P
     assert (new["size"], new["area"], new["busy"]) == ("4", "16", "0.25")
 
 
+def test_rows_that_do_not_say_which_point_they_are_are_not_added_to(tmp_path: Path) -> None:
+    words = ["--policies", "edf_mh", "--directory", str(tmp_path)]
+    STUDY.main([*words, "--sizes", "3"])
+    table = tmp_path / "squares.csv"
+    table.write_text(table.read_text().replace("size", "edge"))
+    before = table.read_text()
+    with pytest.raises(ConfigError, match=r"--add: found no column size in squares\.csv"):
+        STUDY.main([*words, "--sizes", "4", "--add"])
+    assert table.read_text() == before
+
+
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         STUDY.main(["--help"])
