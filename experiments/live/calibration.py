@@ -7,7 +7,7 @@ batch size take while client, controller and worker share the processor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -17,10 +17,12 @@ from clockwright.units import NS_PER_S, NS_PER_US
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.simulator import Network
 from experiments.study.sides import RunRows
-from modelzoo.profile import Noise, ProfileRow
+from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 
 _CROWD = 6
+# Fewer of a kind do not tell how they vary.
+_ENOUGH = 10
 _SLO_NS = 10 * NS_PER_S
 
 
@@ -71,7 +73,7 @@ def calibrate(alone: RunRows, crowd: RunRows, rehearsal: RunRows | None = None) 
     """
     pairs = list(_answered(alone))
     gaps_ns = _gaps_ns(crowd.actions)
-    if len(pairs) < 10 or len(gaps_ns) < 10:
+    if len(pairs) < _ENOUGH or len(gaps_ns) < _ENOUGH:
         raise ValueError(
             f"{len(pairs)} requests of one client and {len(gaps_ns)} EXECs without a pause: expected "
             "10 or more of each"
@@ -79,7 +81,7 @@ def calibrate(alone: RunRows, crowd: RunRows, rehearsal: RunRows | None = None) 
     start_delay_ns = int(np.median(gaps_ns))
     down_ns, up_ns = [], []
     undisturbed = [] if rehearsal is None else _undisturbed(rehearsal)
-    for request, action in undisturbed if len(undisturbed) >= 10 else pairs:
+    for request, action in undisturbed if len(undisturbed) >= _ENOUGH else pairs:
         assert action.exec is not None
         down_ns.append(max(0, action.exec.begin_ns - start_delay_ns - request.arrival_ns))
         up_ns.append(max(0, request.departure_ns - action.exec.end_ns))
@@ -96,29 +98,33 @@ def calibrate(alone: RunRows, crowd: RunRows, rehearsal: RunRows | None = None) 
     return Calibration(network=network, start_delay_ns=start_delay_ns)
 
 
-def measured_row(row: ProfileRow, runs: Sequence[RunRows]) -> tuple[ProfileRow, Noise]:
-    """Replace a row's durations by what was measured of its model, and say how they vary.
+def measured_row(
+    row: ProfileRow, actions: Iterable[ActionRow]
+) -> tuple[ProfileRow, dict[int, tuple[int, ...]]]:
+    """Replace a row's durations by what was measured of its model, and say which EXECs took how long.
 
-    Batch sizes that did not come up keep their share of the one before.
+    Real durations come in heaps, because a core's caches are warm or cold and its neighbour is busy or idle: no noise
+    around a median tells of that. Batch sizes that came up fewer than ten times keep their share of the one before.
+
+    Returns:
+        The row, of medians, and durations by batch size, in ns; empty: no EXEC was measured.
     """
-    actions = [action for run in runs for action in run.actions if action.error == "NONE"]
-    loads_ns = [action.load.duration_ns for action in actions if action.load is not None]
+    done = [action for action in actions if action.error == "NONE"]
+    loads_ns = [action.load.duration_ns for action in done if action.load is not None]
     execs_ns: dict[int, list[int]] = {}
-    for action in actions:
+    for action in done:
         if action.exec is not None:
             execs_ns.setdefault(action.batch_size, []).append(action.exec.duration_ns)
-    exec_ns: dict[int, int] = {}
-    factor = 1.0
-    for size, before_ns in sorted(row.exec_ns.items()):
-        if size in execs_ns:
-            factor = float(np.median(execs_ns[size])) / before_ns
-        exec_ns[size] = round(before_ns * factor)
+    exec_ns, samples_ns = dict(row.exec_ns), dict[int, tuple[int, ...]]()
+    often = {size: some for size, some in sorted(execs_ns.items()) if len(some) >= _ENOUGH}
+    nearest = next(iter(often), 0)
+    for size in exec_ns if often else ():
+        nearest = size if size in often else nearest
+        share = row.exec_ns[size] / row.exec_ns[nearest]
+        samples_ns[size] = tuple(round(share * duration_ns) for duration_ns in often[nearest])
+        exec_ns[size] = int(np.median(samples_ns[size]))
     load_ns = int(np.median(loads_ns)) if loads_ns else row.load_ns
-    logs = [np.log(np.array(some) / np.median(some)) for some in execs_ns.values()]
-    low, high = np.percentile(np.concatenate(logs), (16, 84))
-    return replace(row, load_ns=load_ns, exec_ns=exec_ns), Noise(
-        exec_sigma=float(high - low) / 2, load_sigma=0.0
-    )
+    return replace(row, load_ns=load_ns, exec_ns=exec_ns), samples_ns
 
 
 def _answered(run: RunRows) -> Iterator[tuple[RequestRow, ActionRow]]:

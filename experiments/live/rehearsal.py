@@ -17,7 +17,7 @@ from experiments.live.calibration import Calibration, calibrate, calibration_wor
 from experiments.live.live_run import LiveRun, Served
 from experiments.simulator import Case, CpuCosts
 from experiments.study.sides import RunRows, Side
-from modelzoo.profile import Noise, ProfileRow
+from modelzoo.profile import ProfileRow
 from traces.arrivals import Recorded, Workload
 
 
@@ -68,7 +68,13 @@ class MeasuredCase:
         """The measurements in words and numbers, for people."""
         return {
             "calibration": self.calibration.describe(),
-            "noise": asdict(self.case.cluster.noise),
+            "exec_ms": {
+                name: {
+                    size: {f"p{at}": np.percentile(of_size, at) / NS_PER_MS for at in (5, 50, 95)}
+                    for size, of_size in samples_ns.items()
+                }
+                for name, samples_ns in self.case.cluster.exec_samples_ns.items()
+            },
             "rows": {model.row.name: asdict(model.row) for model in self.case.cluster.models},
         }
 
@@ -106,11 +112,10 @@ def measured(
         for model in cluster.models:
             ids.setdefault(model.row.name, set()).add(model.model_id)
         told = {name: _told(name, its, [*mix, crowd, alone], reported) for name, its in ids.items()}
-        sigma = sum(noise.exec_sigma for _, noise in told.values()) / len(told)
         cluster = replace(
             cluster,
             models=tuple(replace(model, row=told[model.row.name][0]) for model in cluster.models),
-            noise=Noise(exec_sigma=sigma),
+            exec_samples_ns={name: samples_ns for name, (_, samples_ns) in told.items()},
         )
     case = replace(
         served.case,
@@ -127,14 +132,14 @@ def measured(
 
 def _told(
     name: str, ids: Collection[str], runs: Sequence[RunRows], reported: Mapping[str, ProfileRow]
-) -> tuple[ProfileRow, Noise]:
-    """What a network costs, from the first of the runs that asked it; else as the worker reported."""
+) -> tuple[ProfileRow, dict[int, tuple[int, ...]]]:
+    """What a network costs, from the first of the runs that asked it often enough; else as the worker reported."""
     row = replace(reported[min(ids)], name=name)
     for run in runs:
-        its = run.of(ids)
-        if any(action.exec and action.error == "NONE" for action in its.actions):
-            return measured_row(row, [its])
-    return row, Noise()
+        told, samples_ns = measured_row(row, run.of(ids).actions)
+        if samples_ns:
+            return told, samples_ns
+    return row, {}
 
 
 def as_arrived(workload: Workload, live: RunRows) -> Workload:

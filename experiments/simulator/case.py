@@ -124,6 +124,9 @@ class Cluster:
     io_pool_bytes: int = 512 << 20
     #: Noise of LOAD and EXEC durations.
     noise: Noise = field(default_factory=Noise)
+    #: Measured durations of EXECs by the name of a row and by batch size. Every such EXEC takes one of them at random,
+    #: without noise.
+    exec_samples_ns: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     #: The kind of each worker. Empty: all models cost on all workers what their rows say.
     kinds: tuple[WorkerKind, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clockwright.units import NS_PER_S
@@ -16,6 +17,8 @@ class SimulatedModel(LoadedModel):
 
     load_ns: int
     exec_ns: dict[int, int]
+    #: Measured ones, of which an EXEC takes one at random; of batch sizes without any, `exec_ns` holds.
+    exec_samples_ns: Mapping[int, tuple[int, ...]]
     #: Copy times, by number of rows.
     input_ns: tuple[int, ...]
     output_ns: tuple[int, ...]
@@ -45,6 +48,7 @@ def simulated(cluster: Cluster, kind: WorkerKind) -> list[SimulatedModel]:
             },
             load_ns=row.load_ns,
             exec_ns=row.exec_ns,
+            exec_samples_ns=cluster.exec_samples_ns.get(row.name, {}),
             input_ns=copy_ns[row.name][0],
             output_ns=copy_ns[row.name][1],
             input_bytes=row.input_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -215,7 +215,8 @@ class Worker:
             return self._load_time.draw(model.load_ns)
         assert isinstance(action, Infer)
         if lane is _EXEC:
-            return self._exec_time.draw(model.exec_ns[action.batch_size])
+            size = action.batch_size
+            return self._exec_time.draw(model.exec_ns[size], model.exec_samples_ns.get(size))
         rows = sum(action.rows)
         if lane is _INPUT:
             return model.input_ns[rows]
@@ -231,7 +232,7 @@ class Worker:
 
 
 class _Duration:
-    """Draws how long one lane's steps take: log-normal noise, and now and then a slow one."""
+    """Draws how long one lane's steps take: one of what was measured, or log-normal noise, and now and then a slow one."""
 
     __slots__ = ("_noise", "_sigma", "_slow", "_slow_factor", "_slow_probability")
 
@@ -243,8 +244,10 @@ class _Duration:
         self._noise = random.Random(seed)
         self._slow = random.Random(f"slow {seed}")
 
-    def draw(self, duration_ns: int) -> int:
-        if self._sigma:
+    def draw(self, duration_ns: int, samples_ns: Sequence[int] | None = None) -> int:
+        if samples_ns:
+            duration_ns = self._noise.choice(samples_ns)
+        elif self._sigma:
             duration_ns = round(duration_ns * self._noise.lognormvariate(0.0, self._sigma))
         if self._slow_probability and self._slow.random() < self._slow_probability:
             duration_ns = round(duration_ns * self._slow_factor)

@@ -128,7 +128,7 @@ def test_figure_5_foresees_a_server_that_was_measured(
         figures["slo500_live_mean_batch_size"], rel=0.05
     )
     assert record["hardware"]["accelerator"] == "cpu"
-    assert {"calibration", "rows", "noise"} < set(record)
+    assert {"calibration", "rows", "exec_ms"} < set(record)
 
 
 def test_figure_6_counts_minor_and_major_apart(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -85,11 +86,39 @@ def test_overheads_of_a_rehearsal_are_those_of_its_requests_that_nobody_delayed(
 def test_measured_durations_replace_those_that_the_worker_reported() -> None:
     runs = calibration_runs(Network())
     reported = replace(ROW, load_ns=9 * MS, exec_ns={1: 10 * MS, 2: 3 * MS, 4: 16 * MS, 8: 40 * MS})
-    row, noise = measured_row(reported, runs)
+    row, samples_ns = measured_row(reported, [action for run in runs for action in run.actions])
     # Six clients never fill a batch of eight, which keeps its proportion to that of four.
     assert row.exec_ns == {**ROW.exec_ns, 8: 20 * MS}
     assert row.load_ns == 2 * MS
-    assert noise == Noise()
+    assert {size: set(some) for size, some in samples_ns.items()} == {
+        size: {exec_ns} for size, exec_ns in row.exec_ns.items()
+    }
+    assert measured_row(reported, ()) == (reported, {})
+
+
+def test_durations_in_two_heaps_stay_in_two_heaps() -> None:
+    _, crowd = calibration_runs(Network())
+    few = [action for action in crowd.actions if action.exec is not None][:40]
+    for number, action in enumerate(few):
+        assert action.exec is not None
+        action.batch_size = 1
+        duration_ns = 30 * MS if number % 4 == 0 else 10 * MS
+        action.exec = replace(action.exec, duration_ns=duration_ns)
+    row, samples_ns = measured_row(ROW, few)
+    assert row.exec_ns[1] == 10 * MS
+    assert Counter(samples_ns[1]) == {10 * MS: 30, 30 * MS: 10}
+    models = hosted(replace(row, name="heaps"))
+    case = case_of(
+        models,
+        [Poisson(models=(0,), rate_rps=10, slo_ns=NS_PER_S, end_ns=20 * NS_PER_S, seed=1)],
+        seed=1,
+        end_ns=20 * NS_PER_S,
+        noise=Noise(exec_sigma=0.3),
+    )
+    case = replace(case, cluster=replace(case.cluster, exec_samples_ns={"heaps": samples_ns}))
+    alone = [a.exec.duration_ns for a in simulated(case).actions if a.exec and a.batch_size == 1]
+    assert set(alone) == {10 * MS, 30 * MS}
+    assert sum(ns == 30 * MS for ns in alone) / len(alone) == pytest.approx(0.25, abs=0.1)
 
 
 def test_what_is_played_live_is_told_apart_by_workload() -> None:
