@@ -46,7 +46,7 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.app import running
 from controller.config import ControllerConfig
 from controller.front import link_frames
-from experiments.bench.live import NATIVE
+from experiments.bench.live import COMPILED
 from experiments.live.processor_time import cpu_ns
 from experiments.study.bench import Findings, bench, need_cores
 
@@ -655,9 +655,9 @@ def measure(setting: Setting) -> Findings:
     """Feed controllers of few models and of many."""
     need_cores(2)
     keep_big_blocks()
-    trees: dict[str, dict[str, str]] = {"": {}}
+    trees: dict[str, Mapping[str, str]] = {"": {}}
     if setting.native:
-        trees["_native"] = {"PYTHONPATH": str(NATIVE), "PYTHONSAFEPATH": "1"}
+        trees["_native"] = COMPILED
     figures = {
         f"{key}_{num_models}{suffix}": round(value, 3)
         for suffix, environment in trees.items()

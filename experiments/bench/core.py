@@ -14,41 +14,28 @@ Each case runs some virtual time unmeasured, but for 4026x20_cold until the cach
 all time in the core divided by the requests that arrived; p99.9 is over single calls, which is how long
 a request can be held up by another's event.
 
-That is a part of `make bench`. `bench-core --beside TREE` compares two trees on the very same events: each case is played once here and its
-events are kept with their times; then each tree's scheduler hears them in processes of its own, the
-trees by turns. Both have to answer with the same commands. `--native` compares what `make native`
-made in each tree as well.
+`make bench` has the cases under `clockwork`; `bench-core` has all policies in the same cases, by turns.
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
-import json
-import os
-import pickle
 import random
-import subprocess
-import sys
-import tempfile
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass
+from itertools import accumulate, product
 from statistics import median
 from time import thread_time_ns
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
-from controller.core.events import Command, Event, RequestsArrived
-from experiments.bench import core_replay
-from experiments.simulator import Case, Cluster, HostedModel, Progress, Run, copies_of, run
-from experiments.study.bench import Findings, bench
+from controller.core.events import Command, Event
+from experiments.simulator import Case, Cluster, HostedModel, Progress, copies_of, run
+from experiments.study.bench import bench
 from experiments.study.study import chosen
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Recorded, Workload
@@ -56,14 +43,6 @@ from traces.arrivals import Recorded, Workload
 SLO_NS = 100 * NS_PER_MS
 PAGES = 1376  # a V100's weights cache in the paper's configuration
 REPEATS = 3
-POLICIES = ("clockwork", "edf_mh")
-# The aims of `edf_mh`, interpreted, are held against these figures.
-AIMED_AT = {
-    "4026x20": "core_us_4026x20_warm",
-    "4026x20_cold": "core_us_4026x20_cold",
-    "8x500": "core_us_8x500",
-}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +63,7 @@ class Setting:
         generator = random.Random(seed)
         shuffled = list(range(len(self.models)))
         generator.shuffle(shuffled)
-        weights = list(
-            itertools.accumulate(rank**-self.zipf for rank in range(1, len(shuffled) + 1))
-        )
+        weights = list(accumulate(rank**-self.zipf for rank in range(1, len(shuffled) + 1)))
         until_ns = int((self.warm_s + self.measured_s) * NS_PER_S)
         times_ns, asked, at_ns = [], [], 0
         while at_ns < until_ns:
@@ -120,14 +97,16 @@ def table1_models(varieties: int, copies: int) -> tuple[HostedModel, ...]:
     return tuple(model for row in rows for model in copies_of(row, copies))
 
 
-def _resnet50() -> Setting:
+def _resnet50(
+    copies: int, num_workers: int, rate_rps: float, *, warm_s: float, measured_s: float
+) -> Setting:
     return Setting(
-        models=copies_of(load_profile("table1").rows["resnet50_v1b"], 15),
-        num_workers=1,
-        rate_rps=900,
+        models=copies_of(load_profile("table1").rows["resnet50_v1b"], copies),
+        num_workers=num_workers,
+        rate_rps=rate_rps,
         zipf=0,
-        warm_s=1,
-        measured_s=10,
+        warm_s=warm_s,
+        measured_s=measured_s,
     )
 
 
@@ -142,23 +121,12 @@ def _zoo(num_workers: int, rate_rps: float, *, zipf: float = 1.2, warm_s: float 
     )
 
 
-def _many_copies() -> Setting:
-    return Setting(
-        models=copies_of(load_profile("table1").rows["resnet50_v1b"], 8),
-        num_workers=500,
-        rate_rps=125_000,
-        zipf=0,
-        warm_s=0.5,
-        measured_s=0.5,
-    )
-
-
 SETTINGS: dict[str, Callable[[], Setting]] = {
-    "15x1": _resnet50,
+    "15x1": lambda: _resnet50(15, 1, 900, warm_s=1, measured_s=10),
     "4026x6": lambda: _zoo(6, 4860),
     "4026x20": lambda: _zoo(20, 7290),
     "4026x20_cold": lambda: _zoo(20, 7290, zipf=0.9, warm_s=1),
-    "8x500": _many_copies,
+    "8x500": lambda: _resnet50(8, 500, 125_000, warm_s=0.5, measured_s=0.5),
 }
 
 
@@ -193,31 +161,6 @@ class TimedScheduler(Scheduler):
         return wakeup_ns
 
 
-class RecordedScheduler(Scheduler):
-    """Keeps the events that it hears, in a form that another tree can build them from."""
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        """Keep nothing yet."""
-        super().__init__(config)
-        self.told: list[tuple[tuple[str, dict[str, Any]], int]] = []
-
-    @override
-    def handle(self, event: Event, *, now_ns: int) -> list[Command]:
-        self.told.append((_plain(event), now_ns))
-        return super().handle(event, now_ns=now_ns)
-
-
-def _plain(event: Event) -> tuple[str, dict[str, Any]]:
-    named = {field.name: getattr(event, field.name) for field in fields(event)}
-    if isinstance(event, RequestsArrived):
-        named["requests"] = [_plain(request) for request in event.requests]
-    if "exec_ns" in named:
-        named["exec_ns"] = dict(named["exec_ns"])
-    if "error" in named:
-        named["error"] = int(named["error"])
-    return type(event).__name__, named
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """CPU time that a case cost the core."""
@@ -228,36 +171,17 @@ class Costs:
 
 
 def run_case(setting: Setting, seed: int, policy: str = "clockwork") -> Costs:
-    """Play one case, and time the core."""
+    """Play one case, and time the core once it is warm."""
     case = setting.case_of(seed, policy)
     scheduler = TimedScheduler(case.scheduler)
-    costs_ns: list[int] = []
-
-    def warm() -> None:
-        scheduler.costs_ns = costs_ns
-
-    num_requests, result = _play(setting, case, scheduler, warm)
-    costs_ns.sort()
-    total = result.summary.total()
-    return Costs(
-        us_per_request=sum(costs_ns) / num_requests / 1000,
-        us_p999=costs_ns[int(len(costs_ns) * 0.999)] / 1000,
-        goodput_share=total.answered / total.arrived,
-    )
-
-
-def _play(
-    setting: Setting, case: Case, scheduler: Scheduler, warm: Callable[[], None]
-) -> tuple[int, Run]:
-    """Simulate; returns the requests that arrived after the warm-up, too."""
     arrived_before: list[int] = []
 
     def progress(progress: Progress) -> None:
-        if not arrived_before and progress.simulated_ns >= setting.warm_s * NS_PER_S:
+        if scheduler.costs_ns is None and progress.simulated_ns >= setting.warm_s * NS_PER_S:
             arrived_before.append(progress.summary.total().arrived)
             gc.collect()
             gc.freeze()
-            warm()
+            scheduler.costs_ns = []
 
     gc.disable()
     try:
@@ -269,145 +193,58 @@ def _play(
         )
     finally:
         gc.enable()
-    return result.num_requests - arrived_before[0], result
+    assert scheduler.costs_ns is not None, "the case ended before it was warm"
+    costs_ns = sorted(scheduler.costs_ns)
+    total = result.summary.total()
+    return Costs(
+        us_per_request=sum(costs_ns) / (result.num_requests - arrived_before[0]) / 1000,
+        us_p999=costs_ns[int(len(costs_ns) * 0.999)] / 1000,
+        goodput_share=total.answered / total.arrived,
+    )
 
 
-def measure() -> dict[str, float]:
-    """Run all cases `REPEATS` times; medians, with the spread of the means."""
-    figures: dict[str, float] = {}
-    for name, make in SETTINGS.items():
-        setting = make()
-        runs = [run_case(setting, seed) for seed in range(REPEATS)]
-        means = [costs.us_per_request for costs in runs]
-        figures[f"core_us_{name}"] = median(means)
-        figures[f"core_us_{name}_min"] = min(means)
-        figures[f"core_us_{name}_max"] = max(means)
-        figures[f"core_us_p999_{name}"] = median(costs.us_p999 for costs in runs)
-        figures[f"core_goodput_share_{name}"] = median(costs.goodput_share for costs in runs)
-    return figures
-
-
-def compare(
-    beside: Path, *, names: Sequence[str] = tuple(SETTINGS), rounds: int = 5, native: bool = False
-) -> dict[str, float]:
-    """Compare this tree's core with another's on the same events.
-
-    Args:
-        beside: a checkout of the repository.
-        names: the cases to play.
-        rounds: how often each tree hears them.
-        native: compare each tree's `build/native` as well.
-
-    Returns:
-        By case and policy: us of CPU time per request here and there (medians), and the ratio of this
-        tree's to the other's, round by round (median, least, most).
-
-    Raises:
-        RuntimeError: the trees' commands differ.
-    """
-    trees = ROOT, beside.resolve()
-    ways = {"": trees}
-    if native:
-        ways["_compiled"] = trees[0] / "build/native", trees[1] / "build/native"
-    figures: dict[str, float] = {}
-    for name, policy in itertools.product(names, POLICIES):
-        setting = SETTINGS[name]()
-        case = setting.case_of(0, policy)
-        scheduler = RecordedScheduler(case.scheduler)
-        first: list[int] = []
-        num_requests, _ = _play(
-            setting,
-            case,
-            scheduler,
-            lambda told=scheduler.told, first=first: first.append(len(told)),  # type: ignore[misc]
-        )
-        with tempfile.NamedTemporaryFile(suffix=".events") as file:
-            file.write(pickle.dumps((policy, first[0], scheduler.told)))
-            file.flush()
-            for way, (here, there) in ways.items():
-                ratios = _compare(here, there, file.name, rounds, num_requests)
-                figures |= {f"core_{part}_{name}_{policy}{way}": ratios[part] for part in ratios}
-                if policy == "edf_mh" and not way and name in AIMED_AT:
-                    figures[AIMED_AT[name]] = ratios["us"]
-                print(f"{name:8} {policy:10} {way[1:] or 'interpreted':12}", end="")
-                print(
-                    *(f"{part} {figure:.3f}" for part, figure in ratios.items()),
-                    sep=", ",
-                    flush=True,
-                )
-    return figures
-
-
-def _compare(
-    here: Path, there: Path, stream: str, rounds: int, num_requests: int
-) -> dict[str, float]:
-    digests = [_replay(tree, stream, "--digest")["digest"] for tree in (here, there)]
-    if digests[0] != digests[1]:
-        raise RuntimeError(f"the commands of {here} and {there} differ")
-    pairs = []
-    for number in range(rounds):
-        # The trees take turns at being second, because the second finds the processor as the first left it.
-        order = (here, there) if number % 2 else (there, here)
-        cpu_ns = {tree: _replay(tree, stream)["cpu_ns"] for tree in order}
-        pairs.append((cpu_ns[here], cpu_ns[there]))
-    ratios = [mine / other for mine, other in pairs]
+def figures_of(name: str, runs: Sequence[Costs]) -> dict[str, float]:
+    """Medians of a case's runs, with the spread of the means."""
+    means = [costs.us_per_request for costs in runs]
     return {
-        "us": median(mine for mine, _ in pairs) / num_requests / 1000,
-        "us_beside": median(other for _, other in pairs) / num_requests / 1000,
-        "ratio": median(ratios),
-        # Other work on the machine can only add time, so the least is the truest.
-        "ratio_of_least": min(mine for mine, _ in pairs) / min(other for _, other in pairs),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
+        f"core_us_{name}": median(means),
+        f"core_us_{name}_min": min(means),
+        f"core_us_{name}_max": max(means),
+        f"core_us_p999_{name}": median(costs.us_p999 for costs in runs),
+        f"core_goodput_share_{name}": median(costs.goodput_share for costs in runs),
     }
 
 
-def _replay(tree: Path, stream: str, *options: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
-    command = [sys.executable, "-P", core_replay.__file__, stream, *options]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    if not Path(found["core"]).is_relative_to(tree):
-        raise RuntimeError(f"expected the core of {tree}, found {found['core']}")
-    return found
-
-
-def _commit_of(tree: Path) -> str:
-    return subprocess.run(
-        ["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+def measure() -> dict[str, float]:
+    """Run all cases `REPEATS` times under `clockwork`."""
+    figures: dict[str, float] = {}
+    for name, make in SETTINGS.items():
+        figures |= figures_of(name, [run_case(make(), seed) for seed in range(REPEATS)])
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is compared with this tree, and where."""
+    """Which policies are compared, and where."""
 
-    #: Another checkout.
-    beside: str = field(default="", metadata={"said": "TREE"})
-    #: Compare each tree's `build/native` as well.
-    native: bool = False
-    #: Times that each tree hears each case.
-    rounds: int = 5
+    seeds: tuple[int, ...] = tuple(range(REPEATS))
+    policies: tuple[str, ...] = ("clockwork", "edf_mh")
     cases: tuple[str, ...] = tuple(SETTINGS)
 
     def __post_init__(self) -> None:
         chosen("case", self.cases, SETTINGS)
 
 
-def measure_beside(setting: Comparison) -> Findings:
-    """Compare two trees.
+def compare(setting: Comparison) -> dict[str, float]:
+    """Run each case under all policies by turns, because other work on the machine comes and goes."""
+    figures: dict[str, float] = {}
+    for name in setting.cases:
+        runs: dict[str, list[Costs]] = {policy: [] for policy in setting.policies}
+        for seed, policy in product(setting.seeds, setting.policies):
+            runs[policy].append(run_case(SETTINGS[name](), seed, policy))
+        for policy, costs in runs.items():
+            figures |= figures_of(f"{name}_{policy}", costs)
+    return figures
 
-    Raises:
-        ConfigError: there is no other.
-    """
-    if not setting.beside:
-        raise ConfigError("--beside: found nothing, expected the folder of another checkout")
-    beside = Path(setting.beside)
-    figures = compare(beside, names=setting.cases, rounds=setting.rounds, native=setting.native)
-    return Findings(figures, {"beside": _commit_of(beside)})
 
-
-STUDY = bench("bench-core", Comparison(), measure_beside)
+STUDY = bench("bench-core", Comparison(), compare)

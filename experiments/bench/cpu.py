@@ -9,12 +9,11 @@ it, and every figure is the median of the rounds.
 threads bound to cores and with as many threads that are not.
 
 **Memory.** What 20 models add to the private memory of a second worker of the same host.
-
-`--quick` takes a minute and proves nothing but that all of it runs.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import statistics
@@ -23,7 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -68,22 +68,11 @@ MEMORY_NETWORK = "mlp-2048-4096-10"
 class Setting:
     """How much is measured."""
 
-    #: See whether it runs.
-    quick: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How much is measured."""
-
-    seconds: float
-    plain_seconds: float
-    rounds: int
-    num_models: int
-
-
-FULL = Extent(seconds=10.0, plain_seconds=5.0, rounds=3, num_models=20)
-QUICK = Extent(seconds=2.0, plain_seconds=1.0, rounds=1, num_models=3)
+    #: Length of each turn of the server, and of plain onnxruntime.
+    seconds: float = 10.0
+    plain_seconds: float = 5.0
+    rounds: int = 3
+    num_models: int = 20
 
 
 # --- goodput --------------------------------------------------------------------------------------
@@ -102,22 +91,22 @@ def plain_rps(path: Path, batch_size: int, seconds: float) -> float:
     return runs * batch_size / taken_s
 
 
-def measure_goodput(extent: Extent) -> dict[str, float]:
+def measure_goodput(setting: Setting) -> dict[str, float]:
     """Answers in time per second through the server, beside plain onnxruntime."""
     figures: dict[str, float] = {}
     for key, network in NETWORKS.items():
         with tempfile.TemporaryDirectory() as scratch:
             path = _write(Path(scratch), network)
             tried = {
-                each: _plain_alone(path, each, extent.plain_seconds / 2) for each in BATCH_SIZES
+                each: _plain_alone(path, each, setting.plain_seconds / 2) for each in BATCH_SIZES
             }
             best = max(tried, key=tried.__getitem__)
             with LocalServer(_arguments(Path(scratch))) as server:
-                plain = [_plain_alone(path, best, extent.plain_seconds)]
+                plain = [_plain_alone(path, best, setting.plain_seconds)]
                 served = []
-                for _ in range(extent.rounds):
-                    served.append(_closed_loop(server.address, network, extent.seconds))
-                    plain.append(_plain_alone(path, best, extent.plain_seconds))
+                for _ in range(setting.rounds):
+                    served.append(_closed_loop(server.address, network, setting.seconds))
+                    plain.append(_plain_alone(path, best, setting.plain_seconds))
         beside = [(before + after) / 2 for before, after in pairwise(plain)]
         ratios = [mine / theirs for mine, theirs in zip(served, beside, strict=True)]
         figures[f"{key}_rps"] = round(statistics.median(served), 2)
@@ -128,9 +117,9 @@ def measure_goodput(extent: Extent) -> dict[str, float]:
 
 
 def _plain_alone(path: Path, batch_size: int, seconds: float) -> float:
-    command = [sys.executable, "-m", "experiments.bench.cpu"]
-    command += [str(path), str(batch_size), str(seconds)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    """The same in a process of its own, without what this one has loaded."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(plain_rps, path, batch_size, seconds).result()
 
 
 def _closed_loop(address: str, network: AskedNetwork, seconds: float) -> float:
@@ -150,7 +139,7 @@ def _closed_loop(address: str, network: AskedNetwork, seconds: float) -> float:
 # --- prediction -----------------------------------------------------------------------------------
 
 
-def measure_prediction(extent: Extent) -> dict[str, float]:
+def measure_prediction(setting: Setting) -> dict[str, float]:
     """How far EXEC is from its prediction, with bound threads and with others."""
     network = NETWORKS["resnet50"]
     ways = {
@@ -164,7 +153,7 @@ def measure_prediction(extent: Extent) -> dict[str, float]:
         for way, arguments in ways.items():
             telemetry = scratch / way
             with _server_and_worker(scratch, telemetry, arguments) as address:
-                _closed_loop(address, network, extent.seconds)
+                _closed_loop(address, network, setting.seconds)
             found = action_figures(read_actions(telemetry))
             for quantile in ("p50", "p99"):
                 figures[f"exec_error_us_{quantile}_{way}"] = found[f"exec_error_us_{quantile}"]
@@ -175,45 +164,31 @@ def measure_prediction(extent: Extent) -> dict[str, float]:
 @contextmanager
 def _server_and_worker(scratch: Path, telemetry: Path, arguments: list[str]) -> Iterator[str]:
     """A controller, and a worker with these arguments, which has prepared the model."""
-    server = LocalServer(
-        [
-            "--models",
-            f"{scratch}/models",
-            "--telemetry",
-            str(telemetry),
-            "--state",
-            f"{scratch}/state",
-        ],
-        command="controller",
-    )
-    try:
+    folders = ["--models", f"{scratch}/models", "--telemetry", str(telemetry)]
+    server = LocalServer([*folders, "--state", f"{scratch}/state"], command="controller")
+    with ExitStack() as stack:
+        stack.callback(server.stop)
         server.wait_for("listening on ")
-        worker = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "clockwright.cli", "worker", "--controller"),
-                *(server.address, "--cache-dir", f"{scratch}/cache", *arguments),
-                *("--parent-pid", str(os.getpid())),
-            ]
-        )
-        try:
-            with server:
-                yield server.address
-        finally:
-            worker.terminate()
-            worker.wait()
-    finally:
-        server.stop()
+        command = [
+            *(sys.executable, "-m", "clockwright.cli", "worker", "--controller"),
+            *(server.address, "--cache-dir", f"{scratch}/cache", *arguments),
+            *("--parent-pid", str(os.getpid())),
+        ]
+        worker = stack.enter_context(subprocess.Popen(command))
+        stack.callback(worker.terminate)
+        with server:
+            yield server.address
 
 
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def measure_memory(extent: Extent) -> dict[str, float]:
+def measure_memory(setting: Setting) -> dict[str, float]:
     """What models add to the private memory of a second worker."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        for count in (1, extent.num_models):
+        for count in (1, setting.num_models):
             for seed in range(count):
                 path = scratch / "models" / f"m{seed}" / "1" / "model.onnx"
                 if not path.exists():
@@ -224,8 +199,8 @@ def measure_memory(extent: Extent) -> dict[str, float]:
                 found[count] = _private_bytes(second.pid)
         weights = [path.stat().st_size for path in scratch.glob("cache/compiled/*/weights.bin")]
     return {
-        "second_worker_mib": round((found[extent.num_models] - found[1]) / _MIB, 1),
-        "second_worker_private_mib": round(found[extent.num_models] / _MIB, 1),
+        "second_worker_mib": round((found[setting.num_models] - found[1]) / _MIB, 1),
+        "second_worker_private_mib": round(found[setting.num_models] / _MIB, 1),
         "weights_mib": round(sum(weights) / _MIB, 1),
     }
 
@@ -249,18 +224,10 @@ def _private_bytes(pid: int) -> int:
 
 def measure(setting: Setting) -> Findings:
     """Measure everything."""
-    extent = QUICK if setting.quick else FULL
-    return Findings(
-        measure_goodput(extent) | measure_prediction(extent) | measure_memory(extent),
-        {
-            "concurrency": CONCURRENCY,
-            "num_models": extent.num_models,
-            "cores": spell_cores(usable_cores()),
-        },
-    )
+    figures = measure_goodput(setting) | measure_prediction(setting) | measure_memory(setting)
+    cores = spell_cores(usable_cores())
+    extra = {"concurrency": CONCURRENCY, "num_models": setting.num_models, "cores": cores}
+    return Findings(figures, extra)
 
 
 STUDY = bench("bench-cpu", Setting(), measure)
-
-if __name__ == "__main__":  # Plain onnxruntime, in its own process.
-    print(plain_rps(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,20 @@ import uvloop
 
 from clockwright.process import keep_big_blocks
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench.request_cost import instant_device
+from experiments.bench.request_cost import INFER, instant_device
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
+from experiments.native import TARGET
 from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
-_WARM_S = 0.3
+_WARM_S, _LIMIT_S = 0.3, 60.0
 _SERVER_CORE, _GENERATOR_CORE = 0, 1
-NATIVE = Path(__file__).resolve().parents[2] / "build" / "native"
+#: With these variables a process runs what `make native` compiled: nothing of the working folder comes before it.
+COMPILED = {"PYTHONPATH": str(TARGET), "PYTHONSAFEPATH": "1"}
+#: Asks once, and says whether that was answered.
+Ask = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,13 @@ def _handler(behaviour: Callable[..., Any]) -> grpc.GenericRpcHandler[Any, Any]:
     return grpc.method_handlers_generic_handler(service, {method: infer})
 
 
-def serve_bare(kind: str) -> None:
+def _serve_bare(kind: str, port: Connection) -> None:
     """Answer at once, until killed: `sync` or `aio`."""
     keep_big_blocks()
     if kind == "sync":
         server = grpc.server(ThreadPoolExecutor(max(c for _, c in CASES)), options=OPTIONS)
         server.add_generic_rpc_handlers((_handler(lambda request, _: _answer(request)),))
-        print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+        port.send(server.add_insecure_port("127.0.0.1:0"))
         server.start()
         server.wait_for_termination()
         return
@@ -124,71 +127,92 @@ def serve_bare(kind: str) -> None:
 
         server = grpc.aio.server(options=OPTIONS)
         server.add_generic_rpc_handlers((_handler(infer),))
-        print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+        port.send(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
         await server.wait_for_termination()
 
     uvloop.run(main())
 
 
-class BareServer:
-    """A bare server in a process of its own, until the `with` block ends."""
-
-    def __init__(self, kind: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.bench.live", kind],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.address = f"127.0.0.1:{int(self.process.stdout.readline())}"
-
-    def __enter__(self) -> BareServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+@contextmanager
+def bare_server(kind: str) -> Iterator[tuple[str, int]]:
+    """A bare server in a process of its own, until the block ends: its address and its pid."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_bare, args=(kind, theirs))
+    process.start()
+    theirs.close()
+    try:
+        port = ours.recv()
+        assert process.pid is not None
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        process.kill()
+        process.join()
 
 
 # --- the generator --------------------------------------------------------------------------------
 
 
-async def _ask(address: str, request: bytes, num_clients: int, seconds: float) -> list[float]:
-    """Have closed-loop clients ask for a while; returns the latencies in s. All must be answered."""
-    latencies: list[float] = []
-    channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
-    async with channel:
-        call = channel.unary_unary(INFER)
-        end_s = time.perf_counter() + seconds
+async def cost(pid: int, askers: Sequence[Ask], warm_s: float, seconds: float) -> dict[str, float]:
+    """Have all ask a server for a while, one request after the other.
 
-        async def client() -> None:
-            while (begin_s := time.perf_counter()) < end_s:
-                await call(request, timeout=30)
-                latencies.append(time.perf_counter() - begin_s)
+    Args:
+        pid: the server's process.
+        askers: those who ask.
+        warm_s: before anything counts.
+        seconds: after which nobody begins another request who has had an answer.
 
-        await asyncio.gather(*(client() for _ in range(num_clients)))
-    return latencies
-
-
-def measure_turn(
-    address: str, pid: int, payload: str, num_clients: int, seconds: float
-) -> dict[str, float]:
-    """Ask a server for a while: us of its CPU per request, requests per second, and latencies."""
-    request = infer_request(payload, PAYLOADS[payload].shape)
-    uvloop.run(_ask(address, request, num_clients, _WARM_S))
+    Returns:
+        us of the server's processors per answer, answers per second, and latencies.
+    """
+    await _ask(askers, warm_s)
     pids = family(pid)
     before_ns, begin_s = cpu_ns(pids), time.perf_counter()
-    latencies = sorted(uvloop.run(_ask(address, request, num_clients, seconds)))
+    latencies_s = sorted(await _ask(askers, seconds))
     elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
-        "us": used_ns / len(latencies) / 1e3,
-        "rps": len(latencies) / elapsed_s,
-        "p50_ms": latencies[len(latencies) // 2] * 1e3,
-        "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
+        "us": used_ns / len(latencies_s) / 1e3,
+        "rps": len(latencies_s) / elapsed_s,
+        "p50_ms": latencies_s[len(latencies_s) // 2] * 1e3,
+        "p99_ms": latencies_s[int(len(latencies_s) * 0.99)] * 1e3,
     }
+
+
+async def _ask(askers: Sequence[Ask], seconds: float) -> list[float]:
+    latencies_s: list[float] = []
+    end_s = time.perf_counter() + seconds
+
+    async def go_on(ask: Ask) -> None:
+        answered = False
+        while not answered or time.perf_counter() < end_s:
+            begin_s = time.perf_counter()
+            if await ask():
+                answered = True
+                latencies_s.append(time.perf_counter() - begin_s)
+
+    await asyncio.gather(*(go_on(ask) for ask in askers))
+    return latencies_s
+
+
+def asker(channel: Any, request: Callable[[], bytes]) -> Ask:  # noqa: ANN401
+    """Ask on a channel, each time with another request; all must be answered."""
+    call = channel.unary_unary(INFER)
+
+    async def ask() -> bool:
+        await call(request(), timeout=_LIMIT_S)
+        return True
+
+    return ask
+
+
+async def _turn(
+    address: str, pid: int, payload: str, num_clients: int, seconds: float
+) -> dict[str, float]:
+    request = infer_request(payload, PAYLOADS[payload].shape)
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        askers = [asker(channel, lambda: request)] * num_clients
+        return await cost(pid, askers, _WARM_S, seconds)
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -211,9 +235,7 @@ def measure(setting: Setting) -> Findings:
             "mlp": (["--device", "cpu", "--models", str(mlp)], {}),
         }
         if setting.native:
-            # With the safe path, nothing of the working folder comes before what is compiled.
-            compiled = {"PYTHONPATH": str(NATIVE), "PYTHONSAFEPATH": "1"}
-            settings["native"] = (modelled, compiled)
+            settings["native"] = (modelled, COMPILED)
         # Processes keep the core of whoever starts them.
         os.sched_setaffinity(0, {_SERVER_CORE})
         addresses: dict[str, tuple[str, int]] = {}
@@ -224,46 +246,49 @@ def measure(setting: Setting) -> Findings:
             )
             addresses[name] = server.address, server.process.pid
         for kind in ("sync", "aio"):
-            bare = stack.enter_context(BareServer(kind))
-            addresses[kind] = bare.address, bare.process.pid
+            addresses[kind] = stack.enter_context(bare_server(kind))
         os.sched_setaffinity(0, {_GENERATOR_CORE})
         for number in range(setting.rounds):
             _run_round(addresses, samples, setting.seconds, backwards=number % 2 == 1)
-    figures = {key: round(statistics.median(values), 3) for key, values in sorted(samples.items())}
+    return medians(samples)
+
+
+def medians(samples: Mapping[str, Sequence[float]]) -> Findings:
+    """Give the medians over the rounds, and all rounds."""
     rounds = {key: [round(value, 3) for value in values] for key, values in sorted(samples.items())}
-    return Findings(figures, {"rounds": rounds})
+    return Findings(
+        {key: statistics.median(values) for key, values in rounds.items()}, {"rounds": rounds}
+    )
 
 
 def _run_round(
-    addresses: dict[str, tuple[str, int]],
+    addresses: Mapping[str, tuple[str, int]],
     samples: dict[str, list[float]],
     seconds: float,
     *,
     backwards: bool,
 ) -> None:
-    for payload, num_clients in CASES:
-        found: dict[str, dict[str, float]] = {}
-        for name in [*reversed(addresses)] if backwards else [*addresses]:
-            if name in ("", "sync", "aio"):
-                found[name] = measure_turn(*addresses[name], payload, num_clients, seconds)
-        for name, figures in found.items():
-            for unit, value in figures.items():
-                key = f"{payload}_{name}_{unit}_c{num_clients}".replace("__", "_")
-                samples.setdefault(key, []).append(value)
+    def turn(name: str, payload: str, num_clients: int, key: str) -> float:
+        found = uvloop.run(_turn(*addresses[name], payload, num_clients, seconds))
+        for unit, value in found.items():
+            samples.setdefault(key.format(unit=unit), []).append(value)
+        return found["us"]
+
+    order = ("aio", "sync", "") if backwards else ("", "sync", "aio")
+    for payload, clients in CASES:
+        used_us = {
+            name: turn(
+                name, payload, clients, f"{payload}{'_' * bool(name)}{name}_{{unit}}_c{clients}"
+            )
+            for name in order
+        }
         for name, suffix in (("sync", ""), ("aio", "_aio")):
-            key = f"{payload}_ratio{suffix}_c{num_clients}"
-            samples.setdefault(key, []).append(found[""]["us"] / found[name]["us"])
-    for unit, value in measure_turn(*addresses["mlp"], "small", 8, seconds).items():
-        samples.setdefault(f"mlp_{unit}_c8", []).append(value)
+            ratio = used_us[""] / used_us[name]
+            samples.setdefault(f"{payload}_ratio{suffix}_c{clients}", []).append(ratio)
+    turn("mlp", "small", 8, "mlp_{unit}_c8")
     if "native" in addresses:
-        for num_clients in (1, 8, 32):
-            for unit, value in measure_turn(
-                *addresses["native"], "small", num_clients, seconds
-            ).items():
-                samples.setdefault(f"small_{unit}_c{num_clients}_native", []).append(value)
+        for clients in (1, 8, 32):
+            turn("native", "small", clients, f"small_{{unit}}_c{clients}_native")
 
 
 STUDY = bench("bench-live", Setting(), measure)
-
-if __name__ == "__main__":  # A bare server, in its own process.
-    serve_bare(sys.argv[1])

@@ -26,7 +26,7 @@ from experiments.live.processor_time import cpu_ns, roles
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 _SLO_MS = 60_000
 _CONCURRENCY = 32
 
@@ -156,7 +156,7 @@ async def _ask_as_told(
     request.inputs.add(name="input", datatype="FP32", shape=(1, columns))
     rest = request.SerializeToString()
     async with access.async_channel(address) as channel:
-        call = channel.unary_unary(_INFER)
+        call = channel.unary_unary(INFER)
         left = _CONCURRENCY
 
         async def loop() -> None:

@@ -7,22 +7,21 @@ to it (`worker.compiling.for_torch.Tf32Products`).
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import torch
+from typing_extensions import override
 
-from clockwright.errors import ConfigError, ModelError
-from experiments.results_file import RESULTS, write_results
+from clockwright.errors import ModelError
+from experiments.study.study import Study, chosen
 from modelzoo.build import ARCHITECTURES, build_model, weights_bytes
 from worker.compiling.for_torch import TorchTarget, products_as_on_a_gpu
 from worker.compiling.lift_weights import lift_weights
@@ -31,11 +30,58 @@ from worker.engines.torch_program import Program
 from worker.engines.torch_tensors import weight_views
 from worker.models.precision import Precision
 
-NAME = "torch_zoo"
 _ROWS = 2
 
 
-def errors(name: str) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is compared."""
+
+    seed: int = 0
+    #: Begin no network after these.
+    seconds: float = 3600.0
+    networks: tuple[str, ...] = tuple(ARCHITECTURES)
+
+    def __post_init__(self) -> None:
+        chosen("network", self.networks, ARCHITECTURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One network beside onnxruntime."""
+
+    network: str
+    #: The largest difference by precision, in parts of the largest output.
+    errors: Mapping[str, float] = field(default_factory=dict)
+    #: The words in which it failed; empty: it did not.
+    failure: str = ""
+
+    @override
+    def __str__(self) -> str:
+        words = ", ".join(f"{precision} {error:.2e}" for precision, error in self.errors.items())
+        return f"{self.network:32} {words or self.failure}"
+
+
+def compare(setting: Setting) -> Iterator[Comparison]:
+    """Compare networks until time is up, the smallest first."""
+    torch.set_num_threads(1)
+    until_s = time.monotonic() + setting.seconds
+    for name in sorted(setting.networks, key=weights_bytes):
+        if time.monotonic() >= until_s:
+            return
+        try:
+            found = errors(name, setting.seed)
+        except (ModelError, RuntimeError, TypeError, IndexError, ValueError) as error:
+            yield Comparison(name, failure=plain_words(error))
+            continue
+        wrong = [precision for precision, ratio in found.items() if not math.isfinite(ratio)]
+        if wrong:
+            yield Comparison(name, failure=f"{wrong[0]}: outputs are no numbers")
+        else:
+            yield Comparison(name, found)
+
+
+def errors(name: str, seed: int) -> dict[str, float]:
     """Compare one network in each precision.
 
     Raises:
@@ -53,7 +99,7 @@ def errors(name: str) -> dict[str, float]:
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         optimised = path.read_bytes()
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     inputs = {
         each.name: rng.standard_normal((_ROWS, *each.shape[1:]), dtype=np.float32)
         if each.type == "tensor(float)"
@@ -77,136 +123,43 @@ def errors(name: str) -> dict[str, float]:
     return found
 
 
-def compare(
-    names: Sequence[str], *, until_s: float
-) -> Iterator[tuple[str, dict[str, float] | str]]:
-    """Compare networks until time is up.
-
-    Yields:
-        Each network with its errors by precision, or with the words in which it failed.
-    """
-    for name in names:
-        if time.monotonic() > until_s:
-            return
-        try:
-            found = errors(name)
-        except (ModelError, RuntimeError, TypeError, IndexError, ValueError) as error:
-            yield name, plain_words(error)
-            continue
-        wrong = [precision for precision, ratio in found.items() if not math.isfinite(ratio)]
-        yield name, f"{wrong[0]}: outputs are no numbers" if wrong else found
+def figures_of(_setting: Setting, compared: Sequence[Comparison]) -> dict[str, float]:
+    """Every error by its key, and the worst of each precision."""
+    figures = {
+        f"{each.network}_{precision}_error_ratio": error
+        for each in compared
+        for precision, error in each.errors.items()
+    }
+    for value in (precision.value for precision in Precision):
+        every = [each.errors[value] for each in compared if value in each.errors]
+        if every:
+            figures[f"worst_{value}_error_ratio"] = max(every)
+        figures[f"num_{value}"] = float(len(every))
+    return figures
 
 
-@dataclass(slots=True, kw_only=True)
-class ZooComparison:
-    """Networks compared by this run and by the runs that it goes on from."""
-
-    #: Errors by network and precision.
-    found: dict[str, dict[str, float]] = field(default_factory=dict)
-    #: Words in which each network failed, by network.
-    failed: dict[str, str] = field(default_factory=dict)
-    #: Networks that earlier runs compared, by the run's commit.
-    earlier: dict[str, list[str]] = field(default_factory=dict)
-
-    @classmethod
-    def resumed(cls, path: Path) -> ZooComparison:
-        """Go on from a results file; failed networks are tried again.
-
-        Raises:
-            ConfigError: there is no such file, or it is no such record.
-        """
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            earlier: dict[str, list[str]] = dict(record.get("earlier", {}))
-            found: dict[str, dict[str, float]] = {}
-            for name in ARCHITECTURES:
-                for precision in Precision:
-                    error = record["figures"].get(_key(name, precision.value))
-                    if error is not None:
-                        found.setdefault(name, {})[precision.value] = error
-            known = {name for names in earlier.values() for name in names}
-            new = [name for name in found if name not in known]
-            earlier[record["commit"]] = sorted([*earlier.get(record["commit"], []), *new])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: cannot go on from it: {error!r}") from None
-        return cls(found=found, earlier=earlier)
-
-    def add(self, name: str, found: dict[str, float] | str) -> None:
-        """Enter a network that `compare` yielded."""
-        if isinstance(found, str):
-            self.failed[name] = found
-        else:
-            self.found[name] = found
-
-    def figures(self) -> dict[str, float]:
-        """Every error by its key, and the worst of each precision."""
-        figures = {
-            _key(name, precision): error
-            for name in sorted(self.found, key=weights_bytes)
-            for precision, error in self.found[name].items()
-        }
-        for precision in Precision:
-            value = precision.value
-            every = [found[value] for found in self.found.values() if value in found]
-            if every:
-                figures[f"worst_{value}_error_ratio"] = max(every)
-            figures[f"num_{value}"] = float(len(every))
-        return figures
-
-    def write(self, command: str, names: Sequence[str], directory: Path) -> None:
-        """Write `torch_zoo.json`, with the names that are neither compared nor failed."""
-        left_out = [name for name in names if name not in self.found and name not in self.failed]
-        write_results(
-            NAME,
-            self.figures(),
-            command=command,
-            seeds=[0],
-            extra={"left_out": left_out, "failed": self.failed, "earlier": self.earlier},
-            directory=directory,
-        )
+def failed(compared: Sequence[Comparison]) -> dict[str, str]:
+    """Words in which each network failed, by network."""
+    return {each.network: each.failure for each in compared if each.failure}
 
 
-def _key(name: str, precision: str) -> str:
-    return f"{name}_{precision}_error_ratio"
+def not_compared(setting: Setting, compared: Sequence[Comparison]) -> dict[str, Any]:
+    """Networks without figures: those that failed, and those that were not begun."""
+    begun = {each.network for each in compared}
+    left_out = [name for name in setting.networks if name not in begun]
+    return {"left_out": left_out, "failed": failed(compared)}
 
 
-def produce(
-    names: Sequence[str], *, seconds: float, resume: bool, directory: Path = RESULTS
-) -> ZooComparison:
-    """Compare networks in this order, and write the file after each: a run may be cut short."""
-    path = directory / f"{NAME}.json"
-    comparison = ZooComparison.resumed(path) if resume else ZooComparison()
-    command = f"python -m experiments bench-torch-zoo --seconds {seconds:g}{' --resume' * resume}"
-    to_do = [name for name in names if name not in comparison.found]
-    for name, found in compare(to_do, until_s=time.monotonic() + seconds):
-        comparison.add(name, found)
-        comparison.write(command, names, directory)
-        words = (
-            found if isinstance(found, str) else ", ".join(f"{p} {e:.2e}" for p, e in found.items())
-        )
-        print(f"{name:32} {words}", flush=True)
-    return comparison
-
-
-def main() -> int:
-    """Compare all, the smallest first.
-
-    Returns:
-        The exit code: 1 when a network failed.
-    """
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--seconds", type=float, default=3600.0, help="begin no network after these"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep what the results file has, compare the rest"
-    )
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    names = sorted(ARCHITECTURES, key=weights_bytes)
-    comparison = produce(names, seconds=options.seconds, resume=options.resume)
-    return 1 if comparison.failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY = Study(
+    name="torch_zoo",
+    command="bench-torch-zoo",
+    setting=Setting(),
+    ask=compare,
+    key="",
+    figures=figures_of,
+    tables={},
+    extra=not_compared,
+    fault=lambda compared: ", ".join(
+        f"{name}: {words}" for name, words in failed(compared).items()
+    ),
+)

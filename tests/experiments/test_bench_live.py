@@ -27,13 +27,14 @@ from experiments.bench.controller import (
     fed,
     recovered_after_s,
 )
-from experiments.bench.live import INFER, PAYLOADS, BareServer, infer_request
+from experiments.bench.live import PAYLOADS, bare_server, infer_request
+from experiments.bench.request_cost import INFER
 from experiments.live.processor_time import cpu_ns, family
 
 
 @pytest.mark.parametrize("kind", ["sync", "aio"])
 def test_a_bare_server_answers_with_as_many_bytes_as_the_model(kind: str) -> None:
-    with BareServer(kind) as server, grpc.insecure_channel(server.address) as channel:
+    with bare_server(kind) as (address, _), grpc.insecure_channel(address) as channel:
         ask: Any = channel.unary_unary(
             INFER, bytes, response_deserializer=oip.ModelInferResponse.FromString
         )

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -356,68 +357,46 @@ def test_the_papers_numbers_stand_beside_ours() -> None:
 
 
 def test_networks_are_compared_with_onnxruntime_until_time_is_up() -> None:
-    names = ["tiny_conv", "bert_tiny"]
-    compared = dict(torch_zoo.compare(names, until_s=float("inf")))
-    assert list(compared) == names
+    setting = torch_zoo.Setting(networks=("bert_tiny", "tiny_conv"))
+    compared = {each.network: each.errors for each in torch_zoo.compare(setting)}
+    # The smallest is the first.
+    assert list(compared) == ["tiny_conv", "bert_tiny"]
     for found in compared.values():
-        assert isinstance(found, dict)
         assert found["float32"] < 1e-4
         # Coarser products are in use, and are near.
         for precision in (Precision.TF32, Precision.FLOAT16):
             assert 1e-5 < found[precision.value] < precision.tolerance
-    assert list(torch_zoo.compare(names, until_s=0.0)) == []
+    assert list(torch_zoo.compare(replace(setting, seconds=0.0))) == []
 
 
-def test_a_network_that_fails_without_words_does_not_end_the_comparison(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def errors(name: str) -> dict[str, float]:
-        raise IndexError
-
-    monkeypatch.setattr(torch_zoo, "errors", errors)
-    names = ["tiny_conv", "bert_tiny"]
-    assert dict(torch_zoo.compare(names, until_s=float("inf"))) == dict.fromkeys(
-        names, "IndexError()"
-    )
-
-
-def test_a_comparison_goes_on_where_it_was_cut_short(
+def test_a_network_that_fails_does_not_end_the_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-
-    def errors(name: str) -> dict[str, float]:
-        asked.append(name)
-        if name == "two_by_two" and len(asked) < 3:
+    def errors(name: str, _seed: int) -> dict[str, float]:
+        if name == "two_by_two":
             raise RuntimeError("no such operator\nand much more")
+        if name == "bert_tiny":
+            raise IndexError  # without words
         return {"float32": float("nan") if name == "mobilenet0.25" else 0.25}
 
     monkeypatch.setattr(torch_zoo, "errors", errors)
-    names = ["tiny_conv", "two_by_two", "mobilenet0.25", "bert_tiny"]
-    first = torch_zoo.produce(names[:2], seconds=60.0, resume=False, directory=tmp_path)
-    assert first.failed == {"two_by_two": "no such operator"}
+    networks = ("tiny_conv", "two_by_two", "mobilenet0.25", "bert_tiny")
+    fault = torch_zoo.STUDY.main(["--directory", str(tmp_path), "--networks", *networks])
+    assert "two_by_two: no such operator" in fault
     record = json.loads((tmp_path / "torch_zoo.json").read_text())
-    assert record["failed"] == first.failed
-    again = torch_zoo.produce(names, seconds=60.0, resume=True, directory=tmp_path)
-    # What failed is tried again, what is there is not.
-    assert asked == ["tiny_conv", "two_by_two", "two_by_two", "mobilenet0.25", "bert_tiny"]
-    assert again.failed == {"mobilenet0.25": "float32: outputs are no numbers"}
-    assert again.earlier == {record["commit"]: ["tiny_conv"]}
+    assert record["failed"] == {
+        "two_by_two": "no such operator",
+        "mobilenet0.25": "float32: outputs are no numbers",
+        "bert_tiny": "IndexError()",
+    }
+    figures = record["figures"]
+    assert figures["tiny_conv_float32_error_ratio"] == figures["worst_float32_error_ratio"] == 0.25
+    assert (figures["num_float32"], figures["num_tf32"]) == (1.0, 0.0)
+    torch_zoo.STUDY.main(
+        ["--directory", str(tmp_path), "--seconds", "0", "--networks", *networks[:1]]
+    )
     record = json.loads((tmp_path / "torch_zoo.json").read_text())
-    assert (record["figures"]["num_float32"], record["left_out"]) == (3.0, [])
-    # A third run knows which of them the second made.
-    torch_zoo.produce(names, seconds=0.0, resume=True, directory=tmp_path)
-    kept = torch_zoo.ZooComparison.resumed(tmp_path / "torch_zoo.json").earlier
-    assert sorted(name for names in kept.values() for name in names) == [
-        "bert_tiny",
-        "tiny_conv",
-        "two_by_two",
-    ]
-
-
-def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"torch_zoo\.json: cannot go on from it: FileNotFound"):
-        torch_zoo.produce(["tiny_conv"], seconds=0.0, resume=True, directory=tmp_path)
+    assert (record["left_out"], record["failed"]) == (["tiny_conv"], {})
 
 
 def test_without_a_gpu_nothing_is_run_and_one_sentence_says_why(
