@@ -99,11 +99,8 @@ bench-live: $(STAMP)
 bench-controller: $(STAMP)
 	@$(BIN)/python -m experiments bench-controller $(NATIVE)
 
-# Beside the last commit whose front was grpcio's.
-BEFORE ?= 3af5630
 bench-crowd: $(STAMP)
-	@rm -rf build/before && mkdir -p build/before && git archive $(BEFORE) | tar -x -C build/before
-	@$(BIN)/python -m experiments bench-crowd --beside build/before
+	@$(BIN)/python -m experiments bench-crowd
 
 # The paper's evaluation through a live server, two cores and modelled GPUs, beside the simulator: 25 minutes, or
 # `make bench-paper-live PAPER_LIVE="--seconds 20 --warmup 5 --lines gpus6"`; on a machine with nothing else to do.
