@@ -23,6 +23,8 @@ from experiments.simulator import loop
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "build/native"
+#: With these variables a process runs what was compiled: nothing of the working folder comes before it.
+ENVIRONMENT = {"PYTHONPATH": str(TARGET), "PYTHONSAFEPATH": "1"}
 
 PACKAGES = ("clockwright", "controller", "worker", "modelzoo", "traces", "experiments")
 

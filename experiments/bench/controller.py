@@ -46,8 +46,8 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.app import running
 from controller.config import ControllerConfig
 from controller.front import link_frames
-from experiments.bench.live import COMPILED
 from experiments.live.processor_time import cpu_ns
+from experiments.native import ENVIRONMENT
 from experiments.study.bench import Findings, bench, need_cores
 
 SLO_NS = 100 * NS_PER_MS
@@ -657,7 +657,7 @@ def measure(setting: Setting) -> Findings:
     keep_big_blocks()
     trees: dict[str, Mapping[str, str]] = {"": {}}
     if setting.native:
-        trees["_native"] = COMPILED
+        trees["_native"] = ENVIRONMENT
     figures = {
         f"{key}_{num_models}{suffix}": round(value, 3)
         for suffix, environment in trees.items()

@@ -14,7 +14,7 @@ Each case runs some virtual time unmeasured, but for 4026x20_cold until the cach
 all time in the core divided by the requests that arrived; p99.9 is over single calls, which is how long
 a request can be held up by another's event.
 
-`make bench` has the cases under `clockwork`; `bench-core` has all policies in the same cases, by turns.
+`make bench` has the cases under `clockwork`; `bench-core` has `clockwork` and `edf_mh`, or others, in the same cases, by turns.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing_extensions import override
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
+from controller.core.policies import POLICIES
 from experiments.simulator import Case, Cluster, HostedModel, Progress, copies_of, run
 from experiments.study.bench import bench
 from experiments.study.study import chosen
@@ -233,10 +234,11 @@ class Comparison:
 
     def __post_init__(self) -> None:
         chosen("case", self.cases, SETTINGS)
+        chosen("policy", self.policies, POLICIES)
 
 
 def compare(setting: Comparison) -> dict[str, float]:
-    """Run each case under all policies by turns, because other work on the machine comes and goes."""
+    """Run each case under the policies by turns, because other work on the machine comes and goes."""
     figures: dict[str, float] = {}
     for name in setting.cases:
         runs: dict[str, list[Costs]] = {policy: [] for policy in setting.policies}

@@ -14,11 +14,8 @@ threads bound to cores and with as many threads that are not.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,7 +31,7 @@ import onnxruntime as ort
 from clockwright.cores import granted_cores, spell_cores, usable_cores
 from clockwright.operator import Operator
 from experiments.bench.worker import action_figures
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, further_worker
 from experiments.live.open_loop import ClientLoad, OpenLoop
 from experiments.study.bench import Findings, bench
 from experiments.telemetry.tables import read_actions
@@ -169,13 +166,8 @@ def _server_and_worker(scratch: Path, telemetry: Path, arguments: list[str]) -> 
     with ExitStack() as stack:
         stack.callback(server.stop)
         server.wait_for("listening on ")
-        command = [
-            *(sys.executable, "-m", "clockwright.cli", "worker", "--controller"),
-            *(server.address, "--cache-dir", f"{scratch}/cache", *arguments),
-            *("--parent-pid", str(os.getpid())),
-        ]
-        worker = stack.enter_context(subprocess.Popen(command))
-        stack.callback(worker.terminate)
+        cache = f"{scratch}/cache"
+        stack.enter_context(further_worker(server.address, "--cache-dir", cache, *arguments))
         with server:
             yield server.address
 

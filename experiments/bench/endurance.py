@@ -27,11 +27,10 @@ from pathlib import Path
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, PAGE_BYTES
-from experiments.bench.soak import await_model, further_worker
 from experiments.live.live_promises import served
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer
-from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
+from experiments.live.local_server import LocalServer, further_worker
+from experiments.live.open_loop import Account, ClientLoad, OpenLoop, await_model, offer
 from experiments.live.processor_time import family, rss_bytes
 from experiments.study.bench import bench
 from experiments.study.study import chosen
@@ -141,7 +140,7 @@ def neighbours(*, apart: bool) -> Iterator[str]:
             devices.append(["--device", f"modelled:{path}", "--cache-dir", f"{scratch}/cache"])
         server = stack.enter_context(LocalServer(["--models", f"{scratch}/models", *devices[0]]))
         for more in devices[1:]:
-            stack.enter_context(further_worker(server.address, "more", *more))
+            stack.enter_context(further_worker(server.address, "--id", "more", *more))
         for name in _NAMES:
             await_model(server.address, name)
         yield server.address

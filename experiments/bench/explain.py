@@ -221,15 +221,16 @@ def try_remedies(case: Case, chosen: Sequence[Stated]) -> Ends:
     """Play a case again with the remedy of each refusal."""
     ends: dict[RequestId, Refusal | None] = {}
     for more in sorted({each.remedy.more_workers for each in chosen}):
-        attempt = _Try(
-            {each.request_id: each.remedy for each in chosen if each.remedy.more_workers == more}
-        )
+        tried = {
+            each.request_id: each.remedy for each in chosen if each.remedy.more_workers == more
+        }
+        attempt = _Try(tried)
         num_workers = case.cluster.num_workers + more
         cluster = replace(case.cluster, num_workers=num_workers)
         run(replace(case, cluster=cluster), watch=attempt)
         ends |= attempt.ends
         right = sum(end is None for end in attempt.ends.values())
-        print(f"{num_workers} workers: {right} of {len(attempt.ends)} right")
+        print(f"{num_workers} workers: {right} of {len(tried)} right")
     return ends
 
 

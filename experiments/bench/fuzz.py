@@ -57,6 +57,7 @@ from controller.selection.messages import read_application, read_feedback
 from controller.worker_link import parse as parse_from_worker
 from experiments.bench import fuzz_http
 from experiments.live.local_server import LocalServer
+from experiments.live.open_loop_client import frame
 from experiments.live.processor_time import rss_bytes
 from experiments.study.bench import Findings, bench
 from modelzoo.build import write_model
@@ -115,9 +116,10 @@ class Found:
     def rounds(self, num_messages: int, process: int | str) -> Iterator[None]:
         """Go on until so many more messages were noted; then note by how much a process grew meanwhile."""
         begin, before = self.num_messages, 0
-        while (num_done := self.num_messages - begin) < num_messages:
+        while self.num_messages - begin < num_messages:
             yield
-            if not before and num_done >= num_messages * _WARM_UP_PART:
+            num_done = self.num_messages - begin
+            if not before and num_messages > num_done >= num_messages * _WARM_UP_PART:
                 before = rss_bytes(process)
         gc.collect()
         grown = rss_bytes(process) - before if before else 0
@@ -216,7 +218,7 @@ class _Http2Reader:
         if not self._left:
             self._left = 200
             self._connection = Http2Connection(max_message_bytes=1 << 20)
-            self._connection.receive(PREFACE + _frame(4, 0, 0, b""))
+            self._connection.receive(PREFACE + frame(4, 0, 0, b""))
         self._left -= 1
         connection = self._connection
         try:
@@ -294,10 +296,6 @@ def _read_credentials(data: bytes) -> None:
 # --- good messages --------------------------------------------------------------------------------
 
 
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
-
-
 def _headers(path: str) -> bytes:
     fields = [
         *((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "h")),
@@ -333,14 +331,14 @@ def _conversations() -> list[bytes]:
         stream_id = 2 * number + 1
         message = b"\x00" + struct.pack(">I", len(request)) + request
         block = _headers("/inference.GRPCInferenceService/ModelInfer")
-        parts.append(_frame(1, 4, stream_id, block) + _frame(0, 1, stream_id, message))
-        parts.append(_frame(1, 0, stream_id, block[:20]) + _frame(9, 4, stream_id, block[20:]))
-        parts.append(_frame(3, 0, stream_id, bytes(4)))
+        parts.append(frame(1, 4, stream_id, block) + frame(0, 1, stream_id, message))
+        parts.append(frame(1, 0, stream_id, block[:20]) + frame(9, 4, stream_id, block[20:]))
+        parts.append(frame(3, 0, stream_id, bytes(4)))
     parts += [
-        _frame(4, 0, 0, struct.pack(">HI", 4, 100)),
-        _frame(6, 0, 0, bytes(8)),
-        _frame(8, 0, 0, struct.pack(">I", 1000)),
-        _frame(0, 8, 1, b"\x03" + bytes(20)),
+        frame(4, 0, 0, struct.pack(">HI", 4, 100)),
+        frame(6, 0, 0, bytes(8)),
+        frame(8, 0, 0, struct.pack(">I", 1000)),
+        frame(0, 8, 1, b"\x03" + bytes(20)),
     ]
     return parts
 
@@ -622,7 +620,7 @@ def _send_raw(found: Found, address: str, mutator: Mutator) -> None:
     host, _, port = address.rpartition(":")
     # It hangs up on who breaks the protocol.
     with socket.create_connection((host, int(port)), timeout=60) as sock, suppress(OSError):
-        sock.sendall(PREFACE + _frame(4, 0, 0, b""))
+        sock.sendall(PREFACE + frame(4, 0, 0, b""))
         for _ in range(_RAW_MESSAGES):
             sock.sendall(mutator.draw())
     found.num_messages += _RAW_MESSAGES

@@ -193,7 +193,7 @@ async def rest_reader(infer: Callable[[bytes], object]) -> Take:
 
     Returns:
         Takes what a client sends before it hangs up, from the first byte of HTTP on; raises `FaultError` where the door
-        admits to an error of its own.
+        admits to an error of its own, or what it raised.
     """
     clock = time.monotonic_ns
     door = Door(max_requests=100, max_bytes=1 << 30)

@@ -26,7 +26,7 @@ from experiments.study.bench import bench
 
 #: Columns of the models.
 _COLUMNS = {"small": 784, "large": 150_528}
-_MODELS = {size: f"mlp-{columns}-4-4" for size, columns in _COLUMNS.items()}
+_MODELS = {"small": "mlp-784-8-4", "large": "mlp-150528-4-4"}
 _WITHIN_QUOTA = '[""]\nrate_rps = 1000000\nopen_requests = 10000\nslo_ms_max = 100000\n'
 _OVER_QUOTA = "[early]\nrate_rps = 1e-6\n[late]\nopen_bytes = 1\n"
 

@@ -37,15 +37,12 @@ from clockwright.v1 import inference_pb2 as oip
 from experiments.bench.request_cost import INFER, instant_device
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family
-from experiments.native import TARGET
+from experiments.native import ENVIRONMENT
 from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
 
 OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
 _WARM_S, _LIMIT_S = 0.3, 60.0
-_SERVER_CORE, _GENERATOR_CORE = 0, 1
-#: With these variables a process runs what `make native` compiled: nothing of the working folder comes before it.
-COMPILED = {"PYTHONPATH": str(TARGET), "PYTHONSAFEPATH": "1"}
 #: Asks once, and says whether that was answered.
 Ask = Callable[[], Awaitable[bool]]
 
@@ -235,9 +232,10 @@ def measure(setting: Setting) -> Findings:
             "mlp": (["--device", "cpu", "--models", str(mlp)], {}),
         }
         if setting.native:
-            settings["native"] = (modelled, COMPILED)
+            settings["native"] = (modelled, ENVIRONMENT)
         # Processes keep the core of whoever starts them.
-        os.sched_setaffinity(0, {_SERVER_CORE})
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[:1])
         addresses: dict[str, tuple[str, int]] = {}
         for name, (arguments, environment) in settings.items():
             cache = f"{scratch}/cache-{name}"
@@ -247,7 +245,7 @@ def measure(setting: Setting) -> Findings:
             addresses[name] = server.address, server.process.pid
         for kind in ("sync", "aio"):
             addresses[kind] = stack.enter_context(bare_server(kind))
-        os.sched_setaffinity(0, {_GENERATOR_CORE})
+        os.sched_setaffinity(0, cores[-1:])
         for number in range(setting.rounds):
             _run_round(addresses, samples, setting.seconds, backwards=number % 2 == 1)
     return medians(samples)

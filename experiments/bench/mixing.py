@@ -45,7 +45,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ModelMixing:
     """What one model's client saw."""
 
     name: str
@@ -85,7 +85,7 @@ def distance(found: Array, wanted: Array) -> float:
     return float(np.max(np.abs(one - other), initial=0.0)) / scale
 
 
-async def ask(address: str, model: MixingModel, outcome: Outcome, setting: Setting) -> None:
+async def ask(address: str, model: MixingModel, outcome: ModelMixing, setting: Setting) -> None:
     """Ask a model's rows while strangers send outliers to it."""
     rows = model.rows(np.random.default_rng(setting.seed), setting.rows)
     expected = expected_answers(model, rows)
@@ -117,7 +117,7 @@ async def ask(address: str, model: MixingModel, outcome: Outcome, setting: Setti
             await asyncio.gather(*others, return_exceptions=True)
 
 
-def ask_all(models: Sequence[MixingModel], setting: Setting) -> list[Outcome]:
+def ask_all(models: Sequence[MixingModel], setting: Setting) -> list[ModelMixing]:
     """Serve the models and ask each of them in turn."""
     outcomes = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -131,14 +131,14 @@ def ask_all(models: Sequence[MixingModel], setting: Setting) -> list[Outcome]:
             for model in models:
                 info = told[model.name]
                 refused = "" if info.state == "READY" else info.reason or info.state
-                outcome = Outcome(model.name, model.row_by_row, info.one_by_one, refused)
+                outcome = ModelMixing(model.name, model.row_by_row, info.one_by_one, refused)
                 if not refused:
                     asyncio.run(ask(server.address, model, outcome, setting))
                 outcomes.append(outcome)
     return outcomes
 
 
-def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def figures_of(outcomes: Sequence[ModelMixing]) -> dict[str, float]:
     """Count what was seen."""
     return {
         "models": len(outcomes),

@@ -50,7 +50,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.app import Controller, running
 from controller.config import ControllerConfig
 from experiments.bench.request_cost import ServerBeside, asking, prepare, start_beside
-from experiments.bench.soak import further_worker
+from experiments.live.local_server import further_worker
 from experiments.study.bench import bench
 
 _MODEL, _COLUMNS = "small", 784
@@ -133,7 +133,7 @@ async def _run(pipe: Connection, scratch: Path, num_models: int, rounds: int) ->
     (scratch / "models" / _MODEL / "config.toml").write_text(f"copies = {num_models}\n")
     config = ControllerConfig(port=0, metrics_port=0, models_dir=scratch / "models")
     async with running(config) as controller:
-        with further_worker(f"127.0.0.1:{controller.port}", "w", *flags[2:]):
+        with further_worker(f"127.0.0.1:{controller.port}", "--id", "w", *flags[2:]):
             while not (controller.links.links and controller.catalogue.ready):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             await _ask_each(controller)

@@ -301,6 +301,13 @@ class Deployed:
         )
         if name == "worker":
             return
+        try:
+            self._listen(name)
+        except BaseException:
+            self.end()
+            raise
+
+    def _listen(self, name: str) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             if line.startswith(("listening on ", "standing by on ")):

@@ -132,7 +132,7 @@ async def _all(work: Callable[[int], Awaitable[object]], count: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedApplications:
     """Applications on a server, and what they are asked."""
 
     address: str
@@ -229,7 +229,7 @@ def measure_live(
                 application = pb.Application(name=name, models=members, no_cache=no_cache)
                 operator.put_application(application)
             assert MODELS_ASKED["model"] == model_names[0]
-            served = Served(
+            served = ServedApplications(
                 server.address,
                 server.process.pid,
                 asked.questions[:num_inputs],

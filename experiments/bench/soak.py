@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -36,8 +34,8 @@ from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
 from controller.telemetry import CAPACITY
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer
-from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
+from experiments.live.local_server import LocalServer, further_worker
+from experiments.live.open_loop import Account, ClientLoad, OpenLoop, await_model, offer
 from experiments.live.processor_time import roles, rss_bytes
 from experiments.study.bench import Findings, bench
 
@@ -75,9 +73,7 @@ def measure(setting: Setting) -> Findings:
         offer(load)
         seconds = setting.settling_s + 60 * setting.minutes
         looks, turns, account = _soak(server, controller, seconds, setting.look_s)
-    first = round(setting.settling_s / setting.look_s)
-    settled = {name: seen[first:] for name, seen in looks.items()}
-    figures = figures_of(settled, setting.look_s) | {
+    figures = figures_of(looks, setting.look_s, round(setting.settling_s / setting.look_s)) | {
         "soak_minutes": setting.minutes,
         "soak_turns": turns,
         "soak_requests": account.num_offered,
@@ -85,14 +81,25 @@ def measure(setting: Setting) -> Findings:
         "soak_late_success": account.num_late_of_server,
         "soak_late_by_clock": account.num_late,
     }
-    return Findings(figures, {"looks": looks, "unexplained_ends": dict(account.others)})
+    columns = {
+        name: dict(zip(("rss_mib", "handles", "threads"), zip(*seen, strict=True), strict=True))
+        for name, seen in looks.items()
+    }
+    return Findings(figures, {"looks": columns, "unexplained_ends": dict(account.others)})
 
 
-def figures_of(looks: Mapping[str, Looks], look_s: float) -> dict[str, float]:
-    """Slopes per hour, of each process and of all; by how much handles and threads rose from the first half to the second."""
+def figures_of(looks: Mapping[str, Looks], look_s: float, first: int = 0) -> dict[str, float]:
+    """Slopes per hour, of each process and of all; by how much handles and threads rose from the first half to the second.
+
+    Args:
+        looks: by process.
+        look_s: time between two.
+        first: so many are left out, in which a process settles.
+    """
     figures: dict[str, float] = {}
     slopes = []
-    for name, seen in looks.items():
+    for name, all_seen in looks.items():
+        seen = all_seen[first:]
         rss_mib, handles, threads = np.transpose(seen)
         hours = np.arange(len(seen)) * look_s / 3600
         slopes.append(float(np.polyfit(hours, rss_mib, 1)[0]))
@@ -102,32 +109,6 @@ def figures_of(looks: Mapping[str, Looks], look_s: float) -> dict[str, float]:
         for what, counts in (("handles", handles), ("threads", threads)):
             figures[f"soak_{name}_{what}_rise"] = int(max(counts[half:]) - max(counts[:half]))
     return figures | {"soak_rss_slope_mib_per_h": sum(slopes)}
-
-
-def await_model(address: str, name: str) -> None:
-    """Ask until a model answers: its weights are loaded then.
-
-    Raises:
-        RuntimeError: it does not.
-    """
-    load = ClientLoad(address=address, models=(name,), slo_ms=10_000, seconds=0, concurrency=1)
-    for _ in range(60):
-        if offer(load).num_ok:
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"{name} gave no answer within 60 requests")
-
-
-@contextmanager
-def further_worker(controller: str, name: str, *arguments: str) -> Iterator[None]:
-    """One more worker, until the block ends; it need not have joined when the block begins."""
-    command = [sys.executable, "-m", "clockwright.cli", "worker", "--controller", controller]
-    process = subprocess.Popen([*command, "--id", name, *arguments], stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @contextmanager
@@ -187,7 +168,8 @@ def _soak(
                     num_handles, num_threads = (
                         len(list((process / what).iterdir())) for what in ("fd", "task")
                     )
-                    looks[name].append((rss_bytes(pid) / 2**20, num_handles, num_threads))
+                    rss_mib = round(rss_bytes(pid) / 2**20, 2)
+                    looks[name].append((rss_mib, num_handles, num_threads))
                 if churning.done():
                     break
         finally:
@@ -234,7 +216,9 @@ def _worker_comes_and_goes(address: str, name: str) -> None:
     with (
         tempfile.TemporaryDirectory() as cache,
         Operator(address) as operator,
-        further_worker(address, name, "--device", "modelled:1ms", "--cache-dir", cache),
+        further_worker(
+            *(address, "--id", name, "--device", "modelled:1ms", "--cache-dir", cache), quiet=True
+        ),
     ):
         while name not in {worker.worker_id for worker in operator.workers()}:
             time.sleep(0.2)

@@ -47,7 +47,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ZooEntry:
     """One network beside onnxruntime."""
 
     network: str
@@ -62,7 +62,7 @@ class Comparison:
         return f"{self.network:32} {words or self.failure}"
 
 
-def compare(setting: Setting) -> Iterator[Comparison]:
+def compare(setting: Setting) -> Iterator[ZooEntry]:
     """Compare networks until time is up, the smallest first."""
     torch.set_num_threads(1)
     until_s = time.monotonic() + setting.seconds
@@ -72,13 +72,13 @@ def compare(setting: Setting) -> Iterator[Comparison]:
         try:
             found = errors(name, setting.seed)
         except (ModelError, RuntimeError, TypeError, IndexError, ValueError) as error:
-            yield Comparison(name, failure=plain_words(error))
+            yield ZooEntry(name, failure=plain_words(error))
             continue
         wrong = [precision for precision, ratio in found.items() if not math.isfinite(ratio)]
         if wrong:
-            yield Comparison(name, failure=f"{wrong[0]}: outputs are no numbers")
+            yield ZooEntry(name, failure=f"{wrong[0]}: outputs are no numbers")
         else:
-            yield Comparison(name, found)
+            yield ZooEntry(name, found)
 
 
 def errors(name: str, seed: int) -> dict[str, float]:
@@ -123,7 +123,7 @@ def errors(name: str, seed: int) -> dict[str, float]:
     return found
 
 
-def figures_of(_setting: Setting, compared: Sequence[Comparison]) -> dict[str, float]:
+def figures_of(_setting: Setting, compared: Sequence[ZooEntry]) -> dict[str, float]:
     """Every error by its key, and the worst of each precision."""
     figures = {
         f"{each.network}_{precision}_error_ratio": error
@@ -138,12 +138,12 @@ def figures_of(_setting: Setting, compared: Sequence[Comparison]) -> dict[str, f
     return figures
 
 
-def failed(compared: Sequence[Comparison]) -> dict[str, str]:
+def failed(compared: Sequence[ZooEntry]) -> dict[str, str]:
     """Words in which each network failed, by network."""
     return {each.network: each.failure for each in compared if each.failure}
 
 
-def not_compared(setting: Setting, compared: Sequence[Comparison]) -> dict[str, Any]:
+def not_compared(setting: Setting, compared: Sequence[ZooEntry]) -> dict[str, Any]:
     """Networks without figures: those that failed, and those that were not begun."""
     begun = {each.network for each in compared}
     left_out = [name for name in setting.networks if name not in begun]

@@ -130,7 +130,7 @@ class Setting(Compared):
         return self.left + self.right
 
 
-class Stage(NamedTuple):
+class SloStage(NamedTuple):
     """What was served at one SLO."""
 
     slo_multiple: float
@@ -154,7 +154,7 @@ class Stages:
     bound_multiple: Annotated[float | None, Column(figure="bound_{bound}_slo_multiple")]
     #: The bound's name: that of open-loop requests is the same beside all batch clients.
     bound: str
-    stages: tuple[Stage, ...]
+    stages: tuple[SloStage, ...]
 
 
 def case_of(setting: Setting, policy: str, mix: Mix) -> Case:
@@ -224,7 +224,7 @@ def measure(setting: Setting, mix: Mix, policy: str) -> Stages:
     for at, requests in enumerate(problems(case, pairwise(begins_ns))):
         used_ns = np.sort(shares(requests))[: inside[at]]
         stages.append(
-            Stage(
+            SloStage(
                 slo_multiple=GROWTH**at,
                 slo_ms=setting.slos_ns[at] / NS_PER_MS,
                 satisfaction=answered[at] / arrived[at],

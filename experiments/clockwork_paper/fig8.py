@@ -93,7 +93,7 @@ class ReplayOutcome:
     source: str
     #: By what their keys have behind policy and source.
     numbers: Mapping[str, float]
-    #: Of the source, under any policy: likewise; empty: the run is too short.
+    #: The numbers of the source under any policy, likewise; empty: the run is too short.
     bound: Mapping[str, float]
     #: What every minute came to.
     rows: tuple[Row, ...]

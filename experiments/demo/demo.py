@@ -150,8 +150,9 @@ def judge(outcomes: Sequence[RequestOutcome]) -> dict[str, float]:
 
 
 def _latencies(name: str, times_ms: Sequence[float]) -> dict[str, float]:
-    ranks = (50, 99)
-    return {f"{name}_p{rank}": float(np.percentile(times_ms or [0], rank)) for rank in ranks}
+    """Percentiles; nothing where there are no times."""
+    ranks = (50, 99) if times_ms else ()
+    return {f"{name}_p{rank}": float(np.percentile(times_ms, rank)) for rank in ranks}
 
 
 def _exec_s(model: pb.ModelInfo) -> float:

@@ -65,12 +65,13 @@ class RedisPlace:
             return _FULL
         return _encoded(self._do(name, *words))
 
-    def _do(self, name: str, key: str, *words: str) -> object:
+    def _do(self, name: str, key: str = "", *words: str) -> object:
         values = self.hashes.get(key, {})
         match name:
             case "SETNX":
+                (value,) = words
                 is_new = key not in self.strings
-                self.strings.setdefault(key, *words)
+                self.strings.setdefault(key, value)
                 return int(is_new)
             case "GET":
                 return self.strings.get(key)
@@ -78,9 +79,11 @@ class RedisPlace:
                 self.hashes[key] = values | dict(zip(words[::2], words[1::2], strict=True))
                 return len(self.hashes[key]) - len(values)
             case "HGET":
-                return values.get(*words)
+                (column,) = words
+                return values.get(column)
             case "HDEL":
-                return int(values.pop(words[0], None) is not None)
+                (column,) = words
+                return int(values.pop(column, None) is not None)
             case "HGETALL":
                 return values
             case "UNLINK":

@@ -10,11 +10,12 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S, ModelId
 from experiments.clockwork_paper import fig2
 from experiments.gpu.hardware import about, open_accelerator
@@ -43,6 +44,11 @@ class Setting:
     architecture: str = ARCHITECTURE
     concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
     rounds: int = 2
+
+    def __post_init__(self) -> None:
+        # Not a number is not more than 0, either.
+        if not self.seconds > 0:
+            raise ConfigError(f"--seconds: found {self.seconds:g}, expected more than 0")
 
 
 class Card:
@@ -120,4 +126,4 @@ def measure(setting: Setting) -> Findings:
     )
 
 
-STUDY = replace(bench("gpu-fig2", Setting(), measure, record="fig2"), folder="gpu")
+STUDY = bench("gpu-fig2", Setting(), measure, record="fig2", folder="gpu")

@@ -34,7 +34,7 @@ from worker.models.served_model import Offer
 
 GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5
-# Of an action whose holder says when it runs.
+# Fields of an action whose holder says when it runs.
 _ANY_TIME: Any = {
     "action_id": ActionId(1), "earliest_ns": 0, "latest_ns": NS_PER_S, "expected_duration_ns": 1
 }  # fmt: skip

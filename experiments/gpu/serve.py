@@ -215,4 +215,4 @@ def measure(setting: Setting) -> Findings:
     )
 
 
-STUDY = replace(bench("gpu-serve", Setting(), measure, record="serve"), folder="gpu")
+STUDY = bench("gpu-serve", Setting(), measure, record="serve", folder="gpu")

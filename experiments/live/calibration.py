@@ -104,7 +104,8 @@ def measured_row(
     """Replace a row's durations by what was measured of its model, and say which EXECs took how long.
 
     Real durations come in heaps, because a core's caches are warm or cold and its neighbour is busy or idle: no noise
-    around a median tells of that. Batch sizes that came up fewer than ten times keep their share of the one before.
+    around a median tells of that. Batch sizes that came up fewer than ten times keep
+    their share of the next smaller one that did, or else of the smallest.
 
     Returns:
         The row, of medians, and durations by batch size, in ns; empty: no EXEC was measured.
@@ -116,9 +117,11 @@ def measured_row(
         if action.exec is not None:
             execs_ns.setdefault(action.batch_size, []).append(action.exec.duration_ns)
     exec_ns, samples_ns = dict(row.exec_ns), dict[int, tuple[int, ...]]()
-    often = {size: some for size, some in sorted(execs_ns.items()) if len(some) >= _ENOUGH}
+    often = {
+        size: some for size in sorted(exec_ns) if len(some := execs_ns.get(size, ())) >= _ENOUGH
+    }
     nearest = next(iter(often), 0)
-    for size in exec_ns if often else ():
+    for size in sorted(exec_ns) if often else ():
         nearest = size if size in often else nearest
         share = row.exec_ns[size] / row.exec_ns[nearest]
         samples_ns[size] = tuple(round(share * duration_ns) for duration_ns in often[nearest])

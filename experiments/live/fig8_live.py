@@ -48,7 +48,7 @@ from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, write_schedule
 from experiments.live.processor_time import cpu_ns, roles
 from experiments.live.rehearsal import MeasuredCase, measured, rehearsals, slowed
-from experiments.native import TARGET
+from experiments.native import ENVIRONMENT
 from experiments.simulator import Case, CpuCosts
 from experiments.study.beside import Beside, by_side, say
 from experiments.study.compared import POLICIES
@@ -156,12 +156,10 @@ def case_of(setting: Setting, line: str, trace: MinuteTrace, *, seed: int, secon
 
 def served_of(setting: Setting, case: Case) -> Served:
     """The server of a line."""
-    # With the safe path, nothing of the working folder comes before what is compiled.
-    compiled = {"PYTHONPATH": str(TARGET), "PYTHONSAFEPATH": "1"}
     return Served(
         case=case,
         stand_in=_STAND_IN,
-        environment=compiled if setting.native else {},
+        environment=ENVIRONMENT if setting.native else {},
     )
 
 

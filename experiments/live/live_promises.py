@@ -31,7 +31,7 @@ from typing_extensions import override
 
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer
-from experiments.live.open_loop import Account, ClientLoad, OpenLoop, offer
+from experiments.live.open_loop import Account, ClientLoad, OpenLoop, await_model, offer
 from experiments.study.study import Study, chosen
 
 # The rate of the device that is flooded, and of all models there.
@@ -123,11 +123,7 @@ def served(device: str, num_models: int) -> Iterator[tuple[LocalServer, tuple[st
         ]
         with LocalServer(arguments) as server:
             for model in net.model_ids:
-                warm = ClientLoad(
-                    address=server.address, models=(model,), slo_ms=10_000, seconds=0, concurrency=1
-                )
-                if offer(warm).num_ok != 1:
-                    raise RuntimeError(f"{model} gave no answer to its first request")
+                await_model(server.address, model)
             yield server, net.model_ids
 
 

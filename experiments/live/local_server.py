@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 _READY = "ready: "
@@ -31,6 +32,27 @@ def off_fixed_ports(command: str, arguments: Sequence[str]) -> list[str]:
     """
     doors = ("http",) if command == "front" else ("http", "metrics")
     return [f"--no-{door}" for door in doors if f"--{door}-port" not in arguments]
+
+
+@contextmanager
+def further_worker(controller: str, *arguments: str, quiet: bool = False) -> Iterator[None]:
+    """One more worker, until the block ends; it need not have joined when the block begins.
+
+    Args:
+        controller: where it joins, HOST:PORT.
+        arguments: more of its command line.
+        quiet: what it says on standard error is dropped.
+    """
+    command = [sys.executable, "-m", "clockwright.cli", "worker", "--controller", controller]
+    process = subprocess.Popen(
+        [*command, *arguments, "--parent-pid", str(os.getpid())],
+        stderr=subprocess.DEVNULL if quiet else None,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 class LocalServer:

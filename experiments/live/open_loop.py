@@ -27,6 +27,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -290,6 +291,20 @@ def offer(load: ClientLoad) -> Account:
         return client.account()
 
 
+def await_model(address: str, name: str) -> None:
+    """Ask until a model answers: its weights are loaded then.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    load = ClientLoad(address=address, models=(name,), slo_ms=10_000, seconds=0, concurrency=1)
+    for _ in range(60):
+        if offer(load).num_ok:
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"{name} gave no answer within 60 requests")
+
+
 def main() -> None:
     """Send a load and say what became of it; every field of the load is an option."""
     # Here, because the client's own process imports this file, and nothing of the product.
@@ -297,6 +312,10 @@ def main() -> None:
 
     usual = ClientLoad(address="127.0.0.1:8001", models=("model",), slo_ms=100, seconds=10.0)
     load, _ = from_command_line("open_loop", usual, sys.argv[1:])
+    if load.client not in ("raw", "grpcio"):
+        sys.exit(f"open_loop: client is {load.client!r}, expected raw or grpcio")
+    if not (load.rate or load.concurrency or load.schedule):
+        sys.exit("open_loop: found no rate, concurrency or schedule, expected one of them")
     account = offer(load)
     for name, value in account.row().items():
         print(f"{name:20} {value:.3f}" if isinstance(value, float) else f"{name:20} {value}")

@@ -17,7 +17,7 @@ from experiments.live.calibration import Calibration, calibrate, calibration_wor
 from experiments.live.live_run import LiveRun, Served
 from experiments.simulator import Case, CpuCosts
 from experiments.study.sides import RunRows, Side
-from modelzoo.profile import ProfileRow
+from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Recorded, Workload
 
 
@@ -116,6 +116,8 @@ def measured(
             cluster,
             models=tuple(replace(model, row=told[model.row.name][0]) for model in cluster.models),
             exec_samples_ns={name: samples_ns for name, (_, samples_ns) in told.items()},
+            # Whatever else the device does takes what it took in the middle.
+            noise=Noise(),
         )
     case = replace(
         served.case,

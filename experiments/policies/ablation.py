@@ -19,7 +19,7 @@ from controller.core import EdfMhConfig, SchedulerConfig
 from experiments.policies import tried
 from experiments.policies.contest import Contender, Row, Setting, run_all, said
 from experiments.policies.edf_mh import own_figures, table
-from experiments.policies.scenarios import further_scenarios, scenarios
+from experiments.policies.scenarios import further_scenarios, named, scenarios
 from experiments.study.study import Study
 
 ALL = SchedulerConfig(policy="edf_mh")
@@ -112,7 +112,7 @@ def measure_all(setting: Setting) -> Iterator[Row]:
         for load in (*scenarios(), *further_scenarios())
         if load.key.startswith(setting.only) and load.key.startswith(where)
     ]
-    return run_all(loads, [Contender(name="all", config=ALL), *pieces()], setting)
+    return run_all(loads, [Contender(name="all", config=ALL), *pieces()], setting, named)
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:

@@ -20,7 +20,6 @@ from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import Cost, density_rate, simulated
 from experiments.policies.load import BATCH_SLO_NS, Load
-from experiments.policies.scenarios import named
 from experiments.simulator import Case, production_scheduler
 from experiments.study.compared import run_rows
 from experiments.study.study import NO_COLUMN, key_of
@@ -244,7 +243,7 @@ class Contender:
 
     name: str
     config: SchedulerConfig
-    #: Makes the scheduler. A function of a module, so that it can be sent to another process by name.
+    #: Makes the scheduler. A function of a module or a partial of one, so that it can be sent to another process.
     scheduler: Callable[[Case], Scheduler] = production_scheduler
     #: Run only under loads whose key begins with one of these words.
     only: tuple[str, ...] = ("",)
@@ -295,7 +294,7 @@ class Row:
 
         In percent of the bound where clients wait for their answers: there a refusal makes them ask more.
         """
-        by_rate = self.load.bound.startswith("rate")
+        by_rate = self.load.bound.startswith("rate") and self.possible_share is not None
         return 100 * self.mean("bound_share" if by_rate else "share")
 
     @property
@@ -333,21 +332,33 @@ def run_all(
     loads: Sequence[Load],
     contenders: Sequence[Contender],
     setting: Setting,
+    named: Callable[[str], Load],
     *,
     padding: bool = False,
 ) -> Iterator[Row]:
-    """Measure every contender under all of its loads; `padding` as for `bound_of`."""
+    """Measure every contender under all of its loads.
+
+    Args:
+        loads: the loads.
+        contenders: who is measured.
+        setting: how much.
+        named: gives a load by its key, in other processes, to which what draws its requests cannot be sent; a function
+            of a module.
+        padding: as for `bound_of`.
+    """
     with ProcessPoolExecutor(setting.processes) as pool:
 
         def played(load: Load, contender: Contender, *, fault: bool) -> list[Future[Outcome]]:
             config = asdict(contender.config)
             return [
-                pool.submit(_measure, load.key, config, contender.scheduler, seed, fault)
+                pool.submit(_measure, named, load.key, config, contender.scheduler, seed, fault)
                 for seed in setting.seeds
             ]
 
         bounds = {
-            load.key: [pool.submit(_bound, load.key, seed, padding) for seed in setting.seeds]
+            load.key: [
+                pool.submit(_bound, named, load.key, seed, padding) for seed in setting.seeds
+            ]
             for load in loads
             if setting.bounds or load.bound == "rate_inside"
         }
@@ -376,6 +387,7 @@ def run_all(
 
 
 def _measure(
+    named: Callable[[str], Load],
     key: str,
     config: dict[str, Any],
     scheduler: Callable[[Case], Scheduler],
@@ -388,6 +400,5 @@ def _measure(
     return measure(named(key), made, seed, make_scheduler=scheduler, fault=fault)
 
 
-def _bound(key: str, seed: int, padding: bool) -> int:
-    # The function that draws a load's requests cannot be sent to another process; its name can.
+def _bound(named: Callable[[str], Load], key: str, seed: int, padding: bool) -> int:
     return bound_of(named(key), seed, padding=padding)

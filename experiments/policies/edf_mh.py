@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.clockwork_paper.fig7 import SATISFIED, lowest_multiple
 from experiments.policies.contest import Contender, Row, Setting, run_all, said
-from experiments.policies.scenarios import scenarios
+from experiments.policies.scenarios import named, scenarios
 from experiments.study.compared import POLICIES
 from experiments.study.study import Study
 
@@ -43,7 +43,8 @@ COLUMNS = (
 def measure_all(setting: Setting) -> Iterator[Row]:
     """Measure the policies that are compared, under the scenarios that are asked for."""
     contenders = [Contender(name=name, config=POLICIES[name]) for name in COMPARED]
-    return run_all([s for s in scenarios() if s.key.startswith(setting.only)], contenders, setting)
+    loads = [load for load in scenarios() if load.key.startswith(setting.only)]
+    return run_all(loads, contenders, setting, named)
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -404,7 +404,8 @@ def bests(
 
 def measure_all(setting: Setting) -> Findings:
     """Play every form and count the core's lines."""
-    before = {} if setting.anew else Floors().best
+    is_first = setting.anew or not (RESULTS / "floors.json").exists()
+    before = {} if is_first else Floors().best
     forms = {}
     for name, play in FORMS.items():
         with tempfile.TemporaryDirectory() as folder:

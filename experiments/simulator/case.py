@@ -143,6 +143,13 @@ class Cluster:
         _not_negative(self, "copy_overhead_ns", "start_delay_ns")
         if not self.models:
             raise ConfigError("cluster: no models")
+        if self.kinds and self.exec_samples_ns:
+            raise ConfigError(
+                "cluster: found durations that were measured and workers of several kinds"
+            )
+        if unknown := set(self.exec_samples_ns) - {model.row.name for model in self.models}:
+            words = ", ".join(sorted(unknown))
+            raise ConfigError(f"cluster: found measured durations of {words}, which no model has")
         names = [model.model_id for model in self.models]
         if len(set(names)) < len(names):
             raise ConfigError("cluster: two models have the same name")

@@ -190,7 +190,7 @@ def _case(file: _File, folder: Path) -> Case:
     kind_of(file.scheduler.policy)
     return Case(
         workload=_workload(file, folder, models, duration_ns),
-        cluster=build(Cluster, cluster, "cluster", models=models, **kinds),
+        cluster=build(Cluster, cluster, "cluster", models=models, exec_samples_ns={}, **kinds),
         duration_ns=duration_ns,
         network=file.network,
         costs=measured() if file.costs == "measured" else build(CpuCosts, file.costs, "costs"),
@@ -228,6 +228,10 @@ def _kinds(
     rows = {model.row.name: model.row for model in models}
     kinds: list[WorkerKind] = []
     for number, table in enumerate(tables):
+        if table.workers < 0:
+            raise ConfigError(
+                f"cluster.kinds[{number}]: workers is {table.workers}, expected 0 or more"
+            )
         here: dict[str, ProfileRow | None] = {}
         if table.profile is not None:
             path = folder / table.profile

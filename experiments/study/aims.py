@@ -6,6 +6,7 @@ was made at another commit says at which, and how many commits ago that was.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -320,6 +321,7 @@ def _age(commit: str) -> str:
 
 def main() -> None:
     """Print all aims, and where their records come from."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     rows = list(judged())
     show(rows)
     outcomes = [row.outcome for row in rows]

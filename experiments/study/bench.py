@@ -43,6 +43,7 @@ def bench(
     *,
     record: str = "",
     part: str = "",
+    folder: str = "",
 ) -> Study[SettingT, Findings]:
     """Declare a benchmark.
 
@@ -52,6 +53,7 @@ def bench(
         measure: measures, for minutes maybe.
         record: the record's name; empty: the command's without its beginning.
         part: of that record, where others leave theirs in it, too.
+        folder: of the results, in which the record is.
     """
 
     def ask(setting: SettingT) -> Sequence[Findings]:
@@ -62,6 +64,7 @@ def bench(
         name=record or name.removeprefix("bench-"),
         command=name,
         part=part,
+        folder=folder,
         setting=setting,
         ask=ask,
         key="",

@@ -223,12 +223,13 @@ class Study(Generic[SettingT, PointT]):
         for name in (f"{self.name}.json", *(f"{self.name}{ending}.csv" for ending in self.tables)):
             if not (path := directory / name).exists():
                 raise ConfigError(f"--add: found no {path} to add to, expected one")
-        if "" in self.tables:
-            with (directory / f"{self.name}.csv").open(newline="", encoding="utf-8") as file:
+            if path.suffix != ".csv":
+                continue
+            with path.open(newline="", encoding="utf-8") as file:
                 missing = axes_of(self.key) - set(next(csv.reader(file), ()))
-            if missing:
-                words = ", ".join(sorted(missing))
-                raise ConfigError(f"--add: found no column {words} in {self.name}.csv, expected it")
+            if missing or not self.key:
+                words = ", ".join(sorted(missing)) or "that tells points apart"
+                raise ConfigError(f"--add: found no column {words} in {name}, expected it")
 
     def figures_of(self, setting: SettingT, points: Sequence[PointT]) -> dict[str, float]:
         """Name every number, the paper's too."""

@@ -13,6 +13,7 @@ from clockwright.units import NS_PER_MS
 from controller.front import link_frames
 from controller.front.oip import parse_request
 from controller.worker_link import parse as parse_from_worker
+from experiments.bench import fuzz
 from experiments.bench.fuzz import (
     Found,
     Mutator,
@@ -27,6 +28,16 @@ from experiments.bench.fuzz import (
 )
 from experiments.bench.fuzz_http import read_json_body, with_lengths
 from tests.kit.front_end import serving_in_thread
+
+
+def test_growth_is_counted_from_the_first_round_to_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = Found()
+    monkeypatch.setattr(fuzz, "rss_bytes", lambda _process: 1000 + found.num_messages)
+    for _ in found.rounds(30, "self"):
+        found.num_messages += 10
+    assert found.rss_growth_bytes == 20
 
 
 @pytest.mark.seeds(2)

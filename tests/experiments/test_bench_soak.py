@@ -18,3 +18,10 @@ def test_slopes_are_per_hour_and_rises_compare_the_halves() -> None:
     assert figures["soak_controller_handles_rise"] == 2
     assert figures["soak_worker_threads_rise"] == -1
     assert figures["soak_worker_rss_mib"] == 50
+
+
+def test_the_first_looks_can_be_left_out() -> None:
+    looks = {"controller": [(90.0, 8, 2), (100.0, 10, 3), (100.0, 10, 3)]}
+    figures = figures_of(looks, look_s=30, first=1)
+    assert figures["soak_rss_slope_mib_per_h"] == pytest.approx(0, abs=1e-6)
+    assert figures["soak_controller_handles_rise"] == 0

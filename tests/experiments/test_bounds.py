@@ -612,7 +612,8 @@ def test_a_policy_that_picks_models_with_two_waiting_beats_the_average_but_not_t
     average = rate * 277 / models + 1e9 / case.costs[0].load_ns * (1 + rate / models * 0.1)
     assert served > 1.05 * average * seconds
     # Hits, loads and followers come to some 225 r/s; 455 answers are the margin for a lucky draw.
-    assert served <= memoryless_bound(case, popularity) < 235 * seconds + 455
+    assert served <= memoryless_bound(case, popularity)
+    assert 215 < (memoryless_bound(case, popularity) - 455) / seconds < 235
     room_for_all = replace(case, pages_per_gpu=7 * models)
     assert memoryless_bound(room_for_all, popularity) == len(case)
 

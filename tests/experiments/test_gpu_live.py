@@ -224,6 +224,8 @@ def test_a_declared_section_does_what_make_gpu_asks(section: ModuleType) -> None
     words = ["--device", "cuda:0", "--seconds", str(part[2])]
     setting, options = from_command_line(study.command, study.setting, words)
     assert (setting.device, setting.seconds) == ("cuda:0", part[2])
+    # Figure 2 has no server.
+    assert section is fig2 or setting.served.device == "cuda:0"
     assert from_command_line(study.command, study.setting, options.split()) == (setting, options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -118,6 +119,17 @@ Pictures = dict[str, tuple[str, Sequence[Sequence[Panel]]]]
 def test_every_study_can_be_drawn_of_its_record(pictures: Pictures) -> None:
     assert len(pictures) >= 16
     assert all(rows and rows[0] for _, rows in pictures.values())
+
+
+@pytest.mark.parametrize("name", ["lanes", "overload"])
+def test_what_no_panels_can_show_is_drawn_of_its_record_too(name: str, tmp_path: Path) -> None:
+    (study,) = (study for study in declared() if study.name == name)
+    assert study.picture is not None
+    for file in RESULTS.glob(f"{name}.*"):
+        if file.suffix != ".png":
+            shutil.copy(file, tmp_path)
+    study.main(["--draw", "--directory", str(tmp_path)])
+    assert (tmp_path / f"{name}.png").exists()
 
 
 def test_a_sentence_stands_over_each_picture(pictures: Pictures) -> None:

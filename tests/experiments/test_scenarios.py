@@ -22,6 +22,7 @@ from experiments.policies.scenarios import (
     azure,
     further_scenarios,
     larger,
+    named,
     ramp,
     scenarios,
     shared,
@@ -232,7 +233,7 @@ def test_an_ablation_needs_no_bounds_but_those_of_closed_loops() -> None:
     only = ("fig5_slo250", "fig7_left_n12_r600_x1.5")
     setting = Setting(seeds=(1, 2), processes=1, bounds=False)
     loads = [scenario for scenario in scenarios() if scenario.key.startswith(only)]
-    rows = list(run_all(loads, [Contender(name="all", config=POLICIES["edf_mh"])], setting))
+    rows = list(run_all(loads, [Contender(name="all", config=POLICIES["edf_mh"])], setting, named))
     assert {row.load.group: row.outcomes[0].bound > 0 for row in rows} == {
         "fig5": True,
         "fig7_left": False,

@@ -182,6 +182,8 @@ def test_a_bad_case_is_refused_with_its_place(
         ),
         ("[[cluster.kinds]]\nname = 'x'\nexec_factor = 0", "is 0, expected 0.01 to 100"),
         ("[[cluster.kinds]]\nworkers = 2", "cluster.kinds[0]: 'name' is missing"),
+        ("[[cluster.kinds]]\nname = 'x'\nworkers = -1", "cluster.kinds[0]: workers is -1"),
+        ("[cluster]\nexec_samples_ns = { a = 1 }", "cluster: there is no 'exec_samples_ns'"),
         (
             "[cluster]\nnum_workers = 3\n[[cluster.kinds]]\nname = 'x'",
             "found kinds of 1 workers, expected one for each of 3 workers",

@@ -62,7 +62,8 @@ def measure(setting: Setting, policy: str, size: int) -> Square:
 
 
 def sides(_setting: Setting, points: Sequence[Square]) -> Iterator[Row]:
-    return ({"size": point.size, "side": point.area**0.5} for point in points)
+    for point in points:
+        yield {"policy": point.policy, "size": point.size, "side": point.area**0.5}
 
 
 def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
@@ -108,7 +109,10 @@ def test_a_study_leaves_a_record_tables_and_a_picture(tmp_path: Path) -> None:
     assert record["sizes"] == [1, 2]
     assert record["setting"]["factor"] == 0.5
     assert (tmp_path / "squares.png").stat().st_size > 10_000
-    assert (tmp_path / "squares_sides.csv").read_text().splitlines()[:2] == ["size,side", "1,1"]
+    assert (tmp_path / "squares_sides.csv").read_text().splitlines()[:2] == [
+        "policy,size,side",
+        "clockwork,1,1",
+    ]
 
 
 def test_a_study_without_a_case_cannot_be_played_to_a_server() -> None:

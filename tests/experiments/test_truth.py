@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
 from experiments.clockwork_paper import fig5
 from experiments.clockwork_paper.cases import case_of
@@ -116,6 +117,8 @@ def test_durations_in_two_heaps_stay_in_two_heaps() -> None:
         noise=Noise(exec_sigma=0.3),
     )
     case = replace(case, cluster=replace(case.cluster, exec_samples_ns={"heaps": samples_ns}))
+    with pytest.raises(ConfigError, match="measured durations of net, which no model has"):
+        replace(case.cluster, exec_samples_ns={"net": samples_ns})
     alone = [a.exec.duration_ns for a in simulated(case).actions if a.exec and a.batch_size == 1]
     assert set(alone) == {10 * MS, 30 * MS}
     assert sum(ns == 30 * MS for ns in alone) / len(alone) == pytest.approx(0.25, abs=0.1)

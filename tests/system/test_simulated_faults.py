@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import multiprocessing
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from multiprocessing.pool import ThreadPool
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -58,9 +60,10 @@ from controller.slab_book import SlabBook
 from controller.slabs import Arena, Slabs
 from controller.telemetry_files import TableFile
 from controller.worker_link import WorkerLink
+from experiments.faults import simulate_faults
 from experiments.faults.device import FoldingModel, ModelSpec, QueueingFoldingDevice
 from experiments.faults.slabs import SlabWatch
-from experiments.faults.story import Happening, Play, Story, play
+from experiments.faults.story import Happening, Play, Story, StoryOutcome, play
 from experiments.faults.world import World
 from tests.kit.fault_stories import LENGTH_NS, NUM_REQUESTS, play_stories
 from worker import lane_threads
@@ -736,3 +739,27 @@ def test_a_second_owner_of_a_controllers_state_is_noticed(monkeypatch: pytest.Mo
     assert "expected one controller at a time" in "\n".join(outcome.transcript)
     monkeypatch.setattr("fcntl.flock", lambda *_: None)
     assert "another opens the state of controller0" in play(story, happenings).violation
+
+
+def test_a_seed_that_fails_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def played(seeds: Sequence[int]) -> list[StoryOutcome]:
+        return [
+            StoryOutcome(seed, "a lost answer" if seed == 1 else "", (), Counter(answered=3), 9, 0)
+            for seed in seeds
+        ]
+
+    class Threads:
+        def Pool(self, maxtasksperchild: int) -> ThreadPool:
+            return ThreadPool(1)
+
+    monkeypatch.setattr(simulate_faults, "_play_some", played)
+    monkeypatch.setattr(
+        simulate_faults, "tell", lambda outcome: iter([f"seed {outcome.seed} fails"])
+    )
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: Threads())
+    asked = ["--seeds", "3", "--directory", str(tmp_path)]
+    assert simulate_faults.STUDY.main(asked) == "1 of 3 seeds fail: [1]"
+    assert simulate_faults.STUDY.main([*asked, "--first", "2"]) == ""
+    assert capsys.readouterr().out.count("seed 1 fails") == 1

@@ -19,6 +19,7 @@ from typing import Any
 from controller.core import EdfMhConfig, SchedulerConfig
 from experiments.policies import contest, tried
 from experiments.policies.contest import Contender, Row, run_all, said
+from experiments.policies.load import Load
 from experiments.policies.unseen import FAMILIES
 from experiments.study.compared import POLICIES
 from experiments.study.study import Study
@@ -60,11 +61,17 @@ class Setting(contest.Setting):
     policies: tuple[str, ...] = tuple(CONTENDERS)
 
 
+def named(key: str) -> Load:
+    """The family with this key."""
+    (family,) = (family for family in FAMILIES.values() if family.key == key)
+    return family
+
+
 def measure_all(setting: Setting) -> Iterator[Row]:
     """Measure every policy under every family."""
     families = [family for family in FAMILIES.values() if family.key.startswith(setting.only)]
     contenders = [CONTENDERS[name] for name in setting.policies]
-    return run_all(families, contenders, setting, padding=True)
+    return run_all(families, contenders, setting, named, padding=True)
 
 
 # --- figures ----------------------------------------------------------------------------------------
