@@ -104,8 +104,8 @@ def measured_row(
     """Replace a row's durations by what was measured of its model, and say which EXECs took how long.
 
     Real durations come in heaps, because a core's caches are warm or cold and its neighbour is busy or idle: no noise
-    around a median tells of that. Batch sizes that came up fewer than ten times keep
-    their share of the next smaller one that did, or else of the smallest.
+    around a median tells of that. A batch size that came up fewer than ten times varies as the next smaller one
+    that did, or else as the smallest: around its own median, or, where it never came up, around its share by the row.
 
     Returns:
         The row, of medians, and durations by batch size, in ns; empty: no EXEC was measured.
@@ -118,12 +118,15 @@ def measured_row(
             execs_ns.setdefault(action.batch_size, []).append(action.exec.duration_ns)
     exec_ns, samples_ns = dict(row.exec_ns), dict[int, tuple[int, ...]]()
     often = {
-        size: some for size in sorted(exec_ns) if len(some := execs_ns.get(size, ())) >= _ENOUGH
+        size: some for size in sorted(exec_ns) if len(some := execs_ns.get(size, [])) >= _ENOUGH
     }
     nearest = next(iter(often), 0)
     for size in sorted(exec_ns) if often else ():
         nearest = size if size in often else nearest
-        share = row.exec_ns[size] / row.exec_ns[nearest]
+        if size in execs_ns:
+            share = float(np.median(execs_ns[size]) / np.median(often[nearest]))
+        else:
+            share = row.exec_ns[size] / row.exec_ns[nearest]
         samples_ns[size] = tuple(round(share * duration_ns) for duration_ns in often[nearest])
         exec_ns[size] = int(np.median(samples_ns[size]))
     load_ns = int(np.median(loads_ns)) if loads_ns else row.load_ns

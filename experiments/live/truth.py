@@ -10,7 +10,8 @@ Each workload is played several times live; the table has the median of each fig
 
 Requests reach a live controller later than the workload says, by the client's timers and by what else
 the machine has to do. So each live run is simulated a second time, with its requests at the times at
-which the controller had them: what is left of the gap then is the server's, not the client's.
+which the controller had them, and of a real device with the durations that its EXECs had in that run: what is left of
+the gap then is the server's, not the client's, nor that of a processor whose other work comes and goes.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class PlayedCase:
     measured: MeasuredCase | None
     live: list[Side]
     simulated: list[Side]
-    #: Each live run simulated again with its requests as they arrived. Empty for closed loops, whose
-    #: arrivals depend on the server.
+    #: Each live run simulated again with its requests as they arrived, and on a real device with its EXECs as long
+    #: as they were. Empty for closed loops, whose arrivals depend on the server.
     as_arrived: list[Side]
     #: Why nothing was simulated; empty: it was.
     unmeasured: str = ""
@@ -264,11 +265,11 @@ def play_case(setting: Setting, served: Served) -> PlayedCase:
     else:
         seeds = range(setting.seed, setting.seed + setting.repeats)
         told = [replace(given.case, seed=seed) for seed in seeds]
-        again = [
-            replace(given.case, workload=as_arrived(workload, run.rows))
-            for run in runs
-            if not workload.closed_loops
-        ]
+        for run in () if workload.closed_loops else runs:
+            own = given
+            if served.device:
+                own = measured(served, [*played.runs[: len(first) - 1], run], played.rows)
+            again.append(replace(own.case, workload=as_arrived(workload, run.rows)))
     return PlayedCase(
         what=served.what,
         measured=given,
@@ -339,8 +340,10 @@ def _reason(
             f"the machine had other work: load average {load:.1f} on {cores} cores before the case"
         )
     if abs(arrived_pct) <= aim_pct:
-        late_ms = played.client_late_p99_ms
-        return f"requests reached the controller late: the client's p99 is {late_ms:.1f} ms"
+        late = f"requests reached the controller late: the client's p99 is {played.client_late_p99_ms:.1f} ms"
+        assert played.measured is not None
+        is_real = bool(played.measured.case.cluster.exec_samples_ns)
+        return f"EXECs took other times than in the runs before, or {late}" if is_real else late
     return "not explained by this run"
 
 

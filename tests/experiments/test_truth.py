@@ -95,6 +95,16 @@ def test_measured_durations_replace_those_that_the_worker_reported() -> None:
         size: {exec_ns} for size, exec_ns in row.exec_ns.items()
     }
     assert measured_row(reported, ()) == (reported, {})
+    _, crowd = runs
+    seldom = [action for action in crowd.actions if action.exec and action.batch_size == 4]
+    ten = [action for action in crowd.actions if action.exec and action.batch_size == 2][:10]
+    for action in ten[:3]:
+        assert action.exec is not None
+        action.exec = replace(action.exec, duration_ns=2 * action.exec.duration_ns)
+    _, samples_ns = measured_row(reported, [*ten, *seldom[:2]])
+    # One that came up twice has its own median, and varies as the other does.
+    base_ns = ROW.exec_ns[4]
+    assert Counter(samples_ns[4]) == {base_ns: 7, 2 * base_ns: 3}
 
 
 def test_durations_in_two_heaps_stay_in_two_heaps() -> None:
