@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import called
+from experiments.__main__ import called, declared
 from experiments.results_file import RESULTS
 from experiments.study.results_page import repeated_by
+from experiments.study.study import from_command_line
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
@@ -36,13 +38,19 @@ def test_every_record_is_repeated_by_a_command_that_there_is() -> None:
         for command in commands_of(json.loads(path.read_text()))
     ]
     assert len(commands) > 40
+    studies = {called(study.command or study.name, study.name): study for study in declared()}
     for command in commands:
-        words = command.split()
+        words = shlex.split(command)
         if words[0] == "make":
             assert words[1] in targets, command
         else:
             assert words[:3] == ["python", "-m", "experiments"], command
-            assert called(words[3]), command
+            name = called(words[3])
+            assert name, command
+            if study := studies.get(name):
+                options = [word for word in words[4:] if word != "--add"]
+                setting, again = from_command_line(name, study.setting, options)
+                assert from_command_line(name, study.setting, shlex.split(again))[0] == setting
 
 
 @pytest.mark.parametrize(
