@@ -48,11 +48,13 @@ def case_of(
     num_gpus: int = 1,
     num_pages: int = 1376,
     noise: Noise = NOISE,
+    tenants: tuple[str, ...] = ("",),
 ) -> Case:
     """Models on equal GPUs, and whoever asks for them until the end."""
     return Case(
         workload=Workload(
             models=tuple(model.model_id for model in models),
+            tenants=tenants,
             sources=tuple(sources),
             closed_loops=tuple(loops),
         ),

@@ -11,9 +11,9 @@ from typing_extensions import Unpack, override
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.clockwork_paper import cases
 from experiments.clockwork_paper.cases import NOISE
-from experiments.simulator import Case, Cluster, HostedModel
+from experiments.simulator import Case, HostedModel
 from modelzoo.profile import Noise, ProfileRow
-from traces.arrivals import ClosedLoop, Poisson, Source, Workload
+from traces.arrivals import ClosedLoop, Poisson, Source
 
 #: Requests with such an SLO are batch clients'.
 BATCH_SLO_NS = 3600 * NS_PER_S
@@ -100,16 +100,16 @@ def case_of(
     tenants: tuple[str, ...] = ("",),
 ) -> Case:
     """Models on equal GPUs, and whoever asks for them until the end."""
-    return Case(
-        workload=Workload(
-            models=tuple(model.model_id for model in models),
-            tenants=tenants,
-            sources=tuple(sources),
-            closed_loops=tuple(loops),
-        ),
-        cluster=Cluster(models=models, num_workers=gpus, num_pages=pages, noise=noise),
-        duration_ns=s(seconds),
+    return cases.case_of(
+        models,
+        sources,
         seed=seed,
+        end_ns=s(seconds),
+        loops=loops,
+        num_gpus=gpus,
+        num_pages=pages,
+        noise=noise,
+        tenants=tenants,
     )
 
 
