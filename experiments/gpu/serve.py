@@ -98,11 +98,11 @@ class Setting(CardSetting):
 
 def live_figures(setting: Setting, run: LiveRun) -> dict[str, float]:
     """Figures of the workload served over gRPC."""
-    requests = run.rows.requests
-    answered = sum(request.outcome == OK for request in requests)
+    answered = sum(request.outcome == OK for request in run.rows.requests)
     return {
         "live_num_instances": float(len(setting.model_ids)),
-        "live_goodput_pct": 100 * answered / max(1, len(requests)),
+        "live_goodput_pct": 100 * answered / max(1, run.report.num_requests),
+        "live_num_without_row": float(run.num_without_row),
         "live_client_late_ms_p99": run.report.lateness_ns_p99 / NS_PER_MS,
         **{f"live_{key}": value for key, value in action_figures(run.rows.actions).items()},
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from clockwright.operator import Operator
@@ -140,6 +142,11 @@ class LiveRun:
     #: Telemetry of this workload alone.
     rows: RunRows
 
+    @property
+    def num_without_row(self) -> int:
+        """Requests that were refused before the scheduler heard of them, as a throttle does it: they leave no row."""
+        return self.report.num_requests - len(self.rows.requests)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
@@ -169,13 +176,13 @@ def play(workloads: Sequence[Workload], served: Served) -> Played:
             reports = [replay(server.address, workload) for workload in workloads]
         requests = list(read_requests(Path(telemetry)))
         actions = list(read_actions(Path(telemetry)))
+    begins_ns = [*(report.begin_ns for report in reports), math.inf]
     runs = []
-    for report in reports:
-        # A request's clock may start some ms before it was sent, so rows are counted and not looked up.
-        num_requests = report.num_open + report.num_closed
-        mine, requests = requests[:num_requests], requests[num_requests:]
-        end_ns = max((row.departure_ns for row in mine), default=report.begin_ns)
-        its = [row for row in actions if report.begin_ns <= row.sent_ns <= end_ns]
+    for report, (begin_ns, until_ns) in zip(reports, pairwise(begins_ns), strict=True):
+        # By its end, which comes after its client has begun; a request's clock may start some ms before it was sent.
+        mine = [row for row in requests if begin_ns <= row.departure_ns < until_ns]
+        end_ns = max((row.departure_ns for row in mine), default=begin_ns)
+        its = [row for row in actions if begin_ns <= row.sent_ns <= end_ns]
         runs.append(LiveRun(report=report, rows=RunRows(mine, its, report.begin_ns)))
     return Played(runs=runs, rows=rows, policy=policy)
 

@@ -186,4 +186,5 @@ def sides(
         "live": side(live.rows),
         "simulated": None if simulated is None else side(simulated),
         "client_late_p99_ms": live.report.lateness_ns_p99 / NS_PER_MS,
+        "num_without_row": live.num_without_row,
     }

@@ -84,6 +84,8 @@ class PlayedCase:
     #: Why nothing was simulated; empty: it was.
     unmeasured: str = ""
     client_late_p99_ms: float
+    #: Requests of each live run that are not in `live`, for they left no row.
+    num_without_row: list[int]
     #: The machine's load average before; the case itself adds less than 1.
     load_average: float
 
@@ -279,6 +281,7 @@ def play_case(setting: Setting, served: Served) -> PlayedCase:
         unmeasured=unmeasured_for,
         client_late_p99_ms=statistics.median(run.report.lateness_ns_p99 for run in runs)
         / NS_PER_MS,
+        num_without_row=[run.num_without_row for run in runs],
         load_average=load_average,
     )
 
@@ -334,6 +337,8 @@ def _reason(
         return f"not simulated: {played.unmeasured}"
     if abs(gap_pct) <= aim_pct:
         return ""
+    if lost := sum(played.num_without_row):
+        return f"the server refused {lost} requests before its scheduler heard of them"
     load, cores = played.load_average, os.cpu_count() or 1
     if load > cores:
         return (
@@ -373,6 +378,7 @@ def extra(setting: Setting, lines: Sequence[TruthLine]) -> dict[str, Any]:
                     for name in ("live", "simulated", "as_arrived")
                 },
                 "client_late_p99_ms": line.of.client_late_p99_ms,
+                "num_without_row": line.of.num_without_row,
                 "load_average": line.of.load_average,
             }
             for line in lines

@@ -19,6 +19,8 @@ class Beside:
     simulated: Annotated[Side | None, Column()]
     #: How late the client itself sent.
     client_late_p99_ms: float
+    #: Requests of the whole run that are not in `live`: fronts refused them by themselves, and keep no row of that.
+    num_without_row: int = 0
     #: How much more the simulator says; None: there is nothing to compare.
     goodput_gap_pct: Annotated[float | None, Column()] = field(init=False)
     p50_gap_pct: Annotated[float | None, Column()] = field(init=False)
@@ -38,7 +40,8 @@ def worst(points: Iterable[Beside], name: str) -> dict[str, float]:
 
 def say(key: str, point: Beside) -> str:
     """One line about a point."""
-    return f"{key_of(key, point)}: {words_of(point.live, point.simulated)}"
+    words = f"{key_of(key, point)}: {words_of(point.live, point.simulated)}"
+    return words + f"; {point.num_without_row} requests left no row" * (point.num_without_row > 0)
 
 
 def by_side(_setting: object, points: Iterable[Beside]) -> Iterator[Row]:

@@ -197,6 +197,16 @@ def test_a_lane_that_takes_memory_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
     assert figures["lanes_free_bytes_change"] == -4096
 
 
+def test_a_request_that_left_no_row_is_one_that_was_not_answered() -> None:
+    setting = serve.Setting(**TINY, num_models=2, seconds=2.0, share=1 / 6)
+    (run,) = pretend_play([setting.workload], setting.served).runs
+    whole = serve.live_figures(setting, run)
+    half = replace(run, rows=replace(run.rows, requests=run.rows.requests[::2]))
+    figures = serve.live_figures(setting, half)
+    assert figures["live_num_without_row"] == len(run.rows.requests) // 2 > 10
+    assert figures["live_goodput_pct"] == pytest.approx(whole["live_goodput_pct"] / 2, rel=0.1)
+
+
 def test_a_server_that_answers_too_little_has_live_figures_only() -> None:
     setting = fig5.Setting(**TINY, num_models=2, seconds=2.0, slos_ms=(100, 500), concurrency=2)
     first = rehearsals(setting.served, 0.2, setting.mix)

@@ -41,7 +41,7 @@ def pretend_live(given: Case) -> LiveRun:
     report = ReplayReport(
         begin_ns=BEGIN_NS,
         elapsed_ns=given.duration_ns,
-        num_open=0,
+        num_open=len(rows.requests),
         num_closed=0,
         outcomes={},
         num_in_time=0,
