@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import csv
 import gc
+import itertools
 import time
 from array import array
 from collections import Counter
@@ -41,7 +42,7 @@ import uvloop
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.bulk import Buffer, join_bulk
-from clockwright.channel import Access
+from clockwright.channel import OPTIONS, Access
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from clockwright.v1 import inference_pb2 as pb
@@ -158,6 +159,8 @@ class AskingStyle:
     #: How long a closed-loop client waits after a refusal, as in the simulator's `Case`; None: until the
     #: deadline of what was refused.
     refusal_pause_ns: int | None = None
+    #: Connections that requests take in turns: fronts that share a port have a share of them.
+    connections: int = 1
 
 
 def replay(
@@ -166,6 +169,7 @@ def replay(
     *,
     access: Access | None = None,
     refusal_pause_ns: int | None = None,
+    connections: int = 1,
     requests_csv: Path | None = None,
     on_progress: Callable[[ReplayProgress], None] | None = None,
 ) -> ReplayReport:
@@ -178,6 +182,7 @@ def replay(
         workload: its models are names on the server.
         access: what is shown there, and TLS; None: nothing.
         refusal_pause_ns: as in `AskingStyle`.
+        connections: likewise.
         requests_csv: where rows go; replaces a file that is there.
         on_progress: told about once a second.
 
@@ -190,7 +195,7 @@ def replay(
         address,
         workload,
         access=access,
-        style=AskingStyle(refusal_pause_ns=refusal_pause_ns),
+        style=AskingStyle(refusal_pause_ns=refusal_pause_ns, connections=connections),
         requests_csv=requests_csv,
         on_progress=on_progress,
     )
@@ -231,14 +236,20 @@ async def play_async(
 ) -> ClientRecord:
     """Do what `play` does, in a running event loop; whatever else runs in it makes requests late."""
     access, style = access or Access(), style or AskingStyle()
-    async with access.async_channel(address) as channel:
-        messages = await _messages(channel, address, access, workload, style)
+    # By default gRPC's channels to one address share a connection.
+    options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+    async with contextlib.AsyncExitStack() as open_channels:
+        channels = [
+            await open_channels.enter_async_context(access.async_channel(address, options=options))
+            for _ in range(style.connections)
+        ]
+        messages = await _messages(channels[0], address, access, workload, style)
         with contextlib.ExitStack() as stack:
             file = None if requests_csv is None else stack.enter_context(_open(requests_csv))
             if file is not None:
                 _write(file, [REQUEST_COLUMNS])
             driver = _Driver(
-                channel,
+                channels,
                 access.metadata,
                 workload.models,
                 workload.tenants,
@@ -259,7 +270,7 @@ async def play_async(
 class _Driver:
     """Sends requests and keeps the books."""
 
-    channel: Any
+    channels: Sequence[Any]
     shown: Sequence[tuple[str, str]]
     names: tuple[str, ...]
     tenants: tuple[str, ...]
@@ -285,11 +296,11 @@ class _Driver:
     positions: dict[str, int] = field(default_factory=dict)
     #: Latencies of answers since progress was told.
     new_latencies_ns: list[int] = field(default_factory=list)
-    _call: Any = None
+    _calls: Iterator[Any] = field(default_factory=lambda: iter(()))
 
     async def drive(self, workload: Workload) -> None:
         """Send all requests; return when the last response is there."""
-        self._call = self.channel.unary_unary(_INFER)
+        self._calls = itertools.cycle([channel.unary_unary(_INFER) for channel in self.channels])
         chunks = _in_lists(workload)
         # The first requests are made before the clock starts, the others beside the event loop.
         chunk = await asyncio.to_thread(next, chunks, None)
@@ -369,7 +380,8 @@ class _Driver:
         message = self.messages[model].encode(number, slo_ns, tenant)
         outcome = OK
         try:
-            await self._call(message, metadata=self.shown, timeout=slo_ns / NS_PER_S + _GRACE_S)
+            call = next(self._calls)
+            await call(message, metadata=self.shown, timeout=slo_ns / NS_PER_S + _GRACE_S)
         except grpc.aio.AioRpcError as error:
             outcome = _reason(error)
         departure_ns = self._now_ns()

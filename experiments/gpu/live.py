@@ -2,7 +2,7 @@
 
 Separate runs on the same server measure what the simulator is told (`experiments.live.rehearsal`). It does not
 know that a front end has a limited number of cores. Where the cores cannot carry the requests, the live run answers fewer, and
-`exec_busy_pct` says that the card was not the limit.
+`exec_busy_pct` says that the card was not the limit. `--fronts N` has more cores carry them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ class CardSetting:
     num_models: int
     #: Host memory for weights, which models of one network share.
     host_mib: int = 512
+    #: Front processes: inputs of 602 kB keep more than one core busy.
+    fronts: int = 0
     seed: int = 1
     #: Compiled models; empty: the user's.
     cache_dir: str = field(default="", metadata={"said": "DIR"})
+    #: Where the server's telemetry stays, of one run after the other; empty: nowhere.
+    keep_telemetry: str = field(default="", metadata={"said": "DIR"})
 
     def __post_init__(self) -> None:
         for name in ("seconds", "pages", "share"):
@@ -82,6 +86,8 @@ class CardSetting:
         return Served(
             case=case_of(models, seed=1, end_ns=1, num_pages=self.pages),
             device=self.device,
+            fronts=self.fronts,
+            telemetry=self.keep_telemetry,
             options=("--host-mib", str(self.host_mib), "--cache-dir", cache),
         )
 

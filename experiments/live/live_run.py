@@ -27,6 +27,8 @@ from traces.replay import ReplayReport, replay
 STAND_IN = "mlp-784-128-10"
 # Thousands of models are prepared before a server is ready.
 _START_LIMIT_S = 1200.0
+# The kernel deals connections out by chance: with so many for each front, no front is without.
+_CONNECTIONS_EACH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,10 @@ class Served:
     device: str = ""
     #: A network that stands for those whose times are modelled.
     stand_in: str = STAND_IN
+    #: Front processes, behind one port; 0: the controller serves clients itself.
+    fronts: int = 0
+    #: The folder in which telemetry stays; empty: it goes.
+    telemetry: str = ""
     #: More of the command line, and variables of the process besides this one's.
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -112,6 +118,7 @@ class Served:
                 *("--device", self.device or f"modelled:{scratch}/profile.json"),
                 *("--pages", str(cluster.num_pages), *command_line(self.case.scheduler)),
                 *(("--workers", str(cluster.num_workers)) if cluster.num_workers > 1 else ()),
+                *(("--fronts", str(self.fronts)) if self.fronts else ()),
                 *self.options,
                 *more,
             ]
@@ -169,11 +176,15 @@ def play(workloads: Sequence[Workload], served: Served) -> Played:
     Raises:
         RuntimeError: the server did not start.
     """
-    with tempfile.TemporaryDirectory() as telemetry:
+    connections = max(1, _CONNECTIONS_EACH * served.fronts)
+    with tempfile.TemporaryDirectory() as scratch:
+        telemetry = served.telemetry or scratch
         with served.running("--telemetry", telemetry) as (server, _):
             with Operator(server.address) as operator:
                 rows, policy = reported_rows(operator), operator.status().policy
-            reports = [replay(server.address, workload) for workload in workloads]
+            reports = [
+                replay(server.address, workload, connections=connections) for workload in workloads
+            ]
         requests = list(read_requests(Path(telemetry)))
         actions = list(read_actions(Path(telemetry)))
     begins_ns = [*(report.begin_ns for report in reports), math.inf]

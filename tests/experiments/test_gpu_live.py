@@ -27,6 +27,7 @@ from experiments.live.live_run import Played, Served, play
 from experiments.live.rehearsal import rehearsals
 from experiments.study.sides import RunRows
 from experiments.study.study import from_command_line
+from experiments.telemetry.tables import read_requests
 from tests.kit.aims import wanted_of
 from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload
@@ -237,6 +238,18 @@ def test_a_declared_section_does_what_make_gpu_asks(section: ModuleType) -> None
     # Figure 2 has no server.
     assert section is fig2 or setting.served.device == "cuda:0"
     assert from_command_line(study.command, study.setting, options.split()) == (setting, options)
+
+
+@pytest.mark.long
+def test_a_figure_may_be_served_by_fronts_and_keep_its_telemetry(tmp_path: Path) -> None:
+    folder = tmp_path / "telemetry"
+    words = ["--fronts", "2", "--keep-telemetry", str(folder)]
+    setting, options = from_command_line("gpu-fig5", fig5.Setting(**TINY, num_models=2), words)
+    assert options == "--fronts 2 --seed 1 --keep-telemetry DIR"
+    (workload,) = replace(setting, seconds=1.0, slos_ms=(500,), concurrency=4).workloads
+    (run,) = play([workload], replace(setting, cache_dir=str(tmp_path)).served).runs
+    assert run.report.outcomes["OK"] == run.report.num_requests
+    assert list(read_requests(folder)) == run.rows.requests
 
 
 def test_a_section_may_be_asked_for_what_a_processor_can_serve() -> None:

@@ -76,6 +76,18 @@ def test_every_open_loop_request_is_sent_when_due_and_has_its_row(
     assert report.lateness_ns_max == max(lateness)
 
 
+def test_requests_take_turns_on_as_many_connections_as_are_asked_for(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server:
+        seen: list[int] = []
+
+        def count_connections(_: ReplayProgress) -> None:
+            seen.append(server.do(lambda front_end: len(front_end.server._peers)))  # type: ignore[union-attr]
+
+        report = replay(server.address, OPEN, connections=3, on_progress=count_connections)
+        assert report.outcomes["OK"] == report.num_requests
+        assert seen[-1] == 3
+
+
 def test_the_controller_hears_whose_each_request_is(
     server: FrontEndInThread, tmp_path: Path
 ) -> None:
