@@ -124,7 +124,8 @@ def _write(target: Path, record: Mapping[str, Any]) -> Path:
 def _commit() -> str:
     """Name the commit the figures were made from; `+` when tracked files differ from it.
 
-    Results do not count: a figure's table and picture are written before this is asked.
+    Results do not count: a figure's table and picture are written before this is asked. A copy without history has
+    the commit of CLOCKWRIGHT_COMMIT.
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
@@ -132,7 +133,7 @@ def _commit() -> str:
         changes = _git("status", "--porcelain", "--untracked-files=no", "--", *others)
         return head + "+" * bool(changes)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("CLOCKWRIGHT_COMMIT") or "unknown"
 
 
 def _git(*arguments: str) -> str:

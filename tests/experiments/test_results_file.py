@@ -82,3 +82,19 @@ def test_results_written_before_do_not_make_the_commit_another(
     assert len(commit()) == 12
     source.write_text("2")
     assert commit().endswith("+")
+    # Where the history is, nobody has to say it.
+    monkeypatch.setenv("CLOCKWRIGHT_COMMIT", "0123456789ab")
+    assert commit().endswith("+")
+
+
+def test_the_commit_of_a_copy_without_history_is_the_one_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_file, "RESULTS", tmp_path / "results")
+    # Git looks for a history no further up than here.
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("CLOCKWRIGHT_COMMIT", raising=False)
+    for given, said in (("", "unknown"), ("0123456789ab", "0123456789ab")):
+        monkeypatch.setenv("CLOCKWRIGHT_COMMIT", given)
+        path = write_results("y", {}, command="", directory=tmp_path)
+        assert json.loads(path.read_text())["commit"] == said
