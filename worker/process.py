@@ -33,8 +33,8 @@ from worker.timing import tune_process
 
 logger = logging.getLogger(__name__)
 
-# One Infer may use a quarter of the IO memory, so that others always find room beside it.
-_IO_SHARE = 4
+#: One Infer may use a quarter of the IO memory, so that others always find room beside it.
+IO_SHARE = 4
 
 
 def run_worker(config: WorkerConfig) -> int:
@@ -112,7 +112,7 @@ def make_device(
     limits = Limits(
         arena_bytes=config.usable_arena_bytes,
         num_pages=config.num_pages,
-        io_bytes=config.io_bytes // _IO_SHARE,
+        io_bytes=config.io_bytes // IO_SHARE,
         compile_bytes=config.usable_compile_bytes,
         compile_cpu_s=config.compile_cpu_s,
     )

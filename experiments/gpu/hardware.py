@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits
 from worker.models.precision import Precision
 from worker.models.served_model import Offer
+from worker.process import IO_SHARE
 
 GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5
+_QUEUED = 50
 # Fields of an action whose holder says when it runs.
 _ANY_TIME: Any = {
     "action_id": ActionId(1), "earliest_ns": 0, "latest_ns": NS_PER_S, "expected_duration_ns": 1
@@ -116,6 +119,37 @@ def device_times_ns(
     return _after_warm_up(run, runs, until_s)
 
 
+def queued_times_ns(
+    accelerator: Accelerator,
+    stream: Stream,
+    work: Callable[[], object],
+    *,
+    runs: int,
+    until_s: float = float("inf"),
+) -> list[int]:
+    """How long a piece of work takes from the end of the one before, with more of the same waiting behind it.
+
+    No pause of the host counts, as long as the work takes longer than handing it over.
+
+    Args:
+        accelerator: whose events to use.
+        stream: where the work runs.
+        work: hands the work over.
+        runs: how often at most; at least once.
+        until_s: time on the monotonic clock after which no run is handed over.
+    """
+    ends = [accelerator.event() for _ in range(_QUEUED + 1)]
+    times: list[int] = []
+    while len(times) < runs and not (times and time.monotonic() > until_s):
+        # Nothing is before the first, so only its end counts.
+        for end in ends:
+            stream.run(work)
+            stream.record(end)
+        ends[-1].synchronize()
+        times += [end.ns_since(before) for before, end in pairwise(ends)]
+    return times[:runs]
+
+
 def _after_warm_up(run: Callable[[], int], runs: int, until_s: float) -> list[int]:
     times: list[int] = []
     for number in range(_WARM_UP_RUNS + runs):
@@ -168,7 +202,8 @@ class BareDevice:
         self._files = FileStore(self.cache_dir)
         self.device = TorchDevice(
             accelerator,
-            limits=Limits(room.arena_bytes, room.num_pages, room.io_bytes),
+            # A batch has the share that a worker gives it, so that both find what the other has compiled.
+            limits=Limits(room.arena_bytes, room.num_pages, room.io_bytes // IO_SHARE),
             io_pool_bytes=room.io_bytes,
             host_bytes=room.host_bytes,
             precision=precision,

@@ -23,23 +23,32 @@ import torch
 
 import worker.devices.cuda
 from clockwright.errors import ConfigError, ModelError
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS
 from experiments.__main__ import called
 from experiments.bench import torch_zoo
 from experiments.clockwork_paper import fig6
 from experiments.gpu import __main__ as everything
-from experiments.gpu import probe, table1
-from experiments.gpu.hardware import BareDevice, Room, open_accelerator
+from experiments.gpu import probe, serve, table1
+from experiments.gpu.hardware import (
+    BareDevice,
+    Room,
+    device_times_ns,
+    open_accelerator,
+    queued_times_ns,
+)
 from modelzoo.profile import load_profile
 from tests.kit.aims import wanted_of
 from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
 from tests.kit.processes import PATIENCE_S, lives, until
-from worker.devices.accelerator import HostAccelerator
+from worker.config import WorkerConfig
+from worker.devices.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
 from worker.devices.cuda import Installation
 from worker.devices.gpu import TorchModel
 from worker.engines.choice import Way
 from worker.engines.torch_operators import OPERATORS
 from worker.engines.torch_program import Program
 from worker.models.precision import Precision
+from worker.process import IO_SHARE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -279,16 +288,80 @@ def test_table_1_compares_an_exec_with_the_bare_kernels_of_the_way_that_was_take
 
 @pytest.mark.parametrize(("grace_s", "tail_runs"), [(0.0, 1), (float("inf"), 20)])
 def test_table_1_is_measured_with_the_workers_own_steps(
-    grace_s: float, tail_runs: int, tmp_path: Path
+    grace_s: float, tail_runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    execute = BareDevice.execute
+    measured_as: list[tuple[bool, bool]] = []
+
+    def watched(bench: BareDevice, *arguments: Any, **settings: Any) -> list[int]:  # noqa: ANN401
+        measured_as.append((gc.get_freeze_count() > 0, sys.getswitchinterval() < 2e-4))
+        return execute(bench, *arguments, **settings)
+
+    monkeypatch.setattr(BareDevice, "execute", watched)
+    usual = gc.get_threshold(), sys.getswitchinterval()
     figures, left_out = small_table_1(HostAccelerator(), tmp_path, grace_s=grace_s)
+    # The collector and the turns of threads are a worker's, and afterwards what they were.
+    assert measured_as == [(True, True)] * 2
+    assert (gc.get_threshold(), sys.getswitchinterval()) == usual
     assert left_out == ["never_reached"]
     assert figures["tiny_conv_memory_taken_while_running"] == 0
     assert figures["tiny_conv_b1_runs"] == tail_runs
     assert figures["tiny_conv_b1_us_p9999"] >= figures["tiny_conv_b1_us_p50"] > 0
+    assert figures["tiny_conv_replays_tail_ratio"] >= 1
     assert figures["tiny_conv_load_gbps"] > 0
     of_tiny_conv = {name.replace(table1.MAIN, "tiny_conv") for name in wanted_of("table1")}
     assert of_tiny_conv <= figures.keys()
+
+
+class SlowHost(HostAccelerator):
+    """A device whose work takes 1 ms, and a host that needs 0.3 ms to hand it over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host_ns = self.free_ns = 0
+
+    def event(self, *, patient: bool = False) -> Event:
+        return _Awaited(self)
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        return _SlowlyFed(self)
+
+
+class _Awaited(HostEvent):
+    def __init__(self, place: SlowHost) -> None:
+        super().__init__()
+        self._place = place
+
+    def synchronize(self) -> None:
+        self._place.host_ns = max(self._place.host_ns, self.time_ns)
+
+
+class _SlowlyFed(HostStream):
+    def __init__(self, place: SlowHost) -> None:
+        self._place = place
+
+    def run(self, work: object) -> None:
+        self._place.host_ns += 300_000
+        self._place.free_ns = max(self._place.free_ns, self._place.host_ns) + NS_PER_MS
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, HostEvent)
+        event.time_ns = max(self._place.free_ns, self._place.host_ns)
+
+
+def test_pauses_of_the_host_do_not_count_where_the_next_work_waits_already() -> None:
+    place = SlowHost()
+    assert device_times_ns(place, place.stream(), gc.collect, runs=3) == [1_300_000] * 3
+    assert queued_times_ns(place, place.stream(), gc.collect, runs=120) == [NS_PER_MS] * 120
+
+
+def test_all_sections_compile_a_network_for_the_same_batches(tmp_path: Path) -> None:
+    usual = WorkerConfig(controller="here:1").io_bytes
+    assert usual == table1.ROOM.io_bytes == serve.Setting().room.io_bytes
+    room = Room(num_pages=1, arena_bytes=1 << 20, io_bytes=8 << 20, host_bytes=16 << 20)
+    bench = BareDevice(HostAccelerator(), room, cache_dir=tmp_path)
+    assert bench.device.limits.io_bytes == room.io_bytes // IO_SHARE
+    assert table1.BATCH_SIZES == DEFAULT_BATCH_SIZES
 
 
 def test_a_network_that_is_refused_does_not_end_table_1(

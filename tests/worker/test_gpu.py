@@ -38,7 +38,7 @@ pytestmark = [
     ),
 ]
 
-ROOM = Room(num_pages=24, arena_bytes=192 << 20, io_bytes=32 << 20, host_bytes=1 << 30)
+ROOM = Room(num_pages=24, arena_bytes=192 << 20, io_bytes=128 << 20, host_bytes=1 << 30)
 
 # One of each kind of graph.
 NETWORKS = (
