@@ -7,6 +7,7 @@ simulator is to foresee its goodput from a single client's EXEC; for concurrent 
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -105,6 +106,9 @@ def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
 
 def measure(setting: Setting) -> Findings:
     """The same figures as on the processor, and the prediction for each concurrency."""
+    # Read when CUDA starts. By default 8 hardware queues carry all streams, so of 16 EXECs some would wait for others only
+    # because they share a queue, and concurrency would look better ordered than it is.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     turns = setting.rounds * len(setting.concurrencies) * len(fig2.MODES)
     asked = fig2.Setting(
         concurrencies=setting.concurrencies, rounds=setting.rounds, round_s=setting.seconds / turns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from experiments.bench.worker import action_figures
 from experiments.clockwork_paper import fig2 as processor_fig2
 from experiments.gpu import __main__ as everything
 from experiments.gpu import fig2, fig5, fig6, live, serve
+from experiments.gpu.hardware import open_accelerator
 from experiments.live.live_run import Played, Served, play
 from experiments.live.rehearsal import rehearsals
 from experiments.study.sides import RunRows
@@ -32,7 +34,7 @@ from tests.kit.aims import wanted_of
 from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload
 from worker.core.lanes import Step
-from worker.devices.accelerator import HostAccelerator
+from worker.devices.accelerator import Accelerator, HostAccelerator
 from worker.devices.gpu import TorchDevice, TorchModel
 
 US, MS, S = NS_PER_US, NS_PER_MS, NS_PER_S
@@ -58,11 +60,23 @@ def small_serve(cache_dir: Path) -> serve.Setting:
 # --- on the processor, for real ---------------------------------------------------------------------
 
 
-def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(tmp_path: Path) -> None:
+def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting = fig2.Setting(
         device="torch:cpu", architecture="tiny_conv", concurrencies=(1, 3), rounds=1, seconds=0.08
     )
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    queues: list[str | None] = []
+
+    def opened(device: str) -> Accelerator:
+        queues.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+        return open_accelerator(device)
+
+    monkeypatch.setattr(fig2, "open_accelerator", opened)
     fig2.STUDY.produce(setting, tmp_path)
+    # A stream each for the EXECs of the largest concurrency, and for their captures.
+    assert set(queues) == {"32"}
     figures = json.loads((tmp_path / "fig2.json").read_text())["figures"]
     assert figures["joined"] == 1
     for concurrency in (1, 3):
