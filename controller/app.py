@@ -8,14 +8,12 @@ import logging
 import os
 import resource
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import uvloop
 
 from clockwright.errors import ConfigError, ModelError, StoreError
@@ -36,15 +34,12 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
-from controller.front.interceptor import AccessInterceptor
 from controller.front.leadership import leadership_handler
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.rest import RestApp
 from controller.front.server import InferenceService
-from controller.front.throttle import Throttle, thread_times
 from controller.front.tracing import open_tracing
-from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
 from controller.memory import MemoryWatch
@@ -220,29 +215,16 @@ async def running(
         )
         memory = MemoryWatch(door, config.memory_limit_bytes)
         await stack.enter_async_context(memory.looking())
-        server: grpc.aio.Server | Http2Server
-        lag_ns: Callable[[], int] | None = None
-        turns: Turns
-        throttle: Throttle
-        if config.front == "http2":
-            server = Http2Server(
-                clock=runtime.clock,
-                door=door,
-                max_message_bytes=config.max_message_bytes,
-                max_connections=config.max_connections,
-                slabs=slabs,
-                authoriser=guard.authoriser,
-            )
-            turns, throttle = server.turns, server.throttle
-            use_tls((server, links.listener), config, guard)
-        else:
-            interceptor = AccessInterceptor(guard.authoriser)
-            server = grpc.aio.server(options=_server_options(config), interceptors=[interceptor])
-            guard.tell(interceptor.look)
-            turns = Turns(runtime.clock)
-            stack.callback(turns.stop)
-            lag_ns = turns.lag_ns
-            throttle = Throttle(runtime.clock, thread_times())
+        server = Http2Server(
+            clock=runtime.clock,
+            door=door,
+            max_message_bytes=config.max_message_bytes,
+            max_connections=config.max_connections,
+            slabs=slabs,
+            authoriser=guard.authoriser,
+        )
+        turns, throttle = server.turns, server.throttle
+        use_tls((server, links.listener), config, guard)
         runtime.unread_ns = turns.unread_ns
         regions: Regions | None = None
         if config.allow_client_shm:
@@ -261,9 +243,7 @@ async def running(
         tracing = open_tracing(config.trace_to, share=config.trace_share, clock=runtime.clock)
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        inference = InferenceService(
-            backend, door=door, regions=regions, lag_ns=lag_ns, tracing=tracing
-        )
+        inference = InferenceService(backend, door=door, regions=regions, tracing=tracing)
         inference.mount(server)
         fronts = FrontLinks(
             backend,
@@ -325,7 +305,7 @@ async def running(
         leadership = leadership_handler(lambda: None if runtime.draining else term)
         handlers = (*control.handlers(), links.handler(), fronts.handler(), leadership)
         server.add_generic_rpc_handlers(handlers)
-        port = _bind(server, config)
+        port = server.add_insecure_port(config.address)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         stack.callback(repository.health.leave)
@@ -587,37 +567,3 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:
-    return [
-        # A second process on the port must fail, not take half of the connections.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", config.max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-        # Clients may ping as often as they like: tritonclient's keepalive is set by its users, and
-        # the default answer to "too many" is to drop the connection.
-        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-        ("grpc.http2.max_ping_strikes", 0),
-        # A client that vanished without a word is noticed this way, and its requests are withdrawn.
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-    ]
-
-
-def _bind(server: grpc.aio.Server | Http2Server, config: ControllerConfig) -> int:
-    if isinstance(server, Http2Server):
-        return server.add_insecure_port(config.address)
-    # gRPC says only that binding failed. A socket of our own says why.
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((config.host, config.port))
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
-    try:
-        port = server.add_insecure_port(config.address)
-    except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {config.address}: {error}") from error
-    return int(port)

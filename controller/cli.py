@@ -155,14 +155,6 @@ class ControllerFlags(FrontFlags):
     slo_ms: Annotated[
         float, typer.Option(help="SLO of requests that name none, of models without one.")
     ] = 100
-    front: Annotated[
-        str,
-        typer.Option(
-            metavar="http2|grpc",
-            help="Server of all calls: our own, or grpcio's, which cannot tell how long a request "
-            "waited in its queue.",
-        ),
-    ] = "http2"
     tls_worker_ca: Annotated[
         Path | None,
         typer.Option(
@@ -220,7 +212,6 @@ class ControllerFlags(FrontFlags):
             metrics_optional=self.metrics_port is None,
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
-            front=self.front,
             tls_certificate=self.tls_cert,
             tls_key=self.tls_key,
             access=self.access(),

@@ -23,10 +23,6 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "clockwright"
 
 
-#: Servers of gRPC, for the same handlers.
-FRONTS = ("http2", "grpc")
-
-
 # An eighth of the memory: on a machine of 16 GiB as much as requests may occupy otherwise, twice.
 _SHARED_PART = 8
 
@@ -125,11 +121,7 @@ class ControllerConfig:
     #: Largest message that is accepted. A message occupies its size in memory before it is looked at, so
     #: this times the calls at once is what strangers can fill; a batch's outputs have to fit in too.
     max_message_bytes: int = 64 * 1024 * 1024
-    #: Who speaks HTTP/2: `http2` is our own server, which knows when a request came; `grpc` is grpcio's,
-    #: which does not tell how long a request waited in its own queue, so that only the event loop's lag
-    #: counts there. Below, what bounds `http2` alone is marked so.
-    front: str = "http2"
-    #: PEM files of the server's certificate and of its key, for `http2`; None: no TLS. With them, whoever
+    #: PEM files of the server's certificate and of its key; None: no TLS. With them, whoever
     #: comes from another machine has to use it, workers too; on this machine nobody has to.
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -139,7 +131,7 @@ class ControllerConfig:
     #: too many: memory, and time to find out that most are late. 10,000 is a second's worth of what one
     #: controller process carries.
     max_open_requests: int = 10_000
-    #: Bytes of all requests that are open; with `http2` those that are coming in too.
+    #: Bytes of all requests that are open or coming in.
     max_open_bytes: int = 1024 * 1024 * 1024
     #: Memory that is shared with the workers of this host, for large tensors: half of it for inputs, the rest
     #: for outputs. It is taken up as it is used. Too little: what finds no room is copied twice more; 0: all is.
@@ -147,7 +139,7 @@ class ControllerConfig:
     #: Clients of this machine may leave tensors in shared memory of theirs, and have answers put there. All
     #: who reach the port may name what is registered.
     allow_client_shm: bool = False
-    #: Connections (`http2`) beyond which requests are refused. Each takes a file handle.
+    #: Connections beyond which requests are refused. Each takes a file handle.
     max_connections: int = 1000
     #: What models that were added by upload may occupy on this machine's disk, together.
     upload_limit_bytes: int = 16 << 30
@@ -207,14 +199,10 @@ class ControllerConfig:
             raise ConfigError(
                 f"shared_memory_bytes is {self.shared_memory_bytes}, expected 0 or more"
             )
-        if self.front not in FRONTS:
-            raise ConfigError(f"front is {self.front!r}, expected {' or '.join(FRONTS)}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError(
                 "tls_certificate and tls_key: found one of them, expected both or none"
             )
-        if self.tls_certificate is not None and self.front != "http2":
-            raise ConfigError(f"front is {self.front!r}, which has no TLS here, expected http2")
         self.access.check(self.host, has_tls=self.tls_certificate is not None)
         for name in ("drain_limit_s", "notice_s"):
             if not getattr(self, name) >= 0:

@@ -512,7 +512,7 @@ class WorkerLink:
             self.cut("the worker closed the stream")
         elif isinstance(error, ProtocolError):
             self.cut(f"protocol error: {error}")
-        elif isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError):
+        elif isinstance(error, asyncio.InvalidStateError):
             self.cut("the connection broke")
         else:
             # This is a bug of ours. The worker reconnects and starts afresh.

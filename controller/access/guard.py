@@ -78,7 +78,6 @@ class Guard:
         self._fetched = b""
         self._fetch_due_s = 0.0
         self._watched: list[_Watched] = []
-        self._doors: list[Callable[[], None]] = []
         own = [config.keys_file, config.worker_token_file, config.client_ca, config.worker_ca]
         if config.issuer_keys and not self._fetches:
             own.append(Path(config.issuer_keys))
@@ -90,10 +89,6 @@ class Guard:
     def watch(self, files: Sequence[Path], read: Callable[[], None]) -> None:
         """Have something called when any of some files changes from now on; it may raise ConfigError."""
         self._watched.append(_Watched(files, read, _stamps(files)))
-
-    def tell(self, door: Callable[[], None]) -> None:
-        """Have a door look, about once a second, whether those inside may stay."""
-        self._doors.append(door)
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[None]:
@@ -123,8 +118,6 @@ class Guard:
                 watched.stamps = stamps
                 _try(watched.read)
         self.authoriser.expire(self._clock())
-        for door in self._doors:
-            door()
 
     def read_again(self) -> None:
         """Read all files, whether they look changed or not."""
@@ -132,8 +125,6 @@ class Guard:
         for watched in self._watched:
             watched.stamps = _stamps(watched.files)
             _try(watched.read)
-        for door in self._doors:
-            door()
 
     # --- reading ------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@
     turns         the latest moment that is surely before the bytes came which are read now
     door          how much may be open at once
     pressure      what is refused when memory gets short; no I/O
-    interceptor   asks of each call of grpc.aio whether its caller may make it
     throttle      how many requests a busy event loop takes
     waiting_line  those that have time until it does; no I/O
     server        the Open Inference Protocol: inference
@@ -16,7 +15,7 @@
     leadership    whether this controller leads
     control       operators: workers, models, applications, feedback
     recent        what requests and actions of the last seconds say, for operators
-    calls         a request for inference, whichever server or stream it came by
+    calls         a request for inference, by gRPC or REST
     backend       what a front needs of a controller, and the controller of this process
     templates     requests alike but for ids and tensors are parsed and checked once
     methods       unary methods of services on bytes: parse, answer, or a status
@@ -42,11 +41,6 @@ is at the other end of a link:
     link_frames    what the two tell each other
     front_link     the controller's end
     forwarding     whatever is not inference is handed on to the controller
-
-The services stand on `http2_server` or, with `--front grpc`, on grpc.aio, which hides what a request
-waited in its queue: there the event loop's lag is all that is counted beside the handler's own time. It speaks no
-TLS here: a port of grpcio's is all TLS or none, while this process, its workers and its fronts come by loopback
-without; and it either demands a certificate of each client or looks at nobody's.
 
 Fronts that are processes judge callers and loads, and leave quotas to the controller: a tenant's requests come by
 all fronts, and only one place can count them. That place tells them whose rate is used up, and they refuse by

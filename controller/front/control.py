@@ -110,7 +110,7 @@ class ControlService:
         self._started_ns = runtime.clock()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """Make the handlers that a grpc.aio server mounts."""
+        """Make the handlers that a server mounts."""
         methods = {
             "Status": unary("Status", pb.StatusRequest, self._status),
             "ListWorkers": unary("ListWorkers", pb.ListWorkersRequest, self._list_workers),

@@ -75,7 +75,7 @@ class RepositoryService:
         self._fill_statistics = fill_statistics
         self.health = HealthService(self._is_serving)
 
-    def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
+    def mount(self, server: Http2Server | RestApp) -> None:
         """Have a server serve this."""
         methods = {
             "ServerLive": unary("ServerLive", pb.ServerLiveRequest, self._server_live),

@@ -28,7 +28,6 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
-from typing_extensions import override
 
 from clockwright.bulk import HEADER_BYTES_MAX, Buffer, total_bytes
 from clockwright.errors import BadRequestError, DeniedError, Refusal, RefusedError
@@ -37,7 +36,7 @@ from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as pb
 from controller.access.authoriser import Authoriser, Certificate, credentials_of
 from controller.access.caller import CALLER, Caller
-from controller.front.calls import AwaitedCall, Call
+from controller.front.calls import Call, Late, find_header
 from controller.front.door import Door
 from controller.front.oip import quote
 from controller.front.oip_json import (
@@ -192,22 +191,72 @@ class _Turn:
             self.came.set_result(False)
 
 
-class _RestCall(AwaitedCall):
-    """A request for inference."""
+class _RestCall:
+    """A request for inference, whose answer is awaited.
+
+    Of an error its status is kept. The error holds the frames in which it was raised, and they would hold
+    whoever keeps it, with the request's tensors.
+    """
+
+    #: HTTP has no deadline.
+    timeout_ns: int | None = None
 
     def __init__(
         self, arrival_ns: int, caller: Caller, headers: Mapping[str, str], throttle: Throttle
     ) -> None:
-        super().__init__("ModelInfer", arrival_ns, caller, headers=tuple(headers.items()))
+        self.arrival_ns = arrival_ns
+        self.caller = caller
+        self.when_gone: Callable[[], object] | None = None
+        self._headers = tuple(headers.items())
         self._throttle = throttle
+        self._ended = asyncio.get_running_loop().create_future()
+        self._answer: tuple[Sequence[Buffer], int, Late] | None = None
+        self._status: Status | None = None
 
-    @override
+    async def wait(self) -> None:
+        """Wait until the request is answered; who stops waiting gives it up."""
+        try:
+            await self._ended
+        except asyncio.CancelledError:
+            if self.when_gone is not None:
+                self.when_gone()
+            raise
+
+    def header(self, name: str) -> str:
+        """Find one of the client's own headers."""
+        return find_header(self._headers, name)
+
+    def judge(self, now_ns: int) -> Sequence[Buffer] | Status:
+        """Say what is to be written now: the answer, or a status in its place."""
+        if self._answer is not None:
+            message, latest_ns, late = self._answer
+            if now_ns <= latest_ns:
+                return message
+            self._status = status_of(late(now_ns), method="ModelInfer")
+        assert self._status is not None
+        return self._status
+
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
+        """Hand an answer on, to be judged as it is written."""
+        self._answer = (message, latest_ns, late)
+        self._end()
+
+    def fail(self, error: Exception) -> None:
+        """Hand an error on."""
+        self._status = status_of(error, method="ModelInfer")
+        self._end()
+
     def served(self, *, slow: bool) -> None:
+        """Tell the throttle."""
         self._throttle.ended(slow=slow)
 
-    @override
     def missed(self) -> None:
+        """Tell the throttle."""
         self._throttle.missed()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
 
 class _Context:

@@ -1,4 +1,4 @@
-"""Inference by the Open Inference Protocol, as Triton's and KServe's clients speak it, on either server.
+"""Inference by the Open Inference Protocol, as Triton's and KServe's clients speak it.
 
 Inference runs on raw bytes: tensors are cut out of the message and handed on as views, never parsed
 or copied. A request's clock started when its bytes came, not when it is looked at: what waited longer
@@ -10,11 +10,9 @@ Who decides and answers is a `Backend`: the controller of this process, or one e
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -33,10 +31,10 @@ from clockwright.v1 import inference_pb2 as pb
 from controller.access.caller import CALLER
 from controller.core.admission import way_back_of
 from controller.front.backend import Answerer, Backend, ToldAnswer
-from controller.front.calls import AwaitedCall, Call, Headers
+from controller.front.calls import Call
 from controller.front.door import Door
 from controller.front.explanation import explain
-from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server, StreamForm
+from controller.front.http2_server import Http2Server, StreamForm
 from controller.front.methods import unary
 from controller.front.oip import (
     CheckedRequest,
@@ -51,7 +49,6 @@ from controller.front.oip import (
 )
 from controller.front.regions import Regions, RegionSpan
 from controller.front.rest import RestApp
-from controller.front.statuses import Status, end
 from controller.front.templates import CutRequest, Templates, cut_request
 from controller.front.tracing import Trace, Tracing
 from controller.runtime import Answer, late_error
@@ -246,7 +243,6 @@ class InferenceService:
         *,
         door: Door,
         regions: Regions | None = None,
-        lag_ns: Callable[[], int] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         """Serve for a controller.
@@ -255,8 +251,6 @@ class InferenceService:
             backend: the controller.
             door: bounds what is open at once.
             regions: clients' own shared memory; None: they may have none.
-            lag_ns: how late the event loop is, for a server that does not know when a call came; None: it
-                does.
             tracing: follows some requests; None: none are traced.
         """
         self._tracing = tracing
@@ -264,10 +258,9 @@ class InferenceService:
         self._clock = backend.clock
         self._door = door
         self._regions = regions
-        self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
         self._templates = Templates()
 
-    def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
+    def mount(self, server: Http2Server | RestApp) -> None:
         """Have a server serve this."""
         methods = {
             "SystemSharedMemoryRegister": unary(
@@ -295,11 +288,8 @@ class InferenceService:
             server.answer_directly(
                 SERVICE, "ModelStreamInfer", self.infer, form, stated_slo_ns=_peek_slo_ns
             )
-        elif isinstance(server, RestApp):
-            server.answer_directly(self.infer)
         else:
-            methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer_awaited)
-            methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream_infer)
+            server.answer_directly(self.infer)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
     def infer(self, call: Call, data: Buffer) -> None:
@@ -318,59 +308,6 @@ class InferenceService:
         if self._tracing is not None:
             served.trace = self._tracing.begin(call)
         served.begin()
-
-    async def _infer_awaited(
-        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> bytes:
-        lag_ns = self._lag_ns()
-        remaining_s = context.time_remaining()
-        timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        headers = self._headers_of(context)
-        call = AwaitedCall("ModelInfer", self._clock() - lag_ns, CALLER.get(), timeout_ns, headers)
-        self.infer(call, data)
-        await call.wait()
-        answer = call.judge(self._clock())
-        return end(context, answer) if isinstance(answer, Status) else b"".join(answer)
-
-    def _headers_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Headers:
-        """Find a client's own headers; nobody looks at them but whoever traces."""
-        if self._tracing is None:
-            return ()
-        return [(name, value) for name, value in context.invocation_metadata() or ()]
-
-    async def _stream_infer(
-        self,
-        requests: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
-        """Answer the requests of a stream of grpc.aio as their answers get ready; errors do not end it.
-
-        The RPC deadline is the stream's, not a request's, so no SLO is taken from it.
-        """
-        writing = asyncio.Lock()
-        room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        headers = self._headers_of(context)
-
-        async def answer(data: bytes, arrival_ns: int) -> None:
-            try:
-                call = AwaitedCall("ModelStreamInfer", arrival_ns, CALLER.get(), headers=headers)
-                self.infer(call, data)
-                await call.wait()
-                async with writing:
-                    answer = call.judge(self._clock())
-                    if isinstance(answer, Status):
-                        message = _error_in_stream(answer.text, data)
-                    else:
-                        message = b"".join(wrap_for_stream(answer))
-                    await context.write(message)
-            finally:
-                room.release()
-
-        async with asyncio.TaskGroup() as tasks:
-            async for data in requests:
-                arrival_ns = self._clock() - self._lag_ns()
-                await room.acquire()
-                tasks.create_task(answer(data, arrival_ns))
 
     def _begin(self, served: _Served, call: Call, data: Buffer) -> None:
         """Check one request and have it served.

@@ -76,10 +76,6 @@ class Guarded:
 
         self.server.do(do)
 
-    def look(self) -> None:
-        """Have the front look who may stay."""
-        self.server.do(lambda front_end: front_end.look())
-
 
 def metadata(key: str, header: str = "") -> list[tuple[str, str]]:
     if not key:
@@ -87,7 +83,7 @@ def metadata(key: str, header: str = "") -> list[tuple[str, str]]:
     return [(header, key)] if header else [("authorization", f"Bearer {key}")]
 
 
-@pytest.fixture(scope="module", params=["http2", "grpc", "apart"])
+@pytest.fixture(scope="module", params=["here", "apart"])
 def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guarded]:
@@ -287,8 +283,6 @@ def test_a_revoked_key_opens_nothing_more_and_its_streams_end(guarded: Guarded) 
     for stream in streams.values():
         assert not pb.ModelStreamInferResponse.FromString(next(stream)).error_message
     guarded.use(rules)
-    # The front looks once a second by itself.
-    guarded.look()
     assert ending(streams["gone"]) is grpc.StatusCode.UNAUTHENTICATED
     assert guarded.code(INFER, question(), key=key) is grpc.StatusCode.UNAUTHENTICATED
     asked.set()

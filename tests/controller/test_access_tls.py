@@ -271,15 +271,12 @@ def test_a_worker_joins_with_a_certificate_of_its_own_authority(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc"])
-def test_a_worker_joins_with_a_token_and_leaves_when_it_is_another(
-    tmp_path: Path, front: str
-) -> None:
+def test_a_worker_joins_with_a_token_and_leaves_when_it_is_another(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("t" * 40)
 
     async def main() -> None:
-        config = ControllerConfig(port=0, front=front, access=AccessConfig(worker_token_file=token))
+        config = ControllerConfig(port=0, access=AccessConfig(worker_token_file=token))
         async with running(config) as controller:
             async with LoopbackWorker(controller.port, "fake") as fake:
                 await fake.ended.wait()

@@ -1,4 +1,4 @@
-"""The same questions by clients of every make, on both servers and behind TLS.
+"""The same questions by clients of every make, without TLS and with it.
 
 Each is asked for the same answers: those of many requests at once, of large ones, of wrong ones between good
 ones, and of requests for which it does not wait long enough.
@@ -326,17 +326,16 @@ STREAMS: list[Client] = [
 ANONYMOUS: list[Client] = [tritonclient_stream, tritonclient_aio_stream]
 
 
-@pytest.fixture(scope="module", params=["http2", "http2 behind tls", "grpc"])
+@pytest.fixture(scope="module", params=["plain", "behind tls"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    front, _, sealed = request.param.partition(" ")
     certificate, tls = None, None
-    if sealed:
+    if request.param == "behind tls":
         certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
         tls = server_context(certificate, key)
     directory = tmp_path_factory.mktemp("models")
-    with serving_in_thread(directory, front=front, tls=tls) as running:
+    with serving_in_thread(directory, tls=tls) as running:
         yield Server(running, certificate)
 
 

@@ -53,7 +53,7 @@ async def code_of(
     return grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc", "apart"])
+@pytest.mark.parametrize("front", ["here", "apart"])
 def test_who_is_no_front_is_not_believed_for_whom_it_calls(tmp_path: Path, front: str) -> None:
     keys = {name: a_key() for name in ("web", "front")}
     rules = Rules(

@@ -1,4 +1,4 @@
-"""Both servers do the same for gRPC's own clients: messages of every kind and size, deadlines, ends."""
+"""The server of HTTP/2 does what gRPC's own clients expect: messages of every kind and size, deadlines, ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from clockwright.channel import OPTIONS
 from clockwright.errors import ConfigError
 from controller.access.authoriser import Authoriser
 from controller.access.roles import Role
-from controller.app import running as running_controller
 from controller.config import ControllerConfig
 from controller.front.door import Door
 from controller.front.http2_server import EOF, Http2Server
@@ -117,26 +116,17 @@ class Running:
         asyncio.run_coroutine_threadsafe(until(condition), self.loop).result(60)
 
 
-async def start(front: str, service: Service, tls: ssl.SSLContext | None = None) -> tuple[Any, str]:
-    server: Any
-    if front == "http2":
-        loop = asyncio.get_running_loop()
-        server = Http2Server(
-            clock=lambda: int(loop.time() * 1e9),
-            door=Door(max_requests=1000, max_bytes=1 << 30),
-            max_message_bytes=MESSAGE_BYTES_MAX,
-            max_connections=100,
-            slabs=Slabs(1 << 20),
-            authoriser=Authoriser(role_of=ROLE_OF),
-            tls=tls,
-        )
-    else:
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.max_send_message_length", -1),
-            ]
-        )
+async def start(service: Service, tls: ssl.SSLContext | None = None) -> tuple[Http2Server, str]:
+    loop = asyncio.get_running_loop()
+    server = Http2Server(
+        clock=lambda: int(loop.time() * 1e9),
+        door=Door(max_requests=1000, max_bytes=1 << 30),
+        max_message_bytes=MESSAGE_BYTES_MAX,
+        max_connections=100,
+        slabs=Slabs(1 << 20),
+        authoriser=Authoriser(role_of=ROLE_OF),
+        tls=tls,
+    )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
     )
@@ -150,11 +140,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return self_signed(tmp_path_factory.mktemp("tls"))
 
 
-@pytest.fixture(params=["http2", "http2 behind tls", "grpc"])
+@pytest.fixture(params=["plain", "behind tls"])
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
-    front, _, sealed = request.param.partition(" ")
     certificate, tls = None, None
-    if sealed:
+    if request.param == "behind tls":
         certificate, key = request.getfixturevalue("files")
         tls = server_context(certificate, key)
     service = Service()
@@ -163,7 +152,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     stop = asyncio.Event()
 
     async def main() -> None:
-        server, address = await start(front, service, tls)
+        server, address = await start(service, tls)
         started.append(Running(address, service, asyncio.get_running_loop(), certificate))
         ready.set()
         await stop.wait()
@@ -320,7 +309,7 @@ def test_many_calls_at_once_by_the_asynchronous_client(running: Running) -> None
 def test_a_call_that_a_stop_cuts_short_hears_that_the_server_drains() -> None:
     async def main() -> None:
         service = Service()
-        server, address = await start("http2", service)
+        server, address = await start(service)
         channel: Any = grpc.aio.insecure_channel(address)
         async with channel:
             call = channel.unary_unary(f"/{SERVICE}/Wait")(b"w")
@@ -335,11 +324,10 @@ def test_a_call_that_a_stop_cuts_short_hears_that_the_server_drains() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc"])
-def test_a_server_that_stops_lets_calls_finish(front: str) -> None:
+def test_a_server_that_stops_lets_calls_finish() -> None:
     async def main() -> None:
         service = Service()
-        server, address = await start(front, service)
+        server, address = await start(service)
         channel: Any = grpc.aio.insecure_channel(address)
         async with channel:
             talk: Any = channel.stream_stream(f"/{SERVICE}/Talk")()
@@ -356,27 +344,6 @@ def test_a_server_that_stops_lets_calls_finish(front: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ({"front": "h3"}, "front is 'h3', expected http2 or grpc"),
-        ({"max_open_requests": 0}, "max_open_requests is 0, expected more than 0"),
-    ],
-)
-def test_settings_of_the_front_that_cannot_be_are_config_errors(
-    setting: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        ControllerConfig(**setting)
-
-
-@pytest.mark.parametrize("front", ["http2", "grpc"])
-def test_a_controller_runs_on_either_front(front: str) -> None:
-    async def main() -> None:
-        async with running_controller(ControllerConfig(port=0, front=front)) as controller:
-            channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}")
-            async with channel:
-                live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-                assert await live(b"") == b"\x08\x01"
-
-    asyncio.run(main())
+def test_a_front_that_may_have_no_requests_open_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="max_open_requests is 0, expected more than 0"):
+        ControllerConfig(max_open_requests=0)

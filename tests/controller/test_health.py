@@ -18,7 +18,7 @@ WATCH = "/grpc.health.v1.Health/Watch"
 INFERENCE = b"\x0a\x1e" + b"inference.GRPCInferenceService"
 
 
-@pytest.fixture(scope="module", params=["http2", "grpc", "apart"])
+@pytest.fixture(scope="module", params=["here", "apart"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FrontEndInThread]:

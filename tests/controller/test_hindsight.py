@@ -33,7 +33,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 CLIENT = frozenset((Role.INFERENCE,))
 
 
-@pytest.fixture(params=["http2", "grpc", "apart"])
+@pytest.fixture(params=["here", "apart"])
 def front(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -326,10 +326,7 @@ def test_names_may_be_given_twice_and_the_latest_request_is_told(tmp_path: Path)
     run(main())
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc"])
-def test_a_tenant_is_told_of_its_own_requests_only_and_an_operator_of_all(
-    tmp_path: Path, front: str
-) -> None:
+def test_a_tenant_is_told_of_its_own_requests_only_and_an_operator_of_all(tmp_path: Path) -> None:
     keys = {
         name: make_key(secrets.token_bytes(4), secrets.token_urlsafe(32))
         for name in ("gold", "silver", "nobody", "ops")
@@ -348,7 +345,7 @@ def test_a_tenant_is_told_of_its_own_requests_only_and_an_operator_of_all(
     async def main() -> None:
         authoriser = Authoriser()
         authoriser.use(Rules(grants, anonymous=frozenset(), anonymous_tenants=False), now_s=0)
-        async with serving(tmp_path, front=front, authoriser=authoriser) as front_end:
+        async with serving(tmp_path, authoriser=authoriser) as front_end:
             assert await ask(front_end, "mine", key=keys["gold"]) is None
             assert await ask(front_end, "no-one's", key=keys["nobody"]) is None
             # Another's request of the same name does not hide one's own.

@@ -240,14 +240,13 @@ def send_all(client: RawClient, frames: Iterator[bytes]) -> None:
         client.take(0.05)
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc"])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_others_are_served_while_somebody_attacks_and_afterwards(
-    tmp_path: Path, attack: Callable[[], Iterator[bytes]], front: str
+    tmp_path: Path, attack: Callable[[], Iterator[bytes]]
 ) -> None:
     door = Door(max_requests=10_000, max_bytes=64 * MIB)
     with (
-        serving_in_thread(tmp_path, front=front, door=door) as server,
+        serving_in_thread(tmp_path, door=door) as server,
         RawClient(server.address) as other,
         RawClient(server.address, settings=b"", window=b"") as attacker,
     ):
@@ -259,11 +258,6 @@ def test_others_are_served_while_somebody_attacks_and_afterwards(
         while thread.is_alive():
             statuses.add(other.wait([other.infer(question())])[0].status)
         thread.join()
-        if front == "grpc":
-            # It is the reference for peers that mean well: here it cancels calls of others, too.
-            while other.wait([other.infer(question())])[0].status:
-                pass
-            return
         assert other.wait([other.infer(question())])[0].status == 0
         assert statuses <= {0}
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
@@ -316,21 +310,19 @@ def test_an_attacker_is_told_what_was_wrong(
         assert said in attacker.goodbye[1]
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc"])
-def test_hundreds_of_idle_connections_keep_nobody_out(tmp_path: Path, front: str) -> None:
-    with serving_in_thread(tmp_path, front=front) as server:
+def test_hundreds_of_idle_connections_keep_nobody_out(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server:
         leave_idle(server.address, 300)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("front", ["http2", "grpc"])
-def test_thousands_of_idle_connections_keep_nobody_out(tmp_path: Path, front: str) -> None:
+def test_thousands_of_idle_connections_keep_nobody_out(tmp_path: Path) -> None:
     # Those of our own server are more than it keeps, so that the longest idle make room.
-    with serving_in_thread(tmp_path, front=front) as server, many_file_handles(12_000):
+    with serving_in_thread(tmp_path) as server, many_file_handles(12_000):
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         leave_idle(server.address, 5000)
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
-        assert front == "grpc" or grown_kib < 200 << 10
+        assert grown_kib < 200 << 10
 
 
 @pytest.mark.long
@@ -373,11 +365,10 @@ def many_file_handles(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc"])
-def test_requests_that_come_byte_by_byte_keep_nobody_waiting(tmp_path: Path, front: str) -> None:
+def test_requests_that_come_byte_by_byte_keep_nobody_waiting(tmp_path: Path) -> None:
     data = PREFACE + frame(SETTINGS, 0, 0) + call(1, question())
     with (
-        serving_in_thread(tmp_path, front=front) as server,
+        serving_in_thread(tmp_path) as server,
         RawClient(server.address) as other,
         ExitStack() as stack,
     ):

@@ -1,4 +1,4 @@
-"""Tools that speak HTTP/2 and know nothing of gRPC, on both servers and behind TLS: nghttp2's and curl."""
+"""Tools that speak HTTP/2 and know nothing of gRPC, without TLS and with it: nghttp2's and curl."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return self_signed(tmp_path_factory.mktemp("tls"))
 
 
-@pytest.fixture(params=["http2", "http2 behind tls", "grpc"])
+@pytest.fixture(params=["plain", "behind tls"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FrontEndInThread]:
-    front, _, sealed = request.param.partition(" ")
+    sealed = request.param == "behind tls"
     tls = server_context(*request.getfixturevalue("files")) if sealed else None
-    with serving_in_thread(tmp_path / "models", front=front, tls=tls) as running:
+    with serving_in_thread(tmp_path / "models", tls=tls) as running:
         yield running
 
 

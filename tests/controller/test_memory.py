@@ -89,7 +89,7 @@ def test_without_a_limit_the_machine_is_one(tmp_path: Path) -> None:
 # --- what follows ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["http2", "grpc", "apart"])
+@pytest.fixture(params=["here", "apart"])
 def front(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -38,13 +38,13 @@ RARE_RPS = 1e-6
 Ask = Callable[..., Coroutine[Any, Any, object]]
 
 
-@pytest.fixture(params=["http2", "grpc", "apart"])
+@pytest.fixture(params=["here", "apart"])
 def front(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @asynccontextmanager
-async def asking(directory: Path, front: str = "http2") -> AsyncIterator[tuple[FrontEnd, Ask]]:
+async def asking(directory: Path, front: str = "here") -> AsyncIterator[tuple[FrontEnd, Ask]]:
     """A controller with a front, and a way to ask it: gives the refusal, or None."""
     async with (
         serving(directory, front=front) as front_end,

@@ -18,7 +18,7 @@ from controller.front.reflection import SERVICES
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 
 
-@pytest.fixture(scope="module", params=["http2", "grpc", "apart"])
+@pytest.fixture(scope="module", params=["here", "apart"])
 def channel(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:

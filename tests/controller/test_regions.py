@@ -268,7 +268,7 @@ def test_an_object_that_becomes_shorter_at_any_time_costs_an_error_and_no_more(
 # --- through the front ends -----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["http2", "grpc", "apart"])
+@pytest.fixture(scope="module", params=["here", "apart"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FrontEndInThread]:

@@ -86,7 +86,7 @@ def least_lines(
 def test_a_small_request_costs_no_more_lines_than_it_did(
     tmp_path: Path, together: int, most: int
 ) -> None:
-    assert least_lines(tmp_path, Lines(), together=together, front="http2") < most
+    assert least_lines(tmp_path, Lines(), together=together, front="here") < most
 
 
 @pytest.mark.parametrize(("together", "most"), [(1, 95), (8, 69)])
@@ -97,7 +97,7 @@ def test_a_request_of_a_front_apart_costs_no_more_lines_of_its_link_than_it_did(
     assert least_lines(tmp_path, lines, together=together, front="apart") < most
 
 
-@pytest.mark.parametrize("front", ["http2", "apart"])
+@pytest.mark.parametrize("front", ["here", "apart"])
 def test_a_request_pays_nothing_for_metrics_traces_and_explain_where_nobody_asked_for_them(
     tmp_path: Path, front: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_request_with_a_name_that_might_be_traced_costs_few_lines_more(tmp_pat
     assert tracing is not None
     try:
         cost = least_lines(
-            *(tmp_path, lines), together=1, front="http2", name="why", tracing=tracing
+            *(tmp_path, lines), together=1, front="here", name="why", tracing=tracing
         )
     finally:
         tracing.close()

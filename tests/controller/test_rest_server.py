@@ -107,7 +107,7 @@ def post(
 # --- connections ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("front", ["http2", "grpc", "apart"])
+@pytest.mark.parametrize("front", ["here", "apart"])
 def test_a_client_that_hangs_up_withdraws_its_request(tmp_path: Path, front: str) -> None:
     with serving_in_thread(tmp_path, front=front, rest=True) as server:
         server.do(lambda front_end: setattr(front_end.worker, "hold", True))

@@ -38,7 +38,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 SLO = {"slo_ms": 30_000}
 
 
-@pytest.fixture(scope="module", params=["http2", "grpc", "apart"])
+@pytest.fixture(scope="module", params=["here", "apart"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FrontEndInThread]:

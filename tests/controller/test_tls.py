@@ -180,8 +180,6 @@ def test_settings_of_tls_that_cannot_be_are_config_errors(
     certificate, key = files
     with pytest.raises(ConfigError, match="found one of them, expected both or none"):
         ControllerConfig(tls_certificate=certificate)
-    with pytest.raises(ConfigError, match="expected http2"):
-        ControllerConfig(tls_certificate=certificate, tls_key=key, front="grpc")
     with pytest.raises(ConfigError, match="No such file"):
         server_context(tmp_path / "nowhere", key)
     with pytest.raises(ConfigError, match="TLS certificate"):

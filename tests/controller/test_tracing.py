@@ -60,15 +60,8 @@ class Collector(otlp_grpc.TraceServiceServicer):
         return sorted(found, key=lambda span: (span.start_time_unix_nano, span.name))
 
 
-@pytest.fixture(params=["http2", "grpc"])
-def front(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @asynccontextmanager
-async def traced(
-    directory: Path, front: str, share: float
-) -> AsyncIterator[tuple[Controller, Collector]]:
+async def traced(directory: Path, share: float) -> AsyncIterator[tuple[Controller, Collector]]:
     """A controller that is traced; whoever leaves finds all spans with the collector."""
     (directory / "m" / "1").mkdir(parents=True)
     (directory / "m" / "1" / "model.onnx").write_bytes(b"onnx")
@@ -77,7 +70,6 @@ async def traced(
         port=0,
         http_port=0,
         models_dir=directory,
-        front=front,
         trace_to=collector.address,
         trace_share=share,
     )
@@ -140,10 +132,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_request_that_comes_in_a_trace_goes_on_in_it_with_queue_load_and_exec(
-    tmp_path: Path, front: str
+    tmp_path: Path,
 ) -> None:
     async def main() -> None:
-        async with traced(tmp_path, front, share=0.0) as (controller, collector):
+        async with traced(tmp_path, share=0.0) as (controller, collector):
             assert await ask(controller) is grpc.StatusCode.OK  # without a context: not traced
             assert await ask(controller, f"00-{TRACE}-{ABOVE}-00") is grpc.StatusCode.OK
             for wrong in ("nonsense", f"ff-{TRACE}-{ABOVE}-01", f"00-{'0' * 32}-{ABOVE}-01"):
@@ -182,7 +174,7 @@ def test_so_does_a_request_by_rest(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with (
-            traced(tmp_path, "http2", share=0.0) as (controller, collector),
+            traced(tmp_path, share=0.0) as (controller, collector),
             httpx.AsyncClient(timeout=60) as client,
         ):
             url = f"http://127.0.0.1:{controller.http_port}/v2/models/m/infer"
@@ -198,7 +190,7 @@ def test_so_does_a_request_by_rest(tmp_path: Path) -> None:
 
 def test_a_share_of_the_others_is_traced_and_the_first_waited_for_a_load(tmp_path: Path) -> None:
     async def main() -> None:
-        async with traced(tmp_path, "http2", share=1.0) as (controller, collector):
+        async with traced(tmp_path, share=1.0) as (controller, collector):
             assert await ask(controller) is grpc.StatusCode.OK
         spans = collector.taken()
         assert {span.name for span in spans if span.parent_span_id} == {"queue", "load", "exec"}
@@ -208,11 +200,9 @@ def test_a_share_of_the_others_is_traced_and_the_first_waited_for_a_load(tmp_pat
     run(main())
 
 
-def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(
-    tmp_path: Path, front: str
-) -> None:
+def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(tmp_path: Path) -> None:
     async def main() -> None:
-        async with traced(tmp_path, front, share=1.0) as (controller, collector):
+        async with traced(tmp_path, share=1.0) as (controller, collector):
             assert await ask(controller) is grpc.StatusCode.OK
             code = await ask(controller, slo_ms=0.01)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -229,7 +219,7 @@ def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(
 def test_a_front_apart_traces_what_its_controller_tells_of_a_request(tmp_path: Path) -> None:
     async def main() -> None:
         apart = Collector()
-        async with traced(tmp_path, "http2", share=0.0) as (controller, collector):
+        async with traced(tmp_path, share=0.0) as (controller, collector):
             config = FrontConfig(
                 controller=f"127.0.0.1:{controller.port}",
                 port=0,

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
 import uvloop
 
 from clockwright.channel import Access
@@ -32,7 +31,6 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
-from controller.front.interceptor import AccessInterceptor
 from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
@@ -41,7 +39,6 @@ from controller.front.rest_server import RestServer
 from controller.front.server import InferenceService
 from controller.front.throttle import Throttle
 from controller.front.tracing import Tracing
-from controller.front.turns import Turns
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
@@ -81,14 +78,12 @@ class FrontEnd:
     #: The address of the controller itself, where a front of its own has the other.
     controller: str = ""
     fronts: FrontLinks | None = None
-    server: Http2Server | grpc.aio.Server | None = None
+    server: Http2Server | None = None
     #: HOST:PORT of REST, where somebody asked for it; and its server, unless the front is apart.
     rest: str = ""
     rest_server: RestServer | None = None
     #: Whom the front apart lets in.
     guard: Guard | None = None
-    #: Has the server look whether all who are inside may stay, as somebody does once a second.
-    look: Callable[[], None] = lambda: None
 
     async def hang_up(self) -> None:
         """Leave all clients and fronts, as a controller does that dies."""
@@ -140,7 +135,7 @@ async def serving(
     selection: SelectionConfig | None = None,
     *,
     clock: Callable[[], int] = time.monotonic_ns,
-    front: str = "http2",
+    front: str = "here",
     door: Door | None = None,
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
@@ -159,7 +154,7 @@ async def serving(
     """Do what `controlling` does, and listen on a port.
 
     `memory_limit_bytes`: of a front that is apart.
-    `front`: http2 or grpc, or `apart`: clients come to a front that has only a link to the controller.
+    `front`: `here`, or `apart`: clients come to a front that has only a link to the controller.
     `rest`: it listens for REST, too, with `rest_tls`.
     `access`: whom the controller lets in, and a front apart, which shows it `joining`.
     """
@@ -169,23 +164,15 @@ async def serving(
             door = Door(max_requests=10_000, max_bytes=1 << 30)
         if authoriser is None:
             authoriser = Authoriser() if access is None else Guard(access).authoriser
-        server: grpc.aio.Server | Http2Server
-        if front != "grpc":
-            server = Http2Server(
-                clock=clock,
-                door=door,
-                max_message_bytes=MESSAGE_BYTES_MAX,
-                max_connections=max_connections,
-                slabs=front_end.slabs,
-                authoriser=authoriser,
-                tls=tls,
-            )
-        else:
-            server = grpc.aio.server(
-                options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)],
-                interceptors=[interceptor := AccessInterceptor(authoriser)],
-            )
-            front_end.look = interceptor.look
+        server = Http2Server(
+            clock=clock,
+            door=door,
+            max_message_bytes=MESSAGE_BYTES_MAX,
+            max_connections=max_connections,
+            slabs=front_end.slabs,
+            authoriser=authoriser,
+            tls=tls,
+        )
         backend = LocalBackend(
             runtime, catalogue, front_end.applications, quotas=front_end.quotas.quotas
         )
@@ -235,7 +222,6 @@ async def serving(
             await server.start()
             rest_server: RestServer | None = None
             if rest and front != "apart":
-                turns = server.turns if isinstance(server, Http2Server) else Turns(clock)
                 rest_throttle = throttle or Throttle(clock, lambda: (0, 0))
                 app = RestApp(
                     clock=clock,
@@ -250,7 +236,11 @@ async def serving(
                 repository.mount(app)
                 app.add_generic_rpc_handlers(control.handlers())
                 rest_server = RestServer(
-                    app, door=door, turns=turns, max_connections=max_connections, tls=rest_tls
+                    app,
+                    door=door,
+                    turns=server.turns,
+                    max_connections=max_connections,
+                    tls=rest_tls,
                 )
                 front_end.rest_server = rest_server
                 front_end.rest = f"127.0.0.1:{rest_server.add_port(f'{host}:0')}"
@@ -318,7 +308,7 @@ def serving_in_thread(
     directory: Path,
     *,
     clock: Callable[[], int] = time.monotonic_ns,
-    front: str = "http2",
+    front: str = "here",
     door: Door | None = None,
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,

@@ -215,15 +215,13 @@ def test_outputs_that_find_no_room_travel_with_their_results(tmp_path: Path) -> 
     play(scenario())
 
 
-@pytest.mark.parametrize("missing", ["limit", "memfd", "mapping", "unix socket", "grpc front"])
+@pytest.mark.parametrize("missing", ["limit", "memfd", "mapping", "unix socket"])
 def test_without_shared_memory_tensors_travel_beside_their_actions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     changes: dict[str, Any] = {}
     if missing == "limit":
         changes["shared_memory_bytes"] = 0
-    elif missing == "grpc front":
-        changes["front"] = "grpc"
     elif missing == "unix socket":
         # Its path would be longer than one may be, so that this worker comes by TCP.
         folder = tmp_path / ("long" * 40)
@@ -249,8 +247,7 @@ def test_without_shared_memory_tensors_travel_beside_their_actions(
         assert clients.refused == []
         assert clients.answered
         assert (device.shared_inputs, device.own_inputs > 0) == (0, True)
-        if missing != "grpc front":
-            assert (device.shared_outputs, device.own_outputs > 0) == (0, True)
+        assert (device.shared_outputs, device.own_outputs > 0) == (0, True)
         await device.close()
 
     play(scenario())
