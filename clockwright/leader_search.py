@@ -131,11 +131,9 @@ class LeaderSearch:
             self.problem = str(error)
             self._leaders.heard(address, None)
         except grpc.aio.AioRpcError as error:
-            # One of an earlier version does not know the question: it leads, in no generation.
-            is_old = error.code() is grpc.StatusCode.UNIMPLEMENTED
-            self._leaders.heard(address, Term() if is_old else None)
+            self._leaders.heard(address, None)
             # An attempt to connect may take longer than a question, and goes on.
-            if not is_old and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 await self._hang_up(address)
         except asyncio.CancelledError:
             self._leaders.heard(address, None)

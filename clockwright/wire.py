@@ -8,10 +8,7 @@ from collections import deque
 from clockwright.bulk import join_bulk
 from clockwright.v1 import worker_pb2 as pb
 
-# What both ends have to share: a peer of another version is refused and told both versions. What was added
-# since is announced by fields that older peers ignore (`Register.held`, `Register.takes_generations`,
-# `Welcome.keep`), and used only with peers that announce it. So workers and controllers of neighbouring
-# releases work together, whichever is upgraded first.
+# What both ends have to share: a peer of another version is refused and told both versions.
 PROTOCOL_VERSION = 2
 
 # Field numbers of `payload` and `next` in the envelopes.

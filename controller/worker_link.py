@@ -986,7 +986,7 @@ class WorkerLinks:
             context,
             self._message_bytes_max,
             self._slabs,
-            self._term.generation if register.takes_generations else 0,
+            self._term.generation,
             self._worker_shares,
             self._worker_is_gone,
             self._new_number(),

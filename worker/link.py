@@ -637,7 +637,6 @@ class _Session(Generic[M]):
             host=socket.gethostname(),
             pid=os.getpid(),
             software_version=__version__,
-            takes_generations=True,
             held=[
                 pb.Held(
                     ready=encode_ready(model),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63lockwright/v1/front.proto\x12\x0e\x63lockwright.v1\"\xa0\x01\n\x12\x41ttachFrontRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x15\n\rknows_callers\x18\x04 \x01(\x08\x12\x16\n\x0estill_looks_at\x18\x05 \x03(\x04\x12\x10\n\x08instance\x18\x06 \x01(\t\x12\x14\n\x0cheeds_quotas\x18\x07 \x01(\x08\"\xfa\x01\n\x13\x41ttachFrontResponse\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\x12\x18\n\x10silence_limit_ms\x18\x02 \x01(\r\x12\x13\n\x0bsocket_path\x18\x03 \x01(\t\x12\x13\n\x0bsocket_port\x18\x04 \x01(\r\x12\r\n\x05token\x18\x05 \x01(\x0c\x12\x16\n\x0e\x64\x65\x66\x61ult_slo_ns\x18\x06 \x01(\x03\x12\x19\n\x11message_bytes_max\x18\x07 \x01(\x04\x12\x0f\n\x07lineage\x18\x08 \x01(\t\x12\x12\n\ngeneration\x18\t \x01(\x04\x12\x19\n\x11takes_request_ids\x18\n \x01(\x08\x32\x61\n\x0c\x46rontService\x12Q\n\x06\x41ttach\x12\".clockwright.v1.AttachFrontRequest\x1a#.clockwright.v1.AttachFrontResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63lockwright/v1/front.proto\x12\x0e\x63lockwright.v1\"\x8a\x01\n\x12\x41ttachFrontRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x15\n\rknows_callers\x18\x04 \x01(\x08\x12\x16\n\x0estill_looks_at\x18\x05 \x03(\x04\x12\x10\n\x08instance\x18\x06 \x01(\t\"\xdf\x01\n\x13\x41ttachFrontResponse\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\x12\x18\n\x10silence_limit_ms\x18\x02 \x01(\r\x12\x13\n\x0bsocket_path\x18\x03 \x01(\t\x12\x13\n\x0bsocket_port\x18\x04 \x01(\r\x12\r\n\x05token\x18\x05 \x01(\x0c\x12\x16\n\x0e\x64\x65\x66\x61ult_slo_ns\x18\x06 \x01(\x03\x12\x19\n\x11message_bytes_max\x18\x07 \x01(\x04\x12\x0f\n\x07lineage\x18\x08 \x01(\t\x12\x12\n\ngeneration\x18\t \x01(\x04\x32\x61\n\x0c\x46rontService\x12Q\n\x06\x41ttach\x12\".clockwright.v1.AttachFrontRequest\x1a#.clockwright.v1.AttachFrontResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'clockwright.v1.front_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTACHFRONTREQUEST']._serialized_start=47
-  _globals['_ATTACHFRONTREQUEST']._serialized_end=207
-  _globals['_ATTACHFRONTRESPONSE']._serialized_start=210
-  _globals['_ATTACHFRONTRESPONSE']._serialized_end=460
-  _globals['_FRONTSERVICE']._serialized_start=462
-  _globals['_FRONTSERVICE']._serialized_end=559
+  _globals['_ATTACHFRONTREQUEST']._serialized_end=185
+  _globals['_ATTACHFRONTRESPONSE']._serialized_start=188
+  _globals['_ATTACHFRONTRESPONSE']._serialized_end=411
+  _globals['_FRONTSERVICE']._serialized_start=413
+  _globals['_FRONTSERVICE']._serialized_end=510
 # @@protoc_insertion_point(module_scope)

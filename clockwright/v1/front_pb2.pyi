@@ -7,25 +7,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachFrontRequest(_message.Message):
-    __slots__ = ("protocol_version", "host", "pid", "knows_callers", "still_looks_at", "instance", "heeds_quotas")
+    __slots__ = ("protocol_version", "host", "pid", "knows_callers", "still_looks_at", "instance")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     KNOWS_CALLERS_FIELD_NUMBER: _ClassVar[int]
     STILL_LOOKS_AT_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    HEEDS_QUOTAS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     host: str
     pid: int
     knows_callers: bool
     still_looks_at: _containers.RepeatedScalarFieldContainer[int]
     instance: str
-    heeds_quotas: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., knows_callers: _Optional[bool] = ..., still_looks_at: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ..., heeds_quotas: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., knows_callers: _Optional[bool] = ..., still_looks_at: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class AttachFrontResponse(_message.Message):
-    __slots__ = ("heartbeat_interval_ms", "silence_limit_ms", "socket_path", "socket_port", "token", "default_slo_ns", "message_bytes_max", "lineage", "generation", "takes_request_ids")
+    __slots__ = ("heartbeat_interval_ms", "silence_limit_ms", "socket_path", "socket_port", "token", "default_slo_ns", "message_bytes_max", "lineage", "generation")
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
     SOCKET_PATH_FIELD_NUMBER: _ClassVar[int]
@@ -35,7 +33,6 @@ class AttachFrontResponse(_message.Message):
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    TAKES_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval_ms: int
     silence_limit_ms: int
     socket_path: str
@@ -45,5 +42,4 @@ class AttachFrontResponse(_message.Message):
     message_bytes_max: int
     lineage: str
     generation: int
-    takes_request_ids: bool
-    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., silence_limit_ms: _Optional[int] = ..., socket_path: _Optional[str] = ..., socket_port: _Optional[int] = ..., token: _Optional[bytes] = ..., default_slo_ns: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., lineage: _Optional[str] = ..., generation: _Optional[int] = ..., takes_request_ids: _Optional[bool] = ...) -> None: ...
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., silence_limit_ms: _Optional[int] = ..., socket_path: _Optional[str] = ..., socket_port: _Optional[int] = ..., token: _Optional[bytes] = ..., default_slo_ns: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., lineage: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...

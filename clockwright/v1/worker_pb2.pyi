@@ -51,7 +51,7 @@ class ToWorker(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., model_offer: _Optional[_Union[ModelOffer, _Mapping]] = ..., model_chunk: _Optional[_Union[ModelChunk, _Mapping]] = ..., model_drop: _Optional[_Union[ModelDrop, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "device", "gpu_kind", "num_pages", "page_bytes", "arena_bytes", "host", "pid", "software_version", "held", "takes_generations", "payload_host", "payload_port", "payload_certificate_sha256")
+    __slots__ = ("protocol_version", "worker_id", "device", "gpu_kind", "num_pages", "page_bytes", "arena_bytes", "host", "pid", "software_version", "held", "payload_host", "payload_port", "payload_certificate_sha256")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -63,7 +63,6 @@ class Register(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
-    TAKES_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_HOST_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_PORT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_CERTIFICATE_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -78,11 +77,10 @@ class Register(_message.Message):
     pid: int
     software_version: str
     held: _containers.RepeatedCompositeFieldContainer[Held]
-    takes_generations: bool
     payload_host: str
     payload_port: int
     payload_certificate_sha256: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software_version: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., takes_generations: _Optional[bool] = ..., payload_host: _Optional[str] = ..., payload_port: _Optional[int] = ..., payload_certificate_sha256: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software_version: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., payload_host: _Optional[str] = ..., payload_port: _Optional[int] = ..., payload_certificate_sha256: _Optional[bytes] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("ready", "offer_digest", "resident")

@@ -204,12 +204,10 @@ class FrontLink:
         caller: Caller,
         instance: str,
         lent: dict[int, list[Buffer]],
-        *,
-        heeds_quotas: bool,
     ) -> None:
         """Begin to hear a front that has shown its token, is this caller, and looks at these outputs still."""
         self.name = name
-        #: The same whenever it attaches; empty: it is of the first release, which does not say.
+        #: The same whenever it attaches.
         self.instance = instance
         self._caller = caller
         #: What workers call it.
@@ -261,7 +259,6 @@ class FrontLink:
         self._spent: dict[str, tuple[int, float]] = {}
         #: Who may not have an SLO below, or above, which.
         self._slos: dict[tuple[str, bool], int] = {}
-        self._heeds_quotas = heeds_quotas
         self._is_due = False
         self._is_over = False
 
@@ -306,9 +303,7 @@ class FrontLink:
             outputs = [tensor for tensor, at in zip(outputs, places, strict=True) if at < 0]
             num_bytes = total_bytes(outputs)
         departure_ns += self.offset_ns or 0
-        told = (asked.ask_id, departure_ns, parameters, lengths, places)
-        # The first release knows no field behind these, and nothing comes to it from a worker.
-        self._answered.append((*told, sent) if self.instance else told)
+        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places, sent))
         self._payload += outputs
         self._payload_bytes += num_bytes
         if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._answered) >= frames.REQUESTS_MAX:
@@ -330,7 +325,7 @@ class FrontLink:
 
     def meet(self, worker: WorkerLink) -> None:
         """Let the front and a worker that share no memory reach each other."""
-        if not self.instance or (self.is_local and worker.is_local):
+        if self.is_local and worker.is_local:
             return
         token = secrets.token_bytes(TOKEN_BYTES)
         self._workers[worker.number] = worker
@@ -497,9 +492,7 @@ class FrontLink:
                         assert asked.withdraw is not None
                         asked.withdraw()
             elif isinstance(message, frames.Describe):
-                described = self.links.describe(message)
-                encode = frames.encode if self.instance else frames.encode_for_the_first
-                self._data.send(encode(described))
+                self._data.send(frames.encode(self.links.describe(message)))
             elif isinstance(message, frames.FrontBeat):
                 self._take_beat(message)
             elif isinstance(message, frames.Returned):
@@ -630,7 +623,7 @@ class FrontLink:
         try:
             asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
         except RefusedError as error:
-            if isinstance(error, OverQuotaError) and self._heeds_quotas:
+            if isinstance(error, OverQuotaError):
                 self._tell_spent(ask.tenant, error.exceeded)
             self.failed(asked, error)
 
@@ -796,7 +789,7 @@ class FrontLinks:
         except ClockwrightError as error:
             not_yet = isinstance(error, RefusedError) and error.refusal is Refusal.NO_WORKER
             failure = frames.Failure(*_failure(asked.query_id, error))
-            return frames.Described(asked.query_id, 0, None, failure, not_yet)
+            return frames.Described(asked.query_id, 0, None, failure, not_yet, is_held=False)
         name = answerer.servable.name
         number = self._numbers.get(name, 0)
         if self.find(number) is None:
@@ -888,9 +881,8 @@ class FrontLinks:
         Args:
             process: descriptor that tells of its end; -1: nothing tells.
             views: by request.
-            instance: the front; empty: it will not say.
+            instance: the front.
         """
-        instance = instance or f"nameless {self.new_number()}"
         views = self._take_kept(instance) | views
         if process < 0:
             log.warning("a front that is gone may still read outputs: they are kept")
@@ -908,8 +900,6 @@ class FrontLinks:
 
     def _still_lent(self, instance: str, looks: Counter[int]) -> dict[int, list[Buffer]]:
         """Let go of what a front got over earlier connections, but for that at which it looks, as it says."""
-        if not instance:
-            return {}
         for link in list(self._links):
             if link.instance == instance:
                 link.lost("replaced by its successor")
@@ -944,6 +934,8 @@ class FrontLinks:
                 f"the front speaks protocol version {request.protocol_version}, "
                 f"the controller {wire.PROTOCOL_VERSION}"
             )
+        if not request.instance:
+            raise ProtocolError("instance: found none, expected a name that no other front has")
         if self._knows_callers and not request.knows_callers:
             raise ProtocolError(
                 "the front lets everybody in, and the controller does not: expected --keys (or"
@@ -956,8 +948,7 @@ class FrontLinks:
         token = self._listener.expect(lambda sock: self._dialled(sock, name, caller, request))
         # What it said at an earlier attempt holds no more.
         self._listener.forget(self._tokens.pop(request.instance, b""))
-        if request.instance:
-            self._tokens[request.instance] = token
+        self._tokens[request.instance] = token
         asyncio.get_running_loop().call_later(
             _DIAL_LIMIT_S, self._expect_no_more, request.instance, token
         )
@@ -971,7 +962,6 @@ class FrontLinks:
             message_bytes_max=self.message_bytes_max,
             lineage=self._term.lineage,
             generation=self._term.generation,
-            takes_request_ids=True,
         )
 
     def _expect_no_more(self, instance: str, token: bytes) -> None:
@@ -991,16 +981,7 @@ class FrontLinks:
         self.is_ready = self.catalogue.ready
         self._tokens.pop(request.instance, None)
         lent = self._still_lent(request.instance, Counter(request.still_looks_at))
-        link = FrontLink(
-            self,
-            sock,
-            address,
-            name,
-            caller,
-            request.instance,
-            lent,
-            heeds_quotas=request.heeds_quotas,
-        )
+        link = FrontLink(self, sock, address, name, caller, request.instance, lent)
         self._links[link] = None
         for worker in self._workers.links:
             if worker.joined:

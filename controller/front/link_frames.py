@@ -10,9 +10,6 @@ Large tensors lie in shared memory, or the front keeps them (`APART`) and sends 
 
 Every time is on the front's clock; the controller's end translates (`front_link`).
 
-A controller is replaced before its fronts are: it understands those of the last release. So a field that is new
-comes behind all others and has a default.
-
 Nothing is built from a length before the length is found to be possible: see `clockwright.frames`.
 """
 
@@ -76,9 +73,9 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     #: `APART`: the front keeps it. Empty: all are in the payload.
     places: tuple[_Place, ...]
     #: Who may say what became of an application's answer.
-    owner: _Words = ""
-    #: What its client calls it. A front says nothing of those that have no name, which is what earlier ones say.
-    request_id: _Name = ""
+    owner: _Words
+    #: What its client calls it; empty: it has no name.
+    request_id: _Name
 
     @property
     def traced(self) -> bool:
@@ -133,11 +130,11 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     #: Requests that the front has refused since its last beat, by reason.
     refused: dict[Refusal, _Count]
     #: Calls that it has denied since then.
-    denied: dict[Denial, _Count] = {}
+    denied: dict[Denial, _Count]
     #: Requests that it has refused since then because their tenant's rate was used up, by tenant.
-    refused_early: Annotated[dict[_Name, _Count], Meta(max_length=TENANTS_MAX)] = {}
+    refused_early: Annotated[dict[_Name, _Count], Meta(max_length=TENANTS_MAX)]
     #: The first of them that have a name.
-    early: Annotated[tuple[RefusedEarly, ...], Meta(max_length=EARLY_TOLD_MAX)] = ()
+    early: Annotated[tuple[RefusedEarly, ...], Meta(max_length=EARLY_TOLD_MAX)]
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -151,7 +148,7 @@ class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     lengths: _Counts
     places: tuple[_Place, ...]
     #: A worker has sent them: its number, the action's, and the request's in the action; None: it has not.
-    sent: tuple[_Id, _Id, _Count] | None = None
+    sent: tuple[_Id, _Id, _Count] | None
 
 
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -212,7 +209,7 @@ class Described(msgspec.Struct, array_like=True, tag=_DESCRIBED, forbid_unknown_
     #: No worker has described it yet, and one may soon.
     not_yet: bool
     #: Its inputs may stay with the front until a worker is named.
-    is_held: bool = False
+    is_held: bool
 
     def read(self) -> Servable:
         """Make what a front checks requests against."""
@@ -296,7 +293,7 @@ class Feed(msgspec.Struct, array_like=True, tag=_FEED, forbid_unknown_fields=Tru
 
 
 class SpentTenants(msgspec.Struct, array_like=True, tag=_SPENT, forbid_unknown_fields=True):
-    """Tenants ask for what they may not have. It comes only to fronts that have said to heed it."""
+    """Tenants ask for what they may not have."""
 
     #: The tenant, until when it is refused whatever comes, and its rate in requests per second.
     rates: tuple[tuple[_Name, _Time, Annotated[float, Meta(gt=0)]], ...]
@@ -366,12 +363,6 @@ def encode_one(message: LentMemory) -> bytes:
     """Make the frame of a message that is sent with a file."""
     (frame,) = make_frame(_encode(message), ())
     return bytes(frame)
-
-
-def encode_for_the_first(message: Described) -> list[Buffer]:
-    """Make the frame of a description for a front of the first release, whose last field is `not_yet`."""
-    fields = msgspec.structs.astuple(message)
-    return make_frame(_encode((_DESCRIBED, *fields[:-1])), ())
 
 
 def described(query_id: int, number: int, servable: Servable, *, is_held: bool) -> Described:

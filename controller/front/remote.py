@@ -145,8 +145,6 @@ class RemoteBackend:
         self._peer_generation = -1
         #: The controller is there and knows our clock.
         self._joined = False
-        # Whether the controller takes what clients call their requests.
-        self._tells_ids = False
         #: A controller that is not ready may only have started again.
         self._recovering = False
         self._silent_ticks = 0
@@ -301,7 +299,7 @@ class RemoteBackend:
                 lengths,
                 places,
                 question.owner,
-                *((question.request_id,) if question.request_id and self._tells_ids else ()),
+                question.request_id,
             )
         )
         self._payload += inputs
@@ -710,7 +708,6 @@ class RemoteBackend:
             knows_callers=self._knows_callers,
             still_looks_at=self._looks.elements(),
             instance=self._instance,
-            heeds_quotas=True,
         )
         attach = channel.unary_unary(
             _ATTACH,
@@ -752,7 +749,6 @@ class RemoteBackend:
             prepare(sock, silence_limit_ms=welcome.silence_limit_ms)
         self.default_slo_ns = welcome.default_slo_ns
         self.message_bytes_max = welcome.message_bytes_max
-        self._tells_ids = welcome.takes_request_ids
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         end = functools.partial(_end, ended)
         data = FrameSocket(sock, self._take_frames, end, peer="controller", takes_files=True)

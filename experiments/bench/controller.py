@@ -225,7 +225,7 @@ class _Front:
     def beat(self) -> None:
         """Give a sign of life."""
         delta_ns = None if self.least_delta_ns >> 62 else self.least_delta_ns
-        beat = link_frames.FrontBeat(time.monotonic_ns(), delta_ns, {}, {})
+        beat = link_frames.FrontBeat(time.monotonic_ns(), delta_ns, {}, {}, {}, ())
         _send_all(self.sock, b"".join(link_frames.encode(beat)))
 
 
@@ -240,7 +240,10 @@ def _dial_as_fronts(port: int) -> list[socket.socket]:
         )
         for number in range(NUM_FRONTS):
             request = front_pb.AttachFrontRequest(
-                protocol_version=wire.PROTOCOL_VERSION, host=f"front{number}", pid=os.getpid()
+                protocol_version=wire.PROTOCOL_VERSION,
+                host=f"front{number}",
+                pid=os.getpid(),
+                instance=f"front{number}",
             )
             found.append(_dial(attach(request, timeout=_ATTACH_LIMIT_S)))
     return found
@@ -402,8 +405,9 @@ class Pump:
         if not self._waiting:
             self._since_ns = time.monotonic_ns()
         name = self._names[model]
-        # It needs no explanation, and has no tenant, context or owner; its input is in the payload.
-        self._waiting.append((number, name, 1, arrival_ns, slo_ns, False, "", "", _LENGTHS, ()))
+        # It needs no explanation, and has no tenant, context, owner or name; its input is in the payload.
+        ask = (number, name, 1, arrival_ns, slo_ns, False, "", "", _LENGTHS, (), "", "")
+        self._waiting.append(ask)
         if len(self._waiting) == REQUESTS_PER_MESSAGE:
             self._send_requests()
 

@@ -358,15 +358,15 @@ def _from_workers() -> list[bytes]:
 
 
 def _from_fronts() -> list[bytes]:
-    ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key")
+    ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key", "name")
     failed = (1, 3, "why", {"a-bin": b"x"})
     there = link_frames.WorkerThere(1, "host", 9000, bytes(frame_headers.TOKEN_BYTES), b"")
     framed: tuple[Sequence[Any], ...] = (
         link_frames.encode_asks([ask, ask], []),
-        link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], []),
+        link_frames.encode_told([(1, 1, None, (12,), (), None)], [], [failed], [1], [], []),
         link_frames.encode(link_frames.Describe(1, "m", "")),
         link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True)),
-        link_frames.encode(link_frames.FrontBeat(1, None, {}, {})),
+        link_frames.encode(link_frames.FrontBeat(1, None, {}, {}, {}, ())),
         link_frames.encode_hand_on(1, 2, 0, []),
         link_frames.encode(there),
         link_frames.encode(link_frames.Feed(((1, 1, 2, 0),))),

@@ -1,4 +1,4 @@
-"""What it costs when a process is killed, stopped or replaced under load: `guard.json`, part `restart`.
+"""What it costs when a process is killed or stopped under load: `guard.json`, part `restart`.
 
 `make bench-restart`. Two controllers behind a lease, two workers with modelled devices and two fronts; a client asks
 by streams of both fronts, 200 requests per second, half of them with an SLO that outlasts any change of
@@ -13,8 +13,7 @@ do. Every request is counted by its id:
   question and answer, or the machine let the client's other threads wait, does not count.
 
 The parts: `faults` kills and stops each kind of process in turn, so many times; what was killed is started again, as
-a supervisor does it. `back` kills a controller that has no standby, which is started again at once. `upgrade`
-replaces every process of an earlier revision (`git archive`) by this one's, one at a time.
+a supervisor does it. `back` kills a controller that has no standby, which is started again at once.
 
     python -m experiments bench-restart --times 20
     python -m experiments bench-restart --times 1 --parts back --directory /tmp/restart
@@ -27,7 +26,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,7 +40,6 @@ import grpc
 
 from clockwright.client import AsyncClient
 from clockwright.errors import ClockwrightError
-from clockwright.operator import Operator
 from clockwright.v1 import inference_pb2 as pb
 from experiments.live.local_server import off_fixed_ports
 from experiments.live.processor_time import family
@@ -65,8 +62,6 @@ _STOPPED_S = 1.5
 # Between two faults.
 _CALM_S = 1.0
 _START_LIMIT_S = 120.0
-#: The last revision whose processes could only be replaced with a pause.
-PREVIOUS = "9ef805e"
 TARGETS = ("controller", "worker", "front", "standby", "writer")
 
 
@@ -77,7 +72,7 @@ class Setting:
     #: How often each process is killed, and how often stopped.
     times: int = 20
     rate: float = 200.0
-    parts: tuple[str, ...] = ("faults", "back", "upgrade")
+    parts: tuple[str, ...] = ("faults", "back")
 
     def __post_init__(self) -> None:
         chosen("part", self.parts, PARTS)
@@ -154,11 +149,6 @@ class StreamClient:
         """Ask nothing more."""
         self._stopped.set()
 
-    def move(self, old: str, new: str) -> None:
-        """A front was replaced by one elsewhere. The old one's stream ends with it."""
-        self._open(new)
-        self._queues.pop(old)
-
     async def next_answer(self) -> float:
         """Wait for the answer to a request that is yet to be asked; gives the time from now until it came."""
         first, begin_s = len(self.asked), time.monotonic()
@@ -199,7 +189,7 @@ class StreamClient:
     async def _serve(self, front: str) -> None:
         """Keep a stream to a front; whatever was on it when it broke is asked elsewhere."""
         queue = self._queues[front]
-        while self._queues.get(front) is queue or not queue.empty():
+        while True:
             under_way: dict[int, None] = {}
             channel: Any
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.keepalive_time_ms", 1000)]
@@ -276,8 +266,6 @@ class Deployed:
     """A process of the deployment, and how to start it again where it was."""
 
     command: list[str]
-    #: Where the modules are that Python finds first; None: here.
-    source: Path | None
     #: That was started last.
     popen: subprocess.Popen[str] = field(init=False)
     address: str = ""
@@ -288,16 +276,13 @@ class Deployed:
     def start(self) -> None:
         """Start it, and wait until it listens or stands by; a worker does neither."""
         name, *arguments = self.command
-        # Releases of before know no such flags.
-        is_ours = self.source is None and name != "worker"
-        flags = off_fixed_ports(name, arguments) if is_ours else []
+        flags = [] if name == "worker" else off_fixed_ports(name, arguments)
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", name, *flags, *arguments],
             stdout=subprocess.PIPE,
             text=True,
             # Packages are compiled to bytecode when they are installed.
             env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
-            cwd=self.source,
         )
         if name == "worker":
             return
@@ -342,15 +327,13 @@ class Deployment:
 
     folder: Path
     stack: ExitStack
-    #: Where the modules of those are that are added; None: here.
-    source: Path | None = None
     controllers: list[Deployed] = field(default_factory=list)
     workers: list[Deployed] = field(default_factory=list)
     fronts: list[Deployed] = field(default_factory=list)
 
     def add(self, processes: list[Deployed], *command: str) -> Deployed:
         """Start one more."""
-        process = Deployed(list(command), self.source)
+        process = Deployed(list(command))
         self.stack.callback(process.end)
         processes.append(process)
         return process
@@ -397,12 +380,6 @@ async def _is_ready(address: str) -> bool:
     return False
 
 
-def _has_worker(address: str, name: str) -> bool:
-    """Whether a controller lists a worker."""
-    with Operator(address) as operator:
-        return name in {worker.worker_id for worker in operator.workers()}
-
-
 def _writer_of(pid: int) -> int | None:
     """Find the telemetry writer of a controller; one that was killed has a successor soon."""
     for child in family(pid)[1:]:
@@ -415,9 +392,7 @@ def _writer_of(pid: int) -> int | None:
 Play = Callable[[StreamClient, Deployment], Awaitable[None]]
 
 
-def played(
-    setting: Setting, folder: Path, play: Play, *, lease: bool = False, source: Path | None = None
-) -> dict[str, float]:
+def played(setting: Setting, folder: Path, play: Play, *, lease: bool = False) -> dict[str, float]:
     """Play something under load.
 
     Args:
@@ -425,7 +400,6 @@ def played(
         folder: where the deployment keeps its files.
         play: what happens.
         lease: there are two controllers with a lease; otherwise only one.
-        source: where the modules are of the processes at the beginning; None: here.
 
     Returns:
         What a client saw meanwhile.
@@ -446,13 +420,11 @@ def played(
         return client
 
     write_model("mlp-16-8-4", folder / "models" / "net" / "1" / "model.onnx")
-    flags = [f"--models={folder}/models", "--port=0"]
+    flags = [f"--models={folder}/models", "--port=0", f"--state={folder}/state"]
     if lease:
         flags.append(f"--lease=file:{folder}/lease")
-    if source is None:
-        flags.append(f"--state={folder}/state")
     with ExitStack() as stack:
-        deployment = Deployment(folder, stack, source)
+        deployment = Deployment(folder, stack)
         for name in "ab" if lease else "a":
             deployment.add(
                 deployment.controllers, "controller", *flags, f"--telemetry={folder}/{name}"
@@ -533,55 +505,11 @@ def back(setting: Setting, folder: Path) -> dict[str, float]:
     }
 
 
-def upgrade(setting: Setting, folder: Path) -> dict[str, float]:
-    """Replace every process of an earlier revision, one at a time."""
-
-    async def play(client: StreamClient, deployment: Deployment) -> None:
-        deployment.source = None
-        # Fronts hold requests and workers wait while one controller follows the other.
-        old = deployment.controllers.pop()
-        old.popen.terminate()
-        await old.ended()
-        command = [*old.command, f"--state={folder}/state"]
-        new = await asyncio.to_thread(deployment.add, deployment.controllers, *command)
-        await client.calm()
-        # Each worker leaves when another has come for it.
-        for worker in list(deployment.workers):
-            name = f"new-{worker.popen.pid}"
-            await asyncio.to_thread(deployment.add_worker, name)
-            await _until(partial(asyncio.to_thread, _has_worker, new.address, name))
-            await client.calm()
-            worker.popen.terminate()
-            await worker.ended()
-            await client.calm()
-        for front in list(deployment.fronts):
-            successor = await asyncio.to_thread(deployment.add_front)
-            client.move(front.address, successor.address)
-            await client.calm()
-            front.popen.terminate()
-            await front.ended()
-            await client.calm()
-
-    figures = played(setting, folder, play, source=_source_of(PREVIOUS, folder / "previous"))
-    return {f"upgrade_{name}": figure for name, figure in figures.items()}
-
-
-def _source_of(revision: str, folder: Path) -> Path:
-    """Unpack the modules of a revision; a copy that does not know it cannot play this part."""
-    root = Path(__file__).resolve().parents[2]
-    archive = folder.with_suffix(".tar")
-    subprocess.run(["git", "archive", "--output", str(archive), revision], cwd=root, check=True)
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
-    return folder
-
-
 # --- all of it -------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, Callable[[Setting, Path], dict[str, float]]] = {
     "faults": faults,
     "back": back,
-    "upgrade": upgrade,
 }
 
 

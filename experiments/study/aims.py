@@ -170,7 +170,6 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("late_success", at_most=0),
         Aim("controller_back_s", at_most=2),
         Aim("standby_takeover_s", at_most=4),
-        Aim("upgrade_lost", at_most=0),
         Aim("soak_minutes", at_least=60),
         Aim("soak_rss_slope_mib_per_h", at_most=5),
     ),

@@ -102,18 +102,6 @@ def test_the_search_finds_the_leader_and_then_its_successor() -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_controller_of_before_that_does_not_know_the_question_is_taken_to_lead() -> None:
-    async def main() -> None:
-        server = aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with search([f"127.0.0.1:{port}", "127.0.0.1:1"]) as looking:
-            assert await looking.find() == f"127.0.0.1:{port}"
-        await server.stop(0)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 def test_a_certificate_that_was_renewed_is_shown_to_controllers_that_took_the_old_one_not(
     tmp_path: Path,
 ) -> None:

@@ -214,7 +214,7 @@ def test_what_was_refused_is_told_of_some_tenants_at_a_time() -> None:
     told = [early.take_refused() for _ in range(3)]
     assert [len(each) for each in told] == [TENANTS_MAX, 10, 0]
     for each in told:
-        beat = link_frames.FrontBeat(1, None, {}, {}, each)
+        beat = link_frames.FrontBeat(1, None, {}, {}, each, ())
         header = b"".join(link_frames.encode(beat))[PREFIX.size :]
         assert link_frames.decode_from_front(header) == beat
 

@@ -248,7 +248,9 @@ def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
         async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
             assert front_end.fronts is not None
             async with _aio.insecure_channel(front_end.controller) as way:
-                hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION)
+                hello = front_pb2.AttachFrontRequest(
+                    protocol_version=wire.PROTOCOL_VERSION, instance="raw"
+                )
                 answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
                     hello.SerializeToString()
                 )
@@ -273,7 +275,9 @@ def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Pa
             fronts = front_end.fronts
             assert fronts is not None
             async with _aio.insecure_channel(front_end.controller) as way:
-                hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION)
+                hello = front_pb2.AttachFrontRequest(
+                    protocol_version=wire.PROTOCOL_VERSION, instance="raw"
+                )
                 answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
                     hello.SerializeToString()
                 )
@@ -291,7 +295,7 @@ def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Pa
     assert errors == []
 
 
-def test_a_front_of_another_version_is_told_so(tmp_path: Path) -> None:
+def test_a_front_of_another_version_or_without_a_name_is_told_so(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             serving(tmp_path) as front_end,
@@ -300,6 +304,9 @@ def test_a_front_of_another_version_is_told_so(tmp_path: Path) -> None:
             hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION + 1)
             attach = channel.unary_unary("/clockwright.v1.FrontService/Attach")
             with pytest.raises(grpc.aio.AioRpcError, match="protocol version"):
+                await attach(hello.SerializeToString())
+            hello.protocol_version = wire.PROTOCOL_VERSION
+            with pytest.raises(grpc.aio.AioRpcError, match="instance: found none"):
                 await attach(hello.SerializeToString())
 
     asyncio.run(main())

@@ -936,18 +936,16 @@ def test_a_model_that_was_removed_while_a_worker_joins_costs_it_a_second_registr
     run(test)
 
 
-def test_orders_carry_the_generation_for_workers_that_take_one(tmp_path: Path) -> None:
+def test_orders_carry_the_generation(tmp_path: Path) -> None:
     async def test() -> None:
         term = Term("lineage", 7)
-        async with running(config(make_models(tmp_path, "m")), term) as controller:
-            for takes, expected in ((True, 7), (False, 0)):
-                worker = LoopbackWorker(controller.port)
-                worker.register.takes_generations = takes
-                async with worker:
-                    model = await until_ready(controller)
-                    await submit(controller, model)
-                    assert (worker.welcome.lineage, worker.welcome.generation) == ("lineage", 7)
-                    assert set(worker.generations) == {expected}
-                await until(lambda: not controller.links.links)
+        async with (
+            running(config(make_models(tmp_path, "m")), term) as controller,
+            LoopbackWorker(controller.port) as worker,
+        ):
+            model = await until_ready(controller)
+            await submit(controller, model)
+            assert (worker.welcome.lineage, worker.welcome.generation) == ("lineage", 7)
+            assert set(worker.generations) == {7}
 
     run(test)

@@ -1,9 +1,8 @@
-"""The benchmark of killed, stopped and replaced processes: what it counts, and that nothing is lost."""
+"""The benchmark of killed and stopped processes: what it counts, and that nothing is lost."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import pytest
 
 from clockwright.v1 import inference_pb2 as pb
 from experiments.bench.restart import (
-    PREVIOUS,
     Inquiry,
     Setting,
     StreamClient,
     account,
     back,
     faults,
-    upgrade,
 )
 from experiments.study.aims import AIMS
 
@@ -105,13 +102,3 @@ def test_nothing_is_lost_when_processes_are_killed_and_stopped(tmp_path: Path) -
     assert {name: figures[name] for name in ("lost", "double")} == {"lost": 0, "double": 0}
     assert figures["standby_takeover_s"] > 0
     assert {aim.key for aim in AIMS["guard"]} & figures.keys()
-
-
-@pytest.mark.long
-def test_processes_of_the_revision_before_are_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
-    command = ["git", "cat-file", "-e", f"{PREVIOUS}^{{commit}}"]
-    if subprocess.run(command, cwd=Path(__file__).parent, check=False).returncode:
-        pytest.skip(f"this copy of the project does not know revision {PREVIOUS}")
-    figures = upgrade(Setting(), tmp_path)
-    assert figures["upgrade_lost"] == 0
-    assert figures["upgrade_double"] == 0

@@ -442,16 +442,19 @@ def many_workers(_: Place) -> str:
 
 
 def many_fronts(_: Place) -> str:
-    message = front.AttachFrontRequest(
-        protocol_version=wire.PROTOCOL_VERSION, host="here", pid=1
-    ).SerializeToString()
+    def message(number: int) -> bytes:
+        return front.AttachFrontRequest(
+            protocol_version=wire.PROTOCOL_VERSION, host="here", pid=1, instance=f"{number}"
+        ).SerializeToString()
 
     async def main() -> str:
         async with controlling() as (controller, channel):
             attach_front = channel.unary_unary("/clockwright.v1.FrontService/Attach")
             with ExitStack() as stack:
                 for number in range(256):
-                    welcome = front.AttachFrontResponse.FromString(await attach_front(message))
+                    welcome = front.AttachFrontResponse.FromString(
+                        await attach_front(message(number))
+                    )
                     sock = await asyncio.to_thread(
                         dial, "127.0.0.1", welcome.socket_port, welcome.socket_path, limit_s=60
                     )
@@ -459,7 +462,7 @@ def many_fronts(_: Place) -> str:
                     sock.sendall(greeting(welcome.token))
                     await until(lambda: controller.fronts.num_fronts > number)  # noqa: B023
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await attach_front(message)
+                    await attach_front(message(256))
                 return str(caught.value.details())
 
     return asyncio.run(main())
@@ -473,7 +476,7 @@ def long_frame(_: Place) -> str:
 
 
 def tenant_by_a_front(_: Place) -> str:
-    message = encode_asks([(1, 1, 1, 1, 1, False, LONG, "", (), ())], [])
+    message = encode_asks([(1, 1, 1, 1, 1, False, LONG, "", (), (), "", "")], [])
     reader = FrameReader()
     data = b"".join(message)
     reader.room()[: len(data)] = data

@@ -848,7 +848,6 @@ def test_what_a_worker_holds_it_tells_the_next_controller_which_says_what_to_kee
 
     async def first(stream: Stream) -> None:
         assert not stream.register.held
-        assert stream.register.takes_generations
         await stream.welcome()
         for index, name in enumerate(("kept", "cold", "unwanted")):
             content = relu_file(index + 1)
