@@ -420,15 +420,15 @@ def _engine(host: HostState) -> HostFinding:
             level=Level.FAILS,
             found=found,
             costs="both install into one folder, the CUDA provider vanishes, and workers on GPUs refuse to start",
-            remedy="pip uninstall onnxruntime onnxruntime-gpu, then install one: clockwright[cpu] or [gpu]",
+            remedy="pip uninstall onnxruntime onnxruntime-gpu, then install one: clockwright[cpu] or [gpu-ort]",
         )
-    if not host.engines:
+    if not {"onnxruntime", "onnxruntime-gpu"} & host.engines.keys():
         return HostFinding(
             name="engines",
             level=Level.FAILS,
             found=found,
-            costs="no worker can run a model here; a controller or front alone needs none",
-            remedy="pip install 'clockwright[cpu]', or [gpu]",
+            costs="no worker can compile a model here; a controller or front alone needs none",
+            remedy="pip install 'clockwright[cpu]', or [gpu-ort]",
         )
     return HostFinding(name="engines", level=Level.OK, found=found)
 
@@ -450,7 +450,7 @@ def _gpu(host: HostState) -> list[HostFinding]:
             )
         ]
     findings = [HostFinding(name="GPU", level=Level.OK, found=found)]
-    if not {"torch", "onnxruntime-gpu"} & host.engines.keys():
+    if "torch" not in host.engines:
         findings = [
             HostFinding(
                 name="GPU",

@@ -152,8 +152,7 @@ def _torch_device(
     config: WorkerConfig, limits: Limits, files: FileStore, on_lost: Callable[[str], object]
 ) -> Device[Any]:
     kind, _, argument = config.device.partition(":")
-    if kind == "cuda":
-        check_packages(_installed)
+    check_packages(_installed)
     on_host = _locked_bytes(config)
     if kind == "torch":
         on_host += limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
@@ -260,7 +259,7 @@ def _locked_bytes(config: WorkerConfig) -> int:
 
 
 def check_packages(version_of: Callable[[str], str | None]) -> None:
-    """Refuse an environment in which onnxruntime has lost its CUDA provider.
+    """Refuse to do without onnxruntime, which compiles models, or with two kinds, which lose the CUDA provider.
 
     Args:
         version_of: gives a distribution's version; None where it is not installed.
@@ -272,8 +271,13 @@ def check_packages(version_of: Callable[[str], str | None]) -> None:
     if plain is not None and gpu is not None:
         raise ConfigError(
             f"found onnxruntime {plain} and onnxruntime-gpu {gpu}, which overwrite each other, expected "
-            "one of them; uninstall both, then install clockwright[gpu] in an environment without "
+            "one of them; uninstall both, then install clockwright[gpu-ort] in an environment without "
             "clockwright[cpu]"
+        )
+    if plain is None and gpu is None:
+        raise ConfigError(
+            "found no onnxruntime, which compiles models for every engine; install clockwright[cpu], or "
+            "clockwright[gpu-ort], which also computes on GPUs"
         )
 
 

@@ -49,7 +49,7 @@ WELL = HostState(
 CARD: dict[str, Any] = {
     "driver": "580.1",
     "num_cards": 2,
-    "engines": {"onnxruntime-gpu": "1.31"},
+    "engines": {"onnxruntime-gpu": "1.31", "torch": "2.11"},
 }
 
 
@@ -87,7 +87,7 @@ def test_a_host_that_is_well_costs_nothing() -> None:
         ({"cache_bytes": None}, "compiled models", Level.COSTS),
         ({"backlog_max": 128}, "TCP", Level.COSTS),
         ({"slow_start_after_idle": True}, "TCP", Level.COSTS),
-        ({"engines": {}}, "engines", Level.FAILS),
+        ({"engines": {"torch": "2.11"}}, "engines", Level.FAILS),
         ({"engines": {"onnxruntime": "1", "onnxruntime-gpu": "1"}}, "engines", Level.FAILS),
         ({**CARD, "driver": ""}, "GPU", Level.FAILS),
         ({**CARD, "closed_cards": ("nvidia0",)}, "GPU", Level.FAILS),

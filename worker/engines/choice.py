@@ -78,7 +78,7 @@ def ways_to_try(
     if engine is Engine.ONNXRUNTIME and not has_onnxruntime:
         raise ConfigError(
             "engine 'onnxruntime': found no onnxruntime that computes on this device; expected "
-            "onnxruntime-gpu (clockwright[gpu]), and not onnxruntime beside it"
+            "onnxruntime-gpu (clockwright[gpu-ort]), and not onnxruntime beside it"
         )
     ways: list[Way] = []
     if engine is not Engine.ONNXRUNTIME:
