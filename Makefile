@@ -184,18 +184,19 @@ simulate-faults: $(STAMP)
 native: $(STAMP)
 	$(BIN)/python -m experiments.native
 
-# Tests, probe and benchmarks on a GPU, in nine minutes; with none it says so and fails. In an environment
-# of its own, .venv-gpu: the onnxruntime of .venv excludes that for GPUs. The first run installs it before the
-# nine minutes begin: gigabytes, with torch for CUDA.
-.PHONY: gpu on-gpu
+# Tests, benchmarks and figures on a GPU, in nine minutes; with none it says so and fails. In an environment of its
+# own, .venv-gpu, with the torch of $(PYTHON) where that was built for CUDA (SYSTEM_TORCH=1 insists, 0 refuses), else
+# with one from a registry: gigabytes. The first run installs before the nine minutes begin. `make gpu GPU="--total-s 200"`.
+.PHONY: gpu gpu-wheels
 gpu:
-	@test -e /dev/nvidiactl || test -e /dev/dxg || { \
-	  echo "make gpu: nothing was run: no NVIDIA driver on this machine (no /dev/nvidiactl)" >&2; \
-	  exit 1; }
-	@$(MAKE) --no-print-directory VENV=.venv-gpu EXTRAS=gpu,tools on-gpu
+	@SYSTEM_TORCH=$(SYSTEM_TORCH) $(PYTHON) experiments/gpu/environment.py make
+	@.venv-gpu/bin/python -m experiments.gpu $(GPU)
 
-on-gpu: $(STAMP)
-	@$(BIN)/python -m experiments.gpu
+# What a host with torch for CUDA and without a registry lacks, into build/wheels, which then travels with the tree.
+TARGET_PYTHON = $(shell $(PYTHON) -c 'import platform; print(platform.python_version().rpartition(".")[0])')
+HAS := numpy scipy torch cuda-bindings onnx onnxruntime nvidia-ml-py
+gpu-wheels:
+	@$(PYTHON) experiments/gpu/environment.py wheels $(TARGET_PYTHON) $(HAS)
 
 proto: $(STAMP)
 	$(BIN)/python proto/generate.py
