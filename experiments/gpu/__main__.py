@@ -1,68 +1,103 @@
-"""`make gpu`: tests, probe, benchmarks and figures on a GPU, within nine minutes.
+"""`make gpu`: quick tests, then benchmarks and figures on a GPU by their worth, then all tests, within nine minutes.
 
-Each part is a process of its own with a time limit, so that one which fails or hangs hides no other. All
-write to `experiments/results/gpu`; without a GPU nothing is run or written.
+Each part is a process of its own with a time limit, so that one which fails or hangs hides no other. Models are compiled first,
+beside the quick tests, so that no part's limit pays for it. When time is short the last parts are
+left out. All write to one folder, by default `experiments/results/gpu`; without a GPU nothing is run or written.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NoReturn
 
 from clockwright.errors import ConfigError
 from experiments.study.aims import judged, show, write
 
-#: Parts in their order: name, command, seconds that it is told (None: it takes no such option), seconds
-#: until it is ended.
-PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
-    # A pytest that is ended never says why a test failed, so it stops by itself first, at a test's end.
-    (
-        "tests",
-        ("pytest", "-v", "--session-timeout=140", "-m", "gpu", "tests/worker/test_gpu.py"),
-        None,
-        165.0,
-    ),
-    ("probe", ("experiments", "gpu-probe"), 25.0, 55.0),
-    ("table1", ("experiments", "gpu-table1"), 50.0, 85.0),
-    ("serve", ("experiments", "gpu-serve"), 20.0, 70.0),
-    ("fig2", ("experiments", "gpu-fig2"), 12.0, 30.0),
-    ("fig5", ("experiments", "gpu-fig5"), 26.0, 65.0),
-    ("fig6", ("experiments", "gpu-fig6"), 30.0, 65.0),
+#: Name, module and its arguments, seconds that they are told, seconds until the part is ended.
+Part = tuple[str, tuple[str, ...], float, float]
+
+_FILE = "tests/worker/test_gpu.py"
+# Each kind of test once, on the networks that compile fastest.
+_QUICK = (
+    "joint or fault or more_memory or FLOAT32-resnet18_v1 or FLOAT32-bert_tiny"
+    " or (float32 and (paging or overwritten))"
 )
+# A pytest that is ended never says why a test failed, so it stops by itself first, at a test's end. Plugins that the
+# host's Python happens to have are not loaded: one that warns would be an error.
+_PYTEST = ("pytest", "-p", "pytest_timeout", "-v", "--session-timeout={seconds:g}", "-m", "gpu")
+_TOLD = ("--device", "{device}", "--seconds", "{seconds:g}", "--directory", "{directory}")
+
+COMPILE = ("experiments", "gpu-compile")
+# After the quick tests. What is not ready then, its part compiles itself.
+_COMPILE_S = 90.0
+#: What runs while models are compiled, and the rest in the order of its worth.
+QUICK: Part = ("quick tests", (*_PYTEST, "-k", _QUICK, _FILE), 60.0, 75.0)
+PARTS: tuple[Part, ...] = (
+    ("table1", ("experiments", "gpu-table1", *_TOLD), 40.0, 75.0),
+    ("serve", ("experiments", "gpu-serve", *_TOLD), 20.0, 70.0),
+    ("fig6", ("experiments", "gpu-fig6", *_TOLD), 30.0, 65.0),
+    ("fig5", ("experiments", "gpu-fig5", *_TOLD), 26.0, 65.0),
+    ("probe", ("experiments", "gpu-probe", *_TOLD), 25.0, 55.0),
+    ("fig2", ("experiments", "gpu-fig2", *_TOLD), 12.0, 30.0),
+    ("tests", (*_PYTEST, "-k", f"not ({_QUICK})", _FILE), 140.0, 165.0),
+)
+# A part that has less than these shows nothing: it only starts.
+_LEAST_S = 20.0
 
 
 def run_parts(
-    parts: Sequence[tuple[str, tuple[str, ...], float | None, float]], device: str
-) -> dict[str, str]:
-    """Run each part; returns by name what became of it, in words."""
-    outcomes = {}
+    parts: Sequence[Part], device: str, directory: Path, *, until_s: float = float("inf")
+) -> Iterator[tuple[str, str]]:
+    """Run each part; yields its name and what became of it, in words.
+
+    Args:
+        parts: in their order.
+        device: what they measure.
+        directory: where they leave their results.
+        until_s: the time on the monotonic clock by which all have ended; the last are cut short or left out.
+    """
     for name, module, seconds, limit_s in parts:
-        command = [sys.executable, "-m", *module]
-        if seconds is not None:
-            command += ["--device", device, "--seconds", str(seconds)]
-        print(f"--- {name}: at most {limit_s:g} s", flush=True)
+        left_s = min(limit_s, until_s - time.monotonic())
+        if left_s < min(limit_s, _LEAST_S):
+            yield name, "left out: no time"
+            continue
+        seconds *= left_s / limit_s
+        told = [word.format(device=device, seconds=seconds, directory=directory) for word in module]
+        print(f"--- {name}: at most {left_s:.3g} s", flush=True)
         begin_s = time.monotonic()
-        # Each part has a session of its own, so that its children can be ended with it: a server that is
-        # left behind would keep the GPU's memory from the parts that follow.
-        process = subprocess.Popen(command, start_new_session=True)
-        try:
-            code = process.wait(limit_s)
-            outcomes[name] = "done" if code == 0 else f"failed with {code}"
-        except subprocess.TimeoutExpired:
-            outcomes[name] = f"not done within {limit_s:g} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        outcomes[name] += f" after {time.monotonic() - begin_s:.0f} s"
-    return outcomes
+        outcome = _wait(_start(told), left_s)
+        yield name, f"{outcome} after {time.monotonic() - begin_s:.0f} s"
+
+
+def _start(module: Sequence[str]) -> subprocess.Popen[bytes]:
+    # Each has a session of its own, so that its children can be ended with it: a server that is left
+    # behind would keep the GPU's memory from the parts that follow.
+    return subprocess.Popen([sys.executable, "-m", *module], start_new_session=True)
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
+    try:
+        code = process.wait(limit_s)
+        return "done" if code == 0 else f"failed with {code}"
+    except subprocess.TimeoutExpired:
+        return f"not done within {limit_s:.3g} s"
+    finally:
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _end(number: int, _: object) -> NoReturn:
@@ -72,7 +107,7 @@ def _end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Check that there is a GPU, run everything, and say what became of it.
 
     Returns:
@@ -83,8 +118,13 @@ def main() -> int:
         from experiments.gpu.hardware import GPU_RESULTS
         from worker.devices.cuda import check_installation, installation
     except ImportError as error:
-        print(f"make gpu: {error}; install clockwright[gpu]", file=sys.stderr)
+        print(f"make gpu: {error}; install clockwright[gpu,measure]", file=sys.stderr)
         return 1
+    parser = argparse.ArgumentParser(prog="make gpu GPU=...", description=__doc__.splitlines()[0])
+    parser.add_argument("--total-s", type=float, default=540.0, help="end within these seconds")
+    parser.add_argument("--directory", type=Path, default=GPU_RESULTS, help="where all files go")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="of the parts after compiling")
+    options = parser.parse_args(words)
     try:
         check_installation(installation(), 0)
     except ConfigError as error:
@@ -92,16 +132,31 @@ def main() -> int:
         return 1
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    begin = datetime.now(UTC)
-    outcomes = run_parts(PARTS, "cuda:0")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    begin, until_s = datetime.now(UTC), time.monotonic() + options.total_s
+    outcomes = {}
+
+    def run(parts: Sequence[Part]) -> None:
+        for name, outcome in run_parts(parts, "cuda:0", options.directory, until_s=until_s):
+            outcomes[name] = outcome
+            # After every part, because whoever ends this early has what was measured until then.
+            rows = list(judged(options.directory, room="gpu", since=begin))
+            write(rows, options.directory / "aims.csv")
+
+    compiling = _start(COMPILE)
+    try:
+        run([QUICK])
+        limit_s = min(_COMPILE_S, until_s - time.monotonic())
+        outcomes["compile"] = _wait(compiling, limit_s)
+    finally:
+        _kill(compiling)
+    run([part for part in PARTS if part[0] in (options.only or [part[0]])])
     print("---")
-    for name, words in outcomes.items():
-        print(f"{name:10} {words}")
+    for name, outcome in outcomes.items():
+        print(f"{name:12} {outcome}")
     print("---")
-    rows = list(judged(GPU_RESULTS, room="gpu", since=begin))
-    show(rows)
-    write(rows, GPU_RESULTS / "aims.csv")
-    return 0 if all(words.startswith("done") for words in outcomes.values()) else 1
+    show(list(judged(options.directory, room="gpu", since=begin)))
+    return 0 if all(outcome.startswith("done") for outcome in outcomes.values()) else 1
 
 
 if __name__ == "__main__":

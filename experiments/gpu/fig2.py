@@ -8,24 +8,23 @@ simulator is to foresee its goodput from a single client's EXEC; for concurrent 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S, ModelId
 from experiments.clockwork_paper import fig2
-from experiments.gpu.hardware import about, open_accelerator
-from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel, compiled_for
+from experiments.gpu.hardware import about, compiled_for, open_accelerator
+from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel
 from experiments.simulator import Case, Cluster, HostedModel, Network
 from experiments.study.bench import Findings, bench
 from experiments.study.sides import simulated
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
+from worker.config import default_cache_dir
 from worker.devices.accelerator import Event, Stream
 from worker.models.precision import Precision
 
@@ -58,13 +57,14 @@ class Card:
     def __init__(self, setting: Setting) -> None:
         """Compile the network, capture its kernels for batch size 1, and run each once."""
         self._executors: list[tuple[BareKernel, Stream, Event]] = []
-        with tempfile.TemporaryDirectory() as scratch:
-            folder, compiled = compiled_for(setting.architecture, Precision.FLOAT32, Path(scratch))
-            for _ in range(max(setting.concurrencies)):
-                # Kernels captured on one accelerator share the memory of their intermediates, so each gets its own.
-                accelerator = open_accelerator(setting.device)
-                kernel = bare_kernel(accelerator, folder, compiled, 1)
-                self._executors.append((kernel, accelerator.stream(), accelerator.event()))
+        folder, compiled = compiled_for(
+            setting.architecture, Precision.FLOAT32, default_cache_dir()
+        )
+        for _ in range(max(setting.concurrencies)):
+            # Kernels captured on one accelerator share the memory of their intermediates, so each gets its own.
+            accelerator = open_accelerator(setting.device)
+            kernel = bare_kernel(accelerator, folder, compiled, 1)
+            self._executors.append((kernel, accelerator.stream(), accelerator.event()))
         for index in range(len(self._executors)):
             self.run(index)
 

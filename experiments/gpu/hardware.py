@@ -18,7 +18,7 @@ import torch
 
 from clockwright.actions import Infer, LoadWeights
 from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_S, ActionId, ModelId
 from experiments.live.bare_lanes import fetch_nothing, stored
 from experiments.results_file import RESULTS
 from modelzoo.build import write_model
@@ -26,7 +26,7 @@ from worker.config import default_cache_dir
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Accelerator, HostAccelerator, Stream
 from worker.devices.cuda import CudaAccelerator
-from worker.devices.gpu import TorchDevice, TorchModel
+from worker.devices.gpu import TorchDevice, TorchModel, compiled_models
 from worker.devices.gpu_health import open_gpu
 from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits
@@ -51,12 +51,12 @@ def arguments(description: str, seconds: float) -> argparse.Namespace:
         seconds: the section's budget by default.
 
     Returns:
-        `device`, `seconds`, `results` and, with all that was said but the folder, `words`.
+        `device`, `seconds`, `directory` and, with all that was said but the folder, `words`.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda:0", help="cuda:N; torch:cpu tries the code only")
     parser.add_argument("--seconds", type=float, default=seconds, help="stop measuring after these")
-    parser.add_argument("--results", type=Path, default=GPU_RESULTS, help="folder for the JSON")
+    parser.add_argument("--directory", type=Path, default=GPU_RESULTS, help="where all files go")
     options = parser.parse_args()
     # The comparison is false for NaN too.
     if not options.seconds > 0:
@@ -187,6 +187,34 @@ class Room:
     host_bytes: int
 
 
+async def _offer(
+    files: FileStore, name: str, batch_sizes: Sequence[int], *, seed: int = 0
+) -> Offer:
+    """Build a model of the zoo, as if a controller offered it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        await asyncio.to_thread(write_model, name, Path(scratch) / "model.onnx", seed=seed)
+        offered = stored(files, Path(scratch))
+    return Offer(ModelId(f"{name}-{seed}"), offered, tuple(batch_sizes), {}, "")
+
+
+def compiled_for(name: str, precision: Precision, cache_dir: Path) -> tuple[Path, CompiledModel]:
+    """Compile a model of the zoo as a worker does, once per cache; returns its folder and what is in it."""
+    files = FileStore(cache_dir)
+    # A batch has a worker's share of the IO memory that it takes by default.
+    limits = Limits(arena_bytes=2 << 30, num_pages=1024, io_bytes=(128 << 20) // IO_SHARE)
+    models = compiled_models(files, cache_dir, limits, precision, compile_limit_s=400.0)
+
+    async def get() -> tuple[Path, CompiledModel]:
+        try:
+            offer = await _offer(files, name, DEFAULT_BATCH_SIZES)
+            found = await models.get(offer, fetch_nothing, lambda stage: None)
+        finally:
+            await models.close()
+        return found.folder, found.compiled
+
+    return asyncio.run(get())
+
+
 class BareDevice:
     """A device without lanes: its holder says which step runs, and hears how long it took."""
 
@@ -215,10 +243,7 @@ class BareDevice:
 
     async def model(self, name: str, batch_sizes: Sequence[int], *, seed: int = 0) -> TorchModel:
         """Build, compile and prepare a model of the zoo; the second time it comes from the cache."""
-        with tempfile.TemporaryDirectory() as scratch:
-            await asyncio.to_thread(write_model, name, Path(scratch) / "model.onnx", seed=seed)
-            offered = stored(self._files, Path(scratch))
-        offer = Offer(ModelId(f"{name}-{seed}"), offered, tuple(batch_sizes), {}, "")
+        offer = await _offer(self._files, name, batch_sizes, seed=seed)
         return await self.device.prepare(offer, fetch_nothing, lambda stage: None)
 
     def folder(self, model: TorchModel) -> tuple[Path, CompiledModel]:

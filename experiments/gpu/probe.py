@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,15 +37,14 @@ from experiments.clockwork_paper import fig6
 from experiments.gpu.hardware import (
     about,
     arguments,
+    compiled_for,
     device_times_ns,
     median_us,
     open_accelerator,
     spread,
 )
 from experiments.results_file import write_results
-from modelzoo.build import write_model
-from worker.compiling.compile import compile_model
-from worker.compiling.for_torch import TorchTarget
+from worker.config import default_cache_dir
 from worker.devices.accelerator import Accelerator
 from worker.devices.host_memory import present_memory
 from worker.engines.torch_operators import Tensor
@@ -57,8 +55,6 @@ from worker.models.model_files import (
     WEIGHTS_FILE,
     BoundTensor,
     CompiledModel,
-    Limits,
-    ModelSource,
 )
 from worker.models.precision import Precision
 from worker.timing import sleep_until, tune_thread
@@ -195,10 +191,10 @@ def _wake_up(late: list[int], *, runs: int, tuned: bool) -> None:
 
 
 def graphs(
-    accelerator: Accelerator, scratch: Path, *, name: str = ARCHITECTURE, more: int = 8
+    accelerator: Accelerator, cache_dir: Path, *, name: str = ARCHITECTURE, more: int = 8
 ) -> Figures:
     """Milliseconds and KiB of a graph of batch 1, captured beside one that has the same kernels."""
-    folder, compiled = compiled_for(name, Precision.FLOAT32, scratch)
+    folder, compiled = compiled_for(name, Precision.FLOAT32, cache_dir)
     work = bare_kernel(accelerator, folder, compiled, 1).launch
     free, begin_s = accelerator.free_bytes(), time.perf_counter()
     kept = [accelerator.capture(work, rehearsal=work, tensor_cores=False) for _ in range(more)]
@@ -290,7 +286,7 @@ def _bare_kernel(
 
 def execute(
     accelerator: Accelerator,
-    scratch: Path,
+    cache_dir: Path,
     *,
     name: str = ARCHITECTURE,
     runs: int = RUNS,
@@ -304,7 +300,7 @@ def execute(
     for precision, variant, joined, layout in _variants():
         if variant and time.monotonic() > until_s:
             break
-        folder, compiled = compiled_for(name, precision, scratch)
+        folder, compiled = compiled_for(name, precision, cache_dir)
         for batch_size in sorted(BATCH_SIZES, reverse=True):
             kernel = bare_kernel(
                 accelerator, folder, compiled, batch_size, joined=joined, layout=layout
@@ -334,10 +330,10 @@ def _variants() -> Iterator[tuple[Precision, str, bool, torch.memory_format | No
 
 
 def beside(
-    accelerator: Accelerator, scratch: Path, *, name: str = ARCHITECTURE, runs: int = RUNS
+    accelerator: Accelerator, cache_dir: Path, *, name: str = ARCHITECTURE, runs: int = RUNS
 ) -> Figures:
     """One EXEC of batch 1, alone and with something else going on."""
-    folder, compiled = compiled_for(name, Precision.FLOAT32, scratch)
+    folder, compiled = compiled_for(name, Precision.FLOAT32, cache_dir)
     first, second = (bare_kernel(accelerator, folder, compiled, 1) for _ in range(2))
     host = accelerator.host_memory(PAGE_BYTES)
     page = accelerator.device_memory(PAGE_BYTES)
@@ -371,57 +367,41 @@ def _repeat(
         done.synchronize()
 
 
-def compiled_for(name: str, precision: Precision, scratch: Path) -> tuple[Path, CompiledModel]:
-    """Compile a model of the zoo, once per folder."""
-    source, folder = scratch / name, scratch / f"{name}-{precision.value}"
-    if not source.exists():
-        write_model(name, source / "model.onnx")
-    if not folder.exists():
-        folder.mkdir()
-        limits = Limits(arena_bytes=2 << 30, num_pages=128, io_bytes=256 << 20)
-        compile_model(
-            ModelSource(source), folder, limits, lambda stage: None, TorchTarget(precision)
-        )
-    metadata = (folder / "model.json").read_text(encoding="utf-8")
-    return folder, CompiledModel.from_json(metadata)
-
-
 def main() -> None:
     """Run all sections, and write `probe.json` after each."""
     options = arguments(__doc__.splitlines()[0], seconds=120.0)
     accelerator = open_accelerator(options.device)
     until_s = time.monotonic() + options.seconds
     figures: Figures = {}
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        sections: tuple[Callable[[], Figures], ...] = (
-            partial(copy, accelerator),
-            partial(gather, accelerator),
-            partial(
-                gather,
-                accelerator,
-                cache_pages=large_cache_pages(accelerator),
-                name="gather_large",
-            ),
-            partial(host, accelerator),
-            partial(beside, accelerator, scratch),
-            partial(graphs, accelerator, scratch),
-            partial(execute, accelerator, scratch, until_s=until_s),
+    cache_dir = default_cache_dir()
+    sections: tuple[Callable[[], Figures], ...] = (
+        partial(copy, accelerator),
+        partial(gather, accelerator),
+        partial(
+            gather,
+            accelerator,
+            cache_pages=large_cache_pages(accelerator),
+            name="gather_large",
+        ),
+        partial(host, accelerator),
+        partial(beside, accelerator, cache_dir),
+        partial(graphs, accelerator, cache_dir),
+        partial(execute, accelerator, cache_dir, until_s=until_s),
+    )
+    for section in sections:
+        found = section()
+        for key, figure in found.items():
+            print(f"{key:40} {figure:12.2f}", flush=True)
+        figures |= found
+        # Write after every section, because a time limit from outside may end the next one.
+        write_results(
+            "probe",
+            figures,
+            command=f"python -m experiments gpu-probe {options.words}",
+            seeds=[0],
+            extra={"hardware": about(accelerator)},
+            directory=options.directory,
         )
-        for section in sections:
-            found = section()
-            for key, figure in found.items():
-                print(f"{key:40} {figure:12.2f}", flush=True)
-            figures |= found
-            # Write after every section, because a time limit from outside may end the next one.
-            write_results(
-                "probe",
-                figures,
-                command=f"python -m experiments gpu-probe {options.words}",
-                seeds=[0],
-                extra={"hardware": about(accelerator)},
-                directory=options.results,
-            )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ Networks are measured in the paper's order of interest until time is up; those l
 named. What has been compiled stays in the cache folder, so a second run gets further. Within `make gpu` there
 is time for a few; the whole table, in a folder of its own:
 
-    .venv-gpu/bin/python -m experiments gpu-table1 --seconds 3000 --results experiments/results/gpu/full
+    .venv-gpu/bin/python -m experiments gpu-table1 --seconds 3000 --directory experiments/results/gpu/full
 """
 
 from __future__ import annotations
@@ -229,14 +229,14 @@ def main() -> None:
     def write(figures: dict[str, float], rest: list[str]) -> None:
         # Write after every network, because a time limit from outside may end the next one's compilation.
         rows = beside_the_paper(setting.names, figures)
-        write_csv(options.results / "table1.csv", _COLUMNS, rows)
+        write_csv(options.directory / "table1.csv", _COLUMNS, rows)
         write_results(
             "table1",
             figures,
             command=f"python -m experiments gpu-table1 {options.words}",
             seeds=[0],
             extra={"hardware": hardware, "left_out": rest},
-            directory=options.results,
+            directory=options.directory,
         )
         for name, quantity, unit, ours, *_, paper in (row for row in rows if row[0] in left_out):
             print(f"{name:32} {quantity:8} {unit:2} {ours:12.1f} {paper:12.1f}", flush=True)

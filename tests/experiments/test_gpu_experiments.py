@@ -7,10 +7,10 @@ import csv
 import gc
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,9 +29,11 @@ from experiments.bench import torch_zoo
 from experiments.clockwork_paper import fig6
 from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, serve, table1
+from experiments.gpu.compile import compile_one
 from experiments.gpu.hardware import (
     BareDevice,
     Room,
+    compiled_for,
     device_times_ns,
     open_accelerator,
     queued_times_ns,
@@ -104,7 +106,7 @@ def test_bare_kernels_are_also_measured_in_the_layout_that_is_not_served(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder, compiled = probe.compiled_for("cifar_resnet20_v1", precision, tmp_path)
+    folder, compiled = compiled_for("cifar_resnet20_v1", precision, tmp_path)
     told: list[bool] = []
     run = Program.run
 
@@ -143,7 +145,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     for name in ("copy", "gather", "host", "beside", "graphs"):
         monkeypatch.setattr(probe, name, lambda *given, name=name, **settings: {name: 1.0})
     monkeypatch.setattr(probe, "execute", fails)
-    words = ["probe", "--device", "torch:cpu", "--seconds", "1", "--results", str(tmp_path)]
+    words = ["probe", "--device", "torch:cpu", "--seconds", "1", "--directory", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(RuntimeError, match="out of memory"):
         probe.main()
@@ -156,7 +158,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
 
 def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(tmp_path: Path) -> None:
     accelerator = HostAccelerator()
-    folder, compiled = probe.compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
+    folder, compiled = compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
     places = []
 
     def memory(num_bytes: int) -> torch.Tensor:
@@ -223,7 +225,7 @@ class ForgetfulAccelerator(HostAccelerator):
 
 def test_kernels_that_may_still_run_keep_their_memory(tmp_path: Path) -> None:
     accelerator = ForgetfulAccelerator()
-    folder, compiled = probe.compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
+    folder, compiled = compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
     replay = probe.bare_kernel(accelerator, folder, compiled, 1).replay
     gc.collect()
     assert len(accelerator.taken) == 3
@@ -404,7 +406,7 @@ def test_table_1_is_written_after_each_network(
             assert (record["figures"], len(record["left_out"])) == (figures, len(names) - index - 1)
 
     monkeypatch.setattr(table1, "measure", measure)
-    words = ["table1", "--device", "torch:cpu", "--seconds", "1", "--results", str(tmp_path)]
+    words = ["table1", "--device", "torch:cpu", "--seconds", "1", "--directory", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)
     table1.main()
     assert f"left out: {len(names) - 2} of {len(names)}: {names[2]}," in capsys.readouterr().out
@@ -479,28 +481,11 @@ def test_without_a_gpu_nothing_is_run_and_one_sentence_says_why(
         worker.devices.cuda, "installation", lambda: Installation("2.13.0", "13.0", 0)
     )
     monkeypatch.setattr(everything, "run_parts", None)
-    assert everything.main() == 1
+    assert everything.main([]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert "nothing was run: device 'cuda:0': found no usable GPU" in captured.err
-
-
-@pytest.mark.skipif(
-    Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(),
-    reason="there is an NVIDIA driver, for which make gpu would install its environment",
-)
-def test_make_gpu_without_a_driver_says_so_before_it_installs_anything(tmp_path: Path) -> None:
-    make = shutil.which("make")
-    if make is None:
-        pytest.skip("there is no make")
-    # Elsewhere, where it could not install anything if it tried.
-    command = [make, "--file", str(ROOT / "Makefile"), "gpu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    words = "make gpu: nothing was run: no NVIDIA driver on this machine (no /dev/nvidiactl)"
-    assert words in done.stderr.splitlines()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_torch_one_sentence_says_what_to_install() -> None:
@@ -514,17 +499,17 @@ def test_without_torch_one_sentence_says_what_to_install() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("make gpu: ")
-    assert line.endswith("; install clockwright[gpu]")
+    assert line.endswith("; install clockwright[gpu,measure]")
 
 
-def test_a_part_that_fails_or_hangs_hides_no_other() -> None:
+def test_a_part_that_fails_or_hangs_hides_no_other(tmp_path: Path) -> None:
     hangs = ("timeit", "-n1", "-r1", "import time; time.sleep(600)")
     parts = (
-        ("hangs", hangs, None, 0.3),
+        ("hangs", hangs, 1.0, 0.3),
         ("fails", ("no_such_module_here",), 1.0, 60.0),
-        ("works", ("timeit", "-n1", "-r1"), None, 60.0),
+        ("works", ("timeit", "-n1", "-r1"), 1.0, 60.0),
     )
-    outcomes = everything.run_parts(parts, "cuda:0")
+    outcomes = dict(everything.run_parts(parts, "cuda:0", tmp_path))
     assert outcomes["hangs"].startswith("not done within 0.3 s")
     assert outcomes["fails"].startswith("failed with 1")
     assert outcomes["works"].startswith("done")
@@ -539,8 +524,8 @@ def test_a_part_that_hangs_leaves_no_server_behind(tmp_path: Path) -> None:
         f"new.write_text(str(server.pid)); new.rename({str(told)!r}); time.sleep(600)"
     )
     for limit_s in (1.0, 10.0, 100.0):
-        parts = (("hangs", ("timeit", "-n1", "-r1", program), None, limit_s),)
-        outcome = everything.run_parts(parts, "cuda:0")["hangs"]
+        parts = (("hangs", ("timeit", "-n1", "-r1", program), 1.0, limit_s),)
+        ((_, outcome),) = everything.run_parts(parts, "cuda:0", tmp_path)
         assert outcome.startswith(f"not done within {limit_s:g} s")
         if told.exists():
             break  # else a busy machine had not yet started the server
@@ -548,59 +533,93 @@ def test_a_part_that_hangs_leaves_no_server_behind(tmp_path: Path) -> None:
     until(lambda: not lives(server), what="the server of a part that was ended is gone")
 
 
+def test_parts_share_the_time_that_is_left_and_the_last_are_left_out(tmp_path: Path) -> None:
+    said = ("timeit", "-n1", "-r1", "open('{directory}/{device}', 'w').write('{seconds:g}')")
+    parts = (("cut", said, 50.0, 1e6), ("short", said, 1.0, 10.0), ("long", said, 1.0, 1e4))
+    left_s = 1000.0
+    outcomes = dict(
+        everything.run_parts(parts[:1], "cuda:7", tmp_path, until_s=time.monotonic() + left_s)
+    )
+    assert outcomes["cut"].startswith("done")
+    # Its seconds are cut as its limit is.
+    assert 0 < float((tmp_path / "cuda:7").read_text()) <= 50 * left_s / 1e6
+    outcomes = dict(everything.run_parts(parts[1:], "cuda:7", tmp_path, until_s=time.monotonic()))
+    assert outcomes == {"short": "left out: no time", "long": "left out: no time"}
+
+
+def test_what_is_compiled_before_all_parts_is_what_they_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compile_one("tiny_conv", Precision.FLOAT32)
+    # A worker's IO memory by default.
+    room = Room(num_pages=1, arena_bytes=16 << 20, io_bytes=128 << 20, host_bytes=16 << 20)
+    bench = BareDevice(HostAccelerator(), room)
+    asyncio.run(bench.model("tiny_conv", DEFAULT_BATCH_SIZES))
+    asyncio.run(bench.close())
+    assert len(list((tmp_path / "clockwright" / "compiled").iterdir())) == 1
+
+
 ALL_PARTS = """
 import sys
 import worker.devices.cuda
 from experiments.gpu import __main__ as everything
 
-program = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid()) + ' '); time.sleep(600)"
+program = f"import os, time; open({sys.argv[1]!r}, 'a').write(str(os.getpid()) + ' '); time.sleep(600)"
 worker.devices.cuda.installation = lambda: None
 worker.devices.cuda.check_installation = lambda found, index: None
-everything.PARTS = (("hangs", ("timeit", "-n1", "-r1", program), None, 600.0),)
-sys.exit(everything.main())
+everything.COMPILE = ("timeit", "-n1", "-r1", program)
+everything.QUICK = ("hangs", ("timeit", "-n1", "-r1", program), 600.0, 600.0)
+sys.exit(everything.main(["--total-s", "600", "--directory", sys.argv[2]]))
 """
 
 
-def test_when_make_gpu_is_ended_so_is_the_part_that_runs(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    process = subprocess.Popen([sys.executable, "-c", ALL_PARTS, str(told)], cwd=ROOT)
+def test_when_make_gpu_is_ended_so_are_the_part_and_the_compiler_that_run(tmp_path: Path) -> None:
+    told = tmp_path / "pids"
+    command = [sys.executable, "-c", ALL_PARTS, str(told), str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT)
     try:
-        until(lambda: told.exists() and told.read_text().endswith(" "), what="the part runs")
+        until(
+            lambda: told.exists() and told.read_text().count(" ") == 2,
+            what="compiler and part run",
+        )
         process.terminate()
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     finally:
         process.kill()
         process.wait()
-    part = int(told.read_text())
-    until(lambda: not lives(part), what="the part is gone")
+    for child in told.read_text().split():
+        until(lambda child=int(child): not lives(child), what="the part is gone")  # type: ignore[misc]
 
 
-def test_all_parts_together_end_within_nine_minutes() -> None:
-    assert sum(limit_s for _, _, _, limit_s in everything.PARTS) < 9 * 60
-    assert all(seconds < limit for _, _, seconds, limit in everything.PARTS if seconds is not None)
+def test_all_parts_of_worth_fit_into_nine_minutes_and_each_is_a_study() -> None:
+    *of_worth, (last, *_) = everything.PARTS
+    assert last == "tests"
+    assert sum(limit_s for *_, limit_s in (everything.QUICK, *of_worth)) < 9 * 60
+    # Each stops by itself first.
+    assert all(
+        seconds < limit_s for _, _, seconds, limit_s in (everything.QUICK, *everything.PARTS)
+    )
     # Each is called by its name, as by hand.
-    names = [words[1] for _, words, seconds, _ in everything.PARTS if seconds is not None]
+    names = [everything.COMPILE[1], *(words[1] for _, words, _, _ in of_worth)]
     assert [called(name) for name in names] == names
 
 
-def test_make_gpu_runs_every_test_that_needs_a_gpu() -> None:
-    (words,) = (module for name, module, _, _ in everything.PARTS if name == "tests")
+def test_make_gpu_runs_every_test_that_needs_a_gpu_once() -> None:
     marked = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if re.search(r"^ *@?pytest\.mark\.gpu\b", path.read_text(), re.MULTILINE)
     ]
-    assert marked == [word for word in words if word.endswith(".py")]
+    quick, rest = (words for _, words, _, _ in (everything.QUICK, everything.PARTS[-1]))
+    assert marked == [quick[-1]] == [rest[-1]]
+    assert rest[rest.index("-k") + 1] == f"not ({quick[quick.index('-k') + 1]})"
 
 
 def test_gpu_tests_that_take_too_long_still_say_which_failed_and_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ((words, limit_s),) = (
-        (module, limit_s) for name, module, _, limit_s in everything.PARTS if name == "tests"
-    )
-    (session,) = (word for word in words if word.startswith("--session-timeout="))
-    assert float(session.partition("=")[2]) < limit_s
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     tests = tmp_path / "test_two.py"
     tests.write_text(
         "import pytest\n"
@@ -608,10 +627,11 @@ def test_gpu_tests_that_take_too_long_still_say_which_failed_and_why(
         "def test_first(): assert False, 'what went wrong'\n"
         "def test_second(): raise SystemExit('was run though time was up')\n"
     )
-    options = [word for word in words if word != session and not word.endswith(".py")]
+    name, words, _, _ = everything.PARTS[-1]
+    here = (*words[:-1], "-p", "no:cacheprovider", str(tests))
     # Time is up when the first test has ended.
-    short = (*options, "--session-timeout=0.000001", "-p", "no:cacheprovider", str(tests))
-    outcomes = everything.run_parts((("tests", short, None, PATIENCE_S),), "cuda:0")
+    parts = ((name, here, 1e-6, PATIENCE_S),)
+    outcomes = dict(everything.run_parts(parts, "cuda:0", tmp_path))
     assert outcomes["tests"].startswith("failed with 1")
     printed, _ = capfd.readouterr()
     assert "test_first FAILED" in printed

@@ -76,6 +76,30 @@ class _CopyStream:
         return self.end.ns_since(self.begin)
 
 
+def compiled_models(
+    files: FileStore,
+    cache_dir: Path,
+    limits: Limits,
+    precision: Precision,
+    compile_limit_s: float,
+    threads: int = 1,
+) -> CompiledModels:
+    """Open a cache of models compiled for torch, on whatever hardware; see `TorchDevice`.
+
+    Raises:
+        OSError: the cache folder cannot be made.
+    """
+    return CompiledModels(
+        files,
+        cache_dir=cache_dir,
+        target=f"{COMPILE_FORMAT}/torch {precision.value}/onnxruntime {ort.__version__}",
+        compile_limit_s=compile_limit_s,
+        limits=limits,
+        precision=precision,
+        thread_counts=(threads,),
+    )
+
+
 class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
     """One GPU. See the module."""
 
@@ -131,14 +155,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         self._accelerator = accelerator
         self._monitor = monitor
         self._loss = DeviceLoss(accelerator, on_lost)
-        self._models = CompiledModels(
-            files,
-            cache_dir=cache_dir,
-            target=f"{COMPILE_FORMAT}/torch {precision.value}/onnxruntime {ort.__version__}",
-            compile_limit_s=compile_limit_s,
-            limits=limits,
-            precision=precision,
-        )
+        self._models = compiled_models(files, cache_dir, limits, precision, compile_limit_s)
         self._memory = GpuMemory(
             accelerator,
             limits=limits,
