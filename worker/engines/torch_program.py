@@ -9,8 +9,8 @@ as a CUDA graph, in which nothing may wait or be copied from ordinary host memor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import onnx
@@ -25,6 +25,11 @@ Tensor: TypeAlias = torch.Tensor
 
 #: The graph property that names the precision to run in, which is thereby part of the architecture.
 PRECISION_KEY = "clockwright.precision"
+#: The graph property of a graph that one engine alone can run; names the engine.
+ENGINE_KEY = "clockwright.engine"
+
+# What lies on the host whatever it is made from: at a fixed batch size a shape is the same in every run.
+_FROM_SHAPES = frozenset({"Shape", "Size"})
 
 
 class Program:
@@ -34,33 +39,29 @@ class Program:
         """Read a compiled graph.
 
         Args:
-            graph: a graph made by `worker.compiling.for_torch`: no subgraphs, canonical names.
+            graph: a graph made by `worker.compiling.for_torch`: canonical names, also in subgraphs.
             device: the device that the graph will run on.
             join: join convolutions with the operators behind them (`fuse`); experiments.gpu measures both.
 
         Raises:
-            ModelError: an operator is missing here; says which.
+            ModelError: an operator is missing here, or the graph was compiled for another engine; says which.
         """
         model = onnx.ModelProto.FromString(graph)
         properties = {entry.key: entry.value for entry in model.metadata_props}
+        if ENGINE_KEY in properties:
+            raise ModelError(f"the graph was compiled for {properties[ENGINE_KEY]} alone")
         self.precision = Precision(properties.get(PRECISION_KEY, Precision.FLOAT32.value))
         self._device = device
         self._float = torch.float16 if self.precision is Precision.FLOAT16 else torch.float32
         check_operators(model)
-        opset = max(
+        self._opset = max(
             entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
         )
         self._inputs = [value.name for value in model.graph.input]
         self._outputs = {value.name: _torch_type(value) for value in model.graph.output}
-        self._constants = {
-            tensor.name: self._constant(tensor) for tensor in model.graph.initializer
-        }
-        nodes = []
-        for node in model.graph.node:
-            if node.op_type == "Constant":
-                self._constants[node.output[0]] = self._constant_node(node)
-            else:
-                nodes.append(_read_node(node, opset, self._float))
+        #: All constants by name, those of subgraphs included.
+        self._constants: dict[str, Tensor] = {}
+        nodes = self._read(model.graph)
         self.nodes = fuse(nodes, list(self._outputs)) if join else nodes
         self._last_used = _last_uses(self.nodes, keep=set(self._outputs))
 
@@ -85,36 +86,41 @@ class Program:
             ModelError: the graph does something that the operators here cannot.
             RuntimeError: torch cannot run an operator.
         """
-        device: dict[str, Tensor] = dict(weights)
+        values = _Values(self._device, dict(self._constants), dict(weights), moved)
         for name, tensor in zip(self._inputs, inputs, strict=False):
-            device[name] = tensor.to(self._float) if tensor.dtype is torch.float32 else tensor
-        host = dict(self._constants)
-
-        def on_device(name: str) -> Tensor:
-            if name in device:
-                return device[name]
-            if name not in moved:
-                moved[name] = host[name].to(self._device)
-            return moved[name]
-
-        for index, node in enumerate(self.nodes):
-            known = all(name in host for name in node.inputs if name)
-            static = STATIC.get(node.op_type, ())
-            arguments: list[Tensor | None] = []
-            for position, name in enumerate(node.inputs):
-                if position in static and name and name not in host:
-                    raise node.refuse(f"input {position} is computed from the model's inputs")
-                on_host = known or position in static
-                arguments.append((host[name] if on_host else on_device(name)) if name else None)
-            results = _as_sequence(OPERATORS[node.op_type](node, *arguments))
-            if len(results) < sum(map(bool, node.outputs)):
-                raise node.refuse(f"{len(node.outputs)} outputs")
-            place = host if known or node.op_type == "Shape" else device
-            place.update(zip(node.outputs, results, strict=False))
+            is_plain = tensor.dtype is torch.float32
+            values.device[name] = tensor.to(self._float) if is_plain else tensor
+        for node, unneeded in zip(self.nodes, self._last_used, strict=True):
+            _run_node(node, values)
             # Values that nobody reads any more make room for the rest.
-            for name in self._last_used[index]:
-                device.pop(name, None)
-        return [on_device(name).to(datatype) for name, datatype in self._outputs.items()]
+            for name in unneeded:
+                values.device.pop(name, None)
+        return [values.on_device(name).to(kind) for name, kind in self._outputs.items()]
+
+    def _read(self, graph: onnx.GraphProto) -> list[Node]:
+        """Read the nodes of a graph or subgraph, and keep its constants."""
+        self._constants |= {tensor.name: self._constant(tensor) for tensor in graph.initializer}
+        nodes = []
+        for node in graph.node:
+            if node.op_type == "Constant":
+                self._constants[node.output[0]] = self._constant_node(node)
+            else:
+                nodes.append(self._node(node))
+        return nodes
+
+    def _node(self, node: onnx.NodeProto) -> Node:
+        attributes: dict[str, Any] = {}
+        inputs = list(node.input)
+        for attribute in node.attribute:
+            value = helper.get_attribute_value(attribute)
+            if isinstance(value, onnx.GraphProto):
+                value = Branch(self._read(value), [output.name for output in value.output])
+                # A branch reads what lies around it.
+                inputs += [name for inner in value.nodes for name in inner.inputs] + value.outputs
+            attributes[attribute.name] = list(value) if isinstance(value, (list, tuple)) else value
+        return Node(
+            node.op_type, tuple(inputs), tuple(node.output), attributes, self._opset, self._float
+        )
 
     def _constant(self, tensor: onnx.TensorProto) -> Tensor:
         if tensor.data_type not in TORCH_TYPES:
@@ -137,20 +143,91 @@ class Program:
         return torch.tensor(value, dtype=self._float if floats else torch.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A subgraph, whose values have names of their own."""
+
+    nodes: list[Node]
+    outputs: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The values of a run that are known so far, by name."""
+
+    where: torch.device
+    host: dict[str, Tensor]
+    device: dict[str, Tensor]
+    #: See `Program.run`.
+    moved: dict[str, Tensor]
+
+    def on_device(self, name: str) -> Tensor:
+        """The value on the device, to which a host value is brought once for all runs."""
+        if name in self.device:
+            return self.device[name]
+        if name not in self.moved:
+            self.moved[name] = self.host[name].to(self.where)
+        return self.moved[name]
+
+
+def _run_node(node: Node, values: _Values) -> None:
+    if node.op_type == "If":
+        _run_branch(node, values)
+        return
+    host = values.host
+    known = all(name in host for name in node.inputs if name)
+    static = STATIC.get(node.op_type, ())
+    arguments: list[Tensor | None] = []
+    for position, name in enumerate(node.inputs):
+        if position in static and name and name not in host:
+            raise node.refuse(f"input {position} is computed from the model's inputs")
+        on_host = known or position in static
+        arguments.append((host[name] if on_host else values.on_device(name)) if name else None)
+    results = _as_sequence(OPERATORS[node.op_type](node, *arguments))
+    if len(results) < sum(map(bool, node.outputs)):
+        raise node.refuse(f"{len(node.outputs)} outputs")
+    place = host if known or node.op_type in _FROM_SHAPES else values.device
+    place.update(zip(node.outputs, results, strict=False))
+
+
+def _run_branch(node: Node, values: _Values) -> None:
+    condition = values.host.get(node.inputs[0])
+    if condition is None:
+        raise node.refuse("the condition is computed from the model's inputs")
+    branch: Branch = node.get("then_branch" if any(condition.reshape(-1)) else "else_branch")
+    for inner in branch.nodes:
+        _run_node(inner, values)
+    for name, result in zip(node.outputs, branch.outputs, strict=True):
+        place = values.host if result in values.host else values.device
+        place[name] = place[result]
+
+
 def check_operators(model: onnx.ModelProto) -> None:
     """Refuse a graph with operators that torch is not told how to run.
 
     Raises:
-        ModelError: names them.
+        ModelError: names all of them, and says what helps.
     """
     unknown = {
         f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-        for node in model.graph.node
+        for node in _nodes_in(model.graph)
         if node.domain not in ("", "ai.onnx")
-        or (node.op_type not in OPERATORS and node.op_type != "Constant")
+        or (node.op_type not in OPERATORS and node.op_type not in ("Constant", "If"))
     }
     if unknown:
-        raise ModelError(f"the torch engine has no operator {', '.join(sorted(unknown))}")
+        raise ModelError(
+            f"the torch engine has no operator {', '.join(sorted(unknown))}; a GPU with "
+            "onnxruntime-gpu (clockwright[gpu-ort]) runs such a model in float32"
+        )
+
+
+def _nodes_in(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of a graph and its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from _nodes_in(subgraph)
 
 
 def fuse(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
@@ -230,14 +307,6 @@ def _torch_type(value: onnx.ValueInfoProto) -> torch.dtype:
         kind = onnx.TensorProto.DataType.Name(number)
         raise ModelError(f"an output is {kind}, which the torch engine cannot run")
     return TORCH_TYPES[number]
-
-
-def _read_node(node: onnx.NodeProto, opset: int, float_type: torch.dtype) -> Node:
-    attributes: dict[str, Any] = {}
-    for attribute in node.attribute:
-        value = helper.get_attribute_value(attribute)
-        attributes[attribute.name] = list(value) if isinstance(value, (list, tuple)) else value
-    return Node(node.op_type, tuple(node.input), tuple(node.output), attributes, opset, float_type)
 
 
 def _as_sequence(outputs: Outputs) -> Sequence[Tensor]:

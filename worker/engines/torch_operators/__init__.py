@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from worker.engines.torch_operators import (
+    attention,
     convolution,
     elementwise,
     indexing,
     products,
+    quantised,
+    recurrent,
     reductions,
+    resizing,
     shapes,
 )
 from worker.engines.torch_operators.convolution import conv_add_relu
@@ -36,13 +40,24 @@ __all__ = [
 
 #: The operators that can be run, by ONNX's name.
 OPERATORS: dict[str, Callable[..., Outputs]] = {
+    **attention.OPERATORS,
     **convolution.OPERATORS,
     **elementwise.OPERATORS,
     **indexing.OPERATORS,
     **products.OPERATORS,
+    **quantised.OPERATORS,
+    **recurrent.OPERATORS,
     **reductions.OPERATORS,
+    **resizing.OPERATORS,
     **shapes.OPERATORS,
 }
 
 #: Positions of inputs that decide shapes, and so must be known before the device computes.
-STATIC: dict[str, tuple[int, ...]] = {**reductions.STATIC, **shapes.STATIC}
+STATIC: dict[str, tuple[int, ...]] = {
+    **elementwise.STATIC,
+    **indexing.STATIC,
+    **products.STATIC,
+    **reductions.STATIC,
+    **resizing.STATIC,
+    **shapes.STATIC,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import le
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +31,13 @@ def _windows(
     return strides, dilations, begins + ends
 
 
-def _padded(x: Tensor, pads: Sequence[int], value: float = 0.0) -> tuple[Tensor, list[int]]:
-    """Pad here if begin and end differ; otherwise leave the padding to the kernel."""
+def _padded(
+    x: Tensor, pads: Sequence[int], value: float = 0.0, most: Sequence[int] | None = None
+) -> tuple[Tensor, list[int]]:
+    """Pad here if begin and end differ, or are more than the kernel takes; otherwise leave it to the kernel."""
     half = len(pads) // 2
     begins, ends = list(pads[:half]), list(pads[half:])
-    if begins == ends:
+    if begins == ends and all(map(le, begins, most or begins)):
         return x, begins
     reverse = [n for pair in zip(reversed(begins), reversed(ends), strict=True) for n in pair]
     return F.pad(x, reverse, value=value), [0] * half
@@ -93,19 +96,55 @@ def conv_add_relu(
 
 
 def _conv_transpose(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    strides, dilations, pads = _windows(node, x, weight.shape[2:])
-    half = len(pads) // 2
-    if pads[:half] != pads[half:] or node.get("output_shape") or node.get("auto_pad"):
-        raise node.refuse("padding that differs between begin and end, or an output_shape")
     function = _for_dimensions(node, _TRANSPOSED, x)
-    extra = list(node.get("output_padding") or [0] * half)
-    return function(x, weight, bias, strides, pads[:half], extra, node.get("group", 1), dilations)
+    kernel = weight.shape[2:]
+    strides = list(node.get("strides") or [1] * len(kernel))
+    dilations = list(node.get("dilations") or [1] * len(kernel))
+    extra = list(node.get("output_padding") or [0] * len(kernel))
+    begins, ends = _cuts(node, x, kernel, strides, dilations, extra)
+    groups = node.get("group", 1)
+    if begins == ends and min(begins) >= 0:
+        return function(x, weight, bias, strides, begins, extra, groups, dilations)
+    # What padding cuts off differs between both ends, so cut here.
+    y = function(x, weight, bias, strides, 0, extra, groups, dilations)
+    both = zip(reversed(begins), reversed(ends), strict=True)
+    return F.pad(y, [-n for pair in both for n in pair])
+
+
+def _cuts(
+    node: Node,
+    x: Tensor,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    extra: Sequence[int],
+) -> tuple[list[int], list[int]]:
+    """How much of a transposed convolution's full output to cut off at the begin and end of dimensions."""
+    automatic = node.get("auto_pad", b"NOTSET").decode()
+    sizes = node.get("output_shape")
+    if sizes is None and automatic in ("NOTSET", "VALID"):
+        pads = list(node.get("pads") or []) if automatic == "NOTSET" else []
+        pads = pads or [0] * 2 * len(kernel)
+        return pads[: len(kernel)], pads[len(kernel) :]
+    if sizes is None:
+        sizes = [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
+    totals = [
+        stride * (size - 1) + more + (width - 1) * dilation + 1 - wanted
+        for size, stride, more, width, dilation, wanted in zip(
+            x.shape[2:], strides, extra, kernel, dilations, sizes[-len(kernel) :], strict=True
+        )
+    ]
+    small = [total // 2 for total in totals]
+    large = [total - total // 2 for total in totals]
+    return (small, large) if automatic == "SAME_UPPER" else (large, small)
 
 
 def _max_pool(node: Node, x: Tensor) -> Tensor:
     kernel = node.get("kernel_shape")
     strides, dilations, pads = _windows(node, x, kernel)
-    x, padding = _padded(x, pads, float("-inf"))
+    if not x.is_floating_point() and any(pads):
+        raise node.refuse(f"padding of {x.dtype}")
+    x, padding = _padded(x, pads, float("-inf"), [width // 2 for width in kernel])
     function = _for_dimensions(node, _MAX_POOLS, x)
     return function(x, kernel, strides, padding, dilations, bool(node.get("ceil_mode", 0)))
 
@@ -113,15 +152,18 @@ def _max_pool(node: Node, x: Tensor) -> Tensor:
 def _average_pool(node: Node, x: Tensor) -> Tensor:
     kernel = node.get("kernel_shape")
     strides, dilations, pads = _windows(node, x, kernel)
-    half = len(pads) // 2
+    if any(dilation != 1 for dilation in dilations):
+        raise node.refuse(f"dilations {dilations}")
     count_pads = bool(node.get("count_include_pad", 0))
-    if any(dilation != 1 for dilation in dilations) or (
-        pads[:half] != pads[half:] and not count_pads
-    ):
-        raise node.refuse("dilations, or padding that differs between begin and end")
-    x, padding = _padded(x, pads)
     function = _for_dimensions(node, _AVERAGE_POOLS, x)
-    return function(x, kernel, strides, padding, bool(node.get("ceil_mode", 0)), count_pads)
+    padded, padding = _padded(x, pads, most=[width // 2 for width in kernel])
+    geometry = (kernel, strides, padding, bool(node.get("ceil_mode", 0)), count_pads)
+    y = function(padded, *geometry)
+    if padded is x or count_pads:
+        return y
+    # Those pads are in the sum as zeros; count what is not a pad.
+    counted, _ = _padded(torch.ones_like(x[:1, :1]), pads, most=[width // 2 for width in kernel])
+    return y / function(counted, *geometry)
 
 
 def _global_average_pool(node: Node, x: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import torch
 import torch.nn.functional as F
 
-from worker.engines.torch_operators.node import Node, Outputs, Tensor, plain
+from worker.engines.torch_operators.node import Node, Outputs, Tensor, attributed, number, plain
 
 
 def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -18,8 +18,25 @@ def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
     return operator
 
 
+def _mean(node: Node, *inputs: Tensor) -> Tensor:
+    return reduce(torch.add, inputs) / len(inputs)
+
+
 def _div(node: Node, a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+
+
+def _mod(a: Tensor, b: Tensor, fmod: int) -> Tensor:
+    # The sign is that of the dividend, as in C, or else that of the divisor.
+    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
+
+
+def _pow(node: Node, x: Tensor, exponent: Tensor) -> Tensor:
+    return torch.pow(x, exponent).to(x.dtype)
+
+
+def _bit_shift(node: Node, x: Tensor, by: Tensor) -> Tensor:
+    return x << by if node.get("direction") == b"LEFT" else x >> by
 
 
 def _clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
@@ -32,20 +49,25 @@ def _clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None 
     return torch.clamp(torch.clamp(x, min=least), max=most)
 
 
-def _hard_sigmoid(node: Node, x: Tensor) -> Tensor:
-    return torch.clamp(x * node.get("alpha", 0.2) + node.get("beta", 0.5), 0.0, 1.0)
+def _hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return torch.clamp(x * alpha + beta, 0.0, 1.0)
 
 
-def _hard_swish(node: Node, x: Tensor) -> Tensor:
-    return F.hardswish(x)
+def _selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
+    return gamma * F.elu(x, alpha)
 
 
-def _leaky_relu(node: Node, x: Tensor) -> Tensor:
-    return F.leaky_relu(x, node.get("alpha", 0.01))
+def _shrink(x: Tensor, bias: float, limit: float) -> Tensor:
+    inside = torch.where(x < -limit, x + bias, torch.zeros_like(x))
+    return torch.where(x > limit, x - bias, inside)
 
 
-def _elu(node: Node, x: Tensor) -> Tensor:
-    return F.elu(x, node.get("alpha", 1.0))
+def _swish(x: Tensor, alpha: float) -> Tensor:
+    return x * torch.sigmoid(alpha * x)
+
+
+def _thresholded(x: Tensor, alpha: float) -> Tensor:
+    return F.threshold(x, alpha, 0.0)
 
 
 def _prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
@@ -57,53 +79,109 @@ def _gelu(node: Node, x: Tensor) -> Tensor:
     return F.gelu(x, approximate=node.get("approximate", b"none").decode())
 
 
+def _is_inf(x: Tensor, negative: int, positive: int) -> Tensor:
+    found = torch.isinf(x)
+    if not negative:
+        found &= x > 0
+    return found if positive else found & (x < 0)
+
+
 def _cast(node: Node, x: Tensor) -> Tensor:
     return x.to(node.element_type(node.get("to")))
+
+
+def _cast_like(node: Node, x: Tensor, like: Tensor) -> Tensor:
+    return x.to(like.dtype)
 
 
 def _where(node: Node, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(condition, a, b)
 
 
-def _identity(node: Node, x: Tensor, *settings: Tensor) -> Tensor:
+def _identity(node: Node, x: Tensor) -> Tensor:
     return x
+
+
+def _dropout(
+    node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
+) -> Sequence[Tensor]:
+    if number(training):
+        raise node.refuse("training_mode")
+    return x, torch.ones_like(x, dtype=torch.bool)
 
 
 OPERATORS: dict[str, Callable[..., Outputs]] = {
     "Abs": plain(torch.abs),
+    "Acos": plain(torch.acos),
+    "Acosh": plain(torch.acosh),
     "Add": plain(torch.add),
     "And": plain(torch.logical_and),
+    "Asin": plain(torch.asin),
+    "Asinh": plain(torch.asinh),
+    "Atan": plain(torch.atan),
+    "Atanh": plain(torch.atanh),
+    "BitShift": _bit_shift,
+    "BitwiseAnd": plain(torch.bitwise_and),
+    "BitwiseNot": plain(torch.bitwise_not),
+    "BitwiseOr": plain(torch.bitwise_or),
+    "BitwiseXor": plain(torch.bitwise_xor),
     "Cast": _cast,
+    "CastLike": _cast_like,
+    "Ceil": plain(torch.ceil),
+    "Celu": attributed(F.celu, alpha=1.0),
     "Clip": _clip,
+    "Cos": plain(torch.cos),
+    "Cosh": plain(torch.cosh),
     "Div": _div,
-    "Dropout": _identity,
-    "Elu": _elu,
+    "Dropout": _dropout,
+    "Elu": attributed(F.elu, alpha=1.0),
     "Equal": plain(torch.eq),
     "Erf": plain(torch.erf),
     "Exp": plain(torch.exp),
+    "Floor": plain(torch.floor),
     "Gelu": _gelu,
     "Greater": plain(torch.gt),
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
+    "GreaterOrEqual": plain(torch.ge),
+    "HardSigmoid": attributed(_hard_sigmoid, alpha=0.2, beta=0.5),
+    "HardSwish": plain(F.hardswish),
     "Identity": _identity,
-    "LeakyRelu": _leaky_relu,
+    "IsInf": attributed(_is_inf, detect_negative=1, detect_positive=1),
+    "IsNaN": plain(torch.isnan),
+    "LeakyRelu": attributed(F.leaky_relu, alpha=0.01),
     "Less": plain(torch.lt),
+    "LessOrEqual": plain(torch.le),
     "Log": plain(torch.log),
     "Max": _folded(torch.maximum),
+    "Mean": _mean,
     "Min": _folded(torch.minimum),
+    "Mish": plain(F.mish),
+    "Mod": attributed(_mod, fmod=0),
     "Mul": plain(torch.mul),
     "Neg": plain(torch.neg),
     "Not": plain(torch.logical_not),
     "Or": plain(torch.logical_or),
     "PRelu": _prelu,
-    "Pow": plain(torch.pow),
+    "Pow": _pow,
     "Reciprocal": plain(torch.reciprocal),
     "Relu": plain(torch.relu),
+    "Round": plain(torch.round),
+    "Selu": attributed(_selu, alpha=1.6732632423543772, gamma=1.0507009873554805),
+    "Shrink": attributed(_shrink, bias=0.0, lambd=0.5),
     "Sigmoid": plain(torch.sigmoid),
+    "Sign": plain(torch.sign),
+    "Sin": plain(torch.sin),
+    "Sinh": plain(torch.sinh),
     "Softplus": plain(F.softplus),
+    "Softsign": plain(F.softsign),
     "Sqrt": plain(torch.sqrt),
     "Sub": plain(torch.sub),
     "Sum": _folded(torch.add),
+    "Swish": attributed(_swish, alpha=1.0),
+    "Tan": plain(torch.tan),
     "Tanh": plain(torch.tanh),
+    "ThresholdedRelu": attributed(_thresholded, alpha=1.0),
     "Where": _where,
+    "Xor": plain(torch.logical_xor),
 }
+
+STATIC: dict[str, tuple[int, ...]] = {"Dropout": (1, 2)}

@@ -73,9 +73,23 @@ def plain(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return operator
 
 
+def attributed(function: Callable[..., Tensor], **defaults: Attribute) -> Callable[..., Tensor]:
+    """Make an operator from a function of the inputs and then of these attributes."""
+
+    def operator(node: Node, *inputs: Tensor) -> Tensor:
+        return function(*inputs, *(node.get(name, value) for name, value in defaults.items()))
+
+    return operator
+
+
 def ints(tensor: Tensor | None) -> list[int] | None:
     """Read whole numbers that lie in host memory."""
     return None if tensor is None else [int(number) for number in tensor.reshape(-1).tolist()]
+
+
+def number(tensor: Tensor | None, default: Attribute = None) -> Attribute:
+    """Read a single number that lies in host memory."""
+    return default if tensor is None else tensor.reshape(-1).tolist()[0]
 
 
 def axes_of(node: Node, given: Tensor | None) -> list[int] | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import ceil, prod
 
 import torch
 import torch.nn.functional as F
 from onnx import numpy_helper
 
-from worker.engines.torch_operators.node import Node, Outputs, Tensor, axes_of, ints
+from worker.engines.torch_operators.node import Node, Outputs, Tensor, axes_of, ints, number
 
 
 def _reshape(node: Node, x: Tensor, shape: Tensor) -> Tensor:
@@ -57,9 +57,13 @@ def _slice(
     assert finishes is not None
     chosen = axes_of(node, axes) or list(range(len(begins)))
     strides = ints(steps) or [1] * len(begins)
-    if min(strides) < 1:
-        raise node.refuse(f"steps {strides}")
     for axis, begin, end, stride in zip(chosen, begins, finishes, strides, strict=True):
+        if stride < 0:
+            # torch has no such slices.
+            places = range(*slice(begin, end, stride).indices(x.shape[axis]))
+            where = torch.arange(len(places), device=x.device) * stride + places.start
+            x = torch.index_select(x, axis, where)
+            continue
         index: list[slice] = [slice(None)] * x.dim()
         index[axis] = slice(begin, end, stride)
         x = x[tuple(index)]
@@ -99,6 +103,31 @@ def _shape(node: Node, x: Tensor) -> Tensor:
     return torch.tensor(sizes, dtype=torch.int64)
 
 
+def _size(node: Node, x: Tensor) -> Tensor:
+    return torch.tensor(x.numel())
+
+
+def _range(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    begin, end, step = map(number, (start, limit, delta))
+    count = max(ceil((end - begin) / step), 0)
+    return (torch.arange(count) * step + begin).to(start.dtype)
+
+
+def _eye_like(node: Node, x: Tensor) -> Tensor:
+    kind = x.dtype if node.get("dtype") is None else node.element_type(node.get("dtype"))
+    rows, columns = (torch.arange(size, device=x.device) for size in x.shape)
+    return (rows.unsqueeze(1) + node.get("k", 0) == columns).to(kind)
+
+
+def _trilu(node: Node, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    k = number(diagonal, 0)
+    return torch.triu(x, k) if node.get("upper", 1) else torch.tril(x, k)
+
+
+def _tile(node: Node, x: Tensor, repeats: Tensor) -> Tensor:
+    return x.repeat(ints(repeats))
+
+
 def _depth_to_space(node: Node, x: Tensor) -> Tensor:
     size = node.get("blocksize")
     if node.get("mode", b"DCR") == b"CRD":
@@ -106,6 +135,15 @@ def _depth_to_space(node: Node, x: Tensor) -> Tensor:
     rows, channels, height, width = x.shape
     x = x.reshape(rows, size, size, channels // size**2, height, width)
     return x.permute(0, 3, 4, 1, 5, 2).reshape(rows, -1, height * size, width * size)
+
+
+def _space_to_depth(node: Node, x: Tensor) -> Tensor:
+    size = node.get("blocksize")
+    if node.get("mode", b"DCR") == b"CRD":
+        return F.pixel_unshuffle(x, size)
+    rows, channels, height, width = x.shape
+    x = x.reshape(rows, channels, height // size, size, width // size, size)
+    return x.permute(0, 3, 5, 1, 2, 4).reshape(rows, -1, height // size, width // size)
 
 
 def _pad(
@@ -119,15 +157,31 @@ def _pad(
     mode = node.get("mode", b"constant").decode()
     chosen = [axis % x.dim() for axis in axes_of(node, axes) or range(x.dim())]
     assert sizes is not None
-    if mode != "constant" or min(sizes) < 0:
-        raise node.refuse(f"mode {mode!r}, or less than nothing")
+    widths = list(zip(chosen, sizes[: len(chosen)], sizes[len(chosen) :], strict=True))
+    if mode != "constant":
+        for axis, begin, end in widths:
+            if begin or end:
+                x = torch.index_select(x, axis, _beyond(x, axis, begin, end, mode))
+        return x
     both = [0] * 2 * x.dim()
-    for index, axis in enumerate(chosen):
+    for axis, begin, end in widths:
         # torch counts dimensions from the last.
         position = 2 * (x.dim() - 1 - axis)
-        both[position : position + 2] = [sizes[index], sizes[len(chosen) + index]]
-    filling = node.get("value", 0.0) if value is None else value.reshape(-1).tolist()[0]
+        both[position : position + 2] = [begin, end]
+    filling = number(value, node.get("value", 0.0))
     return F.pad(x, both, value=filling)
+
+
+def _beyond(x: Tensor, axis: int, begin: int, end: int, mode: str) -> Tensor:
+    """The elements to take where a dimension goes on beyond both of its ends."""
+    size = x.shape[axis]
+    places = torch.arange(-begin, size + end, device=x.device)
+    if mode == "edge":
+        return places.clamp(0, size - 1)
+    if mode == "wrap":
+        return places % size
+    period = max(2 * (size - 1), 1)
+    return (places % period - size + 1).abs().neg() + size - 1
 
 
 OPERATORS: dict[str, Callable[..., Outputs]] = {
@@ -135,14 +189,20 @@ OPERATORS: dict[str, Callable[..., Outputs]] = {
     "ConstantOfShape": _constant_of_shape,
     "DepthToSpace": _depth_to_space,
     "Expand": _expand,
+    "EyeLike": _eye_like,
     "Flatten": _flatten,
     "Pad": _pad,
+    "Range": _range,
     "Reshape": _reshape,
     "Shape": _shape,
+    "Size": _size,
     "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
+    "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
 }
 
@@ -150,9 +210,12 @@ STATIC: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
     "Expand": (1,),
     "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
     "Reshape": (1,),
     "Slice": (1, 2, 3, 4),
     "Split": (1,),
     "Squeeze": (1,),
+    "Tile": (1,),
+    "Trilu": (1,),
     "Unsqueeze": (1,),
 }
