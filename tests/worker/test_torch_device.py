@@ -24,6 +24,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 from clockwright import Client
 from clockwright.actions import ActionError, Infer, LoadWeights
@@ -336,8 +337,12 @@ def trials(cache_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.seeds(1)
-def test_onnxruntime_serves_from_the_same_pages_and_arena(instances: Instances, seed: int) -> None:
-    device = torch_device(instances[0], OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
+def test_onnxruntime_serves_from_the_same_pages_and_arena(
+    instances: Instances, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    forget_trials(instances[0])
+    time_says(monkeypatch, ONNXRUNTIME_FASTER)
+    device = torch_device(instances[0], OnnxruntimeAccelerator())
     models = served(device, instances)
     assert {kernel.way for model in models for kernel in model.kernels.values()} == {
         Way.ONNXRUNTIME
@@ -430,7 +435,53 @@ def test_an_engine_that_fails_when_it_is_measured_leaves_the_model_to_the_other(
     assert model.kernels[1].way is Way.TORCH_JOINED
     alone = torch_device(cache_dir, OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
     with pytest.raises(ModelError, match="a batch of 2 failed: CUBLAS_STATUS_NOT_SUPPORTED"):
-        served(alone, instances, 1)
+        prepared(alone, offer(FileStore(cache_dir), *next(iter(instances[1].items()))))
+
+
+def strange_network() -> bytes:
+    """A network with two operators that torch is not told how to run."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Det", ["x"], ["d"]),
+            helper.make_node("MeanVarianceNormalization", ["x"], ["m"], axes=[1, 2]),
+            helper.make_node("ReduceSum", ["m"], ["s"], keepdims=0),
+            helper.make_node("Add", ["d", "s"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+def test_a_model_that_torch_has_no_operators_for_runs_on_onnxruntime_alone(tmp_path: Path) -> None:
+    strange = offer(FileStore(tmp_path), "strange", strange_network())
+    for engine, from_cache in [
+        (Engine.AUTO, False),
+        (Engine.AUTO, True),
+        (Engine.ONNXRUNTIME, False),
+    ]:
+        device = torch_device(tmp_path, OnnxruntimeAccelerator(), engine=engine)
+        (model,) = prepared(device, strange)
+        assert model.from_cache is from_cache
+        assert {kernel.way for kernel in model.kernels.values()} == {Way.ONNXRUNTIME}
+
+
+def test_without_onnxruntime_a_refusal_names_all_missing_operators_and_what_helps(
+    tmp_path: Path,
+) -> None:
+    strange = offer(FileStore(tmp_path), "strange", strange_network())
+    for accelerator, engine in [
+        (HostAccelerator(), Engine.AUTO),
+        (OnnxruntimeAccelerator(), Engine.TORCH),
+    ]:
+        device = torch_device(tmp_path, accelerator, engine=engine)
+        with pytest.raises(
+            ModelError,
+            match=r"^the torch engine has no operator Det, MeanVarianceNormalization; .*\[gpu-ort\]",
+        ):
+            prepared(device, strange)
 
 
 def test_an_engine_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -183,6 +184,7 @@ def compile_model(
     limits: Limits,
     progress: Callable[[str], None],
     target: Target | None = None,
+    otherwise: Target | None = None,
 ) -> CompiledModel:
     """Compile a model into the files of `worker.models.model_files`.
 
@@ -192,6 +194,7 @@ def compile_model(
         limits: what the worker has room for.
         progress: told the stage, in words.
         target: the engine to compile for; this machine's processor by default.
+        otherwise: the engine to compile for where that one refuses the model; optimises graphs as far as it.
 
     Raises:
         ModelError: the model cannot be served; says what was found and what is expected.
@@ -253,8 +256,9 @@ def compile_model(
         del original
 
         progress("lifting weights")
-        reasons = []
-        for level in LIFT_LEVELS:
+        reasons: dict[Target, list[str]] = {}
+        targets = (target,) if otherwise is None else (target, otherwise)
+        for target, level in product(targets, LIFT_LEVELS):
             try:
                 lifted = target.lay_out(lift_weights(onnx.load(optimised_path), level=level))
                 compiled = _describe(
@@ -270,11 +274,11 @@ def compile_model(
                 if not flow.chance:
                     _compare(target, run, compiled, samples, expected)
             except ModelError as error:
-                reasons.append(str(error))
+                reasons.setdefault(target, []).append(str(error))
             else:
                 break
         else:
-            raise ModelError(f"its weights cannot be separated from its graph: {reasons[-1]}")
+            raise ModelError("; ".join(map(_why_refused, reasons.values())))
         if larger and not one_by_one:
             progress("probing rows")
             one_by_one = _why_one_by_one(
@@ -452,6 +456,13 @@ class _Original:
                 )
             specs.append(TensorSpec(name, datatype, rows.pop()))
         return specs
+
+
+def _why_refused(reasons: Sequence[str]) -> str:
+    """Say why an engine does not serve a model, of what it said at each level of lifting weights."""
+    if len(set(reasons)) == 1:
+        return reasons[0]
+    return f"its weights cannot be separated from its graph: {reasons[-1]}"
 
 
 def _why_one_by_one(

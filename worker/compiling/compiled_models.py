@@ -17,6 +17,7 @@ from typing import TypeVar, TypeVarTuple
 from clockwright.tensors import TensorSpec
 from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler
+from worker.engines.choice import Engine
 from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
@@ -67,6 +68,7 @@ class CompiledModels:
         compile_limit_s: float,
         limits: Limits,
         precision: Precision | None = None,
+        engines: Sequence[Engine] = (),
         thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
     ) -> None:
@@ -78,7 +80,8 @@ class CompiledModels:
             target: what compiled code depends on besides the model: format, runtime, processor.
             compile_limit_s: a model that takes longer to compile is refused.
             limits: what the worker has room for.
-            precision: that of the torch engine; None for onnxruntime.
+            precision: that of a GPU's models; None for onnxruntime on this processor.
+            engines: the engines that may run a model on that GPU, the preferred one first.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
             cores: those to run on, beside the process's own.
 
@@ -88,6 +91,7 @@ class CompiledModels:
         self._files = files
         self._limits = limits
         self._precision = precision
+        self._engines = engines
         self.cache = CompileCache(cache_dir, target=target)
         self.compiler = Compiler(
             time_limit_s=compile_limit_s,
@@ -151,5 +155,6 @@ class CompiledModels:
                 self._limits,
                 progress,
                 precision=self._precision,
+                engines=self._engines,
             )
             return self.cache.publish(folder, key), compiled, False

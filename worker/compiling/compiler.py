@@ -24,6 +24,7 @@ from typing import Any
 from clockwright.errors import ModelError
 from clockwright.foreign import printable
 from clockwright.process import how_it_ended
+from worker.engines.choice import Engine
 from worker.models.model_files import (
     COMPILE_BYTES,
     COMPILE_CPU_S,
@@ -103,17 +104,18 @@ class Compiler:
         progress: Callable[[str], None],
         *,
         precision: Precision | None = None,
+        engines: Sequence[Engine] = (),
     ) -> CompiledModel:
         """Do what `worker.compiling.compile.compile_model` does; a hang is a ModelError too.
 
-        `precision` is that of the torch engine; None is for onnxruntime on this processor.
+        `precision` and `engines` are a GPU's; a precision of None is for onnxruntime on this processor.
 
         Raises:
             CompilerKilledError: a signal ended the process.
         """
         job = {**_describe(source, "compile"), "folder": str(folder), "limits": asdict(limits)}
         if precision is not None:
-            job["precision"] = precision.value
+            job |= {"precision": precision.value, "engines": [each.value for each in engines]}
         reply = await self._ask(job, progress)
         return CompiledModel.from_json(reply["done"])
 

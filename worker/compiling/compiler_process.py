@@ -86,14 +86,17 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
         return describe_model(source).to_json()
     assert kind == "compile", kind
     limits = Limits(**job["limits"])
-    target: Target = _onnxruntime_target(tuple(job["thread_counts"]))
+    targets: list[Target] = [_onnxruntime_target(tuple(job["thread_counts"]))]
     if "precision" in job:
         # Imported here, because torch takes seconds.
-        from worker.compiling.for_torch import TorchTarget
+        from worker.compiling.for_torch import OnnxruntimeOnGpuTarget, TorchTarget
         from worker.models.precision import Precision
 
-        target = TorchTarget(Precision(job["precision"]))
-    return compile_model(source, Path(job["folder"]), limits, progress, target).to_json()
+        torch = TorchTarget(Precision(job["precision"]))
+        targets = [
+            torch if each == "torch" else OnnxruntimeOnGpuTarget() for each in job["engines"]
+        ]
+    return compile_model(source, Path(job["folder"]), limits, progress, *targets).to_json()
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from clockwright.errors import ModelError
-from worker.compiling.compile import FloatArray, Target
+from worker.compiling.compile import FloatArray, OnnxruntimeTarget, Target
 from worker.compiling.lift_weights import LiftedGraph
 from worker.compiling.row_probes import Run
 from worker.core.io_pool import aligned
+from worker.engines.choice import Engine
 from worker.engines.onnxruntime import Bytes, plain_words, tensor_bytes
-from worker.engines.torch_operators import Tensor
-from worker.engines.torch_program import PRECISION_KEY, Program, check_operators
+from worker.engines.torch_program import ENGINE_KEY, PRECISION_KEY, Program, check_operators
 from worker.engines.torch_tensors import typed_view, weight_views
 from worker.models.model_files import CompiledModel, WeightTensor
 from worker.models.precision import Precision
@@ -37,11 +38,14 @@ _LEAST_SCALE = 1e-3
 _PLAIN_TOLERANCE = 1e-3
 
 # The positions of the arguments that a product rounds: its factors, not the sum's other term.
-_FACTORS: dict[Callable[..., Tensor], tuple[int, int]] = {
+_FACTORS: dict[Callable[..., Any], tuple[int, ...]] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), (0, 1)),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), (0, 1)),
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), (0, 1)),
     torch.addmm: (1, 2),
+    torch.einsum: (1, 2),
+    F.scaled_dot_product_attention: (0, 1, 2),
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh), (0, 2)),
 }
 # TF32 keeps the first 10 of float32's 23 bits of mantissa.
 _DROPPED_BITS = 13
@@ -69,10 +73,12 @@ class Tf32Products(TorchFunctionMode):  # type: ignore[misc]  # torch is not typ
         return func(*rounded, **(kwargs or {}))
 
 
-def _tf32(tensor: Tensor) -> Tensor:
-    if tensor.dtype is not torch.float32:
-        return tensor
-    bits = tensor.view(torch.int32)
+def _tf32(value: object) -> object:
+    if isinstance(value, list):  # the weights of a recurrent layer
+        return [_tf32(each) for each in value]
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+        return value
+    bits = value.view(torch.int32)
     # Add just under half of the dropped part, and the last bit that stays: that bit then decides a tie.
     odd = bits >> _DROPPED_BITS & 1
     carrying = bits + (1 << (_DROPPED_BITS - 1)) - 1 + odd
@@ -82,6 +88,20 @@ def _tf32(tensor: Tensor) -> Tensor:
 def products_as_on_a_gpu(precision: Precision) -> AbstractContextManager[object]:
     """A context in which a program on the processor answers only as exactly as on a GPU."""
     return Tf32Products() if precision is Precision.TF32 else nullcontext()
+
+
+class OnnxruntimeOnGpuTarget(OnnxruntimeTarget):
+    """onnxruntime where torch computes too, for graphs that torch does not run."""
+
+    # Its kernels are the device's own, so further optimisations come with the session there.
+    level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+
+    @override
+    def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
+        model = onnx.ModelProto.FromString(lifted.graph)
+        # torch's answers are not compared with the original's, so torch must never run it.
+        model.metadata_props.add(key=ENGINE_KEY, value=Engine.ONNXRUNTIME.value)
+        return replace(lifted, graph=model.SerializeToString(deterministic=True))
 
 
 class TorchTarget(Target):

@@ -82,9 +82,11 @@ def compiled_models(
     limits: Limits,
     precision: Precision,
     compile_limit_s: float,
+    *,
+    engines: Sequence[Engine] = (Engine.TORCH,),
     threads: int = 1,
 ) -> CompiledModels:
-    """Open a cache of models compiled for torch, on whatever hardware; see `TorchDevice`.
+    """Open a cache of models compiled for a GPU, on any hardware; see `TorchDevice`.
 
     Raises:
         OSError: the cache folder cannot be made.
@@ -92,10 +94,12 @@ def compiled_models(
     return CompiledModels(
         files,
         cache_dir=cache_dir,
-        target=f"{COMPILE_FORMAT}/torch {precision.value}/onnxruntime {ort.__version__}",
+        # The first engine decides: the second one gets what that refuses, in all workers.
+        target=f"{COMPILE_FORMAT}/{engines[0].value} {precision.value}/onnxruntime {ort.__version__}",
         compile_limit_s=compile_limit_s,
         limits=limits,
         precision=precision,
+        engines=engines,
         thread_counts=(threads,),
     )
 
@@ -145,6 +149,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         ways = ways_to_try(
             engine, precision, on_host=accelerator.on_host, has_onnxruntime=place is not None
         )
+        engines = tuple(dict.fromkeys(way.engine for way in ways))
         self.gpu_kind = _gpu_kind(accelerator.name, precision, engine, ways)
         self.limits = limits
         self.io_pool_bytes = io_pool_bytes
@@ -155,7 +160,9 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         self._accelerator = accelerator
         self._monitor = monitor
         self._loss = DeviceLoss(accelerator, on_lost)
-        self._models = compiled_models(files, cache_dir, limits, precision, compile_limit_s)
+        self._models = compiled_models(
+            files, cache_dir, limits, precision, compile_limit_s, engines=engines
+        )
         self._memory = GpuMemory(
             accelerator,
             limits=limits,

@@ -48,12 +48,12 @@ class Program:
         """
         model = onnx.ModelProto.FromString(graph)
         properties = {entry.key: entry.value for entry in model.metadata_props}
-        if ENGINE_KEY in properties:
-            raise ModelError(f"the graph was compiled for {properties[ENGINE_KEY]} alone")
         self.precision = Precision(properties.get(PRECISION_KEY, Precision.FLOAT32.value))
         self._device = device
         self._float = torch.float16 if self.precision is Precision.FLOAT16 else torch.float32
         check_operators(model)
+        if ENGINE_KEY in properties:
+            raise ModelError(f"the graph was compiled for {properties[ENGINE_KEY]} alone")
         self._opset = max(
             entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
         )

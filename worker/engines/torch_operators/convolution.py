@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from operator import le
 
 import torch
@@ -142,9 +143,8 @@ def _cuts(
 def _max_pool(node: Node, x: Tensor) -> Tensor:
     kernel = node.get("kernel_shape")
     strides, dilations, pads = _windows(node, x, kernel)
-    if not x.is_floating_point() and any(pads):
-        raise node.refuse(f"padding of {x.dtype}")
-    x, padding = _padded(x, pads, float("-inf"), [width // 2 for width in kernel])
+    lowest = -inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    x, padding = _padded(x, pads, lowest, [width // 2 for width in kernel])
     function = _for_dimensions(node, _MAX_POOLS, x)
     return function(x, kernel, strides, padding, dilations, bool(node.get("ceil_mode", 0)))
 
