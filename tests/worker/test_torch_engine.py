@@ -423,6 +423,26 @@ def test_normalisations_go_into_their_convolutions_whose_weights_stay_outside_th
     assert sorted(len(weight.shape) for weight in found.weights) == [1, 4, 4, 4]
 
 
+def test_floats_that_decide_shapes_stay_in_the_graph_and_weights_of_any_size_do_not(
+    tmp_path: Path,
+) -> None:
+    nodes = [node("Conv", "x w b", "c"), node("Resize", "c _ s", mode="linear")]
+    weights = {"w": draw(2, 3, 1, 1), "b": draw(2), "s": np.array([1, 1, 2, 2], np.float32)}
+    (tmp_path / "source").mkdir()
+    onnx.save(
+        any_batch(model_of(nodes, {"x": draw(1, 3, 4, 4)}, weights)),
+        tmp_path / "source" / "model.onnx",
+    )
+    found = compile_model(
+        ModelSource(tmp_path / "source"),
+        tmp_path,
+        LIMITS,
+        lambda stage: None,
+        TorchTarget(Precision.FLOAT32),
+    )
+    assert sorted(weight.shape for weight in found.weights) == [(2,), (2, 3, 1, 1)]
+
+
 def test_nothing_to_fuse_leaves_everything_as_it_is() -> None:
     assert fuse([], []) == []
 
@@ -519,6 +539,7 @@ def test_weights_beyond_half_precision_are_refused_instead_of_answering_nonsense
         *((function, 5) for function in (F.conv3d, F.conv_transpose3d)),
         (torch.matmul, 2),
         (lambda x, w: x @ w, 2),
+        (lambda x, w: torch.einsum("ij, jk -> ik", x, w), 2),
         (lambda x, w: torch.addmm(torch.zeros(1), x, w), 2),
     ],
 )

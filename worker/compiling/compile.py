@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,6 +89,9 @@ class Target(Protocol):
     #: How far onnxruntime optimises a graph before its weights are lifted.
     level: ort.GraphOptimizationLevel
 
+    #: By operator, the positions of inputs that it has to know when it reads a graph.
+    static: Mapping[str, Sequence[int]]
+
     #: Whether it computes with fewer digits than float32 has.
     is_coarse: bool
 
@@ -128,6 +132,7 @@ class OnnxruntimeTarget(Target):
         self._chosen: dict[str, int] = {}
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    static: Mapping[str, Sequence[int]] = MappingProxyType({})
     is_coarse = False
 
     @override
@@ -260,7 +265,8 @@ def compile_model(
         targets = (target,) if otherwise is None else (target, otherwise)
         for target, level in product(targets, LIFT_LEVELS):
             try:
-                lifted = target.lay_out(lift_weights(onnx.load(optimised_path), level=level))
+                model = onnx.load(optimised_path)
+                lifted = target.lay_out(lift_weights(model, level=level, static=target.static))
                 compiled = _describe(
                     lifted, inputs, outputs, element_types, fixed_batch=fixed_batch
                 )

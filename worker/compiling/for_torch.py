@@ -28,6 +28,7 @@ from worker.compiling.row_probes import Run
 from worker.core.io_pool import aligned
 from worker.engines.choice import Engine
 from worker.engines.onnxruntime import Bytes, plain_words, tensor_bytes
+from worker.engines.torch_operators import STATIC, Tensor
 from worker.engines.torch_program import ENGINE_KEY, PRECISION_KEY, Program, check_operators
 from worker.engines.torch_tensors import typed_view, weight_views
 from worker.models.model_files import CompiledModel, WeightTensor
@@ -45,7 +46,6 @@ _FACTORS: dict[Callable[..., Any], tuple[int, ...]] = {
     torch.addmm: (1, 2),
     torch.einsum: (1, 2),
     F.scaled_dot_product_attention: (0, 1, 2),
-    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh), (0, 2)),
 }
 # TF32 keeps the first 10 of float32's 23 bits of mantissa.
 _DROPPED_BITS = 13
@@ -73,12 +73,10 @@ class Tf32Products(TorchFunctionMode):  # type: ignore[misc]  # torch is not typ
         return func(*rounded, **(kwargs or {}))
 
 
-def _tf32(value: object) -> object:
-    if isinstance(value, list):  # the weights of a recurrent layer
-        return [_tf32(each) for each in value]
-    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
-        return value
-    bits = value.view(torch.int32)
+def _tf32(tensor: Tensor) -> Tensor:
+    if tensor.dtype is not torch.float32:
+        return tensor
+    bits = tensor.view(torch.int32)
     # Add just under half of the dropped part, and the last bit that stays: that bit then decides a tie.
     odd = bits >> _DROPPED_BITS & 1
     carrying = bits + (1 << (_DROPPED_BITS - 1)) - 1 + odd
@@ -108,6 +106,7 @@ class TorchTarget(Target):
     """Torch, on whatever device."""
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    static = STATIC
 
     def __init__(self, precision: Precision) -> None:
         self._precision = precision

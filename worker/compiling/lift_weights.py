@@ -8,7 +8,9 @@ weights are lifted before, and 0-4 % when they are lifted after (measured on an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -35,21 +37,29 @@ class LiftedGraph:
     blob: np.ndarray
 
 
-def lift_weights(model: onnx.ModelProto, *, level: tuple[int, int]) -> LiftedGraph:
+def lift_weights(
+    model: onnx.ModelProto,
+    *,
+    level: tuple[int, int],
+    static: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> LiftedGraph:
     """Lift the float initializers of an optimised model; `model` is changed.
 
     Args:
         model: the model as onnxruntime saved it, with its weights inside.
         level: one of `LIFT_LEVELS`.
+        static: by operator, the positions of inputs that decide shapes, and so are no weights.
     """
     graph = model.graph
     least_dimensions, least_elements = level
     lifted: list[TensorProto] = []
     kept: list[TensorProto] = []
-    outputs = {value.name for value in graph.output}
+    fixed = {value.name for value in graph.output}
+    for node in graph.node:
+        fixed.update(node.input[i] for i in static.get(node.op_type, ()) if i < len(node.input))
     for tensor in graph.initializer:
         large = len(tensor.dims) >= least_dimensions and _elements(tensor) >= least_elements
-        liftable = tensor.data_type in _FLOATS and large and tensor.name not in outputs
+        liftable = tensor.data_type in _FLOATS and large and tensor.name not in fixed
         (lifted if liftable else kept).append(tensor)
     # Sort by first use: the order in the file follows names that a client chose.
     first_use = _first_uses(graph)

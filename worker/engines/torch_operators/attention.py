@@ -41,7 +41,7 @@ def _attention(
     scale = node.get("scale") or 1 / sqrt(q.shape[3])
     scores: list[Tensor] = []
     if len(node.outputs) < 4 and not node.get("softcap", 0.0):
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=scale)
+        y = F.scaled_dot_product_attention(q, k, v, allowed, scale=scale)
     else:
         y, scores = _attended(node, q, k, v, allowed, scale)
     if is_flat:
