@@ -65,7 +65,7 @@ class WorkerConfig:
     #: None named: wherever the kernel likes.
     cores: tuple[int, ...] = ()
     #: The most threads that run a model on the processor, each as many as make it faster. None is one per core of
-    #: `cores`, or one.
+    #: `cores`, or one. With a GPU: the threads that check compiled models; None is one per core, 8 at most.
     threads: int | None = None
     #: Where fronts of other hosts bring inputs and get outputs: an address of this machine, the one by which it
     #: reaches the controller if empty; and a port, any if 0.

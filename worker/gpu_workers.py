@@ -10,6 +10,7 @@ from dataclasses import replace
 from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
+from worker.process import compile_threads
 
 
 def visible_gpus() -> int:
@@ -48,7 +49,8 @@ def run_on_each_gpu(
     workers = LocalWorkers()
     for index in range(num_gpus):
         port = None if flags.payload_port is None else flags.payload_port + index
-        own = replace(flags, device=f"cuda:{index}", payload_port=port)
+        threads = flags.threads or compile_threads(num_gpus)
+        own = replace(flags, device=f"cuda:{index}", payload_port=port, threads=threads)
         workers.plan(f"{name}-gpu{index}", own)
     told_to_leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from clockwright.cores import spell_cores
+from clockwright.cores import granted_cores, spell_cores
 from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from clockwright.units import PAGE_BYTES
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 #: One Infer may use a quarter of the IO memory, so that others always find room beside it.
 IO_SHARE = 4
+# What a GPU's models are checked with, beside serving: more threads gain little.
+_COMPILE_THREADS_MAX = 8
 
 
 def run_worker(config: WorkerConfig) -> int:
@@ -189,6 +191,7 @@ def _torch_device(
             files=files,
             cache_dir=config.cache_dir,
             compile_limit_s=config.compile_limit_s,
+            compile_threads=config.threads or compile_threads(1),
             on_lost=on_lost,
             monitor=monitor,
         )
@@ -220,6 +223,11 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
         cache_dir=config.cache_dir,
         compile_limit_s=config.compile_limit_s,
     )
+
+
+def compile_threads(num_workers: int) -> int:
+    """The threads that check compiled models in each worker of this machine that has a GPU."""
+    return max(min(granted_cores() // num_workers, _COMPILE_THREADS_MAX), 1)
 
 
 def check_cores(cores: Sequence[int]) -> None:

@@ -192,7 +192,8 @@ class WorkerFlags:
         int | None,
         typer.Option(
             help="On the processor: the most threads of a model, each as many as make it faster; by "
-            "default one per core of --cores."
+            "default one per core of --cores. On a GPU: those that check models when they are compiled; by "
+            "default one per core of the machine that is its share, 8 at most."
         ),
     ] = None
     payload_host: Annotated[

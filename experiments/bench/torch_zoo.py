@@ -2,7 +2,7 @@
 
 For each network and precision: the largest difference between two rows' outputs and onnxruntime's float32
 ones, in parts of the largest output. A processor has no TF32: there the factors of every product are rounded
-to it (`worker.compiling.for_torch.Tf32Products`).
+to it (`worker.compiling.for_torch.TensorCoreProducts`).
 """
 
 from __future__ import annotations

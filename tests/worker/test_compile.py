@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -24,12 +25,20 @@ from clockwright.errors import ModelError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from tests.kit.processes import lives, until
 from worker.compiling.cache import CompileCache
-from worker.compiling.compile import compile_model, describe_model, profile_model, read_weights
+from worker.compiling.compile import (
+    OnnxruntimeTarget,
+    compile_model,
+    describe_model,
+    profile_model,
+    read_weights,
+)
 from worker.compiling.compiler import Compiler
+from worker.compiling.for_torch import TorchTarget
 from worker.compiling.onnx_model import DATATYPES
 from worker.engines.onnxruntime import open_session, private_kernel
 from worker.models.file_store import FileStore, sha256_of
 from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits, ModelSource
+from worker.models.precision import Precision
 
 LIMITS = Limits(arena_bytes=64 << 20, num_pages=8, io_bytes=1 << 20)
 
@@ -459,7 +468,7 @@ def test_a_cached_model_is_found_again_and_a_damaged_one_is_not(tmp_path: Path) 
     source = write(dense(), tmp_path / "source")
     cache = CompileCache(tmp_path / "cache", target="here")
     contents = {"model.onnx": hashlib.sha256(b"x").hexdigest()}
-    key = cache.key(contents, {}, (1, 2), 10)
+    key = cache.key(contents, {})
     assert cache.find(key) is None
     for damage in (GRAPH_FILE, WEIGHTS_FILE, "model.json"):
         with cache.new_folder() as folder:
@@ -476,7 +485,7 @@ def test_a_thousand_copies_read_the_cache_once_and_notice_what_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = CompileCache(tmp_path / "cache", target="here")
-    key = cache.key({}, {}, (1, 2), 10)
+    key = cache.key({}, {})
     with cache.new_folder() as folder:
         model = compile_model(write(dense(), tmp_path / "source"), folder, LIMITS, silent)
         published = cache.publish(folder, key)
@@ -532,16 +541,48 @@ def test_what_a_killed_worker_left_half_done_is_thrown_away_a_day_later(tmp_path
 def test_the_cache_key_names_everything_that_matters(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path, target="here")
     keys = {
-        cache.key({"model.onnx": "aa"}, {}, (1, 2), 10),
-        cache.key({"model.onnx": "ab"}, {}, (1, 2), 10),
-        cache.key({"model.onnx": "aa", "data": "bb"}, {}, (1, 2), 10),
-        cache.key({"model.onnx": "aa"}, {"height": 1}, (1, 2), 10),
-        # A size that was never looked at is not served on another's word.
-        cache.key({"model.onnx": "aa"}, {}, (1, 2, 4), 10),
-        cache.key({"model.onnx": "aa"}, {}, (1, 2), 20),
-        CompileCache(tmp_path, target="there").key({"model.onnx": "aa"}, {}, (1, 2), 10),
+        cache.key({"model.onnx": "aa"}, {}),
+        cache.key({"model.onnx": "ab"}, {}),
+        cache.key({"model.onnx": "aa", "data": "bb"}, {}),
+        cache.key({"model.onnx": "aa"}, {"height": 1}),
+        CompileCache(tmp_path, target="there").key({"model.onnx": "aa"}, {}),
     }
-    assert len(keys) == 7
+    assert len(keys) == 5
+
+
+def test_an_entry_serves_workers_with_less_room_and_another_one_those_with_more(
+    tmp_path: Path,
+) -> None:
+    cache = CompileCache(tmp_path / "cache", target="here")
+    source = replace(write(dense(), tmp_path / "source"), batch_sizes=(1, 2, 4, 8))
+
+    def find_or_compile(io_bytes: int) -> tuple[int, ...]:
+        found = cache.find("key", lambda each: each.covers(source.batch_sizes, io_bytes))
+        if found is None:
+            with cache.new_folder() as folder:
+                room = Limits(arena_bytes=64 << 20, num_pages=8, io_bytes=io_bytes)
+                model = compile_model(source, folder, room, silent)
+                found = cache.publish(folder, "key"), model
+        return found[1].tried
+
+    # A row has 28 bytes, and each of both tensors begins on a cache line.
+    assert find_or_compile(128) == (1, 2, 4)
+    assert find_or_compile(64) == (1, 2, 4)
+    assert find_or_compile(1 << 20) == (1, 2, 4, 8)
+    assert len(list((tmp_path / "cache" / "compiled").iterdir())) == 2
+
+
+def test_the_same_graph_with_other_weights_is_not_probed_again(tmp_path: Path) -> None:
+    """As a client with a thousand instances of one network offers them."""
+    stages: list[str] = []
+    for target in (TorchTarget(Precision.FLOAT32), OnnxruntimeTarget()):
+        for number, model in enumerate((dense(seed=1), dense(seed=2), dense(seed=3, rows=5))):
+            out = tmp_path / type(target).__name__ / str(number)
+            out.mkdir(parents=True)
+            source = write(model, tmp_path / f"in{number}")
+            compile_model(source, out, LIMITS, stages.append, target)
+        assert stages.count("probing rows") == 2
+        stages.clear()
 
 
 def test_profiles_are_remembered_and_nonsense_is_not(tmp_path: Path) -> None:

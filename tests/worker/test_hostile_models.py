@@ -273,7 +273,7 @@ LIES = (offset_moved, offset_far_away, offset_negative, no_weights, weight_too_s
 def entry(tmp_path: Path) -> tuple[CompileCache, str, Path]:
     """A cache, the key of its one model, and its folder."""
     cache = CompileCache(tmp_path / "cache", target="here")
-    key = cache.key({}, {}, (1, 2), 10)
+    key = cache.key({}, {})
     with cache.new_folder() as folder:
         compile_model(write(honest(), tmp_path / "in"), folder, LIMITS, silent)
         published = cache.publish(folder, key)

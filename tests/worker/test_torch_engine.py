@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from clockwright.errors import ConfigError, ModelError
 from modelzoo.build import ARCHITECTURES, build_model, operators, write_model
 from worker.compiling.compile import compile_model
-from worker.compiling.for_torch import OnnxruntimeOnGpuTarget, Tf32Products, TorchTarget
+from worker.compiling.for_torch import OnnxruntimeOnGpuTarget, TensorCoreProducts, TorchTarget
 from worker.compiling.lift_weights import lift_weights
 from worker.engines.torch_operators import OPERATORS, Attribute
 from worker.engines.torch_program import Program, fuse
@@ -559,14 +559,14 @@ def test_products_in_tf32_round_both_factors_to_ten_bits(
     shape = (1,) * dimensions
     found, one = torch.full(shape, factor), torch.ones(shape)
     assert product(found, one).item() == factor
-    with Tf32Products():
+    with TensorCoreProducts():
         assert product(found, one).item() == product(one, found).item() == rounded
 
 
 def test_what_is_no_factor_of_a_product_keeps_its_bits_in_tf32() -> None:
     fine, one = torch.full((1, 1), 1 + 2**-20), torch.ones(1, 1)
     half = torch.full((1, 1), 3.0, dtype=torch.float16)
-    with Tf32Products():
+    with TensorCoreProducts():
         assert (fine * fine).item() > fine.item()
         assert torch.addmm(fine, one, one).item() == 1 + fine.item()
         assert F.conv1d(one, one.view(1, 1, 1), fine[0]).item() == 1 + fine.item()

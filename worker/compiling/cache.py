@@ -1,6 +1,6 @@
 """Compiled models and their profiles on disk, so that a worker that restarts compiles nothing again.
 
-    compiled/KEY/           graph.onnx, weights.bin, model.json with the hashes of both, and its own in `seal`
+    compiled/KEY-SIZES/     graph.onnx, weights.bin, model.json with the hashes of both, and its own in `seal`
     profiles/KEY.json       an architecture's exec ns: by batch size on this processor; on a GPU by
                             batch size and way of running it (worker.engines.choice); a hash before it
 
@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,30 +58,29 @@ class CompileCache:
         self,
         contents: Mapping[str, str],
         fixed_dimensions: Mapping[str, int],
-        batch_sizes: Sequence[int],
-        io_bytes: int,
     ) -> str:
-        """Hash everything that a compiled model depends on.
+        """Hash everything that a compiled model depends on, but the batch sizes that were tried.
 
         Args:
             contents: the sha256 of each of the model's files, by path.
             fixed_dimensions: the sizes given at registration.
-            batch_sizes: the sizes at which rows are seen to stay apart.
-            io_bytes: the room for one batch, above which sizes are not looked at.
         """
         dimensions = sorted(fixed_dimensions.items())
-        return self._hash(
-            ["model", sorted(contents.items()), dimensions, list(batch_sizes), io_bytes]
-        )
+        return self._hash(["model", sorted(contents.items()), dimensions])
 
-    def find(self, key: str) -> tuple[Path, CompiledModel] | None:
-        """Find a sound compiled model and its folder; None if there is none.
+    def find(
+        self, key: str, suffices: Callable[[CompiledModel], bool] = lambda compiled: True
+    ) -> tuple[Path, CompiledModel] | None:
+        """Find a sound compiled model and its folder; None if there is none that suffices.
 
         Reads all of the files, unless an earlier call did and nothing has changed since.
         """
-        folder = self._compiled / key
-        if not folder.is_dir():
-            return None
+        entries = (self._read(folder) for folder in self._compiled.glob(f"{key}-*"))
+        return next((found for found in entries if found and suffices(found[1])), None)
+
+    def _read(self, folder: Path) -> tuple[Path, CompiledModel] | None:
+        """Read an entry; throws it away if it is not sound."""
+        key = folder.name
         try:
             text = (folder / METADATA_FILE).read_bytes()
             if (folder / _SEAL_FILE).read_text(encoding="ascii") != _digest(text):
@@ -111,9 +110,10 @@ class CompileCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, folder: Path, key: str) -> Path:
-        """Make a compiled folder the entry of `key`; returns where it is now."""
-        target = self._compiled / key
-        seal = _digest((folder / METADATA_FILE).read_bytes())
+        """Make a compiled folder an entry of `key`; returns where it is now."""
+        text = (folder / METADATA_FILE).read_bytes()
+        seal, tried = _digest(text), CompiledModel.from_json(text.decode()).tried
+        target = self._compiled / "-".join((key, *map(str, tried)))
         (folder / _SEAL_FILE).write_text(seal, encoding="ascii")
         try:
             folder.rename(target)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -116,6 +116,8 @@ class CompiledModels:
         offer.check_onnx()
         folder, compiled, from_cache = await self._find_or_make(offer, fetch, progress)
         self._limits.check_weights(compiled.weights_bytes)
+        if max(offer.batch_sizes) == 1:
+            compiled = replace(compiled, one_by_one="")
         batch_sizes = self._limits.usable_batch_sizes(
             [tensor.spec for tensor in (*compiled.inputs, *compiled.outputs)],
             (1,) if compiled.one_by_one else offer.batch_sizes,
@@ -135,10 +137,12 @@ class CompiledModels:
     async def _find_or_make(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> tuple[Path, CompiledModel, bool]:
-        key = self.cache.key(
-            offer.contents, offer.fixed_dimensions, offer.batch_sizes, self._limits.io_bytes
-        )
-        if found := await self.set_up(self.cache.find, key):
+        key = self.cache.key(offer.contents, offer.fixed_dimensions)
+
+        def suffices(compiled: CompiledModel) -> bool:
+            return compiled.covers(offer.batch_sizes, self._limits.io_bytes)
+
+        if found := await self.set_up(self.cache.find, key, suffices):
             return *found, True
         missing = [
             file for file in offer.files if not await self.set_up(self._files.has, file.sha256)

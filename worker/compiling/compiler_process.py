@@ -86,25 +86,25 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
         return describe_model(source).to_json()
     assert kind == "compile", kind
     limits = Limits(**job["limits"])
-    targets: list[Target] = [_onnxruntime_target(tuple(job["thread_counts"]))]
-    if "precision" in job:
-        # Imported here, because torch takes seconds.
-        from worker.compiling.for_torch import OnnxruntimeOnGpuTarget, TorchTarget
-        from worker.models.precision import Precision
-
-        torch = TorchTarget(Precision(job["precision"]))
-        targets = [
-            torch if each == "torch" else OnnxruntimeOnGpuTarget() for each in job["engines"]
-        ]
+    targets = _targets(tuple(job["thread_counts"]), job.get("precision"), tuple(job.get("engines", ())))
     return compile_model(source, Path(job["folder"]), limits, progress, *targets).to_json()
 
 
 @functools.cache
-def _onnxruntime_target(thread_counts: tuple[int, ...]) -> Target:
-    """The target of all jobs, which remembers what it has tried."""
-    from worker.compiling.compile import OnnxruntimeTarget
+def _targets(
+    thread_counts: tuple[int, ...], precision: str | None, engines: tuple[str, ...]
+) -> tuple[Target, ...]:
+    """The targets of all jobs, the preferred one first; they remember what they have tried."""
+    if precision is None:
+        from worker.compiling.compile import OnnxruntimeTarget
 
-    return OnnxruntimeTarget(thread_counts)
+        return (OnnxruntimeTarget(thread_counts),)
+    # Imported here, because torch takes seconds.
+    from worker.compiling.for_torch import OnnxruntimeOnGpuTarget, TorchTarget
+    from worker.models.precision import Precision
+
+    torch = TorchTarget(Precision(precision), max(thread_counts))
+    return tuple(torch if each == "torch" else OnnxruntimeOnGpuTarget() for each in engines)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,20 @@ class RowProbes:
                         )
         return ""
 
+    def why_otherwise(
+        self, run: Run, outputs: Sequence[TensorSpec], batch_size: int, *, coarse: bool
+    ) -> str:
+        """Say whether rows between strangers are answered as alone; like `why_mixed`, in a third of its time."""
+        seed = self._seeds[0]
+        rows = [seed.kept[0], *(seed.strangers * batch_size)[: batch_size - 2], seed.kept[1]]
+        found = run_rows(run, outputs, rows)
+        alone = [run_rows(run, outputs, [row]) for row in seed.kept]
+        for index, spec in enumerate(outputs):
+            wanted = np.concatenate([each[index] for each in alone])
+            if _differ_between_sizes(spec, wanted, found[index][[0, -1]], coarse=coarse):
+                return f"output {spec.name!r} of a row in a batch of {batch_size} is not what it is alone"
+        return ""
+
     # --- rows -------------------------------------------------------------------------------------
 
     def _make(self, run: Run, seed: int) -> _Seed:

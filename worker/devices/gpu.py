@@ -122,6 +122,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         cache_dir: Path,
         compile_limit_s: float,
         engine: Engine = Engine.AUTO,
+        compile_threads: int = 1,
         on_lost: Callable[[str], object],
         monitor: GpuMonitor | None = None,
     ) -> None:
@@ -137,6 +138,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             cache_dir: where compiled models lie.
             compile_limit_s: a model that takes longer is refused.
             engine: the engine that runs the models, or the choice between both.
+            compile_threads: of the processor, to check compiled models with.
             on_lost: told once, from any thread, why nothing can run any more: a GPU's fault is its
                 process's end.
             monitor: says how the GPU is, if anything can.
@@ -161,7 +163,13 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         self._monitor = monitor
         self._loss = DeviceLoss(accelerator, on_lost)
         self._models = compiled_models(
-            files, cache_dir, limits, precision, compile_limit_s, engines=engines
+            files,
+            cache_dir,
+            limits,
+            precision,
+            compile_limit_s,
+            engines=engines,
+            threads=compile_threads,
         )
         self._memory = GpuMemory(
             accelerator,

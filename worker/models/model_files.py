@@ -141,6 +141,8 @@ class CompiledModel:
     fixed_batch: bool = False
     #: Why rows are run one by one although the file's batch is open, in words; empty if they need not be.
     one_by_one: str = ""
+    #: The batch sizes that were tried, ascending.
+    tried: tuple[int, ...] = (1,)
     #: The threads of a run on the processor that the rows were seen apart with.
     threads: int = 1
 
@@ -148,6 +150,16 @@ class CompiledModel:
     def num_pages(self) -> int:
         """The pages that the weights fill; a model without weights still takes one."""
         return max(1, -(-self.weights_bytes // PAGE_BYTES))
+
+    def covers(self, batch_sizes: Sequence[int], io_bytes: int) -> bool:
+        """Whether it is known how to serve those of these batch sizes that have room."""
+        if self.fixed_batch or self.one_by_one:
+            return True
+        tensors = [tensor.spec for tensor in (*self.inputs, *self.outputs)]
+        return all(
+            size in (1, *self.tried) or batch_bytes(tensors, size) > io_bytes
+            for size in batch_sizes
+        )
 
     def to_json(self) -> str:
         """Write as JSON."""
@@ -167,6 +179,7 @@ class CompiledModel:
                 **table,
                 "inputs": tuple(map(_bound, table["inputs"])),
                 "outputs": tuple(map(_bound, table["outputs"])),
+                "tried": tuple(map(int, table["tried"])),
                 "weights": tuple(
                     WeightTensor(**{**item, "shape": tuple(item["shape"])})
                     for item in table["weights"]
