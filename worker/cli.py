@@ -43,8 +43,9 @@ def worker(
     least = logging.WARNING if parent_pid is None else logging.ERROR
     log(flags.verbose, least, flags.log_format)
     if parent_pid is None:
-        # Somebody waits to hear that it has found its controller, or has left.
-        logging.getLogger("worker.link").setLevel(logging.INFO)
+        # Somebody waits to hear that it has found its controller, or has left, and what it took of a GPU.
+        for name in ("worker.link", "worker.devices.gpu_memory"):
+            logging.getLogger(name).setLevel(logging.INFO)
     config = WorkerConfig(
         controller=controller,
         access=join.access(),
@@ -54,6 +55,8 @@ def worker(
         arena_bytes=flags.arena_mib * _MIB,
         precision=flags.precision,
         engine=flags.engine,
+        workspace_bytes=None if flags.workspace_mib is None else flags.workspace_mib * _MIB,
+        cudnn_search=flags.cudnn_search,
         host_bytes=flags.host_mib * _MIB,
         cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
         compile_bytes=None if flags.compile_memory_mib is None else flags.compile_memory_mib * _MIB,

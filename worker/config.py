@@ -20,6 +20,9 @@ _MIB = 1024 * 1024
 _COMPILE_BYTES_MIN = 512 * _MIB
 
 
+_PAGES = 64
+
+
 def default_cache_dir() -> Path:
     """`$XDG_CACHE_HOME/clockwright`, or `~/.cache/clockwright`."""
     base = os.environ.get("XDG_CACHE_HOME")
@@ -44,8 +47,9 @@ class WorkerConfig:
     #: The worker's name, unique among the controller's workers; HOST-PID if None.
     worker_id: str | None = None
     #: The weights cache, in pages of 16 MiB. Too few: models evict each other all the time. Too many:
-    #: the machine swaps, or the worker does not start. 64 hold ten ResNet-50.
-    num_pages: int = 64
+    #: the machine swaps, or the worker does not start. 64 hold ten ResNet-50. None: 64; on a GPU as many as
+    #: leave room for everything else.
+    num_pages: int | None = None
     #: Room for the weights of the model that runs; no model may be larger. Never more than the weights
     #: cache. 512 MiB is the paper's workspace.
     arena_bytes: int = 512 * _MIB
@@ -56,6 +60,11 @@ class WorkerConfig:
     precision: str = Precision.FLOAT32.value
     #: The engine on a GPU: `auto`, `torch` or `onnxruntime` (`worker.engines.choice`).
     engine: str = Engine.AUTO.value
+    #: Device memory for the intermediates of a GPU's kernels. Too little: large models are refused. Too much: it
+    #: is missing elsewhere. None: a sixteenth of the GPU's, or 2 GiB.
+    workspace_bytes: int | None = None
+    #: On a GPU: whether cuDNN tries its algorithms when a model is set up, at each start anew.
+    cudnn_search: bool = False
     #: Host memory for the weights of all models of a GPU, locked at start. Too little: models are
     #: refused. Too much: the host has none left, or locking takes long (seconds per 10 GiB).
     host_bytes: int = 4096 * _MIB
@@ -83,8 +92,8 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         parse_addresses(self.controller)
-        if self.num_pages < 1:
-            raise ConfigError(f"pages: found {self.num_pages}, expected 1 or more")
+        if self.known_pages < 1:
+            raise ConfigError(f"pages: found {self.known_pages}, expected 1 or more")
         if self.arena_bytes < _MIB:
             raise ConfigError(f"arena: found {self.arena_bytes} bytes, expected {_MIB} or more")
         if self.io_bytes < _MIB:
@@ -92,6 +101,10 @@ class WorkerConfig:
         if self.host_bytes < _MIB:
             raise ConfigError(
                 f"host memory: found {self.host_bytes} bytes, expected {_MIB} or more"
+            )
+        if self.workspace_bytes is not None and self.workspace_bytes < _MIB:
+            raise ConfigError(
+                f"workspace: found {self.workspace_bytes} bytes, expected {_MIB} or more"
             )
         parse_precision(self.precision)
         parse_engine(self.engine)
@@ -114,9 +127,14 @@ class WorkerConfig:
                 raise ConfigError(f"{name} limit: found {value} s, expected more than 0")
 
     @property
+    def known_pages(self) -> int:
+        """The pages as far as they are known before a GPU says how much it has."""
+        return _PAGES if self.num_pages is None else self.num_pages
+
+    @property
     def usable_arena_bytes(self) -> int:
         """The arena's size, at most the cache's: no model may be larger than the cache anyway."""
-        return min(self.arena_bytes, self.num_pages * PAGE_BYTES)
+        return min(self.arena_bytes, self.known_pages * PAGE_BYTES)
 
     @property
     def usable_compile_bytes(self) -> int:

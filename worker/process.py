@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -113,7 +114,7 @@ def make_device(
     """
     limits = Limits(
         arena_bytes=config.usable_arena_bytes,
-        num_pages=config.num_pages,
+        num_pages=config.known_pages,
         io_bytes=config.io_bytes // IO_SHARE,
         compile_bytes=config.usable_compile_bytes,
         compile_cpu_s=config.compile_cpu_s,
@@ -163,6 +164,7 @@ def _torch_device(
         # Imported here, because torch takes seconds and other devices do without.
         from worker.devices.accelerator import Accelerator, HostAccelerator
         from worker.devices.gpu import TorchDevice
+        from worker.devices.gpu_memory import pages_that_fit, workspace_limit
         from worker.engines.onnxruntime import plain_words
 
         accelerator: Accelerator
@@ -173,12 +175,20 @@ def _torch_device(
             # Clockwork forbids the driver to compile and to cache kernels (CUDA_DISABLE_PTX_JIT,
             # CUDA_CACHE_DISABLE). Here every kernel has run before it is captured, so none is new while
             # serving; and an engine of cuDNN may hand the driver some kernels as PTX.
-            accelerator = CudaAccelerator(int(argument))
+            accelerator = CudaAccelerator(int(argument), search=config.cudnn_search)
             gpu = open_gpu(accelerator.uuid)
             if gpu is not None:
                 monitor = GpuMonitor(gpu)
                 # Move before the host's memory is taken, so that the memory lies near too.
                 stay_near(monitor.facts)
+            if config.num_pages is None:
+                pages = pages_that_fit(
+                    accelerator,
+                    arena_bytes=limits.arena_bytes,
+                    io_bytes=config.io_bytes + limits.io_bytes,
+                    workspace_bytes=workspace_limit(accelerator, config.workspace_bytes),
+                )
+                limits = replace(limits, num_pages=pages)
         else:
             accelerator = HostAccelerator()
         return TorchDevice(
@@ -191,6 +201,7 @@ def _torch_device(
             files=files,
             cache_dir=config.cache_dir,
             compile_limit_s=config.compile_limit_s,
+            workspace_bytes=config.workspace_bytes,
             compile_threads=config.threads or compile_threads(1),
             on_lost=on_lost,
             monitor=monitor,
@@ -213,7 +224,7 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
     wanted = limits.num_pages * PAGE_BYTES + config.io_bytes + limits.io_bytes
     if not can_move_pages():
         wanted += limits.arena_bytes
-    _check_memory(wanted, f"{config.num_pages} pages and IO memory", "fewer pages")
+    _check_memory(wanted, f"{limits.num_pages} pages and IO memory", "fewer pages")
     return CpuDevice(
         thread_counts=config.thread_counts,
         cores=config.cores,

@@ -153,6 +153,10 @@ class JoinFlags:
         )
 
 
+def _pages(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerFlags:
     """How a worker is to be: flags of `worker`, and of whoever starts workers."""
@@ -164,7 +168,14 @@ class WorkerFlags:
             "runs the code of the model in that folder."
         ),
     ] = "cpu"
-    pages: Annotated[int, typer.Option(help="Weights cache, in pages of 16 MiB.")] = 64
+    pages: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N|auto",
+            parser=_pages,
+            help="Weights cache, in pages of 16 MiB; by default 64, on a GPU as many as leave room for the rest.",
+        ),
+    ] = None
     arena_mib: Annotated[int, typer.Option(help="Largest model's weights.")] = 512
     precision: Annotated[
         str, typer.Option(help="What models compute in on a GPU: float32, tf32 or float16.")
@@ -173,6 +184,18 @@ class WorkerFlags:
         str,
         typer.Option(help="What runs models on a GPU: auto (the faster), torch or onnxruntime."),
     ] = "auto"
+    workspace_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="On a GPU: memory that kernels work in; by default a sixteenth of the card, 2048 at least."
+        ),
+    ] = None
+    cudnn_search: Annotated[
+        bool,
+        typer.Option(
+            help="On a GPU: have cuDNN try its algorithms for each model, at each start anew; otherwise it guesses."
+        ),
+    ] = False
     host_mib: Annotated[
         int, typer.Option(help="On a GPU: the host's memory for the weights of all models.")
     ] = 4096

@@ -110,7 +110,7 @@ def main() -> None:
         profile=load_profile(arguments.profile),
         limits=Limits(
             arena_bytes=config.usable_arena_bytes,
-            num_pages=config.num_pages,
+            num_pages=arguments.pages,
             io_bytes=config.io_bytes,
         ),
         io_pool_bytes=config.io_bytes,

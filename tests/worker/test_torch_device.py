@@ -55,6 +55,7 @@ from worker.devices.device import DeviceLostError, GpuHealth, Launched, WatchedD
 from worker.devices.exec_queue import ExecQueue
 from worker.devices.gpu import TorchDevice, TorchModel
 from worker.devices.gpu_health import GpuMonitor, NvmlGpu
+from worker.devices.gpu_memory import pages_that_fit, workspace_limit
 from worker.engines.choice import Engine, Way, describe
 from worker.engines.torch_program import Program
 from worker.engines.torch_tensors import weight_views
@@ -925,7 +926,7 @@ def test_host_memory_that_cannot_be_locked_is_said_at_the_start(
 def test_a_card_that_cannot_be_opened_is_refused_with_the_drivers_words(
     words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(index: int) -> None:
+    def fail(index: int, *, search: bool) -> None:
         raise RuntimeError(words)
 
     monkeypatch.setattr("worker.devices.cuda.CudaAccelerator", fail)
@@ -1101,7 +1102,7 @@ def test_a_model_whose_kernels_want_too_much_to_work_in_is_refused_and_no_other(
         accelerator.intermediates_bytes = 1 << 30
         served = await device.prepare(offer(files, "m0", contents["m0"]), no_fetch, quiet)
         accelerator.intermediates_bytes = 1 << 20
-        words = "a batch of 1 kernels work in 2049 MiB, expected at most 2048 MiB; offer it with"
+        words = r"of 1 kernels work in 2049 MiB, expected at most 2048 MiB \(--workspace-mib\); offer it with"
         other = offer(files, "other", convolutional[1], (1,))
         with pytest.raises(ModelError, match=words):
             await device.prepare(other, no_fetch, quiet)
@@ -1113,6 +1114,86 @@ def test_a_model_whose_kernels_want_too_much_to_work_in_is_refused_and_no_other(
         await device.close()
 
     asyncio.run(scenario())
+
+
+class SearchingAccelerator(HostAccelerator):
+    """A rehearsal takes memory: more in the first run than in later ones, as a search for algorithms does."""
+
+    first_bytes, later_bytes = 3 << 30, 1 << 20
+    kept_bytes = 0
+
+    def capture(
+        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> Callable[[], None]:
+        self.searched = False
+        return super().capture(work, rehearsal=rehearsal, tensor_cores=tensor_cores)
+
+    def reserved_bytes(self) -> int:
+        return super().reserved_bytes() + self.kept_bytes
+
+    def trim(self) -> None:
+        self.kept_bytes = 0
+
+
+def test_memory_of_algorithms_that_lost_is_given_back_and_no_reason_to_refuse(
+    instances: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = SearchingAccelerator()
+    device = torch_device(instances[0], accelerator)
+    run = Program.run
+
+    def run_and_keep(self: Program, *arguments: Any) -> list[torch.Tensor]:  # noqa: ANN401
+        wanted = accelerator.later_bytes if accelerator.searched else accelerator.first_bytes
+        accelerator.kept_bytes = max(accelerator.kept_bytes, wanted)
+        accelerator.searched = True
+        return run(self, *arguments)
+
+    monkeypatch.setattr(Program, "run", run_and_keep)
+
+    async def scenario() -> None:
+        cache_dir, contents = instances
+        offers = [offer(FileStore(cache_dir), name, contents[name]) for name in ("m0", "m1")]
+        await device.prepare(offers[0], no_fetch, quiet)
+        assert accelerator.kept_bytes == 1 << 20
+        device._kernels._kernels.clear()
+        accelerator.later_bytes = 3 << 30
+        with pytest.raises(ModelError, match="a batch of 2 kernels work in 3072 MiB"):
+            await device.prepare(offers[1], no_fetch, quiet)
+        assert accelerator.kept_bytes == 0
+        await device.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "wanted", "limit"), [(None, None, 2 << 30), (80, None, 5 << 30), (80, 7, 7)]
+)
+def test_the_workspace_follows_the_card_unless_somebody_says(
+    total_gib: int | None, wanted: int | None, limit: int
+) -> None:
+    accelerator = HostAccelerator()
+    accelerator.total_bytes = lambda: total_gib and total_gib << 30  # type: ignore[method-assign]
+    assert workspace_limit(accelerator, wanted) == limit
+
+
+def test_the_weights_cache_takes_what_a_card_has_left_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    accelerator = HostAccelerator()
+    accelerator.free_bytes = lambda: 16 << 30  # type: ignore[method-assign]
+    accelerator.total_bytes = lambda: 32 << 30  # type: ignore[method-assign]
+    room = {"arena_bytes": 512 << 20, "io_bytes": 512 << 20}
+    with caplog.at_level(logging.INFO):
+        assert pages_that_fit(accelerator, **room, workspace_bytes=2 << 30) == 12 * 64
+    (line,) = caplog.messages
+    assert line == (
+        "cpu: the weights cache takes 768 pages, 12288 MiB of 16384 MiB that are free: 512 MiB for the arena, "
+        "512 MiB for IO, 2048 MiB for workspace, 1024 MiB for graphs and libraries are left"
+    )
+    with pytest.raises(
+        ConfigError, match="16384 MiB are free, too little for a page beside 512 MiB"
+    ):
+        pages_that_fit(accelerator, **room, workspace_bytes=14 << 30)
 
 
 def test_a_lost_device_takes_no_model_and_is_closed_with_its_accelerator(

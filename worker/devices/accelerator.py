@@ -112,6 +112,12 @@ class Accelerator(Protocol):
         Unlike `num_allocations` it also notices libraries with an allocator of their own.
         """
 
+    def total_bytes(self) -> int | None:
+        """Device memory, free or not; None where the device has no memory of its own."""
+
+    def trim(self) -> None:
+        """Give device memory back that nothing uses now: what rehearsals took, and what captured kernels do not need."""
+
     def fault(self) -> str | None:
         """Why nothing can run on the device any more; None while it works. May take a moment."""
 
@@ -218,6 +224,14 @@ class HostAccelerator(Accelerator):
     def free_bytes(self) -> int | None:
         # The host's memory is shared with everything else on this machine.
         return None
+
+    @override
+    def total_bytes(self) -> int | None:
+        return None
+
+    @override
+    def trim(self) -> None:
+        pass
 
     @override
     def fault(self) -> str | None:

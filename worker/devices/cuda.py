@@ -161,13 +161,14 @@ class CudaAccelerator(Accelerator):
 
     on_host = False
 
-    def __init__(self, index: int, *, search: bool = True) -> None:
+    def __init__(self, index: int, *, search: bool = False) -> None:
         """Open it.
 
         Args:
             index: the GPU's number among those that CUDA_VISIBLE_DEVICES leaves.
-            search: have cuDNN try all its algorithms in the first run of each convolution; otherwise
-                cuDNN guesses, which takes less time.
+            search: have cuDNN try its algorithms in the first run of each convolution, in each process anew:
+                torch keeps the choice where no other process, and no disk, can have it. Otherwise cuDNN
+                guesses, which takes less time.
 
         Raises:
             ConfigError: there is no such GPU, or no driver for it.
@@ -176,7 +177,8 @@ class CudaAccelerator(Accelerator):
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
-        self.name = f"cuda:{properties.name}"
+        # What was measured with the algorithms of a search holds for no others.
+        self.name = f"cuda:{properties.name}" + "/cudnn-search" * search
         #: The GPU's name in NVML.
         self.uuid = f"GPU-{properties.uuid}"
         torch.backends.cudnn.benchmark = search
@@ -184,8 +186,8 @@ class CudaAccelerator(Accelerator):
         # Captured kernels keep the priority of their capture stream, so it has that of EXEC.
         self._capture_stream = torch.cuda.Stream(self.device, priority=-1)
         self._rehearsal_stream = torch.cuda.Stream(self.device)
-        # Held by each capture, because two at once would need two pools, and by `fault`.
-        self._capturing = threading.Lock()
+        # Held by each capture, because two at once would need two pools, and by `fault`, and by `trim`, which a rehearsal calls.
+        self._capturing = threading.RLock()
         self._locked = LockedMemory()
         # torch does not reuse a pool that has lost all its graphs. This graph is never replayed, and stays.
         self._anchor = self._capture_anchor()
@@ -287,6 +289,17 @@ class CudaAccelerator(Accelerator):
     def free_bytes(self) -> int | None:
         free, _ = torch.cuda.mem_get_info(self.device)
         return int(free)
+
+    @override
+    def total_bytes(self) -> int | None:
+        _, total = torch.cuda.mem_get_info(self.device)
+        return int(total)
+
+    @override
+    def trim(self) -> None:
+        # The memory of the captured graphs' pool stays: the pool has the anchor. The lock: a capture allocates.
+        with self._capturing:
+            torch.cuda.empty_cache()
 
     @override
     def fault(self) -> str | None:

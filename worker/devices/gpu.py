@@ -32,7 +32,7 @@ from worker.devices.device import Device, GpuHealth, Launched, QueueingDevice, W
 from worker.devices.device_loss import DeviceLoss
 from worker.devices.exec_queue import NUM_LAUNCHES, CapturedKernel, ExecLaunch, ExecQueue
 from worker.devices.gpu_health import GpuMonitor
-from worker.devices.gpu_memory import GpuMemory
+from worker.devices.gpu_memory import GpuMemory, workspace_limit
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.devices.host_weights import HostWeights, HostWeightsStore
 from worker.devices.kernels import Kernels
@@ -123,6 +123,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         compile_limit_s: float,
         engine: Engine = Engine.AUTO,
         compile_threads: int = 1,
+        workspace_bytes: int | None = None,
         on_lost: Callable[[str], object],
         monitor: GpuMonitor | None = None,
     ) -> None:
@@ -139,6 +140,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             compile_limit_s: a model that takes longer is refused.
             engine: the engine that runs the models, or the choice between both.
             compile_threads: of the processor, to check compiled models with.
+            workspace_bytes: what kernels may take for their intermediates; None: a part of the GPU's memory.
             on_lost: told once, from any thread, why nothing can run any more: a GPU's fault is its
                 process's end.
             monitor: says how the GPU is, if anything can.
@@ -196,6 +198,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             gpu_kind=self.gpu_kind,
             ways=ways,
             place=place,
+            workspace_bytes=workspace_limit(accelerator, workspace_bytes),
         )
         self._page_copy_ns = self._measure_page_copy()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from clockwright.errors import ConfigError
@@ -10,8 +12,56 @@ from worker.devices.accelerator import Accelerator
 from worker.engines.torch_operators import Tensor
 from worker.models.model_files import Limits
 
+logger = logging.getLogger(__name__)
+
+# The paper's engine has 512 MB. Here rehearsals keep as much as captured kernels do, and at batch 16 some
+# networks have two layers' outputs of 200 MB each at a time: reckoned, not measured.
+_WORKSPACE_BYTES_MIN, _WORKSPACE_PART = 2 << 30, 16
+# Instantiated graphs, cuDNN's and cuBLAS's kernels, onnxruntime's arena: torch knows of none of them.
+_UNSEEN_PART = 32
 # Pages are copied and gathered as rows of the largest plain type.
 _WORD_BYTES = 8
+
+
+def workspace_limit(accelerator: Accelerator, wanted: int | None) -> int:
+    """What captured kernels may take for their intermediates: what is wanted, or a part of the card."""
+    if wanted is not None:
+        return wanted
+    return max(_WORKSPACE_BYTES_MIN, (accelerator.total_bytes() or 0) // _WORKSPACE_PART)
+
+
+def pages_that_fit(
+    accelerator: Accelerator, *, arena_bytes: int, io_bytes: int, workspace_bytes: int
+) -> int:
+    """How many pages leave room on a card that has memory of its own for everything else.
+
+    Raises:
+        ConfigError: there is room for none.
+    """
+    free, total = accelerator.free_bytes(), accelerator.total_bytes()
+    assert free is not None
+    assert total is not None
+    beside = {
+        "the arena": arena_bytes,
+        "IO": io_bytes,
+        "workspace": workspace_bytes,
+        "graphs and libraries": total // _UNSEEN_PART,
+    }
+    words = ", ".join(f"{num_bytes >> 20} MiB for {what}" for what, num_bytes in beside.items())
+    pages = (free - sum(beside.values())) // PAGE_BYTES
+    if pages < 1:
+        raise ConfigError(
+            f"{accelerator.name}: {free >> 20} MiB are free, too little for a page beside {words}"
+        )
+    logger.info(
+        "%s: the weights cache takes %d pages, %d MiB of %d MiB that are free: %s are left",
+        accelerator.name,
+        pages,
+        pages * PAGE_BYTES >> 20,
+        free >> 20,
+        words,
+    )
+    return pages
 
 
 class GpuMemory:
