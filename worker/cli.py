@@ -58,6 +58,7 @@ def worker(
         workspace_bytes=None if flags.workspace_mib is None else flags.workspace_mib * _MIB,
         cudnn_search=flags.cudnn_search,
         host_bytes=flags.host_mib * _MIB,
+        host_file=flags.host_file,
         cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
         compile_bytes=None if flags.compile_memory_mib is None else flags.compile_memory_mib * _MIB,
         compile_cpu_s=flags.compile_cpu_s,

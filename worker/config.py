@@ -65,9 +65,11 @@ class WorkerConfig:
     workspace_bytes: int | None = None
     #: On a GPU: whether cuDNN tries its algorithms when a model is set up, at each start anew.
     cudnn_search: bool = False
-    #: Host memory for the weights of all models of a GPU, locked at start. Too little: models are
+    #: Host memory for the weights of all models, locked at start, which all GPUs of a host share (`worker.gpu_workers`). Too little: models are
     #: refused. Too much: the host has none left, or locking takes long (seconds per 10 GiB).
     host_bytes: int = 4096 * _MIB
+    #: A file in memory of `host_bytes`, where several workers of a host keep one copy of each model's weights.
+    host_file: Path | None = None
     #: The folder of model files and compiled models; several workers may share it.
     cache_dir: Path = field(default_factory=default_cache_dir)
     #: The cores that EXEC computes on, on the processor; with any other device, those of the whole process.

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
 from clockwright.cli.local_workers import LocalWorkers
@@ -46,11 +47,15 @@ def run_on_each_gpu(
         The exit code: 0 when all left as they were told to, `os.EX_CONFIG` when none can work with these
         settings, else 1.
     """
+    # One copy of the weights for all. It goes with the last process that has it open.
+    file = os.memfd_create("clockwright-weights")
+    os.ftruncate(file, flags.host_mib << 20)
+    shared = replace(flags, host_file=Path(f"/proc/{os.getpid()}/fd/{file}"))
     workers = LocalWorkers()
     for index in range(num_gpus):
         port = None if flags.payload_port is None else flags.payload_port + index
         threads = flags.threads or compile_threads(num_gpus)
-        own = replace(flags, device=f"cuda:{index}", payload_port=port, threads=threads)
+        own = replace(shared, device=f"cuda:{index}", payload_port=port, threads=threads)
         workers.plan(f"{name}-gpu{index}", own)
     told_to_leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,7 +23,7 @@ from modelzoo.profile import load_profile
 from worker.config import WorkerConfig
 from worker.devices.device import Device
 from worker.devices.gpu_health import GpuMonitor, open_gpu, stay_near
-from worker.devices.host_memory import available_bytes
+from worker.devices.host_memory import available_bytes, granted_bytes
 from worker.devices.modelled import ModelledDevice
 from worker.engines.choice import parse_engine
 from worker.link import ControllerLink
@@ -156,10 +156,10 @@ def _torch_device(
 ) -> Device[Any]:
     kind, _, argument = config.device.partition(":")
     check_packages(_installed)
-    on_host = _locked_bytes(config)
     if kind == "torch":
-        on_host += limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
-    _check_memory(on_host, "weights and IO on the host", "less host memory")
+        # The kernel promises more than there is, and ends the process when it is used.
+        pages = limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
+        _check_memory(available_bytes(), pages, "pages and IO memory", "fewer pages")
     try:
         # Imported here, because torch takes seconds and other devices do without.
         from worker.devices.accelerator import Accelerator, HostAccelerator
@@ -196,6 +196,7 @@ def _torch_device(
             limits=limits,
             io_pool_bytes=config.io_bytes,
             host_bytes=config.host_bytes,
+            host_file=config.host_file,
             precision=parse_precision(config.precision),
             engine=parse_engine(config.engine),
             files=files,
@@ -224,7 +225,9 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
     wanted = limits.num_pages * PAGE_BYTES + config.io_bytes + limits.io_bytes
     if not can_move_pages():
         wanted += limits.arena_bytes
-    _check_memory(wanted, f"{limits.num_pages} pages and IO memory", "fewer pages")
+    _check_memory(
+        available_bytes(), wanted, f"{limits.num_pages} pages and IO memory", "fewer pages"
+    )
     return CpuDevice(
         thread_counts=config.thread_counts,
         cores=config.cores,
@@ -268,13 +271,10 @@ def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
     Raises:
         ConfigError: the memory does not suffice; says how much there is.
     """
-    wanted = num_gpus * _locked_bytes(config)
-    _check_memory(wanted, f"weights and IO of {num_gpus} GPUs on the host", "less host memory each")
-
-
-def _locked_bytes(config: WorkerConfig) -> int:
-    """Bytes of host memory that a worker with a GPU locks: weights, inputs and outputs on their way."""
-    return config.host_bytes + 2 * config.io_bytes
+    # Weights lie there once. Inputs and outputs are on their way to each GPU.
+    wanted = config.host_bytes + num_gpus * 2 * config.io_bytes
+    what = f"weights and IO of {num_gpus} GPUs on the host"
+    _check_memory(granted_bytes(), wanted, what, "less host memory")
 
 
 def check_packages(version_of: Callable[[str], str | None]) -> None:
@@ -307,8 +307,7 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
-def _check_memory(wanted: int, what: str, remedy: str) -> None:
-    available = available_bytes()
+def _check_memory(available: int | None, wanted: int, what: str, remedy: str) -> None:
     if available is not None and wanted > available:
         raise ConfigError(
             f"{what} need {wanted >> 20} MiB, {available >> 20} MiB are available; "

@@ -197,8 +197,12 @@ class WorkerFlags:
         ),
     ] = False
     host_mib: Annotated[
-        int, typer.Option(help="On a GPU: the host's memory for the weights of all models.")
+        int,
+        typer.Option(
+            help="On a GPU: the host's memory for the weights of all models, once for all GPUs of `cuda`."
+        ),
     ] = 4096
+    host_file: Annotated[Path | None, typer.Option(hidden=True)] = None
     cache_dir: Annotated[
         Path | None, typer.Option(help="Compiled models; by default in the user's cache folder.")
     ] = None

@@ -262,7 +262,7 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     monkeypatch.setattr(gpu_workers, "visible_gpus", lambda: 3)
     monkeypatch.setattr(gpu_workers, "run_on_each_gpu", run_on_each_gpu)
     # However little this machine has.
-    monkeypatch.setattr("worker.process.available_bytes", lambda: None)
+    monkeypatch.setattr("worker.process.granted_bytes", lambda: None)
     settings = ["--pages=7", "--arena-mib=32", "--precision=tf32", "--engine=torch"]
     settings += ["--host-mib=64", f"--cache-dir={tmp_path}", "--verbose"]
     settings += ["--compile-memory-mib=900", "--compile-cpu-s=60.0"]

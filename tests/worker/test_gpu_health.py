@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from worker.devices.gpu_health import (
     open_gpu,
     stay_near,
 )
-from worker.process import check_host_memory
+from worker.process import check_host_memory, compile_threads
 
 
 def facts_of(**answers: Any) -> GpuFacts:  # noqa: ANN401
@@ -285,13 +286,17 @@ def test_each_gpu_gets_a_process_and_one_that_fails_leaves_the_others(
     assert (
         gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags(pages=3), JoinFlags()) == code
     )
-    assert Recorded.started == (
-        {
-            "host-gpu0": WorkerFlags(pages=3, device="cuda:0"),
-            "host-gpu1": WorkerFlags(pages=3, device="cuda:1"),
-        },
-        "there:1",
-    )
+    assert Recorded.started is not None
+    started, controller = Recorded.started
+    file = started["host-gpu0"].host_file
+    assert file is not None
+    assert os.stat(file).st_size == 4 << 30
+    shared = WorkerFlags(pages=3, host_file=file, threads=compile_threads(2))
+    assert controller == "there:1"
+    assert started == {
+        "host-gpu0": replace(shared, device="cuda:0"),
+        "host-gpu1": replace(shared, device="cuda:1"),
+    }
     told = capfd.readouterr().err
     assert ("ended with 1" in told) is bool(code)
     assert told.count("worker host-gpu") == 2
@@ -330,9 +335,9 @@ time.sleep(0.5)
 def test_gpus_that_together_want_more_than_the_host_has_do_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker.process, "available_bytes", lambda: 10 << 30)
+    monkeypatch.setattr(worker.process, "granted_bytes", lambda: 4 << 30)
     config = WorkerConfig(controller="there:1", device="cuda", host_bytes=3 << 30)
-    check_host_memory(config, 3)
-    words = r"of 4 GPUs on the host need 13312 MiB, 10240 MiB are available; start with less"
+    check_host_memory(config, 4)
+    words = r"of 5 GPUs on the host need 4352 MiB, 4096 MiB are available; start with less"
     with pytest.raises(ConfigError, match=words):
-        check_host_memory(config, 4)
+        check_host_memory(config, 5)

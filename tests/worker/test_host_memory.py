@@ -139,13 +139,61 @@ def test_every_page_is_there_before_it_is_used(
     assert not np.frombuffer(mapping, np.uint8).any()
 
 
-def test_more_than_there_is_is_refused_before_any_of_it_is_taken(
+GROUP_OF_9_MIB = {
+    "proc/self/cgroup": "0::/one\n",
+    "sys/fs/cgroup/one/memory.max": f"{9 * MIB}\n",
+    "sys/fs/cgroup/one/memory.current": "0\n",
+    "sys/fs/cgroup/one/memory.stat": "",
+}
+
+
+def test_more_than_a_group_grants_is_refused_before_any_of_it_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "_map", None)
-    root = system(tmp_path, {"proc/meminfo": meminfo(9)})
+    root = system(tmp_path, {"proc/meminfo": meminfo(700), **GROUP_OF_9_MIB})
     with pytest.raises(MemoryError, match=r"^10 MiB of the host's memory are needed, 9 MiB are"):
         present_memory(10 * MIB, root=root)
+
+
+def test_a_machine_that_gets_memory_as_it_is_taken_gives_all_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = system(tmp_path, {"proc/meminfo": meminfo(5)})
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 2 * MIB)
+    monkeypatch.setattr(host_memory, "_SPARE_BYTES", 1 * MIB)
+    # It has five again whenever somebody looks a second time.
+    left = iter([5, 2, 5, 0, 5, 3, 4])
+
+    def grow(seconds: float) -> None:
+        system(tmp_path, {"proc/meminfo": meminfo(next(left))})
+
+    taken: list[int] = []
+
+    def take(mapping: mmap.mmap, begin: int, num_bytes: int) -> None:
+        taken.append(num_bytes // MIB)
+        grow(0.0)
+
+    monkeypatch.setattr(host_memory, "_take", take)
+    monkeypatch.setattr("time.sleep", grow)
+    assert len(present_memory(9 * MIB, root=root)) == 9 * MIB
+    assert taken == [2, 2, 2, 2, 1]
+
+
+def test_a_machine_that_gets_no_more_memory_is_left_with_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = system(tmp_path, {"proc/meminfo": meminfo(5)})
+    monkeypatch.setattr(host_memory, "_GROWTH_S", 0.0)
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 2 * MIB)
+    monkeypatch.setattr(host_memory, "_SPARE_BYTES", 1 * MIB)
+    left = iter([3, 2])
+    monkeypatch.setattr(
+        host_memory, "_take", lambda *_: system(tmp_path, {"proc/meminfo": meminfo(next(left))})
+    )
+    words = "^9 MiB of the host's memory are needed; after 4 MiB there are 2 MiB left, and 1 MiB of them stay"
+    with pytest.raises(MemoryError, match=words):
+        present_memory(9 * MIB, root=root)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +213,7 @@ def test_memory_that_ends_while_it_is_taken_is_an_error_in_words(
         def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(host_memory, "_map", lambda size: Exhausted(-1, size))
+    monkeypatch.setattr(host_memory, "_map", lambda size, file: Exhausted(-1, size))
     with pytest.raises(MemoryError, match=r"^1 MiB of the host's memory: .*Cannot allocate memory"):
         present_memory(MIB, root=tmp_path)
 

@@ -950,13 +950,18 @@ def test_the_worker_of_a_gpu_watches_its_card_and_goes_near_it_before_it_takes_m
     class Gpu(HostAccelerator):
         uuid = "GPU-1"
 
-        def __init__(self, index: int) -> None:
+        def __init__(self, index: int, *, search: bool) -> None:
             super().__init__()
             done.append(index)
 
-        def host_memory(self, num_bytes: int) -> torch.Tensor:
+        def free_bytes(self) -> int:
+            return 1 << 34
+
+        total_bytes = free_bytes
+
+        def host_memory(self, num_bytes: int, file: int | None = None) -> torch.Tensor:
             done.append("memory")
-            return super().host_memory(num_bytes)
+            return super().host_memory(num_bytes, file)
 
     def open_gpu(uuid: str) -> NvmlGpu:
         done.append(uuid)

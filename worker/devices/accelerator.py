@@ -73,8 +73,12 @@ class Accelerator(Protocol):
             MemoryError: the memory does not suffice; says how much there is.
         """
 
-    def host_memory(self, num_bytes: int) -> Tensor:
+    def host_memory(self, num_bytes: int, file: int | None = None) -> Tensor:
         """Take zeroed memory of the host for good, all of it present; the device can copy from it.
+
+        Args:
+            num_bytes: the size.
+            file: a file in memory of that size, which other processes have taken too; None: new memory.
 
         Raises:
             MemoryError: the memory does not suffice, or must not be locked; says what to do.
@@ -192,9 +196,9 @@ class HostAccelerator(Accelerator):
         return torch.empty(num_bytes, dtype=torch.uint8).zero_()
 
     @override
-    def host_memory(self, num_bytes: int) -> Tensor:
+    def host_memory(self, num_bytes: int, file: int | None = None) -> Tensor:
         # Nothing to lock: the processor reads whatever is there.
-        return torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)[:num_bytes]
+        return torch.frombuffer(present_memory(num_bytes, file=file), dtype=torch.uint8)[:num_bytes]
 
     @override
     def capture(

@@ -137,10 +137,10 @@ class LockedMemory:
     def __init__(self) -> None:
         self._taken: list[Tensor] = []
 
-    def take(self, num_bytes: int) -> Tensor:
+    def take(self, num_bytes: int, file: int | None = None) -> Tensor:
         """Take memory as `Accelerator.host_memory` promises it."""
         # The tensor keeps the mapping alive.
-        memory = torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)
+        memory = torch.frombuffer(present_memory(num_bytes, file=file), dtype=torch.uint8)
         status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if status != 0:
             raise MemoryError(
@@ -220,8 +220,8 @@ class CudaAccelerator(Accelerator):
         return memory
 
     @override
-    def host_memory(self, num_bytes: int) -> Tensor:
-        return self._locked.take(num_bytes)
+    def host_memory(self, num_bytes: int, file: int | None = None) -> Tensor:
+        return self._locked.take(num_bytes, file)
 
     @override
     def capture(

@@ -11,6 +11,7 @@ pages that it writes to: the gather, not the whole EXEC.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from typing_extensions import override
 
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
-from clockwright.errors import ModelError
+from clockwright.errors import ConfigError, ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
 from worker.compiling.compile import COMPILE_FORMAT
 from worker.compiling.compiled_models import CompiledModels
@@ -117,6 +118,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         limits: Limits,
         io_pool_bytes: int,
         host_bytes: int,
+        host_file: Path | None = None,
         precision: Precision,
         files: FileStore,
         cache_dir: Path,
@@ -134,6 +136,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             limits: what one model may need.
             io_pool_bytes: the size of all IO slots together.
             host_bytes: room on the host for the weights of all models.
+            host_file: a file in memory of so many bytes, which workers of this host share; None: nobody does.
             precision: the arithmetic of all models.
             files: where models' files lie.
             cache_dir: where compiled models lie.
@@ -173,11 +176,16 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             engines=engines,
             threads=compile_threads,
         )
+        try:
+            file = None if host_file is None else os.open(host_file, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"the host's memory for weights: {error}") from None
         self._memory = GpuMemory(
             accelerator,
             limits=limits,
             io_pool_bytes=io_pool_bytes,
             host_bytes=host_bytes,
+            host_file=file,
             num_launches=NUM_LAUNCHES,
         )
         # Patient: a busy LOAD lane does nothing but wait, and the kernel stops a real-time thread that
@@ -187,7 +195,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         self._input = _CopyStream(accelerator)
         self._execs = ExecQueue(accelerator, self._memory)
         self._output = _CopyStream(accelerator)
-        self._weights = HostWeightsStore(self._memory.host)
+        self._weights = HostWeightsStore(self._memory.host, file)
         self._kernels = Kernels(
             accelerator,
             self._memory,
@@ -311,6 +319,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
     @override
     async def close(self) -> None:
         await self._models.close()
+        self._weights.close()
         self._accelerator.close()
 
     def _measure_page_copy(self) -> int:

@@ -74,6 +74,7 @@ class GpuMemory:
         limits: Limits,
         io_pool_bytes: int,
         host_bytes: int,
+        host_file: int | None = None,
         num_launches: int,
     ) -> None:
         """Take everything.
@@ -83,6 +84,7 @@ class GpuMemory:
             limits: what one model may need.
             io_pool_bytes: the size of all IO slots together.
             host_bytes: the size of the host's copies of all weights together.
+            host_file: the file in memory where they lie, if other workers share it.
             num_launches: how many EXEC may be under way, each with a list of pages of its own.
 
         Raises:
@@ -101,7 +103,7 @@ class GpuMemory:
             #: The numbers of the pages that an EXEC gathers.
             self.page_list = accelerator.device_memory(arena_pages * _WORD_BYTES).view(torch.int64)
             #: The host's copies of all models' weights.
-            self.host = accelerator.host_memory(host_bytes)
+            self.host = accelerator.host_memory(host_bytes, host_file)
             # Inputs and outputs on their way. Whole pools, because a slot then has the same offset here
             # and on the device.
             self.io_in = accelerator.host_memory(io_pool_bytes)

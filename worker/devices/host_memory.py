@@ -7,43 +7,76 @@ import errno
 import mmap
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 _MIB = 1 << 20
 # Linux 5.14: take all pages now, and fail instead of dying when there are none left.
 _MADV_POPULATE_WRITE = 23
-# Memory is taken in pieces, so that the process still hears signals; taking 10 GiB takes seconds.
-_PIECE_BYTES = 1 << 30
+# Memory is taken in pieces: the process still hears signals, as taking 10 GiB takes seconds, and sees what is left.
+_PIECE_BYTES = 256 << 20
+# The machine keeps so much, or the kernel would end a process.
+_SPARE_BYTES = 128 << 20
+# A virtual machine that has less than it may have gets more when it runs short. One that gets nothing for so long has
+# all that it may have.
+_GROWTH_S = 2.0
 
 
-def present_memory(num_bytes: int, *, root: Path = Path("/")) -> mmap.mmap:
+def present_memory(num_bytes: int, *, file: int | None = None, root: Path = Path("/")) -> mmap.mmap:
     """Take zeroed memory in one mapping, every page of it present, near the core that asks.
 
     The memory is shared (a memfd), not the process's own. So a fork makes no copies on later writes, and
     pages that a device knows by their physical address stay where they are.
 
+    The limits of control groups are believed beforehand. What the machine says is not: a virtual machine may have little
+    memory now, and get more as it is taken. So it is watched from piece to piece.
+
     Args:
         num_bytes: the size, which is rounded up to whole pages.
+        file: a file in memory that other processes show too, of this size; None: a new one.
         root: the root of the file system that says how much memory is available.
 
     Raises:
         MemoryError: the memory does not suffice; says how much there is.
     """
     size = max(-(-num_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
-    available = available_bytes(root)
+    needed = f"{size // _MIB} MiB of the host's memory are needed"
     # The kernel would promise more, and end the process when the pages are taken.
-    if available is not None and size > available:
-        raise MemoryError(
-            f"{size // _MIB} MiB of the host's memory are needed, {available // _MIB} MiB are available"
-        )
+    granted = granted_bytes(root)
+    present = 0 if file is None else 512 * os.fstat(file).st_blocks
+    if granted is not None and size - present > granted:
+        raise MemoryError(f"{needed}, {granted // _MIB} MiB are granted to this process")
     try:
-        mapping = _map(size)
+        mapping = _map(size, file)
         for begin in range(0, size, _PIECE_BYTES):
-            _take(mapping, begin, min(_PIECE_BYTES, size - begin))
+            piece = min(_PIECE_BYTES, size - begin)
+            left = _wait_for(piece + _SPARE_BYTES, root) if present < size else None
+            if left is not None and left < piece + _SPARE_BYTES:
+                mapping.close()
+                raise MemoryError(
+                    f"{needed}; after {begin // _MIB} MiB there are {left // _MIB} MiB left, and "
+                    f"{_SPARE_BYTES // _MIB} MiB of them stay with the machine"
+                )
+            _take(mapping, begin, piece)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryError(f"{size // _MIB} MiB of the host's memory: {error}") from None
     return mapping
+
+
+def _wait_for(num_bytes: int, root: Path) -> int | None:
+    """What is available, after some time for it to become so much."""
+    end_s = time.monotonic() + _GROWTH_S
+    while True:
+        found = available_bytes(root)
+        if found is None or found >= num_bytes or time.monotonic() > end_s:
+            return found
+        time.sleep(0.05)
+
+
+def granted_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that the control groups around this process still grant; None where they set no limit."""
+    return min(_group_bytes(root), default=None)
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
@@ -63,15 +96,18 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
-def _map(size: int) -> mmap.mmap:
-    if not hasattr(os, "memfd_create"):
-        return mmap.mmap(-1, size)
-    file = os.memfd_create("clockwright")
-    try:
-        os.ftruncate(file, size)
+def _map(size: int, file: int | None) -> mmap.mmap:
+    if file is not None:
         mapping = mmap.mmap(file, size)
-    finally:
-        os.close(file)
+    elif not hasattr(os, "memfd_create"):
+        return mmap.mmap(-1, size)
+    else:
+        file = os.memfd_create("clockwright")
+        try:
+            os.ftruncate(file, size)
+            mapping = mmap.mmap(file, size)
+        finally:
+            os.close(file)
     # Fewer pages to take and to lock, where the system allows it (shmem_enabled).
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
