@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clockwright.channel import Access
+from clockwright.cores import granted_cores
 from clockwright.errors import ConfigError
 from clockwright.leadership import parse_addresses
 from clockwright.units import PAGE_BYTES
@@ -21,12 +22,19 @@ _COMPILE_BYTES_MIN = 512 * _MIB
 
 
 _PAGES = 64
+# More gain little, and models are served beside.
+_COMPILE_THREADS_MAX = 8
 
 
 def default_cache_dir() -> Path:
     """`$XDG_CACHE_HOME/clockwright`, or `~/.cache/clockwright`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "clockwright"
+
+
+def compile_threads(num_workers: int) -> int:
+    """The threads that check compiled models in each worker of this machine that has a GPU."""
+    return max(min(granted_cores() // num_workers, _COMPILE_THREADS_MAX), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
-from worker.process import compile_threads
+from worker.config import compile_threads
 
 
 def visible_gpus() -> int:

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from clockwright.cores import granted_cores, spell_cores
+from clockwright.cores import spell_cores
 from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from clockwright.units import PAGE_BYTES
 from modelzoo.profile import load_profile
-from worker.config import WorkerConfig
+from worker.config import WorkerConfig, compile_threads
 from worker.devices.device import Device
 from worker.devices.gpu_health import GpuMonitor, open_gpu, stay_near
 from worker.devices.host_memory import available_bytes, granted_bytes
@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 #: One Infer may use a quarter of the IO memory, so that others always find room beside it.
 IO_SHARE = 4
-# What a GPU's models are checked with, beside serving: more threads gain little.
-_COMPILE_THREADS_MAX = 8
 
 
 def run_worker(config: WorkerConfig) -> int:
@@ -237,11 +235,6 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
         cache_dir=config.cache_dir,
         compile_limit_s=config.compile_limit_s,
     )
-
-
-def compile_threads(num_workers: int) -> int:
-    """The threads that check compiled models in each worker of this machine that has a GPU."""
-    return max(min(granted_cores() // num_workers, _COMPILE_THREADS_MAX), 1)
 
 
 def check_cores(cores: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
 from tests.kit.nvml import NotSupportedError, driver, told_by
 from worker import gpu_workers
-from worker.config import WorkerConfig
+from worker.config import WorkerConfig, compile_threads
 from worker.devices.device import GpuHealth
 from worker.devices.gpu_health import (
     ClockLevel,
@@ -32,7 +32,7 @@ from worker.devices.gpu_health import (
     open_gpu,
     stay_near,
 )
-from worker.process import check_host_memory, compile_threads
+from worker.process import check_host_memory
 
 
 def facts_of(**answers: Any) -> GpuFacts:  # noqa: ANN401

@@ -13,6 +13,7 @@ the most demanding architecture wants, and stays so; one that wants more than th
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 
 from clockwright.errors import ModelError
+from clockwright.units import NS_PER_S
 from worker.compiling.cache import CompileCache
 from worker.devices.accelerator import Accelerator
 from worker.devices.device_loss import DeviceLoss, first_line
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # The results seed the estimator, which replaces them by measurements as they come.
 _PROFILE_RUNS = 10
+# Of one batch size in all ways; each runs once at least.
+_PROFILE_BUDGET_NS = NS_PER_S // 2
 
 
 class Kernels:
@@ -209,8 +213,9 @@ class Kernels:
                     raise
         samples: dict[Way, list[int]] = {way: [] for way in made}
         # The ways take turns, so that a clock that moves is no advantage to any.
+        end_ns = time.monotonic_ns() + _PROFILE_BUDGET_NS
         for way in list(made) * _PROFILE_RUNS:
-            if way not in made:
+            if way not in made or (samples[way] and time.monotonic_ns() > end_ns):
                 continue
             try:
                 samples[way].append(self._execs.measure(made[way], compiled.num_pages))
