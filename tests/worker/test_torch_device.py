@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import logging
+import os
 import queue
 import random
 import threading
@@ -74,6 +75,7 @@ def torch_device(
     *,
     limits: Limits = LIMITS,
     host_bytes: int = HOST_BYTES,
+    host_file: Path | None = None,
     precision: Precision = Precision.FLOAT32,
     engine: Engine = Engine.AUTO,
     on_lost: Callable[[str], object] = lambda reason: None,
@@ -84,6 +86,7 @@ def torch_device(
         limits=limits,
         io_pool_bytes=IO_POOL_BYTES,
         host_bytes=host_bytes,
+        host_file=host_file,
         precision=precision,
         files=FileStore(cache_dir),
         cache_dir=cache_dir,
@@ -907,7 +910,7 @@ def test_too_little_device_memory_is_said_at_the_start(tmp_path: Path) -> None:
 def test_host_memory_that_cannot_be_locked_is_said_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: HostAccelerator, num_bytes: int) -> torch.Tensor:
+    def refuse(self: HostAccelerator, num_bytes: int, file: int | None = None) -> torch.Tensor:
         raise MemoryError("the driver cannot lock it; raise the limit (ulimit -l)")
 
     monkeypatch.setattr(FailingAccelerator, "host_memory", refuse)
@@ -1168,6 +1171,31 @@ def test_memory_of_algorithms_that_lost_is_given_back_and_no_reason_to_refuse(
         await device.close()
 
     asyncio.run(scenario())
+
+
+def test_devices_of_one_host_have_one_copy_of_a_models_weights(instances: Instances) -> None:
+    file = os.memfd_create("test")
+    os.ftruncate(file, HOST_BYTES)
+    path = Path(f"/proc/{os.getpid()}/fd/{file}")
+    first, second = (torch_device(instances[0], host_file=path) for _ in range(2))
+
+    async def weights(device: TorchDevice, model_id: str) -> torch.Tensor:
+        cache_dir, contents = instances
+        offered = offer(FileStore(cache_dir), model_id, contents[model_id], (1,))
+        return (await device.prepare(offered, no_fetch, quiet)).weights.memory
+
+    async def scenario() -> None:
+        one, other = await weights(first, "m0"), await weights(second, "m0")
+        assert torch.equal(one, other)
+        one[0] ^= 1
+        assert torch.equal(one, other)
+        await first.close()
+        await second.close()
+
+    asyncio.run(scenario())
+    os.close(file)
+    with pytest.raises(ConfigError, match=r"memory for weights: .* No such file"):
+        torch_device(instances[0], host_file=path)
 
 
 @pytest.mark.parametrize(

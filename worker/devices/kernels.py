@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 # The results seed the estimator, which replaces them by measurements as they come.
 _PROFILE_RUNS = 10
-# Of one batch size in all ways; each runs once at least.
+# The runs of one batch size in all ways take no longer, but for the first of each.
 _PROFILE_BUDGET_NS = NS_PER_S // 2
 
 
