@@ -573,6 +573,27 @@ def test_what_is_no_factor_of_a_product_keeps_its_bits_in_tf32() -> None:
         assert (half @ half).item() == 9
 
 
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda a, b: a @ b,
+        lambda a, b: F.conv1d(a[None], b.T[None]).view(1, 1),
+        lambda a, b: torch.addmm(torch.zeros(1, dtype=torch.float16), a, b),
+    ],
+)
+def test_sums_of_float16_products_are_rounded_at_their_end_alone(
+    product: Callable[..., torch.Tensor],
+) -> None:
+    # Added up in float16, each one would be lost beside 2,048.
+    found = torch.ones(1, 65, dtype=torch.float16)
+    found[0, 0] = 2048
+    ones = torch.ones(65, 1, dtype=torch.float16)
+    with TensorCoreProducts():
+        result = product(found, ones)
+    assert result.dtype is torch.float16
+    assert result.item() == 2112
+
+
 def test_a_model_that_tf32_is_too_coarse_for_is_refused(tmp_path: Path) -> None:
     # Two products whose weights differ by less than TF32 can tell, and what is between them.
     nodes = [
