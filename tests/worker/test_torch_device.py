@@ -423,7 +423,7 @@ def test_a_restarted_worker_takes_the_recorded_engine_without_another_contest(
 
 
 def test_an_engine_that_fails_when_it_is_measured_leaves_the_model_to_the_other(
-    instances: Instances, monkeypatch: pytest.MonkeyPatch
+    instances: Instances, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measure = ExecQueue.measure
 
@@ -437,9 +437,9 @@ def test_an_engine_that_fails_when_it_is_measured_leaves_the_model_to_the_other(
     monkeypatch.setattr(ExecQueue, "measure", fail)
     (model,) = served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
     assert model.kernels[1].way is Way.TORCH_JOINED
-    alone = torch_device(cache_dir, OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
+    alone = torch_device(tmp_path, OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
     with pytest.raises(ModelError, match="a batch of 2 failed: CUBLAS_STATUS_NOT_SUPPORTED"):
-        prepared(alone, offer(FileStore(cache_dir), *next(iter(instances[1].items()))))
+        prepared(alone, offer(FileStore(tmp_path), *next(iter(instances[1].items()))))
 
 
 def strange_network() -> bytes:

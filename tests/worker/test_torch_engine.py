@@ -273,7 +273,7 @@ def branch(*nodes: onnx.NodeProto, output: str) -> onnx.GraphProto:
 
 
 def model_with_branches(condition: str, x: np.ndarray) -> onnx.ModelProto:
-    """Of 2 rows the double of `-x`, and of others its square; `-x` is read nowhere else."""
+    """A model that doubles 2 rows of `-x`, and squares any other number; nothing else reads `-x`."""
     nodes = [
         node("Neg", "x", "n"),
         node("Shape", "x", "rows", end=1),

@@ -66,7 +66,7 @@ def _cumulated(function: Callable[..., Tensor], neutral: int) -> Callable[..., T
 def _top_k(node: Node, x: Tensor, k: Tensor | None = None) -> Sequence[Tensor]:
     count = number(k, node.get("k"))
     axis = node.get("axis", -1)
-    # Of equal elements ONNX takes the first, and torch.topk any.
+    # Sorted, because of equal elements ONNX takes the first, and torch.topk any one.
     found = torch.sort(x, dim=axis, descending=bool(node.get("largest", 1)), stable=True)
     return [part.narrow(axis, 0, count) for part in found]
 
