@@ -511,6 +511,16 @@ def test_tensor_cores_get_their_weights_channels_last_and_the_answers_stay(tmp_p
         assert torch.equal(views[weight.name], before[weight.name])
 
 
+def test_a_mask_of_the_least_number_is_no_nonsense_in_half_precision(tmp_path: Path) -> None:
+    # How frameworks hide tokens; the same in half precision would be infinite, and times zero no number.
+    nodes = [node("Relu", "x", "m"), node("Mul", "m least", "n"), node("Softmax", "n")]
+    model = any_batch(model_of(nodes, {"x": draw(1, 4)}, {"least": np.array(-3.4e38, np.float32)}))
+    (tmp_path / "source").mkdir()
+    onnx.save(model, tmp_path / "source" / "model.onnx")
+    target = TorchTarget(Precision.FLOAT16)
+    compile_model(ModelSource(tmp_path / "source"), tmp_path, LIMITS, lambda stage: None, target)
+
+
 def test_weights_beyond_half_precision_are_refused_instead_of_answering_nonsense(
     tmp_path: Path,
 ) -> None:

@@ -51,6 +51,7 @@ def cases() -> Mapping[str, Sequence[Any]]:
             patch.setitem(sys.modules, f"onnx.backend.test.case.node.{name}", ModuleType(name))
         loaded = load_model_tests(kind="node")
     for case in loaded:
+        assert case.model is not None
         graph = case.model.graph
         values = [value.type for value in (*graph.input, *graph.output)]
         if len(graph.node) == 1 and all(

@@ -163,10 +163,10 @@ class TorchTarget(Target):
             array = array.transpose(0, 2, 3, 1)
         kind = TensorProto.FLOAT
         if self._precision is Precision.FLOAT16:
-            with np.errstate(
-                over="ignore"
-            ):  # a number beyond 65,504 becomes infinite, and the comparison with the original finds it
-                array = array.astype(np.float16)
+            # Masks are often float32's least number, which times zero must stay zero. A weight that is cut off
+            # for no such reason changes the answers, and the comparison with the original finds it.
+            most = float(np.finfo(np.float16).max)
+            array = array.clip(-most, most).astype(np.float16)
             kind = TensorProto.FLOAT16
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8), kind, channels_last
 

@@ -128,7 +128,11 @@ class Program:
             raise ModelError(f"a constant is {kind}, which the torch engine cannot run")
         # torch wants to own memory that it may write to, so copy.
         value = torch.from_numpy(numpy_helper.to_array(tensor).copy())
-        return value.to(self._float) if value.dtype is torch.float32 else value
+        if value.dtype is not torch.float32 or self._float is torch.float32:
+            return value
+        # Cut off what is beyond half precision, as in weights (`worker.compiling.for_torch`).
+        limits = torch.finfo(self._float)
+        return value.clamp(limits.min, limits.max).to(self._float)
 
     def _constant_node(self, node: onnx.NodeProto) -> Tensor:
         attribute = node.attribute[0]
