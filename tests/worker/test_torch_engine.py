@@ -148,6 +148,13 @@ CASES: list[Case] = [
     (node("Cast", "x", to=TensorProto.INT32), {"x": 9 * X}, {}, 17),
     (node("Split", "x", "y z", axis=1, split=[1, 5]), {"x": X}, {}, 11),
     (node("Slice", "x", starts=[1], ends=[-1], axes=[3]), {"x": X}, {}, 9),
+    # From the furthest place there is.
+    (
+        node("Slice", "x", starts=[-(2**63)], ends=[2**63 - 1], axes=[3]),
+        {"x": X},
+        {},
+        9,
+    ),
     (node("Gather", "x i", axis=1), {"x": X}, {"i": np.array(0)}, 17),
     (node("Squeeze", "x"), {"x": X[:, :1, :, :1]}, {}, 11),
     (node("Unsqueeze", "x", axes=[1, 2]), {"x": X}, {}, 11),

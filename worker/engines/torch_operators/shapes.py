@@ -58,14 +58,15 @@ def _slice(
     chosen = axes_of(node, axes) or list(range(len(begins)))
     strides = ints(steps) or [1] * len(begins)
     for axis, begin, end, stride in zip(chosen, begins, finishes, strides, strict=True):
+        # Bounds may lie far outside, and of the furthest torch warns.
+        places = range(*slice(begin, end, stride).indices(x.shape[axis]))
         if stride < 0:
             # torch has no such slices.
-            places = range(*slice(begin, end, stride).indices(x.shape[axis]))
             where = torch.arange(len(places), device=x.device) * stride + places.start
             x = torch.index_select(x, axis, where)
             continue
         index: list[slice] = [slice(None)] * x.dim()
-        index[axis] = slice(begin, end, stride)
+        index[axis] = slice(places.start, places.stop, stride)
         x = x[tuple(index)]
     return x
 
