@@ -1,0 +1,80 @@
+"""A CUDA runtime without a GPU, for tests: torch for CUDA runs on it, work and all (`runtime.cpp`).
+
+It shows that memory, streams, events, captures and errors are used as CUDA wants it: right answers, no forbidden
+call, nothing taken while serving. It knows few kernels, and neither cuDNN, cuBLAS nor NVML. No time that it
+gives says anything about a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_SOURCES = ("runtime.cpp", "kernels.cpp", "unsupported.c")
+_VERSION = "libcudart.so.13 { global: cuda*; __cuda*; cu*; standIn*; local: *; };"
+
+
+class MissingError(Exception):
+    """The stand-in cannot be built here; says what is missing."""
+
+
+def environment(python: Path) -> dict[str, str]:
+    """What a child process needs in its environment for its torch to run on the stand-in.
+
+    Args:
+        python: the child's interpreter, beside whose torch the headers of CUDA lie.
+
+    Raises:
+        MissingError: there is no compiler, or no torch for CUDA 13.
+    """
+    folder = build(python)
+    return {"LD_PRELOAD": str(folder / "libcudart.so.13"), "LD_LIBRARY_PATH": str(folder)}
+
+
+def build(python: Path) -> Path:
+    """Compile the stand-in, unless it lies ready; returns the folder of its libraries.
+
+    Raises:
+        MissingError: there is no compiler, or no torch for CUDA 13.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise MissingError("no C++ compiler (g++, or what CXX names)")
+    headers = next(python.parent.parent.glob("lib/python*/site-packages/nvidia/cu13/include"), None)
+    if headers is None:
+        raise MissingError(f"no torch for CUDA 13 beside {python}: nvidia/cu13/include is missing")
+    digest = hashlib.sha256(str(headers).encode())
+    for path in sorted(_HERE.iterdir()):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    target = Path(tempfile.gettempdir()) / f"clockwright-stand-in-{os.getuid()}-{digest.hexdigest()[:16]}"
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "made"
+        (made / "crt").mkdir(parents=True)
+        # The headers beside torch lack this one, whose macros say nothing to a plain compiler.
+        (made / "crt" / "host_defines.h").touch()
+        (made / "version.map").write_text(_VERSION)
+        library = made / "libcudart.so.13"
+        command = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-I", str(made), "-isystem", str(headers)]
+        command += [f"-Wl,-soname,{library.name}", f"-Wl,--version-script={made / 'version.map'}", "-o", str(library)]
+        for name in _SOURCES:
+            command += ["-x", "c" if name.endswith(".c") else "c++", str(_HERE / name)]
+        command += ["-ldl", "-lpthread"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the stand-in does not compile:\n{done.stderr}")
+        # One file of two names is loaded once, so that the runtime and the driver know the same streams.
+        (made / "libcuda.so.1").symlink_to(library.name)
+        try:
+            made.rename(target)
+        except OSError:  # another process was faster
+            if not target.exists():
+                raise
+    return target
