@@ -6,10 +6,15 @@
 namespace {
 
 template <class T>
-T argument(void** arguments, int index, size_t offset = 0) {
+T read(const char* memory) {
   T value;
-  std::memcpy(&value, static_cast<char*>(arguments[index]) + offset, sizeof value);
+  std::memcpy(&value, memory, sizeof value);
   return value;
+}
+
+template <class T>
+T argument(void** arguments, int index) {
+  return read<T>(static_cast<char*>(arguments[index]));
 }
 
 // Calls `body` with a value of the type whose letter mangled names use.
@@ -34,50 +39,87 @@ char type_of(const std::string& name, const char* functor) {
   return at == std::string::npos ? 0 : name[at + begin.size()];
 }
 
-// Of all elementwise kernels those whose tensors lie one element beside the next. Their arguments: the number of
-// elements, the functor with its scalars, and the addresses, that of the output first.
+// The output and the inputs of an elementwise kernel, and the scalars that its functor holds.
+struct Operands {
+  int count;
+  char* tensors[3] = {};
+  const char* scalars;
+  // Where elements do not lie side by side: the sizes of the dimensions, the quickest first, and the strides in bytes.
+  int num_dimensions = 0;
+  uint32_t sizes[25], strides[25][3];
+
+  // (number of elements, functor, addresses)
+  static Operands side_by_side(void** arguments, size_t num_tensors) {
+    Operands found;
+    found.count = argument<int>(arguments, 0);
+    found.scalars = static_cast<char*>(arguments[1]);
+    std::memcpy(found.tensors, arguments[2], num_tensors * sizeof(char*));
+    return found;
+  }
+
+  // (number of elements, {number of dimensions, 25 sizes with two numbers to divide by them quickly, 25 x 3 strides, addresses, functor})
+  static Operands of_three(void** arguments) {
+    Operands found;
+    const auto* memory = static_cast<char*>(arguments[1]);
+    found.count = argument<int>(arguments, 0);
+    found.num_dimensions = read<int>(memory);
+    for (int i = 0; i < found.num_dimensions; i++) found.sizes[i] = read<uint32_t>(memory + 4 + 12 * i);
+    std::memcpy(found.strides, memory + 304, sizeof found.strides);
+    std::memcpy(found.tensors, memory + 608, sizeof found.tensors);
+    found.scalars = memory + 632;
+    return found;
+  }
+
+  template <class T>
+  T& at(int tensor, int element) const {
+    if (!num_dimensions) return reinterpret_cast<T*>(tensors[tensor])[element];
+    char* address = tensors[tensor];
+    for (int i = 0; i < num_dimensions; i++) {
+      address += element % sizes[i] * strides[i][tensor];
+      element /= static_cast<int>(sizes[i]);
+    }
+    return *reinterpret_cast<T*>(address);
+  }
+};
+
+template <class T, class Function>
+Work for_each(const Operands& operands, Function function) {
+  return [operands, function] {
+    for (int i = 0; i < operands.count; i++) operands.at<T>(0, i) = static_cast<T>(function(operands, i));
+  };
+}
+
 Work elementwise(const std::string& name, void** arguments) {
-  const auto count = argument<int>(arguments, 0);
-  const auto address = [&](int index) { return argument<char*>(arguments, 2, index * sizeof(char*)); };
-  if (const char letter = type_of(name, "FillFunctor")) {
-    return by_type(letter, [&](auto of) -> Work {
+  const bool has_strides = name.find("vectorized_elementwise_kernel") == std::string::npos;
+  const auto operands = [&](size_t num_tensors) {
+    return has_strides ? Operands::of_three(arguments) : Operands::side_by_side(arguments, num_tensors);
+  };
+  if (const char letter = type_of(name, "CUDAFunctor_add"))
+    return by_type(letter, [&](auto of) {
       using T = decltype(of);
-      const auto value = argument<T>(arguments, 1);
-      return [out = reinterpret_cast<T*>(address(0)), count, value] { std::fill(out, out + count, value); };
+      const Operands found = operands(3);
+      const T alpha = read<T>(found.scalars);
+      return for_each<T>(found, [alpha](const Operands& o, int i) { return o.at<T>(1, i) + alpha * o.at<T>(2, i); });
     });
-  }
-  if (const char letter = type_of(name, "CUDAFunctorOnSelf_add")) {
-    return by_type(letter, [&](auto of) -> Work {
+  if (const char letter = type_of(name, "MulFunctor"); letter && name.find("UnaryFunctor") == std::string::npos)
+    return by_type(letter, [&](auto of) {
       using T = decltype(of);
-      // Small integers are computed in int, as everywhere in C.
-      using Scalar = std::conditional_t<(sizeof(T) < 4), int32_t, T>;
-      const bool wide = name.find("OnSelf_addIh") == std::string::npos && name.find("OnSelf_addIa") == std::string::npos;
-      const Scalar other = wide ? argument<Scalar>(arguments, 1) : argument<T>(arguments, 1);
-      const Scalar alpha = wide ? argument<Scalar>(arguments, 1, sizeof(Scalar)) : argument<T>(arguments, 1, sizeof(T));
-      return [out = reinterpret_cast<T*>(address(0)), in = reinterpret_cast<T*>(address(1)), count, other, alpha] {
-        for (int i = 0; i < count; i++) out[i] = static_cast<T>(in[i] + alpha * other);
-      };
+      return for_each<T>(operands(3), [](const Operands& o, int i) { return o.at<T>(1, i) * o.at<T>(2, i); });
     });
-  }
-  if (const char letter = type_of(name, "CUDAFunctor_add")) {
-    return by_type(letter, [&](auto of) -> Work {
+  if (has_strides) return {};
+  if (const char letter = type_of(name, "FillFunctor"))
+    return by_type(letter, [&](auto of) {
       using T = decltype(of);
-      const auto alpha = argument<T>(arguments, 1);
-      return [out = reinterpret_cast<T*>(address(0)), x = reinterpret_cast<T*>(address(1)), y = reinterpret_cast<T*>(address(2)),
-              count, alpha] {
-        for (int i = 0; i < count; i++) out[i] = static_cast<T>(x[i] + alpha * y[i]);
-      };
+      const Operands found = operands(1);
+      return for_each<T>(found, [value = read<T>(found.scalars)](const Operands&, int) { return value; });
     });
-  }
-  if (const char letter = type_of(name, "MulFunctor"); letter && name.find("UnaryFunctor") == std::string::npos) {
-    return by_type(letter, [&](auto of) -> Work {
+  if (const char letter = type_of(name, "CUDAFunctorOnSelf_add"))
+    return by_type(letter, [&](auto of) {
       using T = decltype(of);
-      return [out = reinterpret_cast<T*>(address(0)), x = reinterpret_cast<T*>(address(1)), y = reinterpret_cast<T*>(address(2)),
-              count] {
-        for (int i = 0; i < count; i++) out[i] = static_cast<T>(x[i] * y[i]);
-      };
+      const Operands found = operands(2);
+      const T sum = static_cast<T>(read<T>(found.scalars) * read<T>(found.scalars + sizeof(T)));
+      return for_each<T>(found, [sum](const Operands& o, int i) { return o.at<T>(1, i) + sum; });
     });
-  }
   return {};
 }
 
@@ -120,7 +162,7 @@ Work gather_of_words(void** arguments, bool is_small) {
 
 Work work_of_kernel(const std::string& name, void** arguments) {
   const auto has = [&](const char* words) { return name.find(words) != std::string::npos; };
-  if (has("vectorized_elementwise_kernel")) return elementwise(name, arguments);
+  if (has("elementwise_kernelI")) return elementwise(name, arguments);
   if (has("vectorized_gather_kernel")) return gather_of_bytes(arguments);
   for (const bool is_small : {true, false}) {
     const std::string kernel = is_small ? "indexSelectSmallIndexIll" : "indexSelectLargeIndexIll";

@@ -472,6 +472,16 @@ void standInFail(const char* call, long number, int error, int is_sticky) {
   if (number) state().faults[call] = {number, static_cast<cudaError_t>(error), is_sticky != 0};
 }
 
+// Has streams begin their work late by chance from now on, by a few microseconds at most; at once with a negative seed.
+void standInDawdle(long seed, long delay_us) {
+  State& s = state();
+  Lock lock(s.mutex);
+  s.seed = seed;
+  s.delay_us = delay_us;
+  for (size_t number = 0; number < s.streams.size(); number++)
+    s.streams[number]->random.seed(static_cast<unsigned>(seed * 1009 + static_cast<long>(number)));
+}
+
 // Writes how often everything was done, a line each; returns the bytes that this takes.
 size_t standInCounts(char* text, size_t bytes) {
   Lock lock(state().mutex);
