@@ -380,16 +380,16 @@ def test_only_waits_for_patient_events_sleep(card: FakeCard) -> None:
         assert event.event == SimpleNamespace(is_timed=True, blocks=blocks)
 
 
-class FakeRuntime(ModuleType):
-    """`cuda.bindings.runtime`: graphs are lists of the types of their nodes."""
+class FakeDriver(ModuleType):
+    """`cuda.bindings.driver`: graphs are lists of the types of their nodes."""
 
-    cudaGraphNodeType = SimpleNamespace(cudaGraphNodeTypeKernel=0, cudaGraphNodeTypeHost=3)
+    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0, CU_GRAPH_NODE_TYPE_HOST=3)
 
     def __init__(self) -> None:
-        super().__init__("cuda.bindings.runtime")
+        super().__init__("cuda.bindings.driver")
         self.graphs: dict[int, list[int]] = {}
 
-    def cudaGraphGetNodes(
+    def cuGraphGetNodes(
         self, graph: int, numNodes: int = 0
     ) -> tuple[int, list[int] | None, int | None]:
         if graph not in self.graphs:
@@ -397,16 +397,16 @@ class FakeRuntime(ModuleType):
         nodes = self.graphs[graph]
         return 0, nodes[:numNodes], numNodes or len(nodes)
 
-    def cudaGraphNodeGetType(self, node: int) -> tuple[int, int]:
+    def cuGraphNodeGetType(self, node: int) -> tuple[int, int]:
         return 0, node
 
 
 def test_kernels_that_call_functions_of_the_host_are_refused(
     card: FakeCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = FakeRuntime()
-    runtime.graphs = {1: [], 2: [0, 0], 3: [0, 3]}
-    bindings = SimpleNamespace(runtime=runtime)
+    driver = FakeDriver()
+    driver.graphs = {1: [], 2: [0, 0], 3: [0, 3]}
+    bindings = SimpleNamespace(driver=driver)
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     accelerator = CudaAccelerator(0)

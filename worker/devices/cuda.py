@@ -23,6 +23,7 @@ from functools import partial
 
 import onnxruntime as ort
 import torch
+from torch.torch_version import TorchVersion
 from typing_extensions import override
 
 from clockwright.errors import ConfigError
@@ -143,6 +144,9 @@ class LockedMemory:
         memory = torch.frombuffer(present_memory(num_bytes, file=file), dtype=torch.uint8)
         status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if status != 0:
+            # The runtime keeps the error, and the next kernel would report it as its own: this one does.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
             raise MemoryError(
                 f"the driver cannot lock {num_bytes // _MIB} MiB of host memory (error {status}); "
                 "start with less host memory, or raise the limit (ulimit -l)"
@@ -182,20 +186,22 @@ class CudaAccelerator(Accelerator):
         #: The GPU's name in NVML.
         self.uuid = f"GPU-{properties.uuid}"
         torch.backends.cudnn.benchmark = search
-        self._pool = torch.cuda.graph_pool_handle()
         # Captured kernels keep the priority of their capture stream, so it has that of EXEC.
         self._capture_stream = torch.cuda.Stream(self.device, priority=-1)
         self._rehearsal_stream = torch.cuda.Stream(self.device)
         # Held by each capture, because two at once would need two pools, and by `fault`, and by `trim`, which a rehearsal calls.
         self._capturing = threading.RLock()
         self._locked = LockedMemory()
-        # torch does not reuse a pool that has lost all its graphs. This graph is never replayed, and stays.
-        self._anchor = self._capture_anchor()
-
-    def _capture_anchor(self) -> Callable[[], None]:
-        memory = self.device_memory(1)
-        work = partial(memory.add_, 1)
-        return self.capture(work, rehearsal=work, tensor_cores=False)
+        #: Graphs that are never replayed, and stay.
+        self._kept: list[torch.cuda.CUDAGraph] = []
+        self._anchor = partial(self.device_memory(1).add_, 1)
+        with torch.inference_mode():
+            self._anchor()  # the kernel is loaded now: a capture is no time for that
+        torch.cuda.synchronize(self.device)
+        #: What all captures share; None: the next capture takes another.
+        self._pool: tuple[int, int] | None = None
+        with torch.inference_mode():
+            self._take_pool()
 
     @override
     def stream(self, *, urgent: bool = False) -> Stream:
@@ -236,23 +242,59 @@ class CudaAccelerator(Accelerator):
             self._rehearsal_stream.synchronize()
             # onnxruntime rehearses on the capture stream (`onnxruntime_place`).
             self._capture_stream.synchronize()
-            graph = torch.cuda.CUDAGraph(keep_graph=True)  # kept for `_refuse_host_functions`
-            with torch.cuda.stream(self._capture_stream):
-                # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
-                # threads go on serving during a capture, so only this thread's calls may spoil it.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    work()
-                except BaseException:
-                    # A complaint of `capture_end` would hide what went wrong.
-                    with contextlib.suppress(RuntimeError):
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
+            if self._pool is None:
+                self._take_pool()
+            graph = self._record(work)
             _refuse_host_functions(graph)
             graph.instantiate()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def _take_pool(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        try:
+            # torch does not reuse a pool that has lost all its graphs.
+            self._kept.append(self._record(self._anchor))
+        except RuntimeError:
+            self._pool = None
+            raise
+
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # kept for `_refuse_host_functions`
+        with torch.cuda.stream(self._capture_stream):
+            try:
+                # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
+                # threads go on serving during a capture, so only this thread's calls may spoil it.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            except RuntimeError:
+                if torch.cuda.is_current_stream_capturing():
+                    with contextlib.suppress(RuntimeError):
+                        graph.capture_end()
+                self._leave_pool(graph)
+                raise
+            try:
+                work()
+            except BaseException:
+                # A complaint of `capture_end` would hide what went wrong.
+                with contextlib.suppress(RuntimeError):
+                    self._end_capture(graph)
+                raise
+            self._end_capture(graph)
+        return graph
+
+    def _end_capture(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # Before 2.13 torch goes on recording to the pool of a spoilt capture (pytorch#180395).
+            if TorchVersion(torch.__version__) < (2, 13):
+                self._leave_pool(graph)
+            raise
+
+    def _leave_pool(self, spoilt: torch.cuda.CUDAGraph) -> None:
+        self._pool = None
+        # Its end would be that of the pool, which other graphs still use.
+        self._kept.append(spoilt)
 
     @override
     def onnxruntime_place(self) -> Place | None:
@@ -330,12 +372,13 @@ def _refuse_host_functions(graph: torch.cuda.CUDAGraph) -> None:
         RuntimeError: the graph calls such a function.
     """
     try:
-        from cuda.bindings import runtime
+        # Not `runtime`, which brings a runtime of its own beside torch's.
+        from cuda.bindings import driver
     except ImportError:
         return  # clockwright[gpu] installs cuda.bindings, and an onnxruntime that needs no such check
     raw = graph.raw_cuda_graph()
-    _, _, count = runtime.cudaGraphGetNodes(raw)
-    _, nodes, _ = runtime.cudaGraphGetNodes(raw, count or 0)
-    host = runtime.cudaGraphNodeType.cudaGraphNodeTypeHost
-    if any(runtime.cudaGraphNodeGetType(node)[1] == host for node in nodes or ()):
+    _, _, count = driver.cuGraphGetNodes(raw)
+    _, nodes, _ = driver.cuGraphGetNodes(raw, count or 0)
+    host = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST
+    if any(driver.cuGraphNodeGetType(node)[1] == host for node in nodes or ()):
         raise RuntimeError("its kernels call functions of the host, which cannot be replayed")
