@@ -8,13 +8,17 @@ gives says anything about a GPU.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).parent
+_PROJECT = _HERE.parents[2]
 _SOURCES = ("runtime.cpp", "kernels.cpp", "unsupported.c")
 _VERSION = "libcudart.so.13 { global: cuda*; __cuda*; cu*; standIn*; local: *; };"
 
@@ -33,7 +37,44 @@ def environment(python: Path) -> dict[str, str]:
         MissingError: there is no compiler, or no torch for CUDA 13.
     """
     folder = build(python)
-    return {"LD_PRELOAD": str(folder / "libcudart.so.13"), "LD_LIBRARY_PATH": str(folder)}
+    return {
+        "LD_PRELOAD": str(folder / "libcudart.so.13"),
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": f"{_PROJECT}{os.pathsep}{folder}",
+    }
+
+
+def interpreters() -> list[Path]:
+    """Those with a torch for CUDA: what CLOCKWRIGHT_CUDA_PYTHONS lists, or what `make gpu-rehearsal` has made."""
+    listed = os.environ.get("CLOCKWRIGHT_CUDA_PYTHONS", "")
+    if listed:
+        return [Path(each) for each in listed.split(os.pathsep)]
+    return sorted(_PROJECT.glob(".venv-gpu-torch*/bin/python"))
+
+
+def rehearse(python: Path, name: str, *numbers: int, limit_s: float = 600) -> dict[str, Any]:
+    """Run one of `rehearsal`'s parts under another interpreter; returns what it found.
+
+    Raises:
+        MissingError: there is no compiler, or no torch for CUDA 13.
+        RuntimeError: the part failed; carries its last words.
+    """
+    begin = f"from {__name__}.rehearsal import main; main()"
+    command = [str(python), "-c", begin, name, *map(str, numbers)]
+    done = subprocess.run(
+        command,
+        env=os.environ | environment(python),
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{name} on {python} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+        )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def build(python: Path) -> Path:
@@ -52,7 +93,11 @@ def build(python: Path) -> Path:
     for path in sorted(_HERE.iterdir()):
         if path.is_file():
             digest.update(path.read_bytes())
-    target = Path(tempfile.gettempdir()) / f"clockwright-stand-in-{os.getuid()}-{digest.hexdigest()[:16]}"
+    digest.update((_PROJECT / "pyproject.toml").read_bytes())
+    target = (
+        Path(tempfile.gettempdir())
+        / f"clockwright-stand-in-{os.getuid()}-{digest.hexdigest()[:16]}"
+    )
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
@@ -62,14 +107,31 @@ def build(python: Path) -> Path:
         (made / "crt" / "host_defines.h").touch()
         (made / "version.map").write_text(_VERSION)
         library = made / "libcudart.so.13"
-        command = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-I", str(made), "-isystem", str(headers)]
-        command += [f"-Wl,-soname,{library.name}", f"-Wl,--version-script={made / 'version.map'}", "-o", str(library)]
+        command = [
+            compiler,
+            "-std=c++17",
+            "-O2",
+            "-fPIC",
+            "-shared",
+            "-w",
+            "-I",
+            str(made),
+            "-isystem",
+            str(headers),
+        ]
+        command += [
+            f"-Wl,-soname,{library.name}",
+            f"-Wl,--version-script={made / 'version.map'}",
+            "-o",
+            str(library),
+        ]
         for name in _SOURCES:
             command += ["-x", "c" if name.endswith(".c") else "c++", str(_HERE / name)]
         command += ["-ldl", "-lpthread"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the stand-in does not compile:\n{done.stderr}")
+        _write_entry_points(made / "clockwright-0.dist-info")
         # One file of two names is loaded once, so that the runtime and the driver know the same streams.
         (made / "libcuda.so.1").symlink_to(library.name)
         try:
@@ -78,3 +140,15 @@ def build(python: Path) -> Path:
             if not target.exists():
                 raise
     return target
+
+
+def _write_entry_points(folder: Path) -> None:
+    """Have this tree's commands found without an installation, which would be of one tree for all."""
+    project = tomllib.loads((_PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: clockwright\nVersion: 0\n")
+    with (folder / "entry_points.txt").open("w") as file:
+        for group, points in project["entry-points"].items():
+            file.write(
+                f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
+            )
