@@ -198,8 +198,23 @@ HAS := numpy scipy torch cuda-bindings onnx onnxruntime nvidia-ml-py
 gpu-wheels:
 	@$(PYTHON) experiments/gpu/environment.py wheels $(TARGET_PYTHON) $(HAS)
 
+# The worker's code for GPUs on torch for CUDA without a GPU, on the oldest and the newest torch that pyproject.toml
+# allows: gigabytes for each, so it is no part of `make test`.
+REHEARSED := 2.11.0 2.14.1
+.PHONY: gpu-rehearsal
+gpu-rehearsal: $(STAMP) $(REHEARSED:%=.venv-gpu-torch%/.installed)
+	$(BIN)/python -m pytest -q tests/worker/test_gpu_rehearsal.py
+	@$(BIN)/python -m experiments gpu-ready
+
+.venv-gpu-torch%/.installed: pyproject.toml
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@echo "installing torch $* for CUDA into $(@D) (once)"
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$*' '.[cpu]' 'cuda-bindings>=13,<14'
+	@$(@D)/bin/python -m pip uninstall --quiet --yes clockwright
+	@touch $@
+
 proto: $(STAMP)
 	$(BIN)/python proto/generate.py
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-gpu-torch* build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
