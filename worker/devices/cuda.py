@@ -348,13 +348,17 @@ class CudaAccelerator(Accelerator):
         # After a fault in a kernel every call of this process fails, so a small computation tells. The lock:
         # waiting for the whole device would spoil a capture on one of its streams.
         with self._capturing:
-            try:
-                torch.cuda.synchronize(self.device)
-                probe = torch.zeros(1, device=self.device)
-                if float((probe + 1).item()) != 1.0:
-                    return f"{self.name}: 0 + 1 is not 1 on it"
-            except RuntimeError as error:
-                return f"{self.name}: {plain_words(error)}"
+            # An error that a call left behind shows in the next kernel alone, a fault in each.
+            return self._probe() and self._probe()
+
+    def _probe(self) -> str | None:
+        try:
+            torch.cuda.synchronize(self.device)
+            probe = torch.zeros(1, device=self.device)
+            if float((probe + 1).item()) != 1.0:
+                return f"{self.name}: 0 + 1 is not 1 on it"
+        except RuntimeError as error:
+            return f"{self.name}: {plain_words(error)}"
         return None
 
     @override
