@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include <cstdint>
+#include <complex>
 #include <cstring>
 
 namespace {
@@ -144,7 +145,7 @@ struct TensorInfo {
   Index sizes[25], strides[25];
 };
 
-// torch.index_select of int64: (out, in, numbers, dimension in out, dimension in in, ..., words of a row, ...)
+// torch.index_select of complex128: (out, in, numbers, dimension in out, dimension in in, ..., words of a row, ...)
 template <class Index>
 Work gather_of_words(void** arguments, bool is_small) {
   const auto out = argument<TensorInfo<Index>>(arguments, 0), in = argument<TensorInfo<Index>>(arguments, 1),
@@ -152,9 +153,10 @@ Work gather_of_words(void** arguments, bool is_small) {
   const auto out_step = out.strides[argument<int>(arguments, 3)], in_step = in.strides[argument<int>(arguments, 4)];
   // The kernel for many rows has the number of all words before.
   const auto words = argument<Index>(arguments, is_small ? 5 : 6);
-  return [to = reinterpret_cast<int64_t*>(out.data), from = reinterpret_cast<int64_t*>(in.data),
+  using Word = std::complex<double>;
+  return [to = reinterpret_cast<Word*>(out.data), from = reinterpret_cast<Word*>(in.data),
           numbers = reinterpret_cast<int64_t*>(rows.data), count = rows.sizes[0], out_step, in_step, words] {
-    for (Index i = 0; i < count; i++) std::memcpy(to + i * out_step, from + numbers[i] * in_step, words * sizeof(int64_t));
+    for (Index i = 0; i < count; i++) std::memcpy(to + i * out_step, from + numbers[i] * in_step, words * sizeof(Word));
   };
 }
 
@@ -165,7 +167,7 @@ Work work_of_kernel(const std::string& name, void** arguments) {
   if (has("elementwise_kernelI")) return elementwise(name, arguments);
   if (has("vectorized_gather_kernel")) return gather_of_bytes(arguments);
   for (const bool is_small : {true, false}) {
-    const std::string kernel = is_small ? "indexSelectSmallIndexIll" : "indexSelectLargeIndexIll";
+    const std::string kernel = std::string(is_small ? "indexSelectSmallIndex" : "indexSelectLargeIndex") + "IN3c107complexIdEEl";
     if (has((kernel + "j").c_str())) return gather_of_words<uint32_t>(arguments, is_small);
     if (has((kernel + "m").c_str())) return gather_of_words<uint64_t>(arguments, is_small);
   }

@@ -881,13 +881,15 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
   Lock lock(state().mutex);
   const auto& capture = stream->capture;
   static thread_local std::vector<cudaGraphNode_t> tail;
+  static thread_local std::vector<cudaGraphEdgeData> plain;
   tail.clear();
   if (capture)
     for (size_t number : stream->tail) tail.push_back(reinterpret_cast<cudaGraphNode_t>(&capture->graph->nodes[number]));
   if (id) *id = capture ? capture->id : 0;
   if (graph) *graph = capture ? reinterpret_cast<cudaGraph_t>(capture->graph) : nullptr;
   if (nodes) *nodes = tail.data();
-  if (edges) *edges = nullptr;
+  plain.resize(tail.size());
+  if (edges) *edges = plain.data();
   if (num_nodes) *num_nodes = tail.size();
   return cudaSuccess;
 }
@@ -1044,7 +1046,8 @@ CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
 CUresult cuGetProcAddress(const char* name, void** function, int, cuuint64_t, CUdriverProcAddressQueryResult* found) {
   // This library answers to both names, so it knows all that there is.
   static void* self = dlopen("libcuda.so.1", RTLD_LAZY);
-  *function = dlsym(self, (std::string(name) + "_v2").c_str());
+  *function = dlsym(self, (std::string(name) + "_v3").c_str());
+  if (!*function) *function = dlsym(self, (std::string(name) + "_v2").c_str());
   if (!*function) *function = dlsym(self, name);
   if (found) *found = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
@@ -1054,6 +1057,15 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   const CUresult result = cuGetProcAddress(name, function, 0, 0, nullptr);
   if (found) *found = result == CUDA_SUCCESS ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorSymbolNotFound;
+}
+CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                                const CUgraphNode** nodes, const CUgraphEdgeData** edges, size_t* num_nodes) {
+  unsigned long long number;
+  auto* kind = reinterpret_cast<cudaStreamCaptureStatus*>(status);
+  auto* kinds = reinterpret_cast<const cudaGraphEdgeData**>(edges);
+  const auto result = cudaStreamGetCaptureInfo(stream, kind, &number, graph, nodes, kinds, num_nodes);
+  if (id) *id = number;
+  return static_cast<CUresult>(result);
 }
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* num_nodes) {
   ENTER_DRIVER(cuGraphGetNodes);
