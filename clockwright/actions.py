@@ -89,6 +89,9 @@ class StepTime:
     begin_ns: int
     end_ns: int
     duration_ns: int
+    #: How much longer it would have taken if the device had not found something done by the step before. The next step
+    #: of the kind may not find it.
+    spared_ns: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -175,6 +175,7 @@ class StepHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     begin_ns: _Time
     end_ns: _Time
     duration_ns: _Duration
+    spared_ns: _Duration = 0
 
 
 class ResultHeader(

@@ -496,12 +496,15 @@ def _look(action_id: int, memory: memoryview, begin: int, num_bytes: int) -> mem
     return memory[begin : begin + num_bytes]
 
 
-def _encode_step(step: StepTime, shift_ns: int) -> tuple[int, int, int]:
-    return step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns
+def _encode_step(step: StepTime, shift_ns: int) -> tuple[int, ...]:
+    times = step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns
+    return (*times, step.spared_ns) if step.spared_ns else times
 
 
 def _decode_step(step: headers.StepHeader, shift_ns: int) -> StepTime:
-    return StepTime(step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns)
+    return StepTime(
+        step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns, step.spared_ns
+    )
 
 
 class FrameReader:

@@ -420,18 +420,24 @@ def event_of(
             unsent_ns=unsent_ns,
         )
     begin_ns = end_ns = result.received_ns
-    duration_ns = 0
+    duration_ns = spared_ns = 0
     if not isinstance(action, EvictWeights):
         step = result.exec if isinstance(action, Infer) else result.load
         if step is None:
             name = type(action).__name__
             raise ProtocolError(f"action {result.action_id}: {name} succeeded without a time")
         begin_ns, end_ns, duration_ns = step.begin_ns, step.end_ns, step.duration_ns
+        spared_ns = step.spared_ns
         # Allow a second more than possible, for modelled devices and clocks that run unlike.
-        if end_ns < begin_ns or not 0 <= duration_ns <= now_ns - sent.sent_ns + NS_PER_S:
+        most_ns = now_ns - sent.sent_ns + NS_PER_S
+        if (
+            end_ns < begin_ns
+            or min(duration_ns, spared_ns) < 0
+            or duration_ns + spared_ns > most_ns
+        ):
             raise ProtocolError(
                 f"action {result.action_id}: {type(action).__name__} ran from {begin_ns} to "
-                f"{end_ns} ns for {duration_ns} ns"
+                f"{end_ns} ns for {duration_ns} ns, {spared_ns} ns spared"
             )
     return ActionSucceeded(
         worker_id=command.worker_id,
@@ -439,6 +445,7 @@ def event_of(
         begin_ns=begin_ns,
         end_ns=end_ns,
         duration_ns=duration_ns,
+        spared_ns=spared_ns,
         received_ns=result.received_ns,
         staged_ns=None if result.input is None else result.input.end_ns,
         unsent_ns=unsent_ns,

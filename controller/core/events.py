@@ -148,6 +148,8 @@ class ActionSucceeded:
     begin_ns: int
     end_ns: int
     duration_ns: int
+    #: As of `StepTime`: predictions do not count on it.
+    spared_ns: int = 0
     #: When the worker had the action; None where that is not known.
     received_ns: int | None = None
     #: When the inputs of an Infer were in place; likewise.

@@ -591,7 +591,7 @@ class Scheduler:
         end_ns = min(event.end_ns, now_ns)
         end_ns += self._learn_link(worker, sent, event, end_ns, event.unread_ns)
         # A worker may say that something took no time. Rates are reciprocals of durations, so it took some.
-        duration_ns, action = max(event.duration_ns, 1), sent.action
+        duration_ns, action = max(event.duration_ns + event.spared_ns, 1), sent.action
         learns, touched = True, None
         if (
             worker.trouble is not None

@@ -55,7 +55,7 @@ actions = st.one_of(
         expected_duration_ns=durations,
     ),
 )
-steps = st.one_of(st.none(), st.builds(StepTime, times, times, durations))
+steps = st.one_of(st.none(), st.builds(StepTime, times, times, durations, durations))
 results = st.builds(
     Result,
     action_id=ids,

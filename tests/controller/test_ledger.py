@@ -218,6 +218,7 @@ def test_the_actions_of_a_lost_worker_are_given_back_and_have_rows() -> None:
         (Result(action_id=ActionId(1)), "LoadWeights succeeded without a time"),
         (Result(action_id=ActionId(1), load=StepTime(5, 4, 1)), "ran from 5 to 4"),
         (Result(action_id=ActionId(1), load=StepTime(0, 1, 10**10)), "for 10000000000 ns"),
+        (Result(action_id=ActionId(1), load=StepTime(0, 1, 1, 10**10)), "10000000000 ns spared"),
     ],
 )
 def test_a_result_that_cannot_be_true_changes_nothing_in_any_shell(

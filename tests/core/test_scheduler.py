@@ -622,6 +622,37 @@ def test_one_outlier_does_not_shut_a_tight_slo_out(bench: CoreBench) -> None:
     assert len(actions(bench.request(A, at_ms=3000, slo_ms=50))) == 1
 
 
+@pytest.mark.parametrize("order", ["aaaaaaaaaaaaaaab", "abababababababab", "aabbbbbbbbbbbbbba"])
+def test_what_an_exec_is_spared_after_one_of_its_model_is_not_counted_on(
+    order: str, bench: CoreBench
+) -> None:
+    # An EXEC takes 8 ms, and 2 ms more to get at weights that the one before it did not use.
+    bench.warm(A, exec_ms={1: 10})
+    bench.warm(B, exec_ms={1: 10})
+    before = B
+    for name in order:
+        model = ModelId(name)
+        (command,) = infers(bench.request(model))
+        took_ms = 8 if model == before else 10
+        assert isinstance(command.action, Infer)
+        # A promise holds whichever model ran before,
+        assert command.action.expected_duration_ns == 10 * MS
+        begin_ms = bench.now_ms
+        commands = bench.done(
+            command.action.action_id, begin_ms, begin_ms + took_ms, spared_ms=10 - took_ms
+        )
+        assert any(isinstance(each, AnswerRequest) for each in commands)
+        before = model
+    # and the time that is gained is used: two more take until 28 ms from the begin of this one.
+    begin_ms = bench.now_ms
+    (command,) = infers(bench.request(before))
+    bench.request(before)
+    bench.done(command.action.action_id, begin_ms, begin_ms + 8, spared_ms=2)
+    for slo_ms, refused in ((19.5, True), (20.5, False)):
+        commands = bench.request(before, slo_ms=slo_ms)
+        assert any(isinstance(each, RefuseRequest) for each in commands) is refused
+
+
 def test_two_outliers_in_a_row_do_not_shut_a_tight_slo_out_for_good(bench: CoreBench) -> None:
     """An estimate above every SLO is never measured again; the outliers have to fade by themselves."""
     bench.warm(A, exec_ms={1: 10})

@@ -118,6 +118,7 @@ class CoreBench:
         worker: WorkerId = GPU,
         *,
         received_ms: float | None = None,
+        spared_ms: float = 0,
     ) -> list[Command]:
         self.now_ns = max(self.now_ns, int(end_ms * MS))
         return self.tell(
@@ -127,6 +128,7 @@ class CoreBench:
                 begin_ns=int(begin_ms * MS),
                 end_ns=int(end_ms * MS),
                 duration_ns=int((end_ms - begin_ms) * MS),
+                spared_ns=int(spared_ms * MS),
                 received_ns=None if received_ms is None else int(received_ms * MS),
             )
         )

@@ -72,7 +72,7 @@ M = TypeVar("M", bound=LoadedModel)
 class Step(Generic[M]):
     """One thing to do now, on one lane."""
 
-    __slots__ = ("action", "duration_ns", "io_offset", "lane", "model", "pages")
+    __slots__ = ("action", "duration_ns", "io_offset", "lane", "model", "pages", "spared_ns")
 
     def __init__(
         self,
@@ -91,6 +91,8 @@ class Step(Generic[M]):
         self.io_offset = io_offset
         #: How long the device itself was busy with the step; None until the device says so. Not all can.
         self.duration_ns: int | None = None
+        #: As of `StepTime`.
+        self.spared_ns = 0
 
 
 @dataclass(slots=True)
@@ -495,7 +497,7 @@ class Core(Generic[M]):
         self._changed.add(lane)
         if lane is _EXEC:
             self._running[lane], self._ahead = self._ahead, None
-        time = StepTime(begin_ns, end_ns, duration_ns)
+        time = StepTime(begin_ns, end_ns, duration_ns, step.spared_ns)
         if lane is _LOAD:
             job.result.load = time
             self._finish_load(job, error)
