@@ -76,7 +76,7 @@ class Card:
     def run(self, index: int) -> None:
         """Run one EXEC beside those of other indices; returns at its end."""
         kernel, stream, done = self._executors[index]
-        stream.run(kernel.replay)
+        kernel.replay(stream)
         stream.record(done)
         done.synchronize()
 

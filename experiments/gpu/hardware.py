@@ -7,9 +7,9 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from worker.config import default_cache_dir
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Accelerator, HostAccelerator, Stream
 from worker.devices.cuda import CudaAccelerator
+from worker.devices.device import Launched
 from worker.devices.gpu import TorchDevice, TorchModel, compiled_models
 from worker.devices.gpu_health import open_gpu
 from worker.models.file_store import FileStore
@@ -36,7 +37,6 @@ from worker.process import IO_SHARE
 
 GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5
-_QUEUED = 50
 # Fields of an action whose holder says when it runs.
 _ANY_TIME: Any = {
     "action_id": ActionId(1), "earliest_ns": 0, "latest_ns": NS_PER_S, "expected_duration_ns": 1
@@ -116,41 +116,11 @@ def device_times_ns(
         end.synchronize()
         return end.ns_since(begin)
 
-    return _after_warm_up(run, runs, until_s)
+    return after_warm_up(run, runs, until_s)
 
 
-def queued_times_ns(
-    accelerator: Accelerator,
-    stream: Stream,
-    work: Callable[[], object],
-    *,
-    runs: int,
-    until_s: float = float("inf"),
-) -> list[int]:
-    """How long a piece of work takes from the end of the one before, with more of the same waiting behind it.
-
-    No pause of the host counts, as long as the work takes longer than handing it over.
-
-    Args:
-        accelerator: whose events to use.
-        stream: where the work runs.
-        work: hands the work over.
-        runs: how often at most; at least once.
-        until_s: time on the monotonic clock after which no run is handed over.
-    """
-    ends = [accelerator.event() for _ in range(_QUEUED + 1)]
-    times: list[int] = []
-    while len(times) < runs and not (times and time.monotonic() > until_s):
-        # Nothing is before the first, so only its end counts.
-        for end in ends:
-            stream.run(work)
-            stream.record(end)
-        ends[-1].synchronize()
-        times += [end.ns_since(before) for before, end in pairwise(ends)]
-    return times[:runs]
-
-
-def _after_warm_up(run: Callable[[], int], runs: int, until_s: float) -> list[int]:
+def after_warm_up(run: Callable[[], int], runs: int, until_s: float) -> list[int]:
+    """What so many runs return, or fewer, after a few for nothing; as `device_times_ns`."""
     times: list[int] = []
     for number in range(_WARM_UP_RUNS + runs):
         if times and time.monotonic() > until_s:
@@ -277,15 +247,37 @@ class BareDevice:
         return step
 
     def execute(
-        self, step: Step[TorchModel], *, runs: int, until_s: float = float("inf")
+        self,
+        step: Step[TorchModel],
+        *,
+        runs: int,
+        until_s: float = float("inf"),
+        gathers: bool = True,
+        num_ahead: int = 0,
     ) -> list[int]:
-        """Run an EXEC again and again; returns how long each took on the device, in ns."""
+        """Run an EXEC again and again; returns how long each took on the device, in ns.
+
+        Args:
+            step: the EXEC.
+            runs: how often at most.
+            until_s: as of `device_times_ns`.
+            gathers: whether each gathers, as after another model's; otherwise it finds its weights in the arena.
+            num_ahead: how many are with the device behind the one that runs.
+        """
+        under_way: deque[Launched] = deque()
 
         def run() -> int:
-            self.device.run_exec(step)
+            while len(under_way) <= num_ahead:
+                if gathers:
+                    self.device.execs.forget_arena()
+                under_way.append(self.device.launch_exec(step))
+            self.device.finish_exec(step, under_way.popleft())
             return step.duration_ns or 0
 
-        return _after_warm_up(run, runs, until_s)
+        times = after_warm_up(run, runs, until_s)
+        for launched in under_way:
+            self.device.finish_exec(step, launched)
+        return times
 
     async def close(self) -> None:
         """Give everything back."""

@@ -36,6 +36,7 @@ from clockwright.units import NS_PER_MS, PAGE_BYTES
 from experiments.clockwork_paper import fig6
 from experiments.gpu.hardware import (
     about,
+    after_warm_up,
     arguments,
     compiled_for,
     device_times_ns,
@@ -45,7 +46,8 @@ from experiments.gpu.hardware import (
 )
 from experiments.results_file import write_results
 from worker.config import default_cache_dir
-from worker.devices.accelerator import Accelerator
+from worker.devices.accelerator import Accelerator, CapturedWork, Event, Stream
+from worker.devices.gpu_memory import rows_of_pages
 from worker.devices.host_memory import present_memory
 from worker.engines.torch_operators import Tensor
 from worker.engines.torch_program import Program
@@ -107,9 +109,8 @@ def gather(
         runs: of each kind.
     """
     stream = accelerator.stream()
-    words = PAGE_BYTES // 8
-    cache = accelerator.device_memory(cache_pages * PAGE_BYTES).view(torch.int64).view(-1, words)
-    arena = accelerator.device_memory(pages * PAGE_BYTES).view(torch.int64).view(-1, words)
+    cache = rows_of_pages(accelerator.device_memory(cache_pages * PAGE_BYTES))
+    arena = rows_of_pages(accelerator.device_memory(pages * PAGE_BYTES))
     chosen = [(2 * index + 1) * cache_pages // (2 * pages) for index in range(pages)]
     listed = torch.tensor(chosen, device=accelerator.device)
 
@@ -120,11 +121,11 @@ def gather(
     def by_index() -> None:
         torch.index_select(cache, 0, listed, out=arena)
 
-    captured = accelerator.capture(by_index, rehearsal=by_index, tensor_cores=False)
+    captured = accelerator.capture([by_index], rehearsal=by_index, tensor_cores=False)
     figures = {f"{name}_cache_pages": float(cache_pages)}
     for key, work in (
         ("index_select", by_index),
-        ("captured", captured),
+        ("captured", partial(captured.launch, stream, [by_index])),
         ("copies", by_copies),
         ("in_one_piece", partial(arena.copy_, cache[:pages], non_blocking=True)),
     ):
@@ -197,7 +198,7 @@ def graphs(
     folder, compiled = compiled_for(name, Precision.FLOAT32, cache_dir)
     work = bare_kernel(accelerator, folder, compiled, 1).launch
     free, begin_s = accelerator.free_bytes(), time.perf_counter()
-    kept = [accelerator.capture(work, rehearsal=work, tensor_cores=False) for _ in range(more)]
+    kept = [accelerator.capture([work], rehearsal=work, tensor_cores=False) for _ in range(more)]
     figures = {"graph_ms": 1e3 * (time.perf_counter() - begin_s) / len(kept)}
     if free is not None and (left := accelerator.free_bytes()) is not None:
         figures["graph_kib"] = (free - left) / 1024 / len(kept)
@@ -208,15 +209,28 @@ def graphs(
 class BareKernel:
     """A model with its weights where they are, without pages, arena or slots."""
 
-    captured: Callable[[], None]
+    captured: CapturedWork
     #: Launches the same kernels one by one. Keeps their memory alive: captured kernels hold addresses only.
     launch: Callable[[], None]
     #: Whether convolutions and their ReLUs are one kernel.
     joined: bool
+    #: Captured with the kernels.
+    begin: Event
+    end: Event
 
-    def replay(self) -> None:
+    def replay(self, stream: Stream) -> None:
         """Hand the captured kernels over."""
-        self.captured()
+        self.captured.launch(stream, [self.begin, self.launch, self.end])
+
+    def times_ns(self, stream: Stream, *, runs: int, until_s: float = float("inf")) -> list[int]:
+        """As `device_times_ns`, of the captured kernels."""
+
+        def run() -> int:
+            self.replay(stream)
+            self.end.synchronize()
+            return self.end.ns_since(self.begin)
+
+        return after_warm_up(run, runs, until_s)
 
 
 def bare_kernel(
@@ -280,8 +294,9 @@ def _bare_kernel(
             place.copy_(result)
 
     cores = program.precision.tensor_cores
-    captured = accelerator.capture(work, rehearsal=work, tensor_cores=cores)
-    return BareKernel(captured, work, joined)
+    begin, end = accelerator.event(), accelerator.event()
+    captured = accelerator.capture([begin, work, end], rehearsal=work, tensor_cores=cores)
+    return BareKernel(captured, work, joined, begin, end)
 
 
 def execute(
@@ -308,11 +323,11 @@ def execute(
             if kernel.joined is not joined:
                 continue  # no figure, but for those of convolutions apart
             key = f"exec_{precision.value}{variant}_b{batch_size}"
-            for suffix, work in (("", kernel.replay), ("_launched", kernel.launch)):
-                times = device_times_ns(
-                    accelerator, accelerator.stream(), work, runs=runs, until_s=until_s
-                )
-                figures |= spread(f"{key}{suffix}", times)
+            stream = accelerator.stream()
+            times = kernel.times_ns(stream, runs=runs, until_s=until_s)
+            figures |= spread(key, times)
+            times = device_times_ns(accelerator, stream, kernel.launch, runs=runs, until_s=until_s)
+            figures |= spread(f"{key}_launched", times)
     return figures
 
 
@@ -338,18 +353,17 @@ def beside(
     host = accelerator.host_memory(PAGE_BYTES)
     page = accelerator.device_memory(PAGE_BYTES)
     figures = {"beside_joined": float(first.joined and second.joined)}
+    load = partial(page.copy_, host, non_blocking=True)
     for key, other in (
         ("alone", None),
-        ("load", partial(page.copy_, host, non_blocking=True)),
+        ("load", lambda stream: stream.run(load)),
         ("exec", second.replay),
     ):
         stop = threading.Event()
         thread = threading.Thread(target=_repeat, args=(accelerator, other, stop))
         thread.start()
         try:
-            times = device_times_ns(
-                accelerator, accelerator.stream(urgent=True), first.replay, runs=runs
-            )
+            times = first.times_ns(accelerator.stream(urgent=True), runs=runs)
         finally:
             stop.set()
             thread.join()
@@ -358,11 +372,11 @@ def beside(
 
 
 def _repeat(
-    accelerator: Accelerator, work: Callable[[], object] | None, stop: threading.Event
+    accelerator: Accelerator, hand_over: Callable[[Stream], None] | None, stop: threading.Event
 ) -> None:
     stream, done = accelerator.stream(), accelerator.event()
-    while work is not None and not stop.is_set():
-        stream.run(work)
+    while hand_over is not None and not stop.is_set():
+        hand_over(stream)
         stream.record(done)
         done.synchronize()
 

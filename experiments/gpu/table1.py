@@ -5,10 +5,10 @@ each network: LOAD, EXEC by batch size, and how much more a single EXEC takes th
 with their weights in place, where they are torch's; for LOAD, its share of what copying from locked memory
 reaches. Device memory that is taken meanwhile is counted; it should be none.
 
-For ResNet-50 at batch size 1, and for nothing else, the tail of 10,000 runs. Each begins on an idle stream and is
-handed over in three pieces, so the tail is also that of Python between them: while a worker serves, the next
-EXEC is handed over before the last ends. The tail of as many `replays` is the card's alone: bare kernels, of which
-the next always wait in the stream already.
+An EXEC is measured as after another model's; how long it takes when its weights lie in the arena stands beside it.
+
+For ResNet-50 at batch size 1, and for nothing else, the tail of 10,000 runs: of EXECs that each begin on an idle stream,
+of EXECs that are handed over before the one ahead ends, as while a worker serves, and of the bare kernels.
 
 Networks are measured in the paper's order of interest until time is up; those left out, or refused, are
 named. What has been compiled stays in the cache folder, so a second run gets further. Within `make gpu` there
@@ -37,11 +37,9 @@ from experiments.gpu.hardware import (
     Room,
     about,
     arguments,
-    device_times_ns,
     median_us,
     open_accelerator,
     quantile,
-    queued_times_ns,
     spread,
 )
 from experiments.gpu.probe import bare_kernel, copy
@@ -59,7 +57,8 @@ _LOADS = 20
 _COPIES = 50
 # LOAD and EXEC in microseconds: our median and, with enough runs, our tails, beside the V100's.
 _COLUMNS = ("model", "quantity", "unit", "ours", "ours_p99", "ours_p99.99", "v100")
-# `make gpu` gives this part 35 s more than it tells it to take; the other batch sizes need some of them.
+# `make gpu` gives this part 35 s more than it tells it to take; the other batch sizes need some of them. The EXECs
+# alone come first, for the case that it does not suffice.
 _TAIL_GRACE_S = 25.0
 
 
@@ -142,45 +141,39 @@ async def _measure_one(
     figures |= spread(f"{name}_load", loads)
     figures[f"{name}_load_gbps"] = model.weights_bytes / (median_us(loads) * 1e3)
     taken = bench.device.num_allocations
+    tails = {}
     for batch_size in model.exec_ns:
-        tail = name == setting.main and batch_size == 1
         step = bench.infer(model, pages, batch_size)
-        runs = setting.tail_runs if tail else setting.runs
-        grace_s = setting.tail_grace_s if tail else 0.0
-        with _as_in_a_worker():
-            times = bench.execute(step, runs=runs, until_s=until_s + grace_s)
         key = f"{name}_b{batch_size}"
-        figures |= _tail(key, times) if tail else spread(key, times)
+        with _as_in_a_worker():
+            if name == setting.main and batch_size == 1:
+                until_s += setting.tail_grace_s
+                tails = {key: bench.execute(step, runs=setting.tail_runs, until_s=until_s)}
+                tails[f"{key}_queued"] = bench.execute(
+                    step, runs=setting.tail_runs, until_s=until_s, num_ahead=1
+                )
+                figures |= spread(key, tails[key])
+            else:
+                figures |= spread(key, bench.execute(step, runs=setting.runs, until_s=until_s))
+            kept = bench.execute(step, runs=setting.runs, until_s=until_s, gathers=False)
+        figures[f"{key}_kept_us_p50"] = median_us(kept)
     figures[f"{name}_memory_taken_while_running"] = float(bench.device.num_allocations - taken)
     folder, compiled = bench.folder(model)
     single = min(model.exec_ns)
     way = model.kernels[single].way
     kernel = bare_kernel(accelerator, folder, compiled, single, joined=way is not Way.TORCH_APART)
-    bare = device_times_ns(accelerator, accelerator.stream(), kernel.replay, runs=setting.runs)
+    runs = setting.tail_runs if tails else setting.runs
+    bare = kernel.times_ns(accelerator.stream(), runs=runs, until_s=until_s)
     figures[f"{name}_bare_us_p50"] = median_us(bare)
-    if name == setting.main:
-        replays = queued_times_ns(
-            accelerator,
-            accelerator.stream(),
-            kernel.replay,
-            runs=setting.tail_runs,
-            until_s=until_s + setting.tail_grace_s,
-        )
-        figures |= _tail(f"{name}_replays", replays)
+    for key, times in ({**tails, f"{name}_bare": bare} if tails else {}).items():
+        figures[f"{key}_us_p9999"] = quantile(times, 0.9999)
+        figures[f"{key}_runs"] = float(len(times))
+        figures[f"{key}_tail_ratio"] = quantile(times, 0.9999) / median_us(times)
     # onnxruntime's kernels have no bare form, and a ratio would compare one engine with the other.
     if way is (Way.TORCH_JOINED if kernel.joined else Way.TORCH_APART):
         paged_us = figures[f"{name}_b{single}_us_p50"]
         figures[f"{name}_paged_to_bare_ratio"] = paged_us / median_us(bare)
     return figures
-
-
-def _tail(key: str, times: Sequence[int]) -> dict[str, float]:
-    p9999_us = quantile(times, 0.9999)
-    return spread(key, times) | {
-        f"{key}_us_p9999": p9999_us,
-        f"{key}_runs": float(len(times)),
-        f"{key}_tail_ratio": p9999_us / median_us(times),
-    }
 
 
 @contextmanager

@@ -193,7 +193,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         # The 99.99th percentile over the median, of an EXEC and of its kernels alone: the card's part. The paper has 1.0003;
         # of some 1 ms that is less than the 0.5 us that event times resolve.
         Aim(f"{_MAIN}_b1_tail_ratio", at_most=1.01),
-        Aim(f"{_MAIN}_replays_tail_ratio", at_most=1.01),
+        Aim(f"{_MAIN}_bare_tail_ratio", at_most=1.01),
         Aim(f"{_MAIN}_load_to_copy_ratio", at_least=0.9),
         Aim(f"{_MAIN}_paged_to_bare_ratio", at_most=1.1),
     ),

@@ -9,13 +9,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from worker.devices.cuda import CudaAccelerator, CudaEvent
+from clockwright.errors import ConfigError
+from worker.devices.accelerator import DeviceCopy, Piece
+from worker.devices.cuda import CudaAccelerator
+from worker.devices.cuda_graph import CudaEvent, CudaWork
 
 
 class FakeStream:
@@ -47,7 +50,8 @@ class FakeGraph:
     def __init__(self, card: FakeCard) -> None:
         self._card = card
         self.is_spoilt = False
-        self.is_ready = False
+        #: The type of each node, and what it works with.
+        self.nodes: list[tuple[str, Any]] = []
 
     def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
@@ -60,15 +64,104 @@ class FakeGraph:
         if self.is_spoilt:
             raise RuntimeError("operation failed due to a previous error during capture")
 
-    def raw_cuda_graph(self) -> int:
-        return self._card.raw_graph
-
     def instantiate(self) -> None:
         assert self._card.capturing is None
-        self.is_ready = True
 
-    def replay(self) -> None:
-        assert self.is_ready
+    def raw_cuda_graph_exec(self) -> str:
+        return "executable"
+
+
+class FakeEvent:
+    def __init__(self, card: FakeCard, *, blocks: bool) -> None:
+        self._card, self.blocks = card, blocks
+        self.cuda_event: object = None
+
+    def record(self, stream: FakeStream) -> None:
+        self.cuda_event = self
+        if self._card.capturing is not None:
+            self._card.capturing.nodes.append(("EVENT_RECORD", self))
+
+
+class FakeMemory:
+    """A place in the card's memory."""
+
+    def __init__(self, card: FakeCard, address: int) -> None:
+        self._card, self._address = card, address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def copy_(self, source: FakeMemory, *, non_blocking: bool) -> None:
+        assert self._card.capturing is not None
+        params = SimpleNamespace(dstDevice=self.data_ptr(), srcDevice=source.data_ptr())
+        self._card.capturing.nodes.append((self._card.copies_are, params))
+
+
+class FakeDriver:
+    """`cuda.bindings.driver`. A node is its place in the graph that was captured last, from 1 on."""
+
+    CUgraphNodeType = SimpleNamespace(
+        **{f"CU_GRAPH_NODE_TYPE_{name}": name for name in ("HOST", "MEMCPY", "EVENT_RECORD")}
+    )
+
+    def __init__(self, card: FakeCard) -> None:
+        self._card = card
+        self._graph = FakeGraph(card)
+        #: What was changed and launched.
+        self.calls: list[tuple[Any, ...]] = []
+        #: Whether the next change fails.
+        self.refuses = False
+
+    def CUgraphExec(self, executable: str) -> str:
+        return executable
+
+    def cuCtxGetCurrent(self) -> tuple[int, str]:
+        return 0, "context"
+
+    def cuCtxSetCurrent(self, context: str) -> tuple[int]:
+        assert context == "context"
+        return (0,)
+
+    def cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
+        assert self._card.capturing is not None
+        self._graph = self._card.capturing
+        return 0, "active", 1, self._graph, [], [], 0
+
+    def cuGraphGetNodes(self, graph: FakeGraph, count: int = 0) -> tuple[int, list[int], int]:
+        return 0, list(range(1, count + 1)), len(graph.nodes)
+
+    def cuGraphNodeGetType(self, node: int) -> tuple[int, str]:
+        return 0, self._graph.nodes[node - 1][0]
+
+    def cuGraphMemcpyNodeGetParams(self, node: int) -> tuple[int, Any]:
+        return 0, self._graph.nodes[node - 1][1]
+
+    def cuGraphExecMemcpyNodeSetParams(
+        self, executable: str, node: int, params: SimpleNamespace, context: str
+    ) -> tuple[Any]:
+        return self._change("copy", node, params.dstDevice, params.srcDevice)
+
+    def cuGraphExecEventRecordNodeSetEvent(
+        self, executable: str, node: int, event: object
+    ) -> tuple[Any]:
+        return self._change("event", node, event)
+
+    def cuGraphNodeSetEnabled(self, executable: str, node: int, is_enabled: int) -> tuple[Any]:
+        return self._change("enabled", node, is_enabled)
+
+    def cuGraphLaunch(self, executable: str, stream: int) -> tuple[Any]:
+        return self._change("launch")
+
+    def _change(self, *call: object) -> tuple[Any]:
+        if self.refuses:
+            self.refuses = False
+            return (FakeStatus(1),)
+        self.calls.append(call)
+        return (0,)
+
+
+class FakeStatus(int):
+    name = "CUDA_ERROR_INVALID_VALUE"
 
 
 class FakeCard:
@@ -77,7 +170,9 @@ class FakeCard:
     def __init__(self) -> None:
         self.pool = FakePool()
         self.num_devices = 1
-        self.raw_graph = 1
+        self.driver = FakeDriver(self)
+        #: The nodes that copies become.
+        self.copies_are = "MEMCPY"
         #: Index of the GPU that each thread has set.
         self._thread = threading.local()
         self.current = FakeStream(torch.device("cpu"))
@@ -126,8 +221,13 @@ class FakeCard:
     def Stream(self, device: torch.device, priority: int = 0) -> FakeStream:
         return FakeStream(device, priority, device_index=self.num_devices - 1)
 
-    def Event(self, *, enable_timing: bool, blocking: bool) -> Any:  # noqa: ANN401
-        return SimpleNamespace(is_timed=enable_timing, blocks=blocking)
+    def default_stream(self, device: torch.device) -> FakeStream:
+        return self.current
+
+    def Event(self, *, enable_timing: bool, blocking: bool, external: bool) -> FakeEvent:
+        assert enable_timing
+        assert external
+        return FakeEvent(self, blocks=blocking)
 
     def CUDAGraph(self, *, keep_graph: bool) -> FakeGraph:
         assert keep_graph
@@ -162,15 +262,15 @@ class FakeTorch:
 def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
     fake = FakeTorch()
     monkeypatch.setattr("worker.devices.cuda.torch", fake)
-    # Installed ones, which torch for CUDA brings, would ask a real driver about graphs that are none.
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setattr("worker.devices.cuda_graph.torch", fake)
+    bindings = SimpleNamespace(driver=fake.cuda.driver)
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     return fake.cuda
 
 
-def capture(
-    accelerator: CudaAccelerator, work: Callable[[], None] = lambda: None
-) -> Callable[[], None]:
-    return accelerator.capture(work, rehearsal=lambda: None, tensor_cores=False)
+def capture(accelerator: CudaAccelerator, *pieces: Piece | None) -> CudaWork:
+    return accelerator.capture(pieces, rehearsal=lambda: None, tensor_cores=False)
 
 
 def test_kernels_are_captured_on_an_urgent_stream_and_rehearsed_on_another(card: FakeCard) -> None:
@@ -179,7 +279,7 @@ def test_kernels_are_captured_on_an_urgent_stream_and_rehearsed_on_another(card:
     def work() -> None:
         seen.append((card.current, card.capturing is not None))
 
-    CudaAccelerator(0).capture(work, rehearsal=work, tensor_cores=False)
+    CudaAccelerator(0).capture([work], rehearsal=work, tensor_cores=False)
     *rehearsals, (stream, captured) = seen
     assert captured
     assert stream.priority == -1
@@ -211,7 +311,7 @@ def test_a_capture_begins_when_three_rehearsals_have_ended(
         order.append(stream)
 
     monkeypatch.setattr(FakeStream, "synchronize", synchronize)
-    accelerator.capture(work, rehearsal=rehearsal, tensor_cores=False)
+    accelerator.capture([work], rehearsal=rehearsal, tensor_cores=False)
     assert order[:3] == ["rehearsal"] * 3
     assert order[-1] == "work"
     assert order.count("work") == 1
@@ -229,8 +329,8 @@ def test_float32_products_are_tf32_only_where_the_model_is(
         seen.append((settings.cuda.matmul.allow_tf32, settings.cudnn.allow_tf32))
 
     # As the model before has left them.
-    accelerator.capture(lambda: None, rehearsal=lambda: None, tensor_cores=not tensor_cores)
-    accelerator.capture(work, rehearsal=work, tensor_cores=tensor_cores)
+    accelerator.capture([], rehearsal=lambda: None, tensor_cores=not tensor_cores)
+    accelerator.capture([work], rehearsal=work, tensor_cores=tensor_cores)
     assert set(seen) == {(tensor_cores, tensor_cores)}
 
 
@@ -310,7 +410,7 @@ def test_when_all_graphs_are_gone_others_can_be_captured(card: FakeCard) -> None
     assert len(card.pool.graphs) == 3
     kernels.clear()
     gc.collect()
-    capture(accelerator)()
+    capture(accelerator)
 
 
 def test_what_went_wrong_in_a_capture_is_told_and_it_has_ended(card: FakeCard) -> None:
@@ -377,54 +477,85 @@ def test_only_waits_for_patient_events_sleep(card: FakeCard) -> None:
     accelerator = CudaAccelerator(0)
     for event, blocks in ((accelerator.event(), False), (accelerator.event(patient=True), True)):
         assert isinstance(event, CudaEvent)
-        assert event.event == SimpleNamespace(is_timed=True, blocks=blocks)
+        assert event.event.blocks is blocks
+        # It can be given to a node.
+        assert event.event.cuda_event is not None
 
 
-class FakeDriver(ModuleType):
-    """`cuda.bindings.driver`: graphs are lists of the types of their nodes."""
-
-    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0, CU_GRAPH_NODE_TYPE_HOST=3)
-
-    def __init__(self) -> None:
-        super().__init__("cuda.bindings.driver")
-        self.graphs: dict[int, list[int]] = {}
-
-    def cuGraphGetNodes(
-        self, graph: int, numNodes: int = 0
-    ) -> tuple[int, list[int] | None, int | None]:
-        if graph not in self.graphs:
-            return 1, None, None
-        nodes = self.graphs[graph]
-        return 0, nodes[:numNodes], numNodes or len(nodes)
-
-    def cuGraphNodeGetType(self, node: int) -> tuple[int, int]:
-        return 0, node
+def copy(card: FakeCard, target: int, source: int) -> DeviceCopy:
+    ends: Any = FakeMemory(card, target), FakeMemory(card, source)
+    return DeviceCopy(*ends)
 
 
-def test_kernels_that_call_functions_of_the_host_are_refused(
-    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+def kernels(card: FakeCard, *types: str) -> Callable[[], None]:
+    def work() -> None:
+        assert card.capturing is not None
+        card.capturing.nodes.extend((each, None) for each in types)
+
+    return work
+
+
+def test_a_launch_changes_what_is_not_as_it_was_and_hands_all_over_in_one_call(
+    card: FakeCard,
 ) -> None:
-    driver = FakeDriver()
-    driver.graphs = {1: [], 2: [0, 0], 3: [0, 3]}
-    bindings = SimpleNamespace(driver=driver)
-    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
-    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     accelerator = CudaAccelerator(0)
-    # 4: the driver does not say, and the graph is taken.
-    for card.raw_graph in (1, 2, 4):
-        capture(accelerator)()
-    card.raw_graph = 3
+    stream, calls = accelerator.stream(), card.driver.calls
+    begin, end, other = (accelerator.event() for _ in range(3))
+    gather, compute = kernels(card, "KERNEL", "KERNEL"), kernels(card, "KERNEL", "MEMCPY")
+    work = capture(accelerator, begin, copy(card, 10, 20), gather, compute, None, end)
+    assert not calls
+    work.launch(stream, [begin, copy(card, 10, 20), gather, compute, None, end])
+    assert calls == [("launch",)]
+    calls.clear()
+    work.launch(stream, [begin, copy(card, 10, 30), None, compute, None, other])
+    assert isinstance(other, CudaEvent)
+    assert calls == [
+        ("copy", 2, 10, 30),
+        ("enabled", 3, 0),
+        ("enabled", 4, 0),
+        ("event", 7, other.event),
+        ("launch",),
+    ]
+    calls.clear()
+    work.launch(stream, [begin, None, gather, compute, None, other])
+    assert calls == [("enabled", 2, 0), ("enabled", 3, 1), ("enabled", 4, 1), ("launch",)]
+    calls.clear()
+    # Where the copy went is not forgotten meanwhile.
+    work.launch(stream, [begin, copy(card, 10, 30), gather, compute, None, other])
+    assert calls == [("enabled", 2, 1), ("launch",)]
+
+
+def test_a_change_that_the_driver_refuses_is_told_and_made_before_the_next_launch(
+    card: FakeCard,
+) -> None:
+    accelerator = CudaAccelerator(0)
+    work = capture(accelerator, copy(card, 10, 20))
+    card.driver.refuses = True
+    with pytest.raises(RuntimeError, match="CUDA error: CUDA_ERROR_INVALID_VALUE"):
+        work.launch(accelerator.stream(), [copy(card, 10, 30)])
+    assert not card.driver.calls
+    work.launch(accelerator.stream(), [copy(card, 10, 30)])
+    assert card.driver.calls == [("copy", 1, 10, 30), ("launch",)]
+
+
+def test_kernels_that_call_functions_of_the_host_are_refused(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+    capture(accelerator, kernels(card, "KERNEL", "MEMCPY"))
     with pytest.raises(RuntimeError, match="call functions of the host"):
-        capture(accelerator)
+        capture(accelerator, kernels(card, "KERNEL", "HOST"))
 
 
-def test_without_bindings_of_cuda_kernels_are_taken_as_they_are(
+def test_a_copy_that_cannot_be_changed_later_is_refused(card: FakeCard) -> None:
+    card.copies_are = "KERNEL"
+    with pytest.raises(RuntimeError, match=r"copy was captured as \['KERNEL'\], expected one node"):
+        capture(CudaAccelerator(0), copy(card, 10, 20))
+
+
+def test_a_gpu_without_bindings_of_cuda_is_refused(
     card: FakeCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    # With the bindings this graph is refused: its second node calls a function of the host.
-    card.raw_graph = 3
-    captured: list[bool] = []
-    replay = capture(CudaAccelerator(0), lambda: captured.append(card.capturing is not None))
-    assert captured == [True]
-    replay()
+    with pytest.raises(
+        ConfigError, match=r"no cuda\.bindings \(.*\); expected the package cuda-bin"
+    ):
+        CudaAccelerator(0)

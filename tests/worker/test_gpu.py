@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from clockwright.errors import ModelError
+from clockwright.units import NS_PER_MS
 from experiments.gpu.hardware import BareDevice, Room
 from modelzoo.build import build_model
 from worker.core.lanes import Step
@@ -191,6 +192,27 @@ def test_pages_overwritten_behind_a_queued_exec_do_not_change_its_answer(bench: 
             bench.device.finish_exec(step, ticket)
         payload = bench.device.run_output(behind)
         assert_close(np.frombuffer(b"".join(payload), np.float32), expected, bench)
+
+
+def test_events_of_captured_work_are_not_done_from_its_launch_until_they_are_reached(
+    accelerator: CudaAccelerator,
+) -> None:
+    # All answers rest on it: an EXEC whose end is taken for that of the one before is read too soon.
+    memory = accelerator.device_memory(1 << 30)
+
+    def work() -> None:
+        for _ in range(50):
+            memory.add_(1)
+
+    stream, begin, end = accelerator.stream(), accelerator.event(), accelerator.event()
+    captured = accelerator.capture([begin, work, end], rehearsal=work, tensor_cores=False)
+    begin.synchronize()
+    for _ in range(3):
+        captured.launch(stream, [begin, work, end])
+        # 100 GiB are read and written: tens of milliseconds on any card.
+        assert not end.is_done()
+        end.synchronize()
+        assert end.ns_since(begin) > NS_PER_MS
 
 
 def test_a_joint_convolution_makes_nothing_of_what_lay_where_its_output_goes(

@@ -14,7 +14,8 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
@@ -50,7 +51,16 @@ from tests.kit.worker_models import (
 from tests.kit.worker_models import unpaged as onnxruntime_unpaged
 from worker.config import WorkerConfig
 from worker.core.lanes import Lane, Step
-from worker.devices.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
+from worker.devices.accelerator import (
+    CapturedWork,
+    Event,
+    HostAccelerator,
+    HostEvent,
+    HostStream,
+    HostWork,
+    Piece,
+    Stream,
+)
 from worker.devices.cuda import Installation, check_installation, installation
 from worker.devices.device import DeviceLostError, GpuHealth, Launched, WatchedDevice
 from worker.devices.exec_queue import ExecQueue
@@ -198,7 +208,13 @@ def test_the_seeds_of_the_estimator_are_measured_and_durations_are_the_devices(
     with running(device) as harness:
         harness.lanes.add_model(models[0])
         load = harness.result(harness.load("m0")).load
-        exec_time = harness.result(harness.infer("m0", bytes(4 * NARROW))).exec
+        exec_time, again = (
+            harness.result(harness.infer("m0", bytes(4 * NARROW))).exec for _ in range(2)
+        )
+    assert exec_time is not None
+    assert again is not None
+    # The second one gathers nothing.
+    assert exec_time.spared_ns == 0 < again.spared_ns
     for step in (load, exec_time):
         assert step is not None
         # Without what the thread did before and after.
@@ -497,7 +513,7 @@ def test_an_engine_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> 
 
 
 class DeferredEvent(HostEvent):
-    """Done when as many recordings have been reached as were asked for."""
+    """Done when as many recordings have been reached as were asked for; its time counts pieces of work."""
 
     def __init__(self, owner: DeferredAccelerator) -> None:
         super().__init__()
@@ -529,6 +545,7 @@ class DeferredStream(HostStream):
 
         def reach() -> None:
             event.reached = max(event.reached, number)
+            event.time_ns = event.owner.time_ns
 
         self.queue.append((reach, lambda: True))
 
@@ -545,6 +562,8 @@ class DeferredAccelerator(HostAccelerator):
         super().__init__()
         self._rng = random.Random(seed)
         self._streams: list[DeferredStream] = []
+        #: The device's clock, and how long it takes for each piece of work.
+        self.time_ns, self.piece_ns = 0, 1
 
     def stream(self, *, urgent: bool = False) -> Stream:
         self._streams.append(DeferredStream())
@@ -558,6 +577,7 @@ class DeferredAccelerator(HostAccelerator):
             able = [each for each in self._streams if each.queue and each.queue[0][1]()]
             assert able, "streams wait for each other"
             work, _ = self._rng.choice(able).queue.popleft()
+            self.time_ns += self.piece_ns
             if work is not None:
                 with torch.inference_mode():
                     work()
@@ -603,8 +623,13 @@ def rounds_that_went_right(instances: Instances) -> list[bool]:
     device = torch_device(instances[0], DeferredAccelerator(0))
     models = served(device, instances, 2)
     x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
-    expected = by_model(instances, models, x)["m0"]
-    return [overwritten_while_queued(device, models, x.tobytes()) == expected for _ in range(12)]
+    expected = by_model(instances, models, x)
+    outcomes = []
+    for _ in range(12):
+        found = overwritten_while_queued(device, models, x.tobytes())
+        outcomes.append(found == expected[models[0].model_id])
+        models.reverse()  # the same one again would find the arena as it left it
+    return outcomes
 
 
 def test_a_load_onto_pages_that_a_queued_exec_reads_waits_for_its_gather(
@@ -647,6 +672,96 @@ def test_queued_execs_of_different_models_do_not_mix_in_arena_or_batch(
             device.finish_exec(step, launched)
             assert device.run_output(step) == [expected]
             slots.remove(step.io_offset)
+
+
+@dataclass
+class Arena:
+    """A device that puts work off, with two loaded models of the same architecture."""
+
+    accelerator: DeferredAccelerator
+    device: TorchDevice
+    models: list[TorchModel]
+    #: By model, what is right for `x`.
+    expected: dict[str, bytes]
+    x: bytes
+
+    def run(self, index: int) -> Step[TorchModel]:
+        """Run a model's EXEC, and check its answer."""
+        step = infer_step(self.models[index], ((2, 0), (3, 1))[index], 0)
+        self.device.run_input(step, [self.x])
+        self.device.run_exec(step)
+        duration_ns = step.duration_ns
+        assert self.device.run_output(step) == [self.expected[step.model.model_id]]
+        step.duration_ns = duration_ns
+        return step
+
+
+@pytest.fixture
+def arena(instances: Instances) -> Arena:
+    accelerator = DeferredAccelerator(0)
+    device = torch_device(instances[0], accelerator)
+    models = served(device, instances, 2)
+    for model, pages in zip(models, ((2, 0), (3, 1)), strict=True):
+        device.run_load(load_step(model, pages))
+    x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
+    return Arena(accelerator, device, models, by_model(instances, models, x), x.tobytes())
+
+
+def test_an_exec_gathers_unless_the_arena_holds_its_model_and_then_says_what_that_spared(
+    arena: Arena,
+) -> None:
+    # A piece takes 1 ns: the list, the gather and the event behind it.
+    gathered, again, other, back = (arena.run(index) for index in (0, 0, 1, 0))
+    assert [step.spared_ns for step in (gathered, again, other, back)] == [0, 3, 0, 0]
+    # The event stays.
+    assert [step.duration_ns for step in (gathered, again, other, back)] == [7, 5, 7, 7]
+
+
+def test_what_lies_in_the_arena_is_not_taken_for_a_model_that_left_it(
+    arena: Arena, instances: Instances
+) -> None:
+    device, first = arena.device, arena.models[0]
+    arena.run(0)
+    # Its pages may change then: the arena does not.
+    device.run_load(load_step(arena.models[1], (2, 0)))
+    assert arena.run(0).spared_ns
+    # What is measured gathers whatever is there.
+    device.execs.measure(first.kernels[1], first.num_pages)
+    device.run_load(load_step(first, (2, 0)))
+    assert not arena.run(0).spared_ns
+    # The room of weights that are gone is given to others.
+    del arena.models[0], first
+    gc.collect()
+    assert device.execs._in_arena() is None
+    device.run_load(load_step(arena.models[0], (2, 0)))
+    arena.run(0)
+    # Nor does anybody know what an EXEC that failed has left there.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostWork, "launch", raise_out_of_room)
+        with pytest.raises(RuntimeError, match="no room"):
+            arena.run(0)
+    assert not arena.run(0).spared_ns
+
+
+def raise_out_of_room(*arguments: object) -> None:
+    raise RuntimeError("no room")
+
+
+def test_kernels_that_are_measured_meanwhile_do_not_change_how_long_an_exec_took(
+    arena: Arena,
+) -> None:
+    accelerator, device, model = arena.accelerator, arena.device, arena.models[0]
+    step = infer_step(model, (2, 0), 0)
+    accelerator.piece_ns = 1000
+    launched = device.launch_exec(step)
+    accelerator.advance_until(launched.is_done)
+    accelerator.piece_ns = 1
+    # More than there ever are between an EXEC's end and its thread's turn.
+    for _ in range(8):
+        device.execs.measure(model.kernels[1], model.num_pages)
+    device.finish_exec(step, launched)
+    assert step.duration_ns is not None
+    assert step.duration_ns >= 1000
 
 
 # --- beside each other ------------------------------------------------------------------------------
@@ -751,7 +866,7 @@ def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behi
     device = torch_device(instances[0], threaded)
     models = served(device, instances, 2)
     kernel = models[0].kernels[1]
-    run, gates = kernel.run, [threading.Event() for _ in range(3)]
+    run, gates = kernel.compute, [threading.Event() for _ in range(3)]
     turns = iter(gates)
 
     def held() -> None:
@@ -766,7 +881,7 @@ def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behi
         return launched[-1]
 
     monkeypatch.setattr(device, "launch_exec", noted)
-    kernel.run = held
+    kernel.compute = held
     with running(device) as harness:
         try:
             for model in models:
@@ -812,8 +927,11 @@ def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
     def counted(copy: Any) -> None:  # noqa: ANN401
         run(copy)
         (source,) = copy.args
+        if source.dtype is not torch.uint8:
+            return  # the list of pages
         copied.append(source.nbytes)
-        on_their_way.append(sum(isinstance(work, partial) for work, _ in stream.queue))
+        copies = (work for work, _ in stream.queue if isinstance(work, partial))
+        on_their_way.append(sum(work.args[0].dtype is torch.uint8 for work in copies))
 
     monkeypatch.setattr(stream, "run", counted)
     weights = SimpleNamespace(memory=device._memory.host[: 4 * PAGE_BYTES - 5])
@@ -1088,10 +1206,10 @@ class GrowingAccelerator(HostAccelerator):
     kept_bytes = 0
 
     def capture(
-        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
-    ) -> Callable[[], None]:
+        self, pieces: Sequence[Piece | None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> CapturedWork:
         self.kept_bytes += self.intermediates_bytes
-        return super().capture(work, rehearsal=rehearsal, tensor_cores=tensor_cores)
+        return super().capture(pieces, rehearsal=rehearsal, tensor_cores=tensor_cores)
 
     def reserved_bytes(self) -> int:
         return super().reserved_bytes() + self.kept_bytes

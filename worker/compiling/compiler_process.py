@@ -86,7 +86,9 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
         return describe_model(source).to_json()
     assert kind == "compile", kind
     limits = Limits(**job["limits"])
-    targets = _targets(tuple(job["thread_counts"]), job.get("precision"), tuple(job.get("engines", ())))
+    targets = _targets(
+        tuple(job["thread_counts"]), job.get("precision"), tuple(job.get("engines", ()))
+    )
     return compile_model(source, Path(job["folder"]), limits, progress, *targets).to_json()
 
 

@@ -1,4 +1,4 @@
-"""The contract between `worker.devices.gpu` and the hardware: memory, streams, events, captured kernels.
+"""The contract between `worker.devices.gpu` and the hardware: memory, streams, events, captured work.
 
 Work is handed to a stream, which runs it in order and, on a GPU, later. Two streams know of each
 other only through events. `worker.devices.cuda` is a GPU; `HostAccelerator` is the processor, which works
@@ -8,7 +8,9 @@ at once. A test has a third accelerator, which puts work off as long as events a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -43,6 +45,31 @@ class Stream(Protocol):
 
     def wait(self, event: Event) -> None:
         """Begin no further work before the event is done; returns at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceCopy:
+    """A copy from place to place within the device; both have as many bytes, at least 1, without gaps."""
+
+    target: Tensor
+    source: Tensor
+
+
+#: A piece of captured work: kernels, which a function hands to the current stream; a copy; or an event to record.
+Piece = Callable[[], None] | DeviceCopy | Event
+
+
+class CapturedWork(Protocol):
+    """Pieces of work that are handed over together, again and again."""
+
+    def launch(self, stream: Stream, pieces: Sequence[Piece | None]) -> None:
+        """Hand the pieces over in one call, so that the device makes no pause between them.
+
+        Args:
+            stream: runs them in order. Not two threads at once.
+            pieces: what `Accelerator.capture` was given; but the events may be others, the copies may go
+                between other places, and a piece other than an event may be left out (None).
+        """
 
 
 class Accelerator(Protocol):
@@ -85,17 +112,15 @@ class Accelerator(Protocol):
         """
 
     def capture(
-        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
-    ) -> Callable[[], None]:
-        """Prepare work that is done again and again, always with the same memory.
+        self, pieces: Sequence[Piece | None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> CapturedWork:
+        """Prepare work that is done again and again, with the same kernels in the same memory.
 
         Args:
-            work: hands kernels to the current stream. Capturing them writes nothing.
-            rehearsal: the same kernels, writing elsewhere. Runs during the call, while other streams compute.
+            pieces: the work; None is left out of every launch. Capturing it writes nothing, and records no event.
+            rehearsal: the kernels that never ran before, writing elsewhere. Runs during the call, while other
+                streams compute.
             tensor_cores: whether float32 products may be TF32.
-
-        Returns:
-            The prepared work, for a stream to run.
         """
 
     def onnxruntime_place(self) -> Place | None:
@@ -167,6 +192,20 @@ class HostStream(Stream):
         pass  # all work that was handed over is done
 
 
+class HostWork(CapturedWork):
+    """Nothing is captured: each launch hands the pieces over anew."""
+
+    @override
+    def launch(self, stream: Stream, pieces: Sequence[Piece | None]) -> None:
+        for piece in pieces:
+            if isinstance(piece, DeviceCopy):
+                stream.run(partial(piece.target.copy_, piece.source))
+            elif callable(piece):
+                stream.run(piece)
+            elif piece is not None:
+                stream.record(piece)
+
+
 class HostAccelerator(Accelerator):
     """The processor, one core of it: tests run the GPU's code on it."""
 
@@ -202,12 +241,11 @@ class HostAccelerator(Accelerator):
 
     @override
     def capture(
-        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
-    ) -> Callable[[], None]:
-        # Nothing is captured: each call launches the kernels anew.
+        self, pieces: Sequence[Piece | None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> CapturedWork:
         with torch.inference_mode():
             rehearsal()
-        return work
+        return HostWork()
 
     @override
     def onnxruntime_place(self) -> Place | None:

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as an `Accelerator`: streams with priorities, events, pinned memory, CUDA graphs.
+"""An NVIDIA GPU as an `Accelerator`: streams with priorities, events, pinned memory, CUDA graphs (`cuda_graph`).
 
 Nothing in this file has been run on a GPU yet; `tests/worker/test_gpu.py` and `make gpu` do.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,8 @@ from torch.torch_version import TorchVersion
 from typing_extensions import override
 
 from clockwright.errors import ConfigError
-from worker.devices.accelerator import Accelerator, Event, Stream
+from worker.devices.accelerator import Accelerator, Event, Piece, Stream
+from worker.devices.cuda_graph import CudaEvent, CudaStream, CudaWork, load_driver
 from worker.devices.host_memory import present_memory
 from worker.engines.onnxruntime import Place, plain_words
 from worker.engines.torch_operators import Tensor
@@ -87,51 +88,6 @@ def check_installation(found: Installation, index: int) -> None:
         )
 
 
-class CudaEvent(Event):
-    """A CUDA event with a time."""
-
-    def __init__(self, *, patient: bool = False) -> None:
-        self.event = torch.cuda.Event(enable_timing=True, blocking=patient)
-
-    @override
-    def synchronize(self) -> None:
-        self.event.synchronize()
-
-    @override
-    def is_done(self) -> bool:
-        return bool(self.event.query())
-
-    @override
-    def ns_since(self, earlier: Event) -> int:
-        assert isinstance(earlier, CudaEvent)
-        return max(int(1e6 * earlier.event.elapsed_time(self.event)), 1)
-
-
-class CudaStream(Stream):
-    """A CUDA stream."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-
-    @override
-    def run(self, work: Callable[[], object]) -> None:
-        # Every thread begins on the first GPU, and would take memory there for nothing.
-        if torch.cuda.current_device() != self._stream.device_index:
-            torch.cuda.set_device(self._stream.device)
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            work()
-
-    @override
-    def record(self, event: Event) -> None:
-        assert isinstance(event, CudaEvent)
-        event.event.record(self._stream)
-
-    @override
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, CudaEvent)
-        self._stream.wait_event(event.event)
-
-
 class LockedMemory:
     """Host memory that is registered with the driver, so that copies need no processor."""
 
@@ -175,10 +131,11 @@ class CudaAccelerator(Accelerator):
                 guesses, which takes less time.
 
         Raises:
-            ConfigError: there is no such GPU, or no driver for it.
+            ConfigError: there is no such GPU, no driver for it, or no cuda.bindings.
         """
         check_installation(installation(), index)
         self.device = torch.device("cuda", index)
+        self._driver = load_driver(self.device)
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
         # What was measured with the algorithms of a search holds for no others.
@@ -209,7 +166,7 @@ class CudaAccelerator(Accelerator):
 
     @override
     def event(self, *, patient: bool = False) -> Event:
-        return CudaEvent(patient=patient)
+        return CudaEvent(self.device, patient=patient)
 
     @override
     def device_memory(self, num_bytes: int) -> Tensor:
@@ -231,8 +188,8 @@ class CudaAccelerator(Accelerator):
 
     @override
     def capture(
-        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
-    ) -> Callable[[], None]:
+        self, pieces: Sequence[Piece | None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> CudaWork:
         with self._capturing, torch.inference_mode():
             torch.backends.cuda.matmul.allow_tf32 = tensor_cores
             torch.backends.cudnn.allow_tf32 = tensor_cores
@@ -244,11 +201,9 @@ class CudaAccelerator(Accelerator):
             self._capture_stream.synchronize()
             if self._pool is None:
                 self._take_pool()
-            graph = self._record(work)
-            _refuse_host_functions(graph)
-            graph.instantiate()
-        replay: Callable[[], None] = graph.replay
-        return replay
+            work = CudaWork(self._driver)
+            work.instantiate(self._record(partial(work.capture, self._capture_stream, pieces)))
+        return work
 
     def _take_pool(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -260,7 +215,7 @@ class CudaAccelerator(Accelerator):
             raise
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)  # kept for `_refuse_host_functions`
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # its nodes are changed later
         with torch.cuda.stream(self._capture_stream):
             try:
                 # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
@@ -364,25 +319,3 @@ class CudaAccelerator(Accelerator):
     @override
     def close(self) -> None:
         self._locked.close()
-
-
-def _refuse_host_functions(graph: torch.cuda.CUDAGraph) -> None:
-    """Refuse a graph that calls functions of the host: each replay would call them again.
-
-    onnxruntime before 1.31 frees memory in such a function, and a replay aborts the process
-    (onnxruntime#32081).
-
-    Raises:
-        RuntimeError: the graph calls such a function.
-    """
-    try:
-        # Not `runtime`, which brings a runtime of its own beside torch's.
-        from cuda.bindings import driver
-    except ImportError:
-        return  # clockwright[gpu] installs cuda.bindings, and an onnxruntime that needs no such check
-    raw = graph.raw_cuda_graph()
-    _, _, count = driver.cuGraphGetNodes(raw)
-    _, nodes, _ = driver.cuGraphGetNodes(raw, count or 0)
-    host = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST
-    if any(driver.cuGraphNodeGetType(node)[1] == host for node in nodes or ()):
-        raise RuntimeError("its kernels call functions of the host, which cannot be replayed")

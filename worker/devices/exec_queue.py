@@ -1,27 +1,34 @@
-"""The EXEC stream of a GPU: gather the model's pages into the arena, copy the batch in, replay, copy it out.
+"""The EXEC stream of a GPU: gather the model's pages into the arena, copy the batch in, compute, copy it out.
 
-An EXEC is always all of that, even if the arena still holds the model from the last time: a duration that
-depended on what ran before could not be predicted.
+All of that is one piece of captured work per architecture and batch size, with the events that time it, and is
+handed over by one launch. So Python can pause before an EXEC and not within it; work is handed over in less of the
+host's time; and it holds for both engines, whose kernels are captured on one stream. Before a launch the few things
+are changed that are not the same each time: where the model's list of pages lies, the IO slot, the events. (The
+other way was a gate: hand everything over behind a wait for a word in memory, and then open it. That leaves all the
+calls from Python, and needs a driver that lets streams wait for memory.)
+
+If the arena holds the model's weights already, since the same model ran before, nothing is gathered. A duration that
+depends on what ran before cannot be predicted. Hence `ExecQueue.finish` also says what the gather would have
+taken; with it durations are those of an EXEC that gathers, and predictions stay upper bounds.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from typing_extensions import override
 
-from worker.devices.accelerator import Accelerator, Stream
+from worker.devices.accelerator import Accelerator, CapturedWork, DeviceCopy, Piece, Stream
 from worker.devices.device import Launched
 from worker.devices.gpu_memory import GpuMemory
+from worker.devices.host_weights import HostWeights
 from worker.engines.choice import Way
-from worker.engines.torch_operators import Tensor
 from worker.models.served_model import IoLayout
-
-# How many EXEC may be under way at once: one runs, one waits behind it, the others are for stragglers.
-NUM_LAUNCHES = 4
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -29,7 +36,10 @@ class CapturedKernel:
     """An architecture at one batch size, bound to the arena and the static batch."""
 
     way: Way
-    run: Callable[[], None]
+    #: The kernels alone.
+    compute: Callable[[], None]
+    #: A whole EXEC: `ExecQueue.capture`.
+    work: CapturedWork
     layout: IoLayout
     #: Memory that the captured kernels use beside arena and batch; held so that it stays.
     memory: object
@@ -37,17 +47,24 @@ class CapturedKernel:
     exec_ns: int = 1
     #: The GPU's clock during that measurement; 0 where the GPU does not say.
     clock_mhz: int = 0
+    #: How long the last gathers took.
+    gathers_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_GATHERS))
+
+
+# The median of so many says what a gather takes: a pause in one of them counts for nothing.
+_GATHERS = 9
 
 
 class ExecLaunch(Launched):
-    """One of the EXEC under way: its events and its list of pages. Launches are used in turn."""
+    """The events of an EXEC. They are used again, but only when `ExecQueue.finish` has read them."""
 
-    def __init__(self, accelerator: Accelerator, pages: Tensor) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self.begin = accelerator.event()
         self.gathered = accelerator.event()
         self.end = accelerator.event()
-        #: In locked memory, because the device reads the list only when the launch's turn has come.
-        self.pages = pages
+        #: Which launch they belong to now.
+        self.number = 0
+        self.gathers = True
 
     @override
     def is_done(self) -> bool:
@@ -58,75 +75,170 @@ class ExecQueue:
     """Hands EXEC to the device, and knows which pages they still read. Any thread may call it."""
 
     def __init__(self, accelerator: Accelerator, memory: GpuMemory) -> None:
+        self._accelerator = accelerator
         self._memory = memory
         self._stream = accelerator.stream(urgent=True)
-        self._launches = [ExecLaunch(accelerator, pages) for pages in memory.launch_lists]
-        #: Guards the order on the stream: the pieces of one EXEC stay together.
+        #: Guards the order on the stream, and everything below.
         self._lock = threading.Lock()
         self._num_launched = 0
-        #: For each page, the number of the last launch that reads the page.
+        #: Events to capture; no EXEC uses them.
+        self._example = ExecLaunch(accelerator)
+        #: Events for the next EXEC.
+        self._free = [ExecLaunch(accelerator)]
+        #: By number, those that are not finished.
+        self._under_way: dict[int, ExecLaunch] = {}
+        #: For each page, the number of the last launch that gathers it.
         self._last_read = [0] * len(memory.pages)
+        #: The weights in the arena once all that was handed over is done; none, or they are gone: None.
+        self._in_arena: Callable[[], HostWeights | None] = _nothing
+        # torch has a kernel for few pages and one for many. Both are loaded now, and not during a capture.
+        for count in (1, len(memory.arena)):
+            self._stream.run(self._gather_of(count))
+
+    def capture(
+        self,
+        compute: Callable[[], None],
+        *,
+        rehearsal: Callable[[], None],
+        tensor_cores: bool,
+        layout: IoLayout,
+        num_pages: int,
+    ) -> CapturedWork:
+        """Prepare an architecture's EXEC.
+
+        Args:
+            compute: hands over the kernels, from arena and batch to batch.
+            rehearsal: as `Accelerator.capture` wants it.
+            tensor_cores: likewise.
+            layout: of the batch.
+            num_pages: of the weights.
+        """
+        pieces = self._pieces(compute, layout, range(num_pages), 0, self._example)
+        return self._accelerator.capture(pieces, rehearsal=rehearsal, tensor_cores=tensor_cores)
 
     def launch(
-        self, kernel: CapturedKernel, pages: Sequence[int], io_offset: int | None
+        self,
+        kernel: CapturedKernel,
+        weights: HostWeights,
+        pages: Sequence[int],
+        io_offset: int,
     ) -> ExecLaunch:
-        """Hand an EXEC over, behind all that were handed over before.
+        """Hand an EXEC over, behind all that were handed over before; to be finished.
 
         Args:
             kernel: the kernel to run.
-            pages: the pages that hold the model's weights.
-            io_offset: where its IO slot begins; with None the inputs are zeros, and the outputs go nowhere.
+            weights: the model's.
+            pages: the pages that hold them.
+            io_offset: where its IO slot begins.
         """
         with self._lock:
-            return self._enqueue(kernel, pages, io_offset)
+            return self._launch(kernel, weights, pages, io_offset)
+
+    def finish(self, kernel: CapturedKernel, launch: ExecLaunch) -> tuple[int, int]:
+        """Wait for an EXEC's end.
+
+        Returns:
+            How long the device was busy with it, and how much longer it would have been if the arena had
+            not held the weights; in ns.
+        """
+        launch.end.synchronize()
+        duration_ns = launch.end.ns_since(launch.begin)
+        gathers_ns = kernel.gathers_ns
+        if launch.gathers:
+            gathers_ns.append(launch.gathered.ns_since(launch.begin))
+        spared_ns = 0 if launch.gathers else sorted(gathers_ns)[len(gathers_ns) // 2]
+        with self._lock:
+            del self._under_way[launch.number]
+            self._free.append(launch)
+        return duration_ns, spared_ns
 
     def measure(self, kernel: CapturedKernel, num_pages: int) -> int:
-        """Run one EXEC between those of the models that are being served; returns its duration in ns."""
-        launch = self.launch(kernel, range(min(num_pages, len(self._memory.pages))), None)
-        launch.end.synchronize()
-        return launch.end.ns_since(launch.begin)
+        """Run one EXEC between those of the models that are being served; returns its duration in ns.
+
+        Its inputs are zeros, and its outputs go nowhere.
+        """
+        with self._lock:
+            self._stream.run(self._memory.batch[: kernel.layout.outputs_begin].zero_)
+            launch = self._launch(kernel, None, range(num_pages), None)
+        duration_ns, _ = self.finish(kernel, launch)
+        return duration_ns
+
+    def forget_arena(self) -> None:
+        """Have the next EXEC gather in any case."""
+        with self._lock:
+            self._in_arena = _nothing
 
     def make_wait_for_readers(self, stream: Stream, pages: Sequence[int]) -> None:
         """Put a stream behind the last gather from any of these pages; returns at once."""
         with self._lock:
             last = max((self._last_read[page] for page in pages), default=0)
-            # An older launch has ended long ago: its place has been used again.
-            if last > self._num_launched - NUM_LAUNCHES:
-                stream.wait(self._launches[last % NUM_LAUNCHES].gathered)
+            # All before one that is finished have ended, too.
+            if launch := self._under_way.get(last):
+                stream.wait(launch.gathered)
 
-    def _enqueue(
-        self, kernel: CapturedKernel, pages: Sequence[int], io_offset: int | None
+    def _launch(
+        self,
+        kernel: CapturedKernel,
+        weights: HostWeights | None,
+        pages: Sequence[int],
+        io_offset: int | None,
     ) -> ExecLaunch:
+        launch = self._free.pop() if self._free else ExecLaunch(self._accelerator)
         self._num_launched += 1
-        launch = self._launches[self._num_launched % NUM_LAUNCHES]
-        # Blocks only if more EXEC are under way than ever are: the place's last user ended long ago.
-        launch.end.synchronize()
-        for page in pages:
-            self._last_read[page] = self._num_launched
-        memory, stream, layout = self._memory, self._stream, kernel.layout
-        count = len(pages)
-        launch.pages.numpy()[:count] = pages
+        launch.number = self._num_launched
+        launch.gathers = weights is None or self._in_arena() is not weights
+        self._in_arena = _nothing  # should the launch fail
+        pieces = self._pieces(kernel.compute, kernel.layout, pages, io_offset, launch)
+        if launch.gathers:
+            for page in pages:
+                self._last_read[page] = launch.number
+        self._under_way[launch.number] = launch
+        try:
+            kernel.work.launch(self._stream, pieces)
+        except BaseException:
+            # What the events stand for now is not known: they are not used again.
+            del self._under_way[launch.number]
+            raise
+        if weights is not None:
+            self._in_arena = weakref.ref(weights)
+        return launch
+
+    def _pieces(
+        self,
+        compute: Callable[[], None],
+        layout: IoLayout,
+        pages: Sequence[int],
+        io_offset: int | None,
+        launch: ExecLaunch,
+    ) -> list[Piece | None]:
+        """What an EXEC consists of; copies from and to the IO slot are left out if there is none."""
+        memory, count, split = self._memory, len(pages), layout.outputs_begin
+        batch = memory.batch[: layout.num_bytes]
+        to_batch: DeviceCopy | None = None
+        from_batch: DeviceCopy | None = None
+        if io_offset is not None:
+            slot = memory.io[io_offset : io_offset + layout.num_bytes]
+            to_batch = DeviceCopy(batch[:split], slot[:split])
+            from_batch = DeviceCopy(slot[split:], batch[split:])
+        page_list: DeviceCopy | None = None
+        gather: Callable[[], None] | None = None
+        if launch.gathers:
+            page_list = DeviceCopy(memory.page_list[:count], memory.page_lists[pages[0]][:count])
+            gather = self._gather_of(count)
+        return [
+            *(launch.begin, page_list, gather, launch.gathered),
+            *(to_batch, compute, from_batch, launch.end),
+        ]
+
+    def _gather_of(self, count: int) -> Callable[[], None]:
+        memory = self._memory
         listed, rows = memory.page_list[:count], memory.arena[:count]
 
         def gather() -> None:
-            listed.copy_(launch.pages[:count], non_blocking=True)
             torch.index_select(memory.pages, 0, listed, out=rows)
 
-        stream.record(launch.begin)
-        stream.run(gather)
-        stream.record(launch.gathered)
-        batch, split = memory.batch[: layout.num_bytes], layout.outputs_begin
-        slot = None if io_offset is None else memory.io[io_offset : io_offset + layout.num_bytes]
+        return gather
 
-        def compute() -> None:
-            if slot is None:
-                batch[:split].zero_()
-                kernel.run()
-            else:
-                batch[:split].copy_(slot[:split])
-                kernel.run()
-                slot[split:].copy_(batch[split:])
 
-        stream.run(compute)
-        stream.record(launch.end)
-        return launch
+def _nothing() -> None:
+    """No weights."""

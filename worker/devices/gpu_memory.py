@@ -19,8 +19,11 @@ logger = logging.getLogger(__name__)
 _WORKSPACE_BYTES_MIN, _WORKSPACE_PART = 2 << 30, 16
 # Instantiated graphs, cuDNN's and cuBLAS's kernels, onnxruntime's arena: torch knows of none of them.
 _UNSEEN_PART = 32
-# Pages are copied and gathered as rows of the largest plain type.
-_WORD_BYTES = 8
+# Pages are gathered as rows of the largest type: for up to 16 of them torch's kernel (`index_select`) moves a word per
+# thread and step, and counts in 64 bits from 2**31 words in the cache on, which are 32 GiB of these. (A copy per page
+# would need no list; but each would be a node to change, and might wait in a copy engine for a LOAD's pages.)
+_WORD = torch.complex128
+_NUMBER_BYTES = 8
 
 
 def workspace_limit(accelerator: Accelerator, wanted: int | None) -> int:
@@ -75,7 +78,6 @@ class GpuMemory:
         io_pool_bytes: int,
         host_bytes: int,
         host_file: int | None = None,
-        num_launches: int,
     ) -> None:
         """Take everything.
 
@@ -85,7 +87,6 @@ class GpuMemory:
             io_pool_bytes: the size of all IO slots together.
             host_bytes: the size of the host's copies of all weights together.
             host_file: the file in memory where they lie, if other workers share it.
-            num_launches: how many EXEC may be under way, each with a list of pages of its own.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -93,30 +94,32 @@ class GpuMemory:
         arena_pages = -(-limits.arena_bytes // PAGE_BYTES)
         try:
             #: The weights cache, one row a page.
-            self.pages = _rows(accelerator.device_memory(limits.num_pages * PAGE_BYTES))
+            self.pages = rows_of_pages(accelerator.device_memory(limits.num_pages * PAGE_BYTES))
             #: The running model's weights, gathered, in rows as well.
-            self.arena = _rows(accelerator.device_memory(arena_pages * PAGE_BYTES))
+            self.arena = rows_of_pages(accelerator.device_memory(arena_pages * PAGE_BYTES))
             #: The IO slots.
             self.io = accelerator.device_memory(io_pool_bytes)
             #: The static batch that captured kernels read and write, laid out like an IO slot.
             self.batch = accelerator.device_memory(limits.io_bytes)
-            #: The numbers of the pages that an EXEC gathers.
-            self.page_list = accelerator.device_memory(arena_pages * _WORD_BYTES).view(torch.int64)
+            lists = accelerator.device_memory((limits.num_pages + 1) * arena_pages * _NUMBER_BYTES)
             #: The host's copies of all models' weights.
             self.host = accelerator.host_memory(host_bytes, host_file)
             # Inputs and outputs on their way. Whole pools, because a slot then has the same offset here
             # and on the device.
             self.io_in = accelerator.host_memory(io_pool_bytes)
             self.io_out = accelerator.host_memory(io_pool_bytes)
-            lists = accelerator.host_memory(num_launches * arena_pages * _WORD_BYTES)
+            load_list = accelerator.host_memory(arena_pages * _NUMBER_BYTES)
         except MemoryError as error:
             raise ConfigError(
                 f"not enough memory for {limits.num_pages} pages, arena and IO: {error}"
             ) from None
-        #: For each launch, the host's side of `page_list`.
-        self.launch_lists = lists.view(torch.int64).view(num_launches, -1)
+        # The numbers of the pages that an EXEC gathers; and, for each page, those of the model that begins there.
+        # An EXEC finds them on the device: in the copy engine it would wait behind the pages of a LOAD.
+        self.page_list, *self.page_lists = lists.view(torch.int64).view(-1, arena_pages)
+        #: Those of a model that is being loaded.
+        self.load_list = load_list.view(torch.int64)
 
 
-def _rows(memory: Tensor) -> Tensor:
+def rows_of_pages(memory: Tensor) -> Tensor:
     """Pages as rows of a matrix, which can be gathered by number."""
-    return memory.view(torch.int64).view(-1, PAGE_BYTES // _WORD_BYTES)
+    return memory.view(_WORD).view(-1, PAGE_BYTES // _WORD.itemsize)

@@ -300,13 +300,17 @@ class Kernels:
                 self._check_workspace(batch_size, self._workspace_bytes - before)
 
         try:
-            run = self._accelerator.capture(
-                work, rehearsal=rehearse, tensor_cores=program.precision.tensor_cores
+            captured = self._execs.capture(
+                work,
+                rehearsal=rehearse,
+                tensor_cores=program.precision.tensor_cores,
+                layout=layout,
+                num_pages=compiled.num_pages,
             )
         except (RuntimeError, TypeError, IndexError, ValueError) as error:  # what torch raises
             self._loss.judge(error)
             raise ModelError(f"a batch of {batch_size} failed: {first_line(error)}") from None
-        return CapturedKernel(way, run, layout, constants)
+        return CapturedKernel(way, work, captured, layout, constants)
 
     def _onnxruntime_kernel(
         self,
@@ -336,10 +340,14 @@ class Kernels:
             kernel = bound_to(self._memory.batch)
             # The rehearsal reads zeros, which are legal indices anywhere.
             aside = bound_to(self._accelerator.device_memory(layout.num_bytes))
-            run = self._accelerator.capture(
-                kernel.launch, rehearsal=aside.launch, tensor_cores=False
+            captured = self._execs.capture(
+                kernel.launch,
+                rehearsal=aside.launch,
+                tensor_cores=False,
+                layout=layout,
+                num_pages=compiled.num_pages,
             )
         except Exception as error:  # onnxruntime's exceptions have no common base
             self._loss.judge(error)
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
-        return CapturedKernel(Way.ONNXRUNTIME, run, layout, kernel)
+        return CapturedKernel(Way.ONNXRUNTIME, kernel.launch, captured, layout, kernel)

@@ -67,7 +67,9 @@ def try_network(name: str) -> TriedNetwork:
             return TriedNetwork(name, str(error), 0.0)
         program = Program((target / GRAPH_FILE).read_bytes(), torch.device("cpu"))
         weights = read_weights(target, compiled).copy()
-    return TriedNetwork(name, "", _difference(model, program, compiled, weights), compiled.one_by_one)
+    return TriedNetwork(
+        name, "", _difference(model, program, compiled, weights), compiled.one_by_one
+    )
 
 
 def _difference(
