@@ -1249,10 +1249,10 @@ class SearchingAccelerator(HostAccelerator):
     kept_bytes = 0
 
     def capture(
-        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
-    ) -> Callable[[], None]:
+        self, pieces: Sequence[Piece | None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> CapturedWork:
         self.searched = False
-        return super().capture(work, rehearsal=rehearsal, tensor_cores=tensor_cores)
+        return super().capture(pieces, rehearsal=rehearsal, tensor_cores=tensor_cores)
 
     def reserved_bytes(self) -> int:
         return super().reserved_bytes() + self.kept_bytes

@@ -87,8 +87,8 @@ class CudaWork(CapturedWork):
     def __init__(self, driver: Any) -> None:  # noqa: ANN401
         self._driver = driver
         self._context = _check(driver.cuCtxGetCurrent())
-        # Kept: changes name the nodes of the graph that was captured.
-        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        #: Kept: changes name the nodes of the graph that was captured.
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._exec: Any = None
         self._parts: list[_Part] = []
 
@@ -112,8 +112,8 @@ class CudaWork(CapturedWork):
             before.update(map(int, new))
             self._parts.append(self._part(piece, new))
 
-    def instantiate(self) -> None:
-        """Make the captured graph ready to be launched.
+    def instantiate(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Make the graph that the pieces were captured in ready to be launched.
 
         Raises:
             RuntimeError: its kernels call functions of the host, and each launch would call them again:
@@ -122,8 +122,9 @@ class CudaWork(CapturedWork):
         host = self._driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST
         if any(self._type(node) == host for part in self._parts for node in part.nodes):
             raise RuntimeError("its kernels call functions of the host, which cannot be replayed")
-        self.graph.instantiate()
-        self._exec = self._driver.CUgraphExec(self.graph.raw_cuda_graph_exec())
+        graph.instantiate()
+        self._graph = graph
+        self._exec = self._driver.CUgraphExec(graph.raw_cuda_graph_exec())
 
     @override
     def launch(self, stream: Stream, pieces: Sequence[Piece | None]) -> None:

@@ -32,7 +32,9 @@ from clockwright.units import NS_PER_S, ActionId, ModelId
 from experiments.live.bare_lanes import fetch_nothing, stored
 from experiments.live.local_server import LocalServer
 from worker.core.lanes import Lane, Step
+from worker.devices.accelerator import Piece
 from worker.devices.cuda import CudaAccelerator
+from worker.devices.cuda_graph import CudaWork
 from worker.devices.exec_queue import ExecQueue
 from worker.devices.gpu import TorchDevice, TorchModel
 from worker.models.file_store import FileStore
@@ -264,14 +266,12 @@ def spoilt(_: int, cache: Path) -> dict[str, object]:
 
     def wait_too(
         self: CudaAccelerator,
-        work: Callable[[], None],
+        pieces: Sequence[Piece | None],
         **settings: Any,  # noqa: ANN401
-    ) -> Callable[[], None]:
-        def spoil() -> None:
-            work()
-            torch.cuda.current_stream().synchronize()
-
-        return capture(self, spoil, **settings)
+    ) -> CudaWork:
+        return capture(
+            self, [*pieces, lambda: torch.cuda.current_stream().synchronize()], **settings
+        )
 
     CudaAccelerator.capture = wait_too  # type: ignore[method-assign]
     refused = []
