@@ -15,8 +15,6 @@ FIGURES += overload lanes
 FIGURES += truth
 # `edf_mh` beside `clockwork`, with each of its pieces off, and live beside simulated (likewise).
 FIGURES += edf_mh edf_mh_cost ablation live_ranking
-# What refusing at once costs, at least and here: a minute.
-FIGURES += at_once
 
 .PHONY: demo test test-long check bench experiments $(FIGURES) proto clean
 

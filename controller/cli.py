@@ -75,13 +75,6 @@ class SchedulerFlags:
             "beside a flood. Less answers more in total."
         ),
     ] = 1
-    at_once: Annotated[
-        float,
-        typer.Option(
-            help="Under policy edf_mh the part, 0 to 1, of all refusals under overload that leave at arrival. More "
-            "answers less; with 0 whatever may be in time waits."
-        ),
-    ] = 0
 
     def config(self) -> SchedulerConfig:
         """The settings of a scheduler.
@@ -101,7 +94,6 @@ class SchedulerFlags:
             else 0,
             edf_mh=EdfMhConfig(
                 isolation=self.isolation,
-                at_once=self.at_once,
                 tenant_weights=dict(map(_tenant_weight, self.tenant_weights or ())),
             ),
         )

@@ -15,7 +15,7 @@ from clockwright.errors import ConfigError
 
 #: Flags of `up`, `controller` that are one scheduling policy's alone, by policy.
 FLAGS_OF = {
-    "edf_mh": ("--tenant-weight", "--isolation", "--at-once"),
+    "edf_mh": ("--tenant-weight", "--isolation"),
     "clipper": ("--batching", "--batch-delay-ms"),
 }
 

@@ -6,8 +6,8 @@ A package announces one so::
     mine = "my_package:MINE"        # MINE = PolicyKind(MyPolicy, Traits(predicts=True))
 
 and `--policy mine` serves with it. `controller.core.policy.Policy` is all that is asked of `MyPolicy`: three
-numbers, `wants_any` and `at_once`, and every method, with the same arguments. One that has nothing to say may do
-nothing: `leaves_room` gives 0.0 and `has_share_left` False where all are alike, `victims_of_refused` gives None where
+numbers, `wants_any`, and every method, with the same arguments. One that has nothing to say may do
+nothing: `leaves_room` gives 0.0 where all are alike, `victims_of_refused` gives None where
 refused models take nobody's pages, `catch_up` and `unpark` are empty where no worker's strategies are kept. A
 policy that lacks something is refused when it is made, by name of what it lacks. It is not derived from `Policy`,
 and so inherits nothing: where the core is compiled (`make native`), interpreted code cannot derive from a protocol.

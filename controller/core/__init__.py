@@ -57,7 +57,7 @@ import point down only::
 To find a rule: which SLO holds, `controller.front.oip.request_slo_ns`; when a lane gets its next action,
 `Dispatch.fill_exec` and `fill_load`; what an operator's pin does, `Dispatch.load_pinned`; how long the ways to a worker and back are, and what they carry, `link`;
 why a model gets another copy, `copies`; what the policy hears of a change, the table in `books`; what is
-evicted, `policies.eviction`; which models are closed under overload, `gates`; the margin, `admission.margin_of`;
+evicted, `policies.eviction`; the margin, `admission.margin_of`;
 the window of an action, `dispatch`; what is believed of a duration, and when it is tried again, `estimator`;
 why `edf_mh` chooses a batch, `EdfMhPolicy.next_infer`; which worker is avoided, and when it is tried again, the
 table in `health`; what becomes of the requests of a run

@@ -508,8 +508,6 @@ class Books:
             self.drop(copy)
         for model in self.models.values():
             model.loose.pop(worker, None)
-            if model.ran_on is worker:
-                model.ran_on = None
             if model.not_ready_on(worker):
                 self._suspension_over(model)
                 if model.queue:

@@ -61,21 +61,12 @@ class EdfMhConfig:
     deferral: bool = True
     #: Batch clients' work runs on a limited number of GPUs at once. Else on every lane that is idle.
     limit_batch: bool = True
-    #: Under overload, this share of all requests dropped is refused at arrival (gates.py); the others when
-    #: their slack is gone. With 0.62 the median refusal leaves at once instead of after nine tenths of the SLO.
-    #: It costs answers, because batches are densest where all wait and the sparse are dropped in the end: of what is
-    #: asked of 15 models 1 to 3 in 100, of 600 models 2 to 5, where SLOs are mixed 4. No policy that cannot foresee
-    #: arrivals could have it for nothing (experiments/bounds/at_once.py): with 600 models the best that refuses
-    #: half at once answers 1 to 3 in 100 less than the best of all, and at twice the load less than this one with 0.
-    #: 0: whatever may be served waits.
-    at_once: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.pressure_gain <= 100:
             raise ConfigError(f"pressure_gain is {self.pressure_gain}, expected 0 to 100")
-        for name in ("isolation", "at_once"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 1")
+        if not 0 <= self.isolation <= 1:
+            raise ConfigError(f"isolation is {self.isolation}, expected 0 to 1")
         for tenant, weight in self.tenant_weights.items():
             # The comparison is false for NaN too.
             if not isinstance(weight, (int, float)) or not 0.01 <= weight <= 100:

@@ -27,7 +27,6 @@ from controller.core.copies import (
     reason_for_copy,
 )
 from controller.core.events import Command, SendAction
-from controller.core.gates import Gates
 from controller.core.load_lanes import Place
 from controller.core.policy import Policy, Traits
 from controller.core.state import (
@@ -59,7 +58,6 @@ class Dispatch:
         policy: Policy,
         books: Books,
         alarms: Alarms,
-        gates: Gates,
         commands: list[Command],
     ) -> None:
         """Begin with no worker.
@@ -70,7 +68,6 @@ class Dispatch:
             policy: chooses what runs and what is loaded.
             books: what is true; told of every action.
             alarms: when to look at a lane again.
-            gates: told of every batch.
             commands: where actions to send are put; the door takes them away with every event.
         """
         self._config = config
@@ -78,7 +75,6 @@ class Dispatch:
         self._policy = policy
         self._books = books
         self._alarms = alarms
-        self._gates = gates
         self.commands = commands
         self._action_ids = count(1)
         # No load lane has room before this time. Set to 0 by whatever may prove it wrong, which is easily
@@ -259,8 +255,6 @@ class Dispatch:
             sent.in_bytes = sum([request.num_bytes for request in requests])
             sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
         self._books.begin_infer(sent, batch, now_ns)
-        if self._gates.active:
-            self._gates.sent(worker, model, requests, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
             SendAction(

@@ -6,7 +6,7 @@ K requests, and the members that do not fit are known before anything is sent.
 
 The two bounds are written apart and are not quite the same. Here the queue ahead is priced at the fastest
 kind's rate, on all copies, also where the model would be loaded anew, and `INFEASIBLE` compares with the time
-that is left, not with the whole SLO. Whose request it is does not count, nor do gates. A forecast decides which
+that is left, not with the whole SLO. Whose request it is does not count. A forecast decides which
 members are asked; `admission` has the last word.
 
 It writes in one place, which a forecast should not: `_doubt`, as `admission` does.

@@ -50,14 +50,6 @@ class Policy(Protocol):
     def wants_any(self) -> bool:
         """Whether any model is queued for loading; some may need it no more."""
 
-    @property
-    def at_once(self) -> float:
-        """Under overload, this share of all requests dropped is to be refused at arrival (gate.py).
-
-        0: those alone of which a prediction says that they cannot be in time.
-        """
-        return 0.0
-
     def queue_changed(self, model: Model) -> None:
         """Requests of the model came or went, or a copy of it became usable.
 
@@ -76,10 +68,6 @@ class Policy(Protocol):
 
     def leaves_room(self, request: Request, now_ns: int) -> float:
         """The part of its slack, 0 to 1, that an arriving request with a tenant leaves to others."""
-
-    def has_share_left(self, request: Request, now_ns: int) -> bool:
-        """Whether who asks is within its fair share while others are beyond theirs: the gate lets it in."""
-        return False
 
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded; its copy holds one pin less."""

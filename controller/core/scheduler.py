@@ -72,7 +72,6 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
-from controller.core.gates import Gates
 from controller.core.health import Health
 from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
@@ -159,15 +158,12 @@ class Scheduler:
         self._books = Books(self._policy)
         self._remedies = Remedies(self._books)
         self._health = Health(self._books)
-        at_once = self._policy.at_once if self._predicts else 0.0
-        self._gates = Gates(self._policy, at_once, self.config.batch_slo_ns)
         self._dispatch = Dispatch(
             self.config,
             kind.traits,
             self._policy,
             self._books,
             self._alarms,
-            self._gates,
             self._commands,
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -417,20 +413,12 @@ class Scheduler:
         else:
             verdict = self._judge_without_prediction(request)
         if verdict.refusal is not None:
-            self._gates.dropped(request, verdict.refusal, self._now_ns, waited=False)
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(refusal_of(request, verdict))
             self._seek_copy_for_refused(model, verdict, arriving=True)
             if model.suspended:
                 self._probe(model, request.request_id)
             return None
-        if self._gates.active:
-            verdict.refusal = self._gates.turn_away(request, self._now_ns)
-            if verdict.refusal is not None:
-                # The policy does not hear of it, and goes on as if less had been asked.
-                books.shortages.dropped(request, verdict.refusal, self._now_ns)
-                self._commands.append(refusal_of(request, _waited_in_vain(request, verdict)))
-                return None
         books.enqueue(request)
         if self._predicts:  # else it waits until it has run
             self._alarms.watch(request, verdict.hopeless_ns)
@@ -544,7 +532,6 @@ class Scheduler:
                 verdict.refusal = Refusal.OVERLOADED
                 _waited_in_vain(request, verdict)
             self._leave_queue(request)
-            self._gates.dropped(request, verdict.refusal, now_ns, waited=True)
             self._books.dropped(request, verdict.refusal, now_ns)
             self._refuse(request, verdict)
             self._seek_copy_for_refused(request.model, verdict, arriving=False)

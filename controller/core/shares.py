@@ -209,12 +209,6 @@ class FairShare:
         """Whether somebody asked of late for much of all there is, and for more than the level."""
         return step - self._flood_step < _STEPS_PER_HALF
 
-    def is_small(self, usage: Usage, weight: float, step: int) -> bool:
-        """Whether somebody asks for much less than those ask, on average, whose requests are dropped."""
-        if usage.step != step:
-            usage.fade(step)
-        return usage.asked_ns / weight * self._dropped_ns <= _SMALL * self._asked_by_dropped
-
     def _move(self, excess_ns: float) -> None:
         """More was served than is within the level, or less: it rises, or falls."""
         change = _GAIN * excess_ns / max(self._served_ns, _LANE_NS / 8)

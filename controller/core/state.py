@@ -19,7 +19,6 @@ from typing import Final
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.estimator import Estimates
-from controller.core.gate import Gate
 from controller.core.link import LinkPlan
 from controller.core.lost import Lost
 from controller.core.shares import ServedShare, Usage
@@ -108,12 +107,6 @@ class Model:
     num_multi_row: int = 0
     #: Their rows beyond the first of each, by `due_ns`.
     extra_rows: SumsInOrder = field(default_factory=SumsInOrder)
-    #: The worker that ran it last, and when a batch was sent; what became of its requests. `Gates` notes them.
-    ran_on: WorkerState | None = None
-    sent_ns: int = 0
-    #: Mean time between its latest batches.
-    served_gap_ns: float = 0.0
-    fate: ServedShare = field(default_factory=ServedShare)
     #: Requests in Infer actions.
     num_sent: int = 0
     #: Workers that hold the weights in host memory, and what they know of the model.
@@ -373,7 +366,6 @@ class WorkerState:
     draining: bool = False
     #: Workers of another kind are there too.
     beside_others: bool = False
-    gate: Gate = field(default_factory=Gate)
     #: What all workers of its kind did, and what was missing there (shortages.py).
     counts: KindCounts = field(default_factory=KindCounts)
 

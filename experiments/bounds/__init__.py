@@ -12,7 +12,6 @@ bound                     holds for                                             
                           sees bursts
 `residency_bound` (B6)    the same, for whole runs: pages x time, and LOADs              a sort
 `memoryless_bound` (B4)   policies that cannot foresee, independent popularity          a sort
-`at_once_bound` (B7)      the same, and so many refusals at once; models asked alike    value iteration
 `best_resident`,          exact, one GPU, a few requests: what the others are           exponential
 `best_loading` (B5)       checked against
 ========================  ============================================================  ==============
@@ -25,7 +24,6 @@ time per GPU, and requests of one row. A run whose devices are faster than the p
 are random, is outside of that: give the shortest durations that occur.
 """
 
-from experiments.bounds.at_once import AlikeCase, at_once_bound
 from experiments.bounds.case import BoundProblem, Cost, Wires
 from experiments.bounds.density import density_bound, density_rate, least_shares
 from experiments.bounds.exact import best_loading, best_resident
@@ -34,11 +32,9 @@ from experiments.bounds.memoryless import memoryless_bound
 from experiments.bounds.residency import residency_bound
 
 __all__ = [
-    "AlikeCase",
     "BoundProblem",
     "Cost",
     "Wires",
-    "at_once_bound",
     "best_loading",
     "best_resident",
     "density_bound",

@@ -79,13 +79,8 @@ REPLACED = (
     Contender(name="wanted_not_evicted", config=ALL, scheduler=tried.plain_lru, only=_LOADS),
 )
 
-#: Left out, or off: how it was tried, and where.
+#: Left out: how it was tried, and where.
 LEFT_OUT = (
-    Contender(
-        name="at_once",
-        config=replace(ALL, edf_mh=EdfMhConfig(at_once=0.62)),
-        only=("overload", "zoo_zoo600_slo100"),
-    ),
     Contender(
         name="batch_beside_idle",
         config=ALL,

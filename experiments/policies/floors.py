@@ -35,7 +35,7 @@ from experiments.clockwork_paper import (
     scale,
 )
 from experiments.clockwork_paper.cases import closed, poisson, pressed, resnets, zoo
-from experiments.policies import ablation, at_once, contest, edf_mh, lanes, overload
+from experiments.policies import ablation, contest, edf_mh, lanes, overload
 from experiments.policies.contest import Outcome, bound_of, measure
 from experiments.policies.load import Load
 from experiments.policies.unseen import __main__ as unseen
@@ -165,9 +165,6 @@ QUICK_UNSEEN = unseen.Setting(
 #: A load that few pieces matter for, so that few runs are enough.
 QUICK_PIECES = contest.Setting(seeds=(1,), only=("unseen_random",), processes=1, bounds=False)
 
-#: With so few models no bound is computed, which would take minutes.
-QUICK_AT_ONCE = at_once.Setting(loads=((15, 1, (1500,)),), seeds=(1,))
-
 #: Containers of this machine are left out.
 QUICK_REPLICAS = clipper_fig6.Setting(
     real_replicas=(),
@@ -288,7 +285,6 @@ FORMS: Mapping[str, Callable[[Path], Any]] = {
     "scenarios": play_scenarios,
     "unseen": lambda directory: unseen.STUDY.produce(QUICK_UNSEEN, directory),
     "ablation": lambda directory: ablation.STUDY.produce(QUICK_PIECES, directory),
-    "at_once": lambda directory: at_once.STUDY.produce(QUICK_AT_ONCE, directory),
     "clipper_fig6": lambda directory: clipper_fig6.STUDY.produce(QUICK_REPLICAS, directory),
     "explain": lambda directory: explain.STUDY.produce(QUICK_EXPLAIN, directory),
 }

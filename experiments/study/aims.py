@@ -100,7 +100,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim(
             "refusal_p50_share_600",
             at_most=0.1,
-            obstacle="no policy could refuse half at once and answer as much: at_once.json",
+            obstacle="no policy could refuse half at once and answer as much: docs/concepts.md",
         ),
         Aim("burst_wrong_refusals", at_most=0),
         Aim("unlike_violated_pct", at_most=1),

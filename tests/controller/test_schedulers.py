@@ -34,8 +34,6 @@ def oldest(copy, begin_ns):
 
 
 class OneAtATime:
-    at_once = 0.0
-
     def __init__(self, config):
         self.lookahead_ns = config.lookahead_ns
         self.max_outstanding = config.max_outstanding
@@ -65,9 +63,6 @@ class OneAtATime:
 
     def leaves_room(self, request, now_ns):
         return 0.0
-
-    def has_share_left(self, request, now_ns):
-        return False
 
     def refused(self, request, refusal, *, now_ns):
         pass

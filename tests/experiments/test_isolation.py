@@ -60,9 +60,7 @@ def test_where_nobody_floods_isolation_costs_a_zoo_next_to_nothing() -> None:
         run(
             replace(
                 case,
-                scheduler=SchedulerConfig(
-                    edf_mh=EdfMhConfig(isolation=isolation, at_once=0.0),
-                ),
+                scheduler=SchedulerConfig(edf_mh=EdfMhConfig(isolation=isolation)),
             )
         ).summary.total()
         for isolation in (0.0, 1.0)

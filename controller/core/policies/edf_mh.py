@@ -283,11 +283,6 @@ class EdfMhPolicy(Policy):
 
     # --- told by the mechanism ---------------------------------------------------------------
 
-    @property
-    @override
-    def at_once(self) -> float:
-        return self._pieces.at_once
-
     @override
     def queue_changed(self, model: Model) -> None:
         self._strategies.update(model)
@@ -314,10 +309,6 @@ class EdfMhPolicy(Policy):
     def leaves_room(self, request: Request, now_ns: int) -> float:
         """A part of its slack where its tenant used up its share."""
         return self._fairness.leaves_room(request, now_ns)
-
-    @override
-    def has_share_left(self, request: Request, now_ns: int) -> bool:
-        return self._fairness.has_share_left(request, now_ns)
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """Let tenants' shares be other ones from now on; those that are not named have the configured."""

@@ -108,22 +108,6 @@ class Fairness:
         tenant = self._tenants.get(name)
         return tenant if tenant is not None and tenant.num_seen >= _KNOWN_AFTER else None
 
-    def has_share_left(self, request: Request, now_ns: int) -> bool:
-        """Whether who asks has some share left of the lanes that it needs, beside others that ask for much more.
-
-        Where all ask alike, some have used less by chance, and to prefer those would thin batches. To models that
-        are asked without a tenant, a load is always more than their share.
-        """
-        isolation, step = self._isolation, now_ns // STEP_NS
-        tenant = self._known(request.tenant)
-        weight = 1.0 if tenant is None else tenant.weight
-        fair, usage = self._exec, request.model.usage if tenant is None else tenant.exec_usage
-        if request.cold:
-            if tenant is None:
-                return False
-            fair, usage = self._load, tenant.load_usage
-        return fair.has_left(usage, weight, isolation, step) and fair.is_small(usage, weight, step)
-
     def _has_left(self, request: Request, now_ns: int) -> bool:
         """Whether whoever asks has some of its share of the exec lanes left."""
         step = now_ns // STEP_NS
