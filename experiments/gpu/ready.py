@@ -9,29 +9,19 @@ The stand-in has no cuDNN, cuBLAS or NVML and tells no times, so those wait for 
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from clockwright.errors import ConfigError
+from experiments.gpu.corpus.share import compiled_share
 from experiments.gpu.stand_in import MissingError, interpreters, rehearse
+from experiments.gpu.start import medians
 from experiments.study.bench import Findings, bench
 
-# Seconds from a process's start until ResNet-50 is ready in float32, before compiling was made faster.
+# Seconds from a process's start until ResNet-50 was ready in float32, before compiling was made faster.
 _RESNET50_COLD_S_BEFORE = 35.0
-_PREPARE = """
-import asyncio, sys
-from pathlib import Path
-from experiments.gpu.hardware import BareDevice, Room
-from worker.devices.accelerator import HostAccelerator
-room = Room(num_pages=32, arena_bytes=512 << 20, io_bytes=32 << 20, host_bytes=512 << 20)
-device = BareDevice(HostAccelerator(), room, cache_dir=Path(sys.argv[2]))
-asyncio.run(device.model(sys.argv[1], (1,)))
-"""
+#: Figures of one torch that are added up over all of them.
+_SUMS = ("requests", "faults_tried", "wrong_answers", "workers_lost_needlessly")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +33,8 @@ class Setting:
     #: How many times of one call in one phase a fault is put at, from the first call to the last.
     places: int = 3
     networks: tuple[str, ...] = ("resnet50_v1", "bert_base")
+    #: How often each network's start is timed, cold and cached.
+    starts: int = 3
 
 
 def measure(setting: Setting) -> Findings:
@@ -73,32 +65,27 @@ def measure(setting: Setting) -> Findings:
             f"{version}_allocations_while_serving": answers["allocations"],
             f"{version}_pageable_copies": answers["pageable_copies"],
         }
-        for key in ("faults_tried", "wrong_answers", "workers_lost_needlessly"):
+        figures[f"{version}_wrong_answers"] = answers["wrong"] + faults["wrong_answers"]
+        for key in ("faults_tried", "workers_lost_needlessly"):
             figures[f"{version}_{key}"] = faults[key]
         extra[version] = faults
+    right = [figure for key, figure in figures.items() if key.endswith("answers_right")]
+    figures["stand_in_answers_right"] = min(right)
+    for key in _SUMS:
+        figures[key] = sum(figure for name, figure in figures.items() if name.endswith(f"_{key}"))
     for name in setting.networks:
-        with tempfile.TemporaryDirectory() as cache:
-            for key in ("cold", "cached"):
-                begin_s = time.monotonic()
-                subprocess.run([sys.executable, "-c", _PREPARE, name, cache], check=True)
-                figures[f"{name}_{key}_s"] = time.monotonic() - begin_s
-    figures |= _corpus()
-    return Findings(figures, extra, _fault(figures))
-
-
-def _corpus() -> dict[str, float]:
-    """How many networks of the corpus compile and answer right; nothing where there is no corpus."""
-    try:
-        corpus = import_module("experiments.gpu.corpus.share")
-    except ImportError:
-        return {}
-    share, outcomes = corpus.compiled_share(processes=2)
-    compiled = [each.difference for each in outcomes if not each.refusal]
-    return {
+        starts = medians(name, "torch:cpu", times=setting.starts)
+        figures |= {f"{name}_{key}": figure for key, figure in starts.items()}
+    share, outcomes = compiled_share(processes=2)
+    figures |= {
         "networks_compiled_share": share,
         "networks": len(outcomes),
-        "networks_largest_difference": max(compiled, default=0.0),
+        "networks_largest_difference": max(
+            (each.difference for each in outcomes if not each.refusal), default=0.0
+        ),
     }
+    extra["refused"] = {each.name: each.refusal for each in outcomes if each.refusal}
+    return Findings(figures, extra, _fault(figures))
 
 
 def _fault(figures: dict[str, float]) -> str:

@@ -2,14 +2,10 @@
 
 What counts is what a user waits for: processes, imports, memory, compiling, kernels. On `torch:cpu` compiling is what it
 is on a GPU, and kernels are measured on the processor, which takes them longer.
-
-    python -m experiments.gpu.start resnet50_v1 bert_base
-    python -m experiments.gpu.start resnet50_v1 --device cuda:0 --precision float16 --times 3
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
 import tempfile
@@ -62,21 +58,3 @@ def medians(name: str, device: str, flags: Sequence[str] = (), times: int = 3) -
 def _used_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def main() -> None:
-    """Print the figures of models."""
-    parser = argparse.ArgumentParser(description="Seconds from start to ready.")
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--device", default="torch:cpu")
-    parser.add_argument("--precision", default="float32")
-    parser.add_argument("--times", type=int, default=1)
-    options = parser.parse_args()
-    for name in options.models:
-        flags = (f"--precision={options.precision}",)
-        figures = medians(name, options.device, flags, options.times)
-        print(name, " ".join(f"{key}={figure:.1f}" for key, figure in figures.items()))
-
-
-if __name__ == "__main__":
-    main()

@@ -188,6 +188,15 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         ],
         Aim("dashboard_stall_ms", at_most=5),
     ),
+    # Without a GPU; requests and faults are those of the oldest and the newest torch together.
+    "gpu_ready": (
+        Aim("requests", at_least=2000),
+        Aim("stand_in_answers_right", at_least=1),
+        Aim("wrong_answers", at_most=0),
+        Aim("workers_lost_needlessly", at_most=0),
+        Aim("networks_compiled_share", at_least=0.95),
+        Aim("networks_largest_difference", at_most=1e-4),
+    ),
     "gpu/table1": (
         Aim(f"{_MAIN}_b1_runs", at_least=10_000),
         # The 99.99th percentile over the median, of an EXEC and of its kernels alone: the card's part. The paper has 1.0003;
