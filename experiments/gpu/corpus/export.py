@@ -16,7 +16,7 @@ import lzma
 import sys
 import tarfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -40,14 +40,19 @@ from experiments.gpu.corpus.networks import NETWORKS, Network
 _DYNAMO = """
 bert gpt2 vit unet_bilinear lstm distilbert roberta albert mpnet minilm_sentence mpnet_sentence electra deberta deberta_v2
 mobilebert squeezebert convbert bert_classifier llama segformer gru yolo whisper_encoder clip_text t5_encoder tv_fcn
-wav2vec2 tv_resnet lstm_both_ways bart unet_nearest denoiser experts style tv_mobilenet_v3_small swin detr t5_decoder
-tv_swin_v2 tv_maxvit beit gru_both_ways clip_vision qwen2 tv_retinanet_heads tv_efficientnet convnextv2 yolos rnn tagger
-wavenet autoencoder super_resolution enlarged_bicubic recommender points
+wav2vec2 tv_resnet lstm_both_ways bart denoiser experts style tv_mobilenet_v3_small swin detr t5_decoder tv_swin_v2
+tv_maxvit beit gru_both_ways clip_vision qwen2 tv_retinanet_heads tv_efficientnet convnextv2 yolos rnn wavenet
+autoencoder super_resolution enlarged_bicubic points
 """
-# Networks that the other exporter has no operators for.
-_DYNAMO_ONLY = ("warper", "fnet")
+# The network that the other exporter has no operators for.
+_DYNAMO_ONLY = "fnet"
 # Attention and RMSNormalization are single operators from this set on.
 _NEWEST = {"llama": 23, "vit": 23, "denoiser": 23}
+_QUANTISED = {
+    "transformer_encoder": "int8_dynamic",
+    "zfnet": "int8_qdq",
+    "autoencoder": "int8_qoperator",
+}
 _SCRIPT_OPSET, _DYNAMO_OPSET = 17, 18
 
 # A constant of so few different numbers is part of the structure, as masks are, and is small when compressed.
@@ -106,18 +111,13 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime 
         return next(self._batches, None)
 
 
-#: How a file is quantised, by the name of the result and the file.
-_QUANTISED: dict[tuple[str, str], Callable[[Path, Path], None]] = {
-    ("transformer_encoder", "int8_dynamic"): lambda source, target: quantize_dynamic(
-        source, target
-    ),
-    ("zfnet", "int8_qdq"): lambda source, target: quantize_static(
-        source, target, _Calibration(source), quant_format=QuantFormat.QDQ
-    ),
-    ("autoencoder", "int8_qoperator"): lambda source, target: quantize_static(
-        source, target, _Calibration(source), quant_format=QuantFormat.QOperator
-    ),
-}
+def _quantise(source: Path, target: Path, how: str) -> None:
+    """Replace a network's products by those of small integers."""
+    if how == "int8_dynamic":
+        quantize_dynamic(source, target)
+    else:
+        form = QuantFormat.QDQ if how == "int8_qdq" else QuantFormat.QOperator
+        quantize_static(source, target, _Calibration(source), quant_format=form)
 
 
 def _export(name: str, exporter: str, path: Path) -> None:
@@ -174,13 +174,13 @@ def slim(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def pack(folder: Path) -> None:
-    """Write the archive."""
+def pack(paths: Iterable[Path]) -> None:
+    """Write the archive of these files."""
     with (
         lzma.open(ARCHIVE, "wb", preset=9 | lzma.PRESET_EXTREME) as file,
         tarfile.open(fileobj=file, mode="w") as archive,
     ):
-        for path in sorted(folder.glob("*.onnx")):
+        for path in sorted(paths):
             content = slim(onnx.load(path)).SerializeToString(deterministic=True)
             entry = tarfile.TarInfo(path.name)
             entry.size = len(content)
@@ -196,8 +196,8 @@ def main(folder: Path) -> None:
     torch.backends.mha.set_fastpath_enabled(False)
     folder.mkdir(exist_ok=True)
     wanted = [
-        *((name, "script") for name in NETWORKS if name not in _DYNAMO_ONLY),
-        *((name, "dynamo") for name in (*_DYNAMO.split(), *_DYNAMO_ONLY)),
+        *((name, "script") for name in NETWORKS if name != _DYNAMO_ONLY),
+        *((name, "dynamo") for name in (*_DYNAMO.split(), _DYNAMO_ONLY)),
         *((name, "newest") for name in _NEWEST),
     ]
     for name, exporter in wanted:
@@ -206,9 +206,9 @@ def main(folder: Path) -> None:
             print(path.stem, flush=True)
             _export(name, exporter, folder / "unfinished")
             (folder / "unfinished").rename(path)
-    for (name, kind), quantise in _QUANTISED.items():
-        quantise(folder / f"{name}.script.onnx", folder / f"{name}.{kind}.onnx")
-    pack(folder)
+    for name, how in _QUANTISED.items():
+        _quantise(folder / f"{name}.script.onnx", folder / f"{name}.{how}.onnx", how)
+    pack(folder / f"{name}.{how}.onnx" for name, how in (*wanted, *_QUANTISED.items()))
 
 
 if __name__ == "__main__":
