@@ -149,12 +149,7 @@ CASES: list[Case] = [
     (node("Split", "x", "y z", axis=1, split=[1, 5]), {"x": X}, {}, 11),
     (node("Slice", "x", starts=[1], ends=[-1], axes=[3]), {"x": X}, {}, 9),
     # From the furthest place there is.
-    (
-        node("Slice", "x", starts=[-(2**63)], ends=[2**63 - 1], axes=[3]),
-        {"x": X},
-        {},
-        9,
-    ),
+    (node("Slice", "x", starts=[-(2**63)], ends=[2**63 - 1], axes=[3]), {"x": X}, {}, 9),
     (node("Gather", "x i", axis=1), {"x": X}, {"i": np.array(0)}, 17),
     (node("Squeeze", "x"), {"x": X[:, :1, :, :1]}, {}, 11),
     (node("Unsqueeze", "x", axes=[1, 2]), {"x": X}, {}, 11),
@@ -511,8 +506,7 @@ def test_tensor_cores_get_their_weights_channels_last_and_the_answers_stay(tmp_p
     layout = torch.channels_last
     assert all(views[weight.name].is_contiguous(memory_format=layout) for weight in kernels)
     before = weight_views(
-        torch.from_numpy(np.fromfile(tmp_path / "float32" / "weights.bin", np.uint8)),
-        plain.weights,
+        torch.from_numpy(np.fromfile(tmp_path / "float32" / "weights.bin", np.uint8)), plain.weights
     )
     for weight in kernels:
         assert torch.equal(views[weight.name], before[weight.name])

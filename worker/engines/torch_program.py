@@ -66,10 +66,7 @@ class Program:
         self._last_used = _last_uses(self.nodes, keep=set(self._outputs))
 
     def run(
-        self,
-        inputs: Sequence[Tensor],
-        weights: Mapping[str, Tensor],
-        moved: dict[str, Tensor],
+        self, inputs: Sequence[Tensor], weights: Mapping[str, Tensor], moved: dict[str, Tensor]
     ) -> list[Tensor]:
         """Run once.
 

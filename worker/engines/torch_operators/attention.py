@@ -116,7 +116,4 @@ def _rotary(
     return y.flatten(2) if is_flat else y.transpose(1, 2)
 
 
-OPERATORS: dict[str, Callable[..., Outputs]] = {
-    "Attention": _attention,
-    "RotaryEmbedding": _rotary,
-}
+OPERATORS: dict[str, Callable[..., Outputs]] = {"Attention": _attention, "RotaryEmbedding": _rotary}

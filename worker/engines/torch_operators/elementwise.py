@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 import torch.nn.functional as F
@@ -66,10 +66,6 @@ def _swish(x: Tensor, alpha: float) -> Tensor:
     return x * torch.sigmoid(alpha * x)
 
 
-def _thresholded(x: Tensor, alpha: float) -> Tensor:
-    return F.threshold(x, alpha, 0.0)
-
-
 def _prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
     # ONNX broadcasts the slope like any other operand; torch's own takes one number per channel.
     return torch.where(x < 0, x * slope, x)
@@ -92,10 +88,6 @@ def _cast(node: Node, x: Tensor) -> Tensor:
 
 def _cast_like(node: Node, x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.dtype)
-
-
-def _where(node: Node, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(condition, a, b)
 
 
 def _identity(node: Node, x: Tensor) -> Tensor:
@@ -179,8 +171,8 @@ OPERATORS: dict[str, Callable[..., Outputs]] = {
     "Swish": attributed(_swish, alpha=1.0),
     "Tan": plain(torch.tan),
     "Tanh": plain(torch.tanh),
-    "ThresholdedRelu": attributed(_thresholded, alpha=1.0),
-    "Where": _where,
+    "ThresholdedRelu": attributed(partial(F.threshold, value=0.0), alpha=1.0),
+    "Where": plain(torch.where),
     "Xor": plain(torch.logical_xor),
 }
 

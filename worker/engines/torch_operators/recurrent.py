@@ -6,12 +6,16 @@ The steps are laid out one after the other, as many as the input has: a captured
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from worker.engines.torch_operators.node import Node, Outputs, Tensor
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_Function: TypeAlias = Callable[[Tensor], Tensor]
+_Tensors: TypeAlias = Sequence[Tensor]
+
+_ACTIVATIONS: dict[str, _Function] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -69,9 +73,7 @@ def _is_torchs(node: Node, directions: int) -> bool:
     return bool(usual and same_reset and not any(node.get(name) for name in settings))
 
 
-def _by_torch(
-    node: Node, x: Tensor, given: Sequence[Tensor], states: Sequence[Tensor]
-) -> list[Tensor]:
+def _by_torch(node: Node, x: Tensor, given: _Tensors, states: _Tensors) -> list[Tensor]:
     """Run all steps in one call.
 
     Returns:
@@ -96,19 +98,16 @@ def _by_torch(
 def _by_steps(
     node: Node,
     x: Tensor,
-    given: Sequence[Tensor],
-    states: Sequence[Tensor],
+    given: _Tensors,
+    states: _Tensors,
     backwards: Sequence[bool],
     lengths: Tensor | None,
 ) -> list[Tensor]:
     """As `_by_torch`."""
     count = len(_DEFAULTS[node.op_type])
     names = _activations(node, len(backwards))
-    if (
-        node.get("activation_alpha")
-        or node.get("activation_beta")
-        or not _ACTIVATIONS.keys() >= {*names}
-    ):
+    settings = node.get("activation_alpha") or node.get("activation_beta")
+    if settings or not _ACTIVATIONS.keys() >= {*names}:
         raise node.refuse(f"activations {', '.join(names)} with their settings")
     outputs, finals = [], []
     for index, is_backward in enumerate(backwards):
@@ -140,11 +139,7 @@ def _clipped(node: Node, x: Tensor) -> Tensor:
 
 
 def _lstm(
-    node: Node,
-    functions: Sequence[Callable[[Tensor], Tensor]],
-    inputs: Tensor,
-    state: Sequence[Tensor],
-    given: Sequence[Tensor],
+    node: Node, functions: Sequence[_Function], inputs: Tensor, state: _Tensors, given: _Tensors
 ) -> list[Tensor]:
     h, c = state
     r, bias, peepholes = given
@@ -158,11 +153,7 @@ def _lstm(
 
 
 def _gru(
-    node: Node,
-    functions: Sequence[Callable[[Tensor], Tensor]],
-    inputs: Tensor,
-    state: Sequence[Tensor],
-    given: Sequence[Tensor],
+    node: Node, functions: Sequence[_Function], inputs: Tensor, state: _Tensors, given: _Tensors
 ) -> list[Tensor]:
     (h,) = state
     f, g = functions
@@ -180,11 +171,7 @@ def _gru(
 
 
 def _rnn(
-    node: Node,
-    functions: Sequence[Callable[[Tensor], Tensor]],
-    inputs: Tensor,
-    state: Sequence[Tensor],
-    given: Sequence[Tensor],
+    node: Node, functions: Sequence[_Function], inputs: Tensor, state: _Tensors, given: _Tensors
 ) -> list[Tensor]:
     r, bias, _ = given
     return [functions[0](_clipped(node, inputs + torch.matmul(state[0], r.t()) + bias))]
