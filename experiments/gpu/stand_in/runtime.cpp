@@ -1118,12 +1118,6 @@ CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec executable, CUgraphNode hand
   node->copy = copy;
   return CUDA_SUCCESS;
 }
-CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent* event) {
-  ENTER_DRIVER(cuGraphEventRecordNodeGetEvent);
-  if (reinterpret_cast<Node*>(node)->type != CU_GRAPH_NODE_TYPE_EVENT_RECORD) return CUDA_ERROR_INVALID_VALUE;
-  *event = reinterpret_cast<CUevent>(reinterpret_cast<Node*>(node)->event);
-  return CUDA_SUCCESS;
-}
 CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec executable, CUgraphNode handle, CUevent event) {
   ENTER_DRIVER(cuGraphExecEventRecordNodeSetEvent);
   Lock lock(state().mutex);
@@ -1142,10 +1136,5 @@ CUresult cuGraphNodeSetEnabled(CUgraphExec executable, CUgraphNode handle, unsig
   node->is_enabled = is_enabled;
   return CUDA_SUCCESS;
 }
-CUresult cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph graph, unsigned long long flags) {
-  return static_cast<CUresult>(cudaGraphInstantiateWithFlags(executable, graph, flags));
-}
 CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) { return static_cast<CUresult>(cudaGraphLaunch(executable, stream)); }
-CUresult cuGraphExecDestroy(CUgraphExec executable) { return static_cast<CUresult>(cudaGraphExecDestroy(executable)); }
-CUresult cuGraphDestroy(CUgraph graph) { return static_cast<CUresult>(cudaGraphDestroy(graph)); }
 }
