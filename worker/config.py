@@ -144,6 +144,9 @@ class WorkerConfig:
     @property
     def usable_arena_bytes(self) -> int:
         """The arena's size, at most the cache's: no model may be larger than the cache anyway."""
+        if self.num_pages is None and self.device.startswith("cuda"):
+            # The cache takes what is left beside the arena.
+            return self.arena_bytes
         return min(self.arena_bytes, self.known_pages * PAGE_BYTES)
 
     @property

@@ -1347,6 +1347,15 @@ def test_the_weights_cache_takes_what_a_card_has_left_and_says_so(
         pages_that_fit(accelerator, **room, workspace_bytes=14 << 30)
 
 
+def test_the_arena_is_as_large_as_asked_where_the_cache_takes_what_is_left() -> None:
+    asked: dict[str, Any] = {"controller": "here:1", "arena_bytes": 3 << 30}
+    sizes = [
+        WorkerConfig(**asked, **more).usable_arena_bytes >> 30
+        for more in ({"device": "cuda:0"}, {"device": "cuda:0", "num_pages": 64}, {"device": "cpu"})
+    ]
+    assert sizes == [3, 1, 1]
+
+
 def test_a_lost_device_takes_no_model_and_is_closed_with_its_accelerator(
     instances: Instances,
 ) -> None:
