@@ -301,6 +301,50 @@ def test_what_the_graph_says(model: onnx.ModelProto, mixed: str, open_at: str) -
     assert flow.open_at == open_at
 
 
+def test_rows_that_meet_in_a_batch_of_one_size_alone_are_found(tmp_path: Path) -> None:
+    """The graph proves nothing of sizes between those that it is followed at, and where only the ends are probed."""
+    model = graph_of(
+        *ROWS,
+        node("Equal", ["rows", "four"], ["is_four"]),
+        node("Where", ["is_four", "zero", "one"], ["axis"]),
+        node("CumSum", ["x", "axis"], ["y"]),
+        zero=0,
+        one=1,
+        four=4,
+    )
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4]))
+    assert follow_rows(model).chooses == "Equal"
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    onnx.save(model, source / "model.onnx")
+    found = compile_model(
+        ModelSource(source, {}, (1, 2, 4, 8)),
+        target,
+        LIMITS,
+        lambda stage: None,
+        TorchTarget(Precision.FLOAT32),
+    )
+    assert "in a batch of 4 is not what it is alone" in found.one_by_one
+
+
+def test_numbers_that_only_grow_with_a_batch_make_no_choice() -> None:
+    shape = (*ROWS, node("Unsqueeze", ["rows", "zeros"], ["n"]))
+    scaled = (node("Mul", ["n", "two"], ["m"]), node("Concat", ["m", "two"], ["s2"], axis=0))
+    model = graph_of(
+        *shape,
+        *scaled,
+        node("Reshape", ["x", "s2"], ["r"]),
+        node("Concat", ["n", "four"], ["s4"], axis=0),
+        node("Reshape", ["r", "s4"], ["y"]),
+        zero=0,
+        zeros=[0],
+        two=[2],
+        four=[4],
+    )
+    assert follow_rows(model).chooses == ""
+
+
 def test_a_function_inside_a_model_is_looked_into() -> None:
     centre = helper.make_function(
         "here",

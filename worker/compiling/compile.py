@@ -305,7 +305,7 @@ def compile_model(
         if larger and not one_by_one:
             # Where the graph proves that rows stay apart, runs only look for a mistake in the engine, which does not
             # depend on weights.
-            is_proven = not flow.open_at and not flow.coarse
+            is_proven = not flow.open_at and not flow.chooses and not flow.coarse
             seen = (compiled.architecture_id, tuple(larger))
             if not is_proven or seen not in target.seen_apart:
                 progress("probing rows")

@@ -46,6 +46,9 @@ class RowFlow:
     chance: bool = False
     #: The first operator without a rule on the way to an output; empty if the graph proves that rows stay apart.
     open_at: str = ""
+    #: The first operator that may choose otherwise at sizes of a batch that the graph was not followed at; empty if
+    #: there is none.
+    chooses: str = ""
     #: Whether numbers of few bits are in the graph, so that kernels of two batch sizes may differ in more than
     #: the last digits.
     coarse: bool = False
@@ -94,6 +97,7 @@ class _Findings:
 
     index_bounds: dict[str, int] = field(default_factory=dict)
     chance: bool = False
+    chooses: str = ""
     coarse: bool = False
 
 
@@ -143,6 +147,7 @@ def follow_rows(model: onnx.ModelProto) -> RowFlow:
         mixed=next((each.mixed for each in outputs if each.mixed), ""),
         open_at=next((each.open_at for each in outputs if each.open_at), ""),
         chance=walk.findings.chance,
+        chooses=walk.findings.chooses,
         coarse=walk.findings.coarse,
         index_bounds=walk.findings.index_bounds,
     )
@@ -227,6 +232,8 @@ class _Walk:
             # The shape of a value says nothing of its content, whatever that is made of.
             inputs = tuple(replace(i, from_rows=False, mixed="", open_at="") for i in inputs)
             call = replace(call, inputs=inputs)
+        if not _is_linear(call):
+            self.findings.chooses = self.findings.chooses or node.op_type
         from_rows = any(each.from_rows for each in inputs)
         known = [[None] * len(node.output) for _ in _BATCHES] if from_rows else self._known(call)
         types = self._types(call)
@@ -564,6 +571,35 @@ def _size_in_numbers(call: _Call) -> str:
     return ""
 
 
+def _is_linear(call: _Call) -> bool:
+    """Whether an operator only adds, scales or moves the numbers that grow with the batch, or makes a shape of them.
+
+    Then what holds at two sizes holds at all sizes. A comparison may have another result at a third one.
+    """
+    growing = [
+        position
+        for position, value in enumerate(call.inputs)
+        if not value.from_rows and not _is_alike(value)
+    ]
+    if call.name == "Cast":
+        return not growing or call.number("to", 0) in _WIDE_TYPES
+    return (
+        len(growing) <= 1
+        if call.name == "Mul"
+        else _LINEAR.get(call.name, frozenset()) >= {*growing}
+    )
+
+
+def _is_alike(value: _Value) -> bool:
+    """Whether the two contents are the same, or consist of the same number."""
+    one, other = value.known
+    if one is None or other is None or np.array_equal(one, other):
+        return True
+    return bool(
+        one.size and other.size and (one == other.flat[0]).all() and (other == one.flat[0]).all()
+    )
+
+
 def _numbers_rows(call: _Call) -> bool:
     """Whether a value that does not come from rows may say another thing at each place of the batch."""
     if call.name in ("Expand", "Reshape", "Tile"):
@@ -724,6 +760,18 @@ _OTHERS = _names(
 )
 #: Operators whose rows stay apart when no rule above says otherwise.
 _RULED = _ELEMENTWISE | _LAYOUT | _ROW_BY_ROW_ML | _OUTER.keys() | _OTHERS
+#: The inputs that may grow with the batch where the result then grows likewise, or is a shape.
+_LINEAR: dict[str, frozenset[int]] = {
+    **dict.fromkeys(("Concat", "Sum"), frozenset(range(_MOST_KNOWN))),
+    **dict.fromkeys(("Add", "Expand", "Reshape", "Sub"), frozenset({0, 1})),
+    **dict.fromkeys(
+        _names("ConstantOfShape Flatten Gather Identity Neg Shape Size Slice"), frozenset({0})
+    ),
+    "Resize": frozenset({3}),
+    **dict.fromkeys(_names("Split Squeeze Transpose Unsqueeze"), frozenset({0})),
+}
+#: Every size of a batch has its own number in these.
+_WIDE_TYPES = {TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.DOUBLE}
 _COARSE = {
     TensorProto.FLOAT16,
     TensorProto.BFLOAT16,
