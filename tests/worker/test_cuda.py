@@ -109,8 +109,8 @@ class FakeDriver:
         self._graph = FakeGraph(card)
         #: What was changed and launched.
         self.calls: list[tuple[Any, ...]] = []
-        #: Whether the next change fails.
-        self.refuses = False
+        #: The change that fails, counted from now on from 1; 0: none.
+        self.refuses = 0
 
     def CUgraphExec(self, executable: str) -> str:
         return executable
@@ -154,8 +154,9 @@ class FakeDriver:
 
     def _change(self, *call: object) -> tuple[Any]:
         if self.refuses:
-            self.refuses = False
-            return (FakeStatus(1),)
+            self.refuses -= 1
+            if not self.refuses:
+                return (FakeStatus(1),)
         self.calls.append(call)
         return (0,)
 
@@ -530,12 +531,24 @@ def test_a_change_that_the_driver_refuses_is_told_and_made_before_the_next_launc
 ) -> None:
     accelerator = CudaAccelerator(0)
     work = capture(accelerator, copy(card, 10, 20))
-    card.driver.refuses = True
+    card.driver.refuses = 1
     with pytest.raises(RuntimeError, match="CUDA error: CUDA_ERROR_INVALID_VALUE"):
         work.launch(accelerator.stream(), [copy(card, 10, 30)])
     assert not card.driver.calls
     work.launch(accelerator.stream(), [copy(card, 10, 30)])
     assert card.driver.calls == [("copy", 1, 10, 30), ("launch",)]
+
+
+def test_a_piece_that_was_switched_off_in_part_is_whole_at_the_next_launch(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+    gather = kernels(card, "KERNEL", "KERNEL")
+    work = capture(accelerator, gather)
+    card.driver.refuses = 2
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        work.launch(accelerator.stream(), [None])
+    assert card.driver.calls == [("enabled", 1, 0)]
+    work.launch(accelerator.stream(), [gather])
+    assert ("enabled", 1, 1) in card.driver.calls
 
 
 def test_kernels_that_call_functions_of_the_host_are_refused(card: FakeCard) -> None:

@@ -743,6 +743,30 @@ def test_what_lies_in_the_arena_is_not_taken_for_a_model_that_left_it(
     assert not arena.run(0).spared_ns
 
 
+def test_a_load_waits_for_a_queued_exec_also_after_a_launch_from_its_pages_that_failed(
+    instances: Instances,
+) -> None:
+    device = torch_device(instances[0], DeferredAccelerator(0))
+    models = served(device, instances, 2)
+    x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
+    expected = by_model(instances, models, x)
+    for _ in range(6):
+        first, second = models
+        device.run_load(load_step(first, (2, 0)))
+        infer = infer_step(first, (2, 0), 0)
+        device.run_input(infer, [x.tobytes()])
+        launched = device.launch_exec(infer)
+        device.execs.forget_arena()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HostWork, "launch", raise_out_of_room)
+            with pytest.raises(RuntimeError, match="no room"):
+                device.launch_exec(infer)
+        device.run_load(load_step(second, (0, 2)))
+        device.finish_exec(infer, launched)
+        assert device.run_output(infer) == [expected[first.model_id]]
+        models.reverse()
+
+
 def raise_out_of_room(*arguments: object) -> None:
     raise RuntimeError("no room")
 

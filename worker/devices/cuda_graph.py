@@ -139,6 +139,7 @@ class CudaWork(CapturedWork):
         """Have a piece's nodes do the next launch's work; the driver is called for what differs."""
         driver, is_there = self._driver, piece is not None
         if is_there is not part.is_enabled:
+            part.is_enabled = None  # should a change fail
             for node in part.nodes:
                 _check(driver.cuGraphNodeSetEnabled(self._exec, node, int(is_there)))
             part.is_enabled = is_there
@@ -184,7 +185,8 @@ class _Part:
 
     def __init__(self, nodes: list[Any], now: object, copy: Any) -> None:  # noqa: ANN401
         self.nodes = nodes
-        self.is_enabled = True
+        #: None: some of the nodes may be, and others not.
+        self.is_enabled: bool | None = True
         #: The event, or both ends of the copy.
         self.now = now
         #: The copy as the driver has it.

@@ -189,16 +189,12 @@ class ExecQueue:
         launch.gathers = weights is None or self._in_arena() is not weights
         self._in_arena = _nothing  # should the launch fail
         pieces = self._pieces(kernel.compute, kernel.layout, pages, io_offset, launch)
+        # If this fails, it is not known what the events stand for, so they are not used again.
+        kernel.work.launch(self._stream, pieces)
+        self._under_way[launch.number] = launch
         if launch.gathers:
             for page in pages:
                 self._last_read[page] = launch.number
-        self._under_way[launch.number] = launch
-        try:
-            kernel.work.launch(self._stream, pieces)
-        except BaseException:
-            # What the events stand for now is not known: they are not used again.
-            del self._under_way[launch.number]
-            raise
         if weights is not None:
             self._in_arena = weakref.ref(weights)
         return launch
