@@ -102,6 +102,17 @@ def test_weights_stay_until_their_room_is_needed_and_no_worker_holds_them(
     assert is_filled(held.memory, "a")
 
 
+def test_a_file_that_was_cut_off_is_refused_and_nothing_else_takes_its_bytes(
+    shared: Path, tmp_path: Path
+) -> None:
+    one, other = store_of(shared), store_of(shared)
+    folder, model = weights(tmp_path, "a", 8)
+    os.truncate(folder / WEIGHTS_FILE, KIB)
+    with pytest.raises(ModelError, match=f"found {KIB} bytes, expected {8 * KIB}"):
+        one.get(folder, model)
+    assert is_filled(other.get(*weights(tmp_path, "a", 8)).memory, "a")
+
+
 def test_a_killed_worker_leaves_its_weights_to_the_others(shared: Path, tmp_path: Path) -> None:
     holders = [
         subprocess.Popen(

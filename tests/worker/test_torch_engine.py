@@ -156,6 +156,7 @@ CASES: list[Case] = [
     (node("ReduceMean", "x", axes=[1, -1], keepdims=0), {"x": X}, {}, 17),
     (node("Pad", "x", pads=[0, 0, 1, 2, 0, 0, 3, 0], value=0.5), {"x": X}, {}, 10),
     (node("Pad", "x p", mode="reflect"), {"x": X}, {"p": ints(1, 0, 8, 0, 0, 5, 0, 3)}, 17),
+    (node("DynamicQuantizeLinear", "x", "y z s"), {"x": 0 * X}, {}, 11),
     (node("TopK", "x k", "y z", axis=1), {"x": X}, {"k": ints(2)}, 10),
     (node("Upsample", "x s"), {"x": X}, {"s": np.array([1, 1, 2, 3], np.float32)}, 9),
     (

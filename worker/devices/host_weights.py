@@ -113,7 +113,12 @@ class HostWeightsStore:
             )
         if compiled.weights_bytes:
             with (folder / WEIGHTS_FILE).open("rb") as file:
-                file.readinto(self._memory[begin : begin + compiled.weights_bytes].numpy())
+                found = file.readinto(self._memory[begin : begin + compiled.weights_bytes].numpy())
+            if found != compiled.weights_bytes:
+                raise ModelError(
+                    f"{WEIGHTS_FILE}: found {found} bytes, expected {compiled.weights_bytes}; offer the "
+                    "model again"
+                )
         end = begin + num_bytes
         entry = self._table[np.flatnonzero(self._table["is_there"] == 0)[0]]
         entry["sha256"], entry["begin"], entry["end"] = compiled.weights_sha256, begin, end

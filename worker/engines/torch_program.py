@@ -53,7 +53,10 @@ class Program:
         self._float = torch.float16 if self.precision is Precision.FLOAT16 else torch.float32
         check_operators(model)
         if ENGINE_KEY in properties:
-            raise ModelError(f"the graph was compiled for {properties[ENGINE_KEY]} alone")
+            raise ModelError(
+                f"the graph was compiled for {properties[ENGINE_KEY]} alone, as torch refused it; a GPU with "
+                "onnxruntime-gpu (clockwright[gpu-ort]) runs it in float32"
+            )
         self._opset = max(
             entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
         )

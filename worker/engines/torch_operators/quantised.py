@@ -45,6 +45,8 @@ def _dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None
 def _dynamic_quantize(node: Node, x: Tensor) -> Sequence[Tensor]:
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
     scale = (high - low) / 255
+    # Zeros have no scale: onnxruntime takes 1.
+    scale = torch.where(scale == 0, 1, scale)
     zero = _rounded(-low / scale, None, torch.uint8)
     return _rounded(x / scale, zero, torch.uint8), scale, zero
 
