@@ -7,9 +7,9 @@ are changed that are not the same each time: where the model's list of pages lie
 other way was a gate: hand everything over behind a wait for a word in memory, and then open it. That leaves all the
 calls from Python, and needs a driver that lets streams wait for memory.)
 
-If the arena holds the model's weights already, since the same model ran before, nothing is gathered. A duration that
-depends on what ran before cannot be predicted. Hence `ExecQueue.finish` also says what the gather would have
-taken; with it durations are those of an EXEC that gathers, and predictions stay upper bounds.
+If the arena holds the model's weights already, because the same model ran before, nothing is gathered. A duration
+that depends on what ran before cannot be predicted. So `ExecQueue.finish` also says how long the gather would have
+taken. The sum is the duration of an EXEC that gathers, and predictions stay upper bounds.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ExecQueue:
         self._under_way: dict[int, ExecLaunch] = {}
         #: For each page, the number of the last launch that gathers it.
         self._last_read = [0] * len(memory.pages)
-        #: The weights in the arena once all that was handed over is done; none, or they are gone: None.
+        #: The weights in the arena after the last EXEC that was handed over; None if there are none, or they are gone.
         self._in_arena: Callable[[], HostWeights | None] = _nothing
         # torch has a kernel for few pages and one for many. Both are loaded now, and not during a capture.
         for count in (1, len(memory.arena)):

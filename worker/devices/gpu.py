@@ -138,7 +138,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             limits: what one model may need.
             io_pool_bytes: the size of all IO slots together.
             host_bytes: room on the host for the weights of all models.
-            host_file: a file in memory of so many bytes, which workers of this host share; None: nobody does.
+            host_file: a file in memory of so many bytes, which workers of this host share; None: not shared.
             precision: the arithmetic of all models.
             files: where models' files lie.
             cache_dir: where compiled models lie.

@@ -18,8 +18,7 @@ _MADV_POPULATE_WRITE = 23
 _PIECE_BYTES = 256 << 20
 # The machine keeps so much, or the kernel would end a process.
 _SPARE_BYTES = 128 << 20
-# A virtual machine that has less than it may have gets more when it runs short. One that gets nothing for so long has
-# all that it may have.
+# A virtual machine may get more memory when it runs short. If it gets none for so long, there is no more.
 _GROWTH_S = 2.0
 
 

@@ -2,7 +2,7 @@
 
 The workers of one host may share the stretch, which is a file in memory then. A table behind the weights says what lies
 where. A worker locks the bytes that it needs, and one byte of the table while it changes something. The kernel
-takes back the locks of a worker that is killed. What it was just writing is in no table yet.
+takes back the locks of a worker that is killed. Weights that it was writing are not in the table yet.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostWeightsStore:
         Args:
             memory: where weights lie.
             file: the file that `memory` shows, with a table of `TABLE_BYTES` at its end; opened by this store alone.
-                None: nobody else has this memory, and there is no table in it.
+                None: no other worker has this memory, and there is no table in it.
         """
         table = np.zeros(TABLE_BYTES, dtype=np.uint8)
         if file is not None:
@@ -126,7 +126,7 @@ class HostWeightsStore:
         return begin, end
 
     def _make_room(self, num_bytes: int) -> int | None:
-        """Find a gap in the memory and in the table; weights that nobody needs make way for it."""
+        """Find a gap in the memory and in the table; drops weights that no worker needs."""
         while True:
             end = 0
             places = sorted((int(each["begin"]), int(each["end"])) for each in self._entries())

@@ -92,7 +92,7 @@ class Program:
             values.device[name] = tensor.to(self._float) if is_plain else tensor
         for node, unneeded in zip(self.nodes, self._last_used, strict=True):
             _run_node(node, values)
-            # Values that nobody reads any more make room for the rest.
+            # Values that no later node reads make room for the rest.
             for name in unneeded:
                 values.device.pop(name, None)
         return [values.on_device(name).to(kind) for name, kind in self._outputs.items()]
@@ -207,7 +207,7 @@ def _run_branch(node: Node, values: _Values) -> None:
 
 
 def check_operators(model: onnx.ModelProto) -> None:
-    """Refuse a graph with operators that torch is not told how to run.
+    """Refuse a graph with operators that the torch engine does not have.
 
     Raises:
         ModelError: names all of them, and says what helps.
