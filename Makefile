@@ -185,6 +185,7 @@ native: $(STAMP)
 # Tests, benchmarks and figures on a GPU, in nine minutes; with none it says so and fails. In an environment of its
 # own, .venv-gpu, with the torch of $(PYTHON) where that was built for CUDA (SYSTEM_TORCH=1 insists, 0 refuses), else
 # with one from a registry: gigabytes. The first run installs before the nine minutes begin. `make gpu GPU="--total-s 200"`.
+# Without a GPU, `make gpu GPU=--rehearse` shows in five minutes that every part starts and ends, and nothing else.
 .PHONY: gpu gpu-wheels
 gpu:
 	@SYSTEM_TORCH=$(SYSTEM_TORCH) $(PYTHON) experiments/gpu/environment.py make

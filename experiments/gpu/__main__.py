@@ -3,6 +3,9 @@
 Each part is a process of its own with a time limit, so that one which fails or hangs hides no other. Models are compiled first,
 beside the quick tests, so that no part's limit pays for it. When time is short the last parts are
 left out. All write to one folder, by default `experiments/results/gpu`; without a GPU nothing is run or written.
+
+`--rehearse` needs no GPU: all parts run on a small network and the stand-in for CUDA's runtime (`experiments.gpu.stand_in`), most of
+whose kernels do nothing then. It shows that each part starts and ends; its figures say nothing, and tests that compare answers fail.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -20,6 +24,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from clockwright.errors import ConfigError
+from experiments.gpu import stand_in
+from experiments.results_file import RESULTS
 from experiments.study.aims import judged, show, write
 
 #: Name, module and its arguments, seconds that they are told, seconds until the part is ended.
@@ -50,6 +56,19 @@ PARTS: tuple[Part, ...] = (
     ("fig2", ("experiments", "gpu-fig2", *_TOLD), 12.0, 30.0),
     ("tests", (*_PYTEST, "-k", f"not ({_QUICK})", _FILE), 140.0, 165.0),
 )
+# What the parts are told besides in a rehearsal.
+_SMALL = ("--architecture", "cifar_resnet20_v1")
+_FEW = (*_SMALL, "--pages", "16", "--num-models", "20", "--host-mib", "64")
+_REHEARSED = {
+    QUICK[0]: ("-k", "joint or more_memory"),
+    "table1": _SMALL,
+    "serve": _FEW,
+    "fig6": _FEW,
+    "fig5": _FEW,
+    "probe": _SMALL,
+    "fig2": _SMALL,
+    "tests": ("-k", "FLOAT32-bert_tiny"),
+}
 # A part that has less than these shows nothing: it only starts.
 _LEAST_S = 20.0
 
@@ -113,18 +132,26 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when every part is done.
     """
+    words = sys.argv[1:] if words is None else words
+    parser = argparse.ArgumentParser(prog="make gpu GPU=...", description=__doc__.splitlines()[0])
+    parser.add_argument("--total-s", type=float, default=540.0, help="end within these seconds")
+    parser.add_argument("--directory", type=Path, help="where all files go")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="of the parts after compiling")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="without a GPU: does each part start and end?"
+    )
+    options = parser.parse_args(words)
+    if options.rehearse and "STAND_IN_IDLE" not in os.environ:
+        return _again_on_the_stand_in(words)
+    directory = options.directory or RESULTS / "gpu"
+    if options.rehearse and not options.directory:
+        directory = Path(tempfile.mkdtemp(prefix="clockwright-gpu-"))
     try:
-        # Imported here, because these modules need torch.
-        from experiments.gpu.hardware import GPU_RESULTS
+        # Imported here, because it needs torch.
         from worker.devices.cuda import check_installation, installation
     except ImportError as error:
         print(f"make gpu: {error}; install clockwright[gpu,measure]", file=sys.stderr)
         return 1
-    parser = argparse.ArgumentParser(prog="make gpu GPU=...", description=__doc__.splitlines()[0])
-    parser.add_argument("--total-s", type=float, default=540.0, help="end within these seconds")
-    parser.add_argument("--directory", type=Path, default=GPU_RESULTS, help="where all files go")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="of the parts after compiling")
-    options = parser.parse_args(words)
     try:
         check_installation(installation(), 0)
     except ConfigError as error:
@@ -137,13 +164,19 @@ def main(words: Sequence[str] | None = None) -> int:
     outcomes = {}
 
     def run(parts: Sequence[Part]) -> None:
-        for name, outcome in run_parts(parts, "cuda:0", options.directory, until_s=until_s):
+        if options.rehearse:
+            # Half of the time: a processor takes longer to come to each part's end.
+            parts = [
+                (name, (*module, *_REHEARSED[name]), seconds / 2, limit_s)
+                for name, module, seconds, limit_s in parts
+            ]
+        for name, outcome in run_parts(parts, "cuda:0", directory, until_s=until_s):
             outcomes[name] = outcome
             # After every part, because whoever ends this early has what was measured until then.
-            rows = list(judged(options.directory, room="gpu", since=begin))
-            write(rows, options.directory / "aims.csv")
+            rows = list(judged(directory, room="gpu", since=begin))
+            write(rows, directory / "aims.csv")
 
-    compiling = _start(COMPILE)
+    compiling = _start((*COMPILE, *_SMALL[1:]) if options.rehearse else COMPILE)
     try:
         run([QUICK])
         limit_s = min(_COMPILE_S, until_s - time.monotonic())
@@ -155,8 +188,22 @@ def main(words: Sequence[str] | None = None) -> int:
     for name, outcome in outcomes.items():
         print(f"{name:12} {outcome}")
     print("---")
-    show(list(judged(options.directory, room="gpu", since=begin)))
+    show(list(judged(directory, room="gpu", since=begin)))
+    if options.rehearse and outcomes.get("tests", "").startswith("failed with 1 "):
+        print("tests: wrong answers, as expected of kernels that do nothing")
+        del outcomes["tests"]
     return 0 if all(outcome.startswith("done") for outcome in outcomes.values()) else 1
+
+
+def _again_on_the_stand_in(words: Sequence[str]) -> int:
+    """Replace this process by one whose torch runs on the stand-in; returns only where there can be none."""
+    try:
+        added = stand_in.idle_environment(Path(sys.executable))
+    except stand_in.MissingError as error:
+        print(f"make gpu: nothing was rehearsed: {error}", file=sys.stderr)
+        return 1
+    command = [sys.executable, "-m", "experiments.gpu", *words]
+    os.execve(sys.executable, command, os.environ | added)
 
 
 if __name__ == "__main__":

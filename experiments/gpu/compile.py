@@ -6,6 +6,7 @@ What is compiled for torch does not depend on the card. The models that most par
 from __future__ import annotations
 
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,10 +30,12 @@ def compile_one(name: str, precision: Precision) -> None:
 
 
 def main() -> None:
-    """Compile all models, on half of the cores."""
+    """Compile all models, or those of the networks that the command line names, on half of the cores."""
+    named = sys.argv[1:]
+    models = [(name, precision) for name in named for precision in Precision] or MODELS
     # A model's compiler is a process with one busy thread.
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        for done in [pool.submit(compile_one, *model) for model in MODELS]:
+        for done in [pool.submit(compile_one, *model) for model in models]:
             done.result()
 
 

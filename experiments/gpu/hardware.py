@@ -51,11 +51,12 @@ def arguments(description: str, seconds: float) -> argparse.Namespace:
         seconds: the section's budget by default.
 
     Returns:
-        `device`, `seconds`, `directory` and, with all that was said but the folder, `words`.
+        `device`, `seconds`, `architecture`, `directory` and, with all that was said but the folder, `words`.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda:0", help="cuda:N; torch:cpu tries the code only")
     parser.add_argument("--seconds", type=float, default=seconds, help="stop measuring after these")
+    parser.add_argument("--architecture", default="", help="this network alone, and no ResNet-50")
     parser.add_argument("--directory", type=Path, default=GPU_RESULTS, help="where all files go")
     options = parser.parse_args()
     # The comparison is false for NaN too.

@@ -387,7 +387,7 @@ def main() -> None:
     accelerator = open_accelerator(options.device)
     until_s = time.monotonic() + options.seconds
     figures: Figures = {}
-    cache_dir = default_cache_dir()
+    cache_dir, name = default_cache_dir(), options.architecture or ARCHITECTURE
     sections: tuple[Callable[[], Figures], ...] = (
         partial(copy, accelerator),
         partial(gather, accelerator),
@@ -398,9 +398,9 @@ def main() -> None:
             name="gather_large",
         ),
         partial(host, accelerator),
-        partial(beside, accelerator, cache_dir),
-        partial(graphs, accelerator, cache_dir),
-        partial(execute, accelerator, cache_dir, until_s=until_s),
+        partial(beside, accelerator, cache_dir, name=name),
+        partial(graphs, accelerator, cache_dir, name=name),
+        partial(execute, accelerator, cache_dir, name=name, until_s=until_s),
     )
     for section in sections:
         found = section()

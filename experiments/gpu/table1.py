@@ -216,7 +216,8 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0], seconds=200.0)
     accelerator = open_accelerator(options.device)
     hardware = about(accelerator)
-    setting = Setting(names=order_of_interest())
+    one = options.architecture
+    setting = Setting(names=(one,), main=one) if one else Setting(names=order_of_interest())
     left_out = list(setting.names)
 
     def write(figures: dict[str, float], rest: list[str]) -> None:

@@ -28,7 +28,7 @@ from experiments.__main__ import called
 from experiments.bench import torch_zoo
 from experiments.clockwork_paper import fig6
 from experiments.gpu import __main__ as everything
-from experiments.gpu import probe, serve, table1
+from experiments.gpu import probe, serve, stand_in, table1
 from experiments.gpu.compile import compile_one
 from experiments.gpu.hardware import (
     BareDevice,
@@ -36,6 +36,7 @@ from experiments.gpu.hardware import (
     compiled_for,
     open_accelerator,
 )
+from experiments.gpu.stand_in import MissingError
 from modelzoo.profile import load_profile
 from tests.kit.aims import wanted_of
 from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
@@ -436,6 +437,21 @@ def test_without_a_gpu_nothing_is_run_and_one_sentence_says_why(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert "nothing was run: device 'cuda:0': found no usable GPU" in captured.err
+
+
+def test_every_part_is_rehearsed_and_without_torch_for_cuda_one_sentence_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [name for name, *_ in (everything.QUICK, *everything.PARTS)]
+    assert list(everything._REHEARSED) == names
+
+    def missing(_: Path) -> dict[str, str]:
+        raise MissingError("no torch for CUDA 13")
+
+    monkeypatch.setattr(stand_in, "environment", missing)
+    assert everything.main(["--rehearse"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "make gpu: nothing was rehearsed: no torch for CUDA 13\n"
 
 
 def test_without_torch_one_sentence_says_what_to_install() -> None:

@@ -5,11 +5,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from experiments.gpu.stand_in import MissingError, environment, interpreters, rehearse
+from experiments.gpu.stand_in import (
+    MissingError,
+    environment,
+    idle_environment,
+    interpreters,
+    rehearse,
+)
 
 PYTHONS = interpreters()
 
@@ -73,3 +81,30 @@ def test_a_server_on_a_gpu_answers_right_while_sixty_models_share_sixteen_pages(
     assert found["right"] > 0
     assert found["launches"] >= found["right"]
     assert not found["forbidden"]
+
+
+# A convolution, products with a bias and without, and kernels that the stand-in does not know; in two precisions.
+_NETWORK = """
+import torch
+for kind in (torch.float32, torch.float16):
+    x = torch.zeros(2, 3, 8, 8, device="cuda", dtype=kind)
+    y = torch.nn.functional.conv2d(x, x[:, :, :3, :3], padding=1).relu().flatten(1)
+    z = torch.nn.functional.linear(y, y, y[:, 0])
+    torch.bmm(z[None], z[None]).softmax(-1)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_kernels_that_are_not_known_fail_unless_they_are_to_do_nothing(
+    python: Path, idle: bool
+) -> None:
+    added = idle_environment(python) if idle else environment(python)
+    done = subprocess.run(
+        [str(python), "-c", _NETWORK],
+        env=os.environ | added,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) is idle, done.stderr

@@ -2,7 +2,8 @@
 
 It shows that memory, streams, events, captures and errors are used as CUDA wants it: right answers, no forbidden
 call, nothing taken while serving. It knows few kernels, and neither cuDNN, cuBLAS nor NVML. No time that it
-gives says anything about a GPU.
+gives says anything about a GPU. Where `idle_environment` asks for it, what it does not know does nothing, so that whole networks
+start and end, and no answer means anything.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
 _PROJECT = _HERE.parents[2]
 _SOURCES = ("runtime.cpp", "kernels.cpp", "unsupported.c")
-_VERSION = "libcudart.so.13 { global: cuda*; __cuda*; cu*; standIn*; local: *; };"
+_VERSION = """
+libcudart.so.13 { global: cuda*; __cuda*; cu[A-Z]*; standIn*; local: *; };
+libcublas.so.13 { global: cublas*; };
+"""
 
 
 class MissingError(Exception):
@@ -42,6 +47,20 @@ def environment(python: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(folder),
         "PYTHONPATH": f"{_PROJECT}{os.pathsep}{folder}",
     }
+
+
+def idle_environment(python: Path) -> dict[str, str]:
+    """As `environment`, for networks whose kernels start and end and do nothing."""
+    # cublasLt's answers would have to be made up.
+    return {**environment(python), "STAND_IN_IDLE": "1", "DISABLE_ADDMM_CUDA_LT": "1"}
+
+
+def without_cudnn() -> None:
+    """Have convolutions take torch's own kernels: cuDNN starts on a GPU only. torch calls this when it is imported."""
+    if os.environ.get("STAND_IN_IDLE"):
+        import torch
+
+        torch.backends.cudnn.enabled = False
 
 
 def interpreters() -> list[Path]:
@@ -86,7 +105,11 @@ def build(python: Path) -> Path:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise MissingError("no C++ compiler (g++, or what CXX names)")
-    headers = next(python.parent.parent.glob("lib/python*/site-packages/nvidia/cu13/include"), None)
+    # Asked, because torch may be another environment's.
+    ask = "import nvidia; print(*nvidia.__path__, sep='\\n')"
+    done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=False)
+    found = [Path(line) / "cu13" / "include" for line in done.stdout.splitlines()]
+    headers = next(filter(Path.exists, found), None)
     if headers is None:
         raise MissingError(f"no torch for CUDA 13 beside {python}: nvidia/cu13/include is missing")
     digest = hashlib.sha256(str(headers).encode())
@@ -131,7 +154,11 @@ def build(python: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the stand-in does not compile:\n{done.stderr}")
-        _write_entry_points(made / "clockwright-0.dist-info")
+        project = tomllib.loads((_PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+        # This tree's commands are found without an installation, which would be of one tree for all.
+        _write_entry_points(made, "clockwright", project["project"]["entry-points"])
+        backend = {"torch.backends": {"stand_in": f"{__name__}:without_cudnn"}}
+        _write_entry_points(made, "clockwright-stand-in", backend)
         # One file of two names is loaded once, so that the runtime and the driver know the same streams.
         (made / "libcuda.so.1").symlink_to(library.name)
         try:
@@ -142,13 +169,12 @@ def build(python: Path) -> Path:
     return target
 
 
-def _write_entry_points(folder: Path) -> None:
-    """Have this tree's commands found without an installation, which would be of one tree for all."""
-    project = tomllib.loads((_PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def _write_entry_points(made: Path, name: str, points_of: Mapping[str, Mapping[str, str]]) -> None:
+    folder = made / f"{name.replace('-', '_')}-0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: clockwright\nVersion: 0\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
     with (folder / "entry_points.txt").open("w") as file:
-        for group, points in project["entry-points"].items():
+        for group, points in points_of.items():
             file.write(
                 f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
             )

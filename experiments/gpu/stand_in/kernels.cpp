@@ -1,5 +1,7 @@
 #include "kernels.h"
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <complex>
 #include <cstring>
@@ -90,6 +92,15 @@ Work for_each(const Operands& operands, Function function) {
   };
 }
 
+// Whole pages are given back: they are zero when they are next read, and cost nothing until then.
+void clear(char* begin, size_t bytes) {
+  const auto round_up = [](char* address) { return reinterpret_cast<char*>((reinterpret_cast<size_t>(address) + 4095) & ~size_t{4095}); };
+  char *end = begin + bytes, *first = round_up(begin), *last = round_up(end) - 4096;
+  if (first >= last || madvise(first, last - first, MADV_DONTNEED)) first = last = end;
+  std::memset(begin, 0, first - begin);
+  std::memset(last, 0, end - last);
+}
+
 Work elementwise(const std::string& name, void** arguments) {
   const bool has_strides = name.find("vectorized_elementwise_kernel") == std::string::npos;
   const auto operands = [&](size_t num_tensors) {
@@ -112,7 +123,9 @@ Work elementwise(const std::string& name, void** arguments) {
     return by_type(letter, [&](auto of) {
       using T = decltype(of);
       const Operands found = operands(1);
-      return for_each<T>(found, [value = read<T>(found.scalars)](const Operands&, int) { return value; });
+      const T value = read<T>(found.scalars);
+      if (value == T{}) return Work([found] { clear(found.tensors[0], found.count * sizeof(T)); });
+      return for_each<T>(found, [value](const Operands&, int) { return value; });
     });
   if (const char letter = type_of(name, "CUDAFunctorOnSelf_add"))
     return by_type(letter, [&](auto of) {
