@@ -154,7 +154,14 @@ class JoinFlags:
 
 
 def _pages(text: str) -> int | None:
-    return None if text == "auto" else int(text)
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"found {text!r}, expected auto or a number of pages from 1 on"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +180,7 @@ class WorkerFlags:
         typer.Option(
             metavar="N|auto",
             parser=_pages,
-            help="Weights cache, in pages of 16 MiB; by default 64, on a GPU as many as leave room for the rest.",
+            help="Weights cache, in pages of 16 MiB; auto or unset: on a GPU all that its free memory allows, else 64.",
         ),
     ] = None
     arena_mib: Annotated[int, typer.Option(help="Largest model's weights.")] = 512
@@ -199,7 +206,7 @@ class WorkerFlags:
     host_mib: Annotated[
         int,
         typer.Option(
-            help="On a GPU: the host's memory for the weights of all models, once for all GPUs of `cuda`."
+            help="On a GPU: the host's memory for the weights of all models; one copy serves all GPUs of --device cuda."
         ),
     ] = 4096
     host_file: Annotated[Path | None, typer.Option(hidden=True)] = None
@@ -219,8 +226,8 @@ class WorkerFlags:
         int | None,
         typer.Option(
             help="On the processor: the most threads of a model, each as many as make it faster; by "
-            "default one per core of --cores. On a GPU: those that check models when they are compiled; by "
-            "default one per core of the machine that is its share, 8 at most."
+            "default one per core of --cores. On a GPU: threads that check models while compiling; by default "
+            "this worker's share of the cores, at most 8."
         ),
     ] = None
     payload_host: Annotated[
@@ -232,7 +239,7 @@ class WorkerFlags:
     ] = ""
     payload_port: Annotated[
         int | None,
-        typer.Option(help="Port there, and of each further GPU the next; by default any."),
+        typer.Option(help="Its port; each further GPU takes the next one; by default any."),
     ] = None
     cores: Annotated[
         str | None,

@@ -66,7 +66,7 @@ _REHEARSED = {
     "fig6": _FEW,
     "fig5": _FEW,
     "probe": _SMALL,
-    "fig2": _SMALL,
+    "fig2": (*_SMALL, "--concurrencies", "1", "4"),
     "tests": ("-k", "FLOAT32-bert_tiny"),
 }
 # A part that has less than these shows nothing: it only starts.
@@ -136,7 +136,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make gpu GPU=...", description=__doc__.splitlines()[0])
     parser.add_argument("--total-s", type=float, default=540.0, help="end within these seconds")
     parser.add_argument("--directory", type=Path, help="where all files go")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="of the parts after compiling")
+    names = [part[0] for part in PARTS]
+    parser.add_argument("--only", nargs="+", choices=names, help="of the parts after compiling")
     parser.add_argument(
         "--rehearse", action="store_true", help="without a GPU: does each part start and end?"
     )

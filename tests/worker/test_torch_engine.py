@@ -265,7 +265,7 @@ def test_all_operators_without_a_torch_form_are_named_at_once_with_what_helps() 
     model = helper.make_model(helper.make_graph(nodes, "g", [], []))
     with pytest.raises(
         ModelError,
-        match=r"no operator Loop, NonMaxSuppression, com.microsoft.Gelu; a GPU with onnxruntime-gpu",
+        match=r"no operator Loop, NonMaxSuppression, com.microsoft.Gelu; onnxruntime-gpu .* may run it",
     ):
         Program(model.SerializeToString(), CPU)
 

@@ -220,8 +220,8 @@ def check_operators(model: onnx.ModelProto) -> None:
     }
     if unknown:
         raise ModelError(
-            f"the torch engine has no operator {', '.join(sorted(unknown))}; a GPU with "
-            "onnxruntime-gpu (clockwright[gpu-ort]) runs such a model in float32"
+            f"the torch engine has no operator {', '.join(sorted(unknown))}; "
+            "onnxruntime-gpu (clockwright[gpu-ort]) may run it, in float32 on a GPU"
         )
 
 
