@@ -183,19 +183,19 @@ native: $(STAMP)
 	$(BIN)/python -m experiments.native
 
 # Tests, benchmarks and figures on a GPU, in nine minutes; with none it says so and fails. In an environment of its
-# own, .venv-gpu, with the torch of $(PYTHON) where that was built for CUDA (SYSTEM_TORCH=1 insists, 0 refuses), else
+# own, .venv-gpu, with the torch of $(PYTHON) where that is 2.11 or later for CUDA 13 (SYSTEM_TORCH=1 insists, 0 refuses), else
 # with one from a registry: gigabytes. The first run installs before the nine minutes begin. `make gpu GPU="--total-s 200"`.
 # Without a GPU, `make gpu GPU=--rehearse` shows in five minutes that every part starts and ends, and nothing else.
 .PHONY: gpu gpu-wheels
 gpu:
-	@SYSTEM_TORCH=$(SYSTEM_TORCH) $(PYTHON) experiments/gpu/environment.py make
+	@SYSTEM_TORCH='$(SYSTEM_TORCH)' $(PYTHON) experiments/gpu/environment.py make
 	@.venv-gpu/bin/python -m experiments.gpu $(GPU)
 
 # What a host with torch for CUDA and without a registry lacks, into build/wheels, which then travels with the tree.
 TARGET_PYTHON = $(shell $(PYTHON) -c 'import platform; print(platform.python_version().rpartition(".")[0])')
 HAS := numpy scipy torch cuda-bindings onnx onnxruntime nvidia-ml-py
 gpu-wheels:
-	@$(PYTHON) experiments/gpu/environment.py wheels $(TARGET_PYTHON) $(HAS)
+	@$(PYTHON) experiments/gpu/environment.py wheels '$(TARGET_PYTHON)' $(HAS)
 
 # The worker's code for GPUs on torch for CUDA without a GPU, on the oldest and the newest torch that pyproject.toml
 # allows: gigabytes for each, so it is no part of `make test`.
@@ -215,5 +215,6 @@ gpu-rehearsal: $(STAMP) $(REHEARSED:%=.venv-gpu-torch%/.installed)
 proto: $(STAMP)
 	$(BIN)/python proto/generate.py
 
+# What costs gigabytes, and what a host without a registry cannot fetch again, stays: .venv-gpu* and build/wheels.
 clean:
-	rm -rf $(VENV) .venv-gpu-torch* build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(filter-out build/wheels,$(wildcard build/*)) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -32,6 +32,8 @@ _SLEEPS, _SLEEP_S = 50, 0.001
 _HANDLES_MIN, _THREADS_MIN = 4096, 4096
 _MEMORY_MIN_BYTES, _SHM_MIN_BYTES, _DISK_MIN_BYTES = 4 << 30, 256 << 20, 2 << 30
 _BACKLOG_MIN = 1024
+# As in the extra `gpu`.
+_TORCH_MIN = (2, 11)
 _REDIS_TIMEOUT_S = 2.0
 
 
@@ -450,14 +452,15 @@ def _gpu(host: HostState) -> list[HostFinding]:
             )
         ]
     findings = [HostFinding(name="GPU", level=Level.OK, found=found)]
-    if "torch" not in host.engines:
+    if unfit := _unfit_engine(host.engines):
         findings = [
             HostFinding(
                 name="GPU",
                 level=Level.FAILS,
-                found=f"{found}, and no engine for it",
+                found=f"{found}, {unfit}",
                 costs="--device cuda does not start",
-                remedy="pip install 'clockwright[gpu]'",
+                remedy="pip uninstall torch, which pip may keep, then pip install 'clockwright[gpu]' from "
+                "an index without +cpu builds, as https://pypi.org/simple",
             )
         ]
     if 0 <= host.locked_bytes_max < host.memory_bytes // 2:
@@ -472,6 +475,24 @@ def _gpu(host: HostState) -> list[HostFinding]:
             )
         )
     return findings
+
+
+def _unfit_engine(engines: dict[str, str]) -> str:
+    """Say what the GPU engine lacks, by the versions of packages; empty if nothing."""
+    torch = engines.get("torch")
+    if torch is None:
+        return "no torch"
+    number, _, build = torch.partition("+")
+    release = re.match(r"(\d+)\.(\d+)", number)
+    if release and (int(release[1]), int(release[2])) < _TORCH_MIN:
+        return f"torch {torch}, expected {_TORCH_MIN[0]}.{_TORCH_MIN[1]} or later"
+    # A build that names nothing, as those of PyPI, or something else, may be right.
+    if re.match(r"cpu|cu|rocm|xpu", build) and not build.startswith("cu13"):
+        return f"torch {torch}, expected one for CUDA 13"
+    bindings = engines.get("cuda-bindings")
+    if bindings is None or bindings.partition(".")[0] != "13":
+        return f"{f'cuda-bindings {bindings}' if bindings else 'no cuda-bindings'}, expected cuda-bindings 13"
+    return ""
 
 
 def _redis(host: HostState) -> list[HostFinding]:
@@ -558,7 +579,7 @@ def _memfd_problem() -> str:
 
 def _engines() -> dict[str, str]:
     found = {}
-    for name in ("onnxruntime", "onnxruntime-gpu", "torch"):
+    for name in ("onnxruntime", "onnxruntime-gpu", "torch", "cuda-bindings"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found

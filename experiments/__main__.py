@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from clockwright.errors import ClockwrightError
+from clockwright.errors import ClockwrightError, ConfigError
 
 #: What a room's studies have before the names of their files.
 PREFIXES = {
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> str | None:
     """Run the study that the command line names, with the options behind its name.
 
     Returns:
-        None, or what was wrong with the name.
+        None, or what was wrong with the name or the options.
     """
     found = studies()
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -64,14 +64,17 @@ def main(arguments: list[str]) -> str | None:
     asked = called(name)
     if asked is None:
         return f"study is {name!r}, expected one of {', '.join(found)}"
-    if _is_declared(found[asked]):
-        try:
+    try:
+        if _is_declared(found[asked]):
             return import_module(found[asked]).STUDY.main(options) or None
-        except ClockwrightError as error:
-            return str(error)
-    else:  # It is a script, whose module may not be imported before it runs.
+        # It is a script, whose module may not be imported before it runs.
         sys.argv = [f"python -m experiments {asked}", *options]
         runpy.run_module(found[asked], run_name="__main__", alter_sys=True)
+    except ClockwrightError as error:
+        # What a script meets in its course keeps its traceback.
+        if not _is_declared(found[asked]) and not isinstance(error, ConfigError):
+            raise
+        return f"error: {error}"
     return None
 
 

@@ -4,8 +4,8 @@
     python experiments/gpu/environment.py wheels 3.12 numpy scipy torch
 
 The standard library is enough, because this runs before anything is installed. `make` takes the torch of the Python that runs
-it, where that was built for CUDA: `.venv-gpu` then holds what this Python lacks, and finds all else there. SYSTEM_TORCH=1 insists
-on that torch, SYSTEM_TORCH=0 installs another. `wheels` downloads what the target lacks: what the project
+it, where that is new enough and was built for CUDA 13: `.venv-gpu` then holds what this Python lacks, and finds all else there.
+SYSTEM_TORCH=1 insists on that torch, SYSTEM_TORCH=0 installs another. `wheels` downloads what the target lacks: what the project
 needs less the packages that are named.
 """
 
@@ -25,11 +25,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-gpu"
 WHEELS = ROOT / "build" / "wheels"
+#: Versions of Python that wheels are fetched for: those of pyproject.toml.
+PYTHONS = ("3.11", "3.12", "3.13")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-qq")
+# As in the extra `gpu`; the CUDA is that of cuda-bindings there.
+_TORCH_MIN, _CUDA = (2, 11), 13
+_NO_TORCH = "no torch"
+_FIT = f"torch {_TORCH_MIN[0]}.{_TORCH_MIN[1]} or later for CUDA {_CUDA}"
 
 
 class CannotError(Exception):
@@ -46,42 +53,57 @@ class Plan:
     #: The folder that packages come from; None: a registry.
     wheels: Path | None
 
-    def install(self) -> list[str]:
-        """What pip is told."""
+    def installs(self) -> list[list[str]]:
+        """What pip is told, one command after the other."""
         words = [*_PIP, "install"]
         if self.wheels is not None:
             words += ["--no-index", "--find-links", str(self.wheels)]
-        return [*words, "--editable", f"{ROOT}[{','.join(self.extras)}]"]
+        project = ["--editable", f"{ROOT}[{','.join(self.extras)}]"]
+        # First what builds the project: in an environment that pip makes for the build alone, the system's setuptools
+        # would come before the one that pip puts there.
+        return [
+            [*words, *_described()["build-system"]["requires"]],
+            [*words, "--no-build-isolation", *project],
+        ]
 
 
-def plan(
-    wanted: str, cuda_torch: str | None, *, onnxruntime: bool, card: bool, wheels: Path
-) -> Plan:
+def plan(wanted: str, unfit: str, *, onnxruntime: bool, card: bool, wheels: Path) -> Plan:
     """Decide where torch and everything else come from.
 
     Args:
         wanted: SYSTEM_TORCH: "1", "0", or empty where the host decides.
-        cuda_torch: the version of this Python's torch; None where it has none for CUDA.
+        unfit: why this Python's torch cannot be used; empty where it can.
         onnxruntime: whether this Python has an onnxruntime of either kind.
         card: whether there is an NVIDIA driver.
         wheels: the folder that `make gpu-wheels` fills.
 
     Raises:
-        CannotError: there is nothing to run on; says what is missing.
+        CannotError: there is nothing to run on, or SYSTEM_TORCH is another word; says what is missing.
     """
-    if wanted != "0" and cuda_torch is not None:
-        extras = ("gpu", "measure") if onnxruntime else ("gpu", "gpu-ort", "measure")
-        return Plan(True, extras, wheels if any(wheels.glob("*.whl")) else None)
+    if wanted not in ("", "0", "1"):
+        raise CannotError(
+            f"SYSTEM_TORCH is {wanted!r}, expected 1 (this Python's torch), 0 (another) or nothing (this host decides)"
+        )
+    if wanted != "0" and not unfit:
+        place = wheels if any(wheels.glob("*.whl")) else None
+        # `make gpu-wheels` brings the small onnxruntime, which compiles models too.
+        small = place is not None and not any(wheels.glob("onnxruntime_gpu-*"))
+        kind = () if onnxruntime else ("cpu",) if small else ("gpu-ort",)
+        return Plan(True, ("gpu", *kind, "measure"), place)
     if wanted == "1":
         raise CannotError(
-            f"SYSTEM_TORCH=1: found no torch for CUDA in {sys.executable}; name a Python that has it: "
+            f"SYSTEM_TORCH=1: found {unfit} in {sys.executable}, expected {_FIT}; name a Python that has it: "
             "make gpu SYSTEM_TORCH=1 PYTHON=..."
         )
     # Asked before gigabytes are installed. The torch of a system is asked itself, afterwards.
     if not card:
+        own = (
+            "SYSTEM_TORCH=0"
+            if wanted == "0"
+            else f"found {unfit} in {sys.executable}, expected {_FIT}"
+        )
         raise CannotError(
-            "nothing was run: no NVIDIA driver on this machine (no /dev/nvidiactl), and no torch for CUDA "
-            f"in {sys.executable}"
+            f"nothing was run: no NVIDIA driver on this machine (no /dev/nvidiactl), and {own}"
         )
     return Plan(False, ("gpu", "gpu-ort", "tools"), None)
 
@@ -113,10 +135,11 @@ def make(plan: Plan) -> None:
         ]
         lines = [f"import site; site.addsitedir({each!r})\n" for each in places]
         (folder / "system.pth").write_text("".join(lines))
-    command = [str(VENV / "bin" / "python"), *plan.install()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CannotError(complaint(plan, done.stderr))
+    for words in plan.installs():
+        command = [str(VENV / "bin" / "python"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CannotError(complaint(plan, done.stderr))
     stamp.write_text(written)
 
 
@@ -127,9 +150,7 @@ def complaint(plan: Plan, said: str) -> str:
         plan: what was tried.
         said: pip's errors.
     """
-    missing = re.search(r"No matching distribution found for (.+?)(?: \(from .*)?$", said, re.M)
-    lines = [line for line in said.splitlines() if line.strip()] or ["pip says nothing"]
-    what = f"{missing[1]} is missing" if missing else lines[-1].removeprefix("ERROR: ")
+    what = reason(said)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     place = "from the package registry" if plan.wheels is None else f"from {plan.wheels}"
     helps = (
@@ -143,32 +164,40 @@ def complaint(plan: Plan, said: str) -> str:
     return f"cannot install {place}: {what}; {helps}"
 
 
+def reason(said: str) -> str:
+    """Find the reason among the errors of pip or another program."""
+    missing = re.search(r"No matching distribution found for (.+?)(?: \(from .*)?$", said, re.M)
+    if missing:
+        return f"{missing[1]} is missing"
+    # The last error, of a build's output too. What pip says around it only says that the build failed.
+    errors = re.findall(r"^\W*((?:[\w.]*Error|error|ERROR|fatal): .+)$", said, re.M)
+    errors = [
+        each for each in errors if "subprocess-exited" not in each and "Failed to build" not in each
+    ]
+    lines = errors or [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1].removeprefix("ERROR: ") if lines else "it says nothing"
+
+
 def fetch(python: str, has: Sequence[str]) -> None:
     """Download wheels for Linux on x86_64, and build the project's own from what is committed.
+
+    Wheels of before stay where this fails.
 
     Args:
         python: the target's version, as 3.12.
         has: the packages that the target has.
+
+    Raises:
+        CannotError: the version is another, or a program failed; says what.
     """
-    shutil.rmtree(WHEELS, ignore_errors=True)
-    # Which C libraries a wheel may want: those up to that of RHEL 9.
-    systems = [f"manylinux_2_{minor}" for minor in range(34, 4, -1)]
-    systems += ["manylinux2014", "manylinux2010", "manylinux1"]
-    words = [*_PIP, "download", "--only-binary", ":all:", "--dest", str(WHEELS)]
-    words += ["--implementation", "cp", "--python-version", python]
-    words += [
-        word for abi in (f"cp{python.replace('.', '')}", "abi3", "none") for word in ("--abi", abi)
-    ]
-    words += [word for system in systems for word in ("--platform", f"{system}_x86_64")]
-    subprocess.run([sys.executable, *words, *lacking(has)], check=True)
-    with tempfile.TemporaryDirectory() as folder:
-        head = subprocess.run(
-            ["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True
-        ).stdout
-        with tarfile.open(fileobj=BytesIO(head)) as archive:
-            archive.extractall(folder, filter="data")
-        words = [*_PIP, "wheel", "--no-deps", "--wheel-dir", str(WHEELS), folder]
-        subprocess.run([sys.executable, *words], check=True)
+    if python not in PYTHONS:
+        raise CannotError(f"TARGET_PYTHON is {python!r}, expected one of {', '.join(PYTHONS)}")
+    WHEELS.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=WHEELS.parent) as folder:
+        new = Path(folder) / "wheels"
+        _collect(new, python, has)
+        shutil.rmtree(WHEELS, ignore_errors=True)
+        new.rename(WHEELS)
     sizes = {path.name: path.stat().st_size for path in sorted(WHEELS.iterdir())}
     for name, size in sizes.items():
         print(f"{size / 2**20:6.1f} MiB  {name}")
@@ -177,39 +206,93 @@ def fetch(python: str, has: Sequence[str]) -> None:
     )
 
 
+def _collect(wheels: Path, python: str, has: Sequence[str]) -> None:
+    # Which C libraries a wheel may want: those up to that of RHEL 9.
+    systems = [f"manylinux_2_{minor}" for minor in range(34, 4, -1)]
+    systems += ["manylinux2014", "manylinux2010", "manylinux1"]
+    words = [*_PIP, "download", "--only-binary", ":all:", "--dest", str(wheels)]
+    words += ["--implementation", "cp", "--python-version", python]
+    words += [
+        word for abi in (f"cp{python.replace('.', '')}", "abi3", "none") for word in ("--abi", abi)
+    ]
+    words += [word for system in systems for word in ("--platform", f"{system}_x86_64")]
+    _run(sys.executable, *words, *lacking(has))
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=BytesIO(_run("git", "archive", "HEAD"))) as archive:
+            archive.extractall(folder, filter="data")
+        _run(sys.executable, *_PIP, "wheel", "--no-deps", "--wheel-dir", str(wheels), folder)
+
+
+def _run(*command: str) -> bytes:
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise CannotError(f"found no {command[0]} on this machine") from None
+    except subprocess.CalledProcessError as error:
+        name = "git" if command[0] == "git" else "pip"
+        raise CannotError(f"{name} failed: {reason(error.stderr.decode())}") from None
+
+
+def _described() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def lacking(has: Sequence[str]) -> list[str]:
     """Requirements of the project, of what `make gpu` runs and of their installation, less some."""
-    described = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    described = _described()
     project = described["project"]
     extras = project["optional-dependencies"]
     every = [*described["build-system"]["requires"], *project["dependencies"]]
     every += [*extras["gpu"], *extras["cpu"], *extras["measure"]]
     # On Linux all markers hold.
     every = [each.partition(";")[0] for each in every]
+    # The large onnxruntime has all of the small one, which must not be beside it.
+    has = [*has, "onnxruntime"] if "onnxruntime-gpu" in has else has
     return [each for each in every if re.split(r"[\[<>=]", each)[0] not in has]
 
 
-def _cuda_torch() -> str | None:
+def _unfit() -> str:
     try:
         import torch
     except (ImportError, OSError):
-        return None
-    return str(torch.__version__) if torch.version.cuda else None
+        return _NO_TORCH
+    return unfit(str(torch.__version__), torch.version.cuda)
+
+
+def unfit(version: str, cuda: str | None) -> str:
+    """Say what a torch is, where the project cannot use it.
+
+    Args:
+        version: the torch's.
+        cuda: the version of CUDA that it was built for; None: for none.
+
+    Returns:
+        Its version and CUDA; empty where both will do.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    new = found is not None and (int(found[1]), int(found[2])) >= _TORCH_MIN
+    if new and cuda is not None and cuda.partition(".")[0] == str(_CUDA):
+        return ""
+    return f"torch {version} {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
 
 
 def main(words: Sequence[str]) -> int:
     """Do what the module says; returns the exit code."""
-    if words[:1] == ["wheels"]:
-        fetch(words[1], words[2:])
-        return 0
+    target = "make gpu-wheels" if words[:1] == ["wheels"] else "make gpu"
     card = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
     onnxruntime = importlib.util.find_spec("onnxruntime") is not None
     wanted = os.environ.get("SYSTEM_TORCH", "")
-    torch = None if wanted == "0" else _cuda_torch()
     try:
-        make(plan(wanted, torch, onnxruntime=onnxruntime, card=card, wheels=WHEELS))
+        if words[:1] == ["wheels"]:
+            fetch(words[1], words[2:])
+        else:
+            torch = _NO_TORCH if wanted == "0" else _unfit()
+            chosen = plan(wanted, torch, onnxruntime=onnxruntime, card=card, wheels=WHEELS)
+            if torch not in ("", _NO_TORCH):
+                print(f"left alone: {torch} in {sys.executable}, expected {_FIT}", flush=True)
+            make(chosen)
     except CannotError as error:
-        print(f"make gpu: {error}", file=sys.stderr)
+        print(f"{target}: {error}", file=sys.stderr)
         return 1
     return 0
 

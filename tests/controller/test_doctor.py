@@ -49,7 +49,7 @@ WELL = HostState(
 CARD: dict[str, Any] = {
     "driver": "580.1",
     "num_cards": 2,
-    "engines": {"onnxruntime-gpu": "1.31", "torch": "2.11"},
+    "engines": {"onnxruntime-gpu": "1.31", "torch": "2.11", "cuda-bindings": "13.0"},
 }
 
 
@@ -92,6 +92,11 @@ def test_a_host_that_is_well_costs_nothing() -> None:
         ({**CARD, "driver": ""}, "GPU", Level.FAILS),
         ({**CARD, "closed_cards": ("nvidia0",)}, "GPU", Level.FAILS),
         ({**CARD, "engines": {"onnxruntime": "1"}}, "GPU", Level.FAILS),
+        ({**CARD, "engines": {**CARD["engines"], "torch": "2.13.0+cpu"}}, "GPU", Level.FAILS),
+        ({**CARD, "engines": {**CARD["engines"], "torch": "2.13.0+cu129"}}, "GPU", Level.FAILS),
+        ({**CARD, "engines": {**CARD["engines"], "torch": "2.9.1"}}, "GPU", Level.FAILS),
+        ({**CARD, "engines": {**CARD["engines"], "cuda-bindings": "12.9"}}, "GPU", Level.FAILS),
+        ({**CARD, "engines": {"onnxruntime": "1", "torch": "2.11"}}, "GPU", Level.FAILS),
         ({**CARD, "locked_bytes_max": 8 << 20}, "locked memory", Level.COSTS),
         ({"redis": "redis://a:6379", "no_redis": "timed out"}, "Redis", Level.FAILS),
     ],

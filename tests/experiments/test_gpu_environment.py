@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from experiments.gpu import environment
-from experiments.gpu.environment import CannotError, Plan, complaint, lacking, make, plan
+from experiments.gpu.environment import (
+    CannotError,
+    Plan,
+    complaint,
+    fetch,
+    lacking,
+    make,
+    plan,
+    reason,
+    unfit,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +48,10 @@ BACKEND = """
 import zipfile
 from pathlib import Path
 
+import small
+
+assert small.ONE == 1, "an old small builds the project"
+
 def build_editable(folder, *_):
     needs = "".join(f"Requires-Dist: {name}\\nProvides-Extra: gpu\\n" for name in ("small", "numpy"))
     return wheel(Path(folder), "project", {"project.pth": str(Path.cwd())}, needs)
@@ -55,28 +69,52 @@ def wheels(tmp_path: Path) -> Path:
 
 def test_a_system_s_torch_is_taken_with_wheels_where_there_are_any(wheels: Path) -> None:
     def system(wanted: str, *, onnxruntime: bool, folder: Path) -> Plan:
-        return plan(wanted, "2.11.0", onnxruntime=onnxruntime, card=False, wheels=folder)
+        return plan(wanted, "", onnxruntime=onnxruntime, card=False, wheels=folder)
 
     for wanted in ("", "1"):
         found = system(wanted, onnxruntime=True, folder=wheels)
         assert found == Plan(True, ("gpu", "measure"), wheels)
-        assert found.install()[-5:-2] == ["--no-index", "--find-links", str(wheels)]
+        assert all({"--no-index", str(wheels)} <= set(words) for words in found.installs())
     # One kind of onnxruntime is needed, and beside the other it must not be.
     found = system("", onnxruntime=False, folder=wheels / "none")
     assert found == Plan(True, ("gpu", "gpu-ort", "measure"), None)
-    assert "--no-index" not in found.install()
+    assert not any("--no-index" in words for words in found.installs())
+    # Wheels bring the small one, if nothing else was put there.
+    assert system("", onnxruntime=False, folder=wheels).extras == ("gpu", "cpu", "measure")
+    wheel(wheels, "onnxruntime_gpu", {})
+    assert system("", onnxruntime=False, folder=wheels).extras == ("gpu", "gpu-ort", "measure")
 
 
 def test_without_it_torch_is_installed_if_there_is_a_driver(wheels: Path) -> None:
     own = Plan(False, ("gpu", "gpu-ort", "tools"), None)
-    assert plan("", None, onnxruntime=True, card=True, wheels=wheels) == own
-    assert plan("0", "2.11.0", onnxruntime=True, card=True, wheels=wheels) == own
+    assert plan("", "no torch", onnxruntime=True, card=True, wheels=wheels) == own
+    assert plan("0", "", onnxruntime=True, card=True, wheels=wheels) == own
     with pytest.raises(
-        CannotError, match=r"^nothing was run: no NVIDIA driver .*no torch for CUDA"
+        CannotError, match=r"^nothing was run: no NVIDIA driver .*found no torch in .*, expected"
     ):
-        plan("", None, onnxruntime=True, card=False, wheels=wheels)
-    with pytest.raises(CannotError, match=r"^SYSTEM_TORCH=1: found no torch for CUDA in "):
-        plan("1", None, onnxruntime=True, card=True, wheels=wheels)
+        plan("", "no torch", onnxruntime=True, card=False, wheels=wheels)
+    with pytest.raises(CannotError, match=r"driver on this machine .*, and SYSTEM_TORCH=0$"):
+        plan("0", "", onnxruntime=True, card=False, wheels=wheels)
+    with pytest.raises(CannotError, match=r"^SYSTEM_TORCH=1: found torch 2\.9 for CUDA 12\.8 in "):
+        plan("1", "torch 2.9 for CUDA 12.8", onnxruntime=True, card=True, wheels=wheels)
+    with pytest.raises(CannotError, match=r"^SYSTEM_TORCH is 'yes', expected 1 "):
+        plan("yes", "", onnxruntime=True, card=True, wheels=wheels)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "words"),
+    [
+        ("2.11.0+cu130", "13.0", ""),
+        ("3.0.0a0+git1", "13.2", ""),
+        ("2.9.1", "13.0", "torch 2.9.1 for CUDA 13.0"),
+        ("2.13.0+cu129", "12.9", "torch 2.13.0+cu129 for CUDA 12.9"),
+        ("2.13.0+cpu", None, "torch 2.13.0+cpu without CUDA"),
+    ],
+)
+def test_a_system_s_torch_is_new_enough_and_for_the_right_cuda(
+    version: str, cuda: str | None, words: str
+) -> None:
+    assert unfit(version, cuda) == words
 
 
 @pytest.mark.parametrize(
@@ -101,12 +139,42 @@ def test_what_is_missing_is_named_with_what_helps(plan: Plan, words: str) -> Non
     assert "no space left" in complaint(plan, "ERROR: no space left\n")
 
 
+def test_the_reason_of_a_failed_build_is_the_build_s_own_error() -> None:
+    said = (
+        "  error: subprocess-exited-with-error\n"
+        "  \u2570\u2500> [9 lines of output]\n"
+        "      Traceback (most recent call last):\n"
+        "      setuptools.errors.InvalidConfigError: `project.license` must be one of\n"
+        "      [end of output]\n"
+        "  note: This error originates from a subprocess, and is likely not a problem with pip.\n"
+        "ERROR: Failed to build 'clockwright' when getting requirements to build editable\n"
+    )
+    assert reason(said).startswith("setuptools.errors.InvalidConfigError: `project.license`")
+    assert reason("one\ntwo\n") == "two"
+    assert reason("") == "it says nothing"
+
+
+@pytest.mark.parametrize("python", ["banana", "3.9", "", "3.12"])
+def test_wheels_stay_where_others_cannot_be_fetched(
+    python: str, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "WHEELS", wheels)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    before = sorted(wheels.iterdir())
+    expected = r"^pip failed: setuptools>=77 is missing$" if python == "3.12" else repr(python)
+    with pytest.raises(CannotError, match=expected):
+        fetch(python, [])
+    assert sorted(wheels.iterdir()) == before
+    assert list(wheels.parent.iterdir()) == [wheels]
+
+
 def test_wheels_are_of_all_that_is_needed_less_what_the_target_has() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     has = re.findall(r"^HAS := (.*)$", text, re.M)[0].split()
     every = {re.split(r"[\[<>=]", each)[0] for each in lacking([])}
     assert {"setuptools", "msgspec", "uvloop", "pytest-timeout", *has} <= every
     assert {re.split(r"[\[<>=]", each)[0] for each in lacking(has)} == every - set(has)
+    assert "onnxruntime" not in " ".join(lacking(["onnxruntime-gpu"]))
 
 
 def test_the_environment_holds_what_the_system_lacks_and_finds_the_rest_there(
@@ -115,13 +183,23 @@ def test_the_environment_holds_what_the_system_lacks_and_finds_the_rest_there(
     source = inspect.getsource(wheel).replace("Mapping[str, str]", "dict")
     (tmp_path / "backend.py").write_text(BACKEND + source)
     (tmp_path / "pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[build-system]\nrequires = ["small>=1"]\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     )
     for name, value in (("ROOT", tmp_path), ("VENV", tmp_path / "venv"), ("WHEELS", wheels)):
         monkeypatch.setattr(environment, name, value)
+    # What the system has of what builds the project is too old.
+    old = tmp_path / "site-packages"
+    (old / "small-0.dist-info").mkdir(parents=True)
+    (old / "small-0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: small\nVersion: 0\n"
+    )
+    (old / "small.py").write_text("ONE = 0\n")
+    monkeypatch.syspath_prepend(str(old))
     wanted = Plan(True, ("gpu",), wheels)
     small = next(wheels.iterdir()).rename(tmp_path / "small-1-py3-none-any.whl")
-    with pytest.raises(CannotError, match=f"cannot install from {wheels}: small is missing; run "):
+    with pytest.raises(
+        CannotError, match=f"cannot install from {wheels}: small>=1 is missing; run "
+    ):
         make(wanted)
     small.rename(wheels / small.name)
     make(wanted)

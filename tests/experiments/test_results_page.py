@@ -68,9 +68,16 @@ def test_a_record_whose_module_moved_is_repeated_by_its_name(recorded: str, toda
     assert repeated_by(recorded) == today
 
 
-def test_a_name_that_no_study_has_is_an_error_that_lists_them() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments", "fig55"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("fig55", "study is 'fig55', expected one of fig2, fig5"),
+        ("gpu-probe --device best", "error: device 'best': expected cuda:N or torch:cpu"),
+    ],
+)
+def test_a_study_that_cannot_be_run_is_an_error_in_one_line(words: str, expected: str) -> None:
+    command = [sys.executable, "-m", "experiments", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "study is 'fig55', expected one of fig2, fig5" in done.stderr
+    assert done.stderr.startswith(expected)
+    assert done.stderr.count("\n") == 1
