@@ -141,8 +141,9 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     def fails(*arguments: object, **settings: object) -> probe.Figures:
         raise RuntimeError("out of memory")
 
-    for name in ("copy", "gather", "host", "beside", "graphs"):
-        monkeypatch.setattr(probe, name, lambda *given, name=name, **settings: {name: 1.0})
+    for section in ("copy", "host", "beside", "graphs"):
+        monkeypatch.setattr(probe, section, lambda *_, section=section, **more: {section: 1.0})
+    monkeypatch.setattr(probe, "gather", lambda *_, name="gather", **more: {name: 1.0})
     monkeypatch.setattr(probe, "execute", fails)
     words = ["probe", "--device", "torch:cpu", "--seconds", "1", "--directory", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)
