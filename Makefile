@@ -5,18 +5,14 @@ EXTRAS := test
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Figures of the paper and what goes with them.
-FIGURES := fig2 fig5 fig6 fig7 fig8 fig9 scale simspeed
+# Figures of both papers and the pictures of README; they leave JSON, CSV and PNG in experiments/results. Hours: `truth`
+# needs a machine with nothing else to do.
+FIGURES := fig5 fig6 fig7 fig8 fig9 scale
 FIGURES += clipper_fig3 clipper_fig4 clipper_fig5 clipper_fig6
 FIGURES += clipper_fig7 clipper_fig8 clipper_fig9 clipper_fig10
-# The two pictures of README, simulated, in a minute.
-FIGURES += overload lanes
-# Live runs beside simulated ones: ten minutes on a machine with nothing else to do.
-FIGURES += truth
-# `edf_mh` beside `clockwork`, with each of its pieces off, and live beside simulated (likewise).
-FIGURES += edf_mh edf_mh_cost ablation live_ranking
+FIGURES += overload decide lanes truth edf_mh ablation
 
-.PHONY: demo test test-long check bench experiments $(FIGURES) proto clean
+.PHONY: demo test suite test-long check bench experiments docs native gpu gpu-wheels gpu-rehearsal proto clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,27 +23,29 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python -m experiments demo
 
-# Files of tests are shared out to so many processes; within a file the order stays, and so do its fixtures.
-# Two for each of two cores, because tests wait a quarter of their time or more. By itself xdist would keep the files of few tests
-# for the end, which are the longest, and whoever took the last one would be alone with it; tests/conftest.py says
-# which come first.
+# Each file of tests runs in one of this many processes, in its own order and with its own fixtures. Two processes
+# for each of two cores, because tests wait a quarter of their time or more. tests/conftest.py says which files come
+# first: xdist alone would run files of few tests last, and these are the longest.
 JOBS := 4
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Where Python may not keep what it compiled, as in many images of containers, each of these processes would compile
-# every source anew, and so would each of the servers, workers and commands that tests start.
+# Many container images set PYTHONDONTWRITEBYTECODE. With it, each of these processes would compile every source
+# again, and so would each of the servers, workers and commands that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: check $(VENV)/kserve
+# One after the other, so that what `check` finds comes first; `make -j2 test` does both at once.
+test: check suite
+
+suite: $(STAMP) $(VENV)/kserve
 	$(PYTEST)
 
-# KServe's clients for their test, 17 MB, apart from what else .venv has; without them the test is skipped.
+# KServe's clients for their test, 17 MB, in an environment of their own. Without them the test is skipped.
 $(VENV)/kserve: tests/kserve.txt $(STAMP)
 	@rm -rf $@
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --no-compile \
 	  --target $@ -r $< || { rm -rf $@; echo "KServe's client cannot be installed: its tests are skipped"; }
 
-# Random tests with fresh examples, five times as many, and the tests that are too slow for `make test`.
+# Random tests with fresh examples, fifteen times as many (of seeds, twelve times), and the tests that are too slow for `make test`.
 # The seed is drawn where none is given; `make test-long SEED=...` draws the same again.
 test-long: SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-long: $(STAMP) $(VENV)/kserve
@@ -59,126 +57,21 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# One study or benchmark: `make bench NAME=bench-live ARGS="--rounds 1"`; without NAME the list of all, a line each.
+# What is timed wants a machine with nothing else to do.
 bench: $(STAMP)
-	$(BIN)/python -m experiments bench-serve
-	$(BIN)/python -m experiments bench-selection
-	@$(MAKE) --no-print-directory bench-live bench-controller
+	@$(BIN)/python -m experiments $(NAME) $(ARGS)
 
-# What a live server promises its clients, in six minutes, and what broken workers cost, in four; on a machine
-# with nothing else to do.
-.PHONY: bench-promises bench-broken
-bench-promises: $(STAMP)
-	@$(BIN)/python -m experiments live_promises
-
-bench-broken: $(STAMP)
-	@$(BIN)/python -m experiments broken
-
-# The processor as a whole device: goodput beside plain onnxruntime, predictions, memory of a second worker, in
-# four minutes; on a machine with nothing else to do.
-.PHONY: bench-cpu
-bench-cpu: $(STAMP)
-	@$(BIN)/python -m experiments bench-cpu
-
-# Millions of broken messages for all that reads what comes from outside, in this process and over sockets: a
-# quarter of an hour, or `make bench-fuzz MESSAGES=100000`.
-MESSAGES = 10000000
-.PHONY: bench-fuzz
-bench-fuzz: $(STAMP)
-	@$(BIN)/python -m experiments bench-fuzz --messages $(MESSAGES)
-
-# What a request costs a live server, beside bare servers of grpcio, in three minutes; and how many requests one
-# controller process answers in time, in eight. On a machine with nothing else to do, and with what `make native`
-# made, where that is there.
-NATIVE = $(if $(wildcard build/native),--native)
-.PHONY: bench-live bench-controller bench-crowd
-bench-live: $(STAMP)
-	@$(BIN)/python -m experiments bench-live $(NATIVE)
-
-bench-controller: $(STAMP)
-	@$(BIN)/python -m experiments bench-controller $(NATIVE)
-
-bench-crowd: $(STAMP)
-	@$(BIN)/python -m experiments bench-crowd
-
-# The paper's evaluation through a live server, two cores and modelled GPUs, beside the simulator: 25 minutes, or
-# `make bench-paper-live PAPER_LIVE="--seconds 20 --warmup 5 --lines gpus6"`; on a machine with nothing else to do.
-# Overload for ten minutes and a neighbour who floods: 30 minutes. What a request costs the controller, which the
-# simulator charges: half a minute.
-.PHONY: bench-paper-live bench-endurance bench-costs
-bench-paper-live: $(STAMP)
-	@$(BIN)/python -m experiments fig8_live $(if $(wildcard build/native),--native) $(PAPER_LIVE)
-
-bench-endurance: $(STAMP)
-	@$(BIN)/python -m experiments bench-endurance
-
-bench-costs: $(STAMP)
-	@$(BIN)/python -m experiments bench-controller-costs
-
-# Each process killed, stopped and replaced 20 times under load: 15 minutes; on a machine with nothing else to do.
-.PHONY: bench-restart
-bench-restart: $(STAMP)
-	@$(BIN)/python -m experiments bench-restart
-
-# What keys, TLS and quotas cost a request; on a machine with nothing else to do.
-.PHONY: bench-guard
-bench-guard: $(STAMP)
-	@$(BIN)/python -m experiments bench-guard
-
-# What it costs to be observed: a scrape of 4,000 models, and a request with everything off and on; in four minutes,
-# on a machine with nothing else to do.
-.PHONY: bench-observe
-bench-observe: $(STAMP)
-	@$(BIN)/python -m experiments bench-observe
-
-# An hour of churn: models, applications, clients and workers come and go, and each process keeps its size.
-.PHONY: bench-soak
-bench-soak: $(STAMP)
-	@$(BIN)/python -m experiments bench-soak
-
-# Models of all kinds, each asked while six other clients send outliers to it.
-.PHONY: bench-mixing
-bench-mixing: $(STAMP)
-	$(BIN)/python -m experiments bench-mixing
-
-# Every policy on workloads and faults that nobody tuned to, over three seeds; compiled (`make native`) it takes
-# a third of the time.
-.PHONY: bench-unseen
-bench-unseen: $(STAMP)
-	@$(BIN)/python -m experiments unseen
-
-# Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
-experiments: $(FIGURES) poisoned
-	@$(BIN)/python -m experiments results_page
+experiments: $(STAMP)
+	@set -e; for name in $(FIGURES) results_page; do $(BIN)/python -m experiments $$name; done
 
 # The site of docs/, into build/site; a page or a link that is missing is an error. First what code says itself is
 # written into the pages, of which a test looks whether it is what the code says.
-.PHONY: docs
 docs: $(STAMP)
 	@$(BIN)/python -m docs.generated
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# The page of all results, from their records; a test compares.
-.PHONY: results-page
-results-page: $(STAMP)
-	@$(BIN)/python -m experiments results_page
-
-# A live application whose best model is replaced by a bad version and then repaired.
-.PHONY: poisoned
-poisoned: $(STAMP)
-	@$(BIN)/python -m experiments poisoned
-
-$(FIGURES): $(STAMP)
-	$(BIN)/python -m experiments $@
-
-# The whole system on virtual time, with faults, in SEEDS random stories: a seed that fails is printed with its
-# story. 10,000 take half an hour of two cores.
-.PHONY: simulate-faults
-SEEDS := 10000
-simulate-faults: $(STAMP)
-	@$(BIN)/python -m experiments simulate_faults --seeds $(SEEDS)
-
 # Optional, for runs of hours: the simulator's inner loop and both cores compiled, in build/native.
-.PHONY: native
 native: $(STAMP)
 	$(BIN)/python -m experiments.native
 
@@ -186,7 +79,6 @@ native: $(STAMP)
 # own, .venv-gpu, with the torch of $(PYTHON) where that is 2.11 or later for CUDA 13 (SYSTEM_TORCH=1 insists, 0 refuses), else
 # with one from a registry: gigabytes. The first run installs before the nine minutes begin. `make gpu GPU="--total-s 200"`.
 # Without a GPU, `make gpu GPU=--rehearse` shows in five minutes that every part starts and ends, and nothing else.
-.PHONY: gpu gpu-wheels
 gpu:
 	@SYSTEM_TORCH='$(SYSTEM_TORCH)' $(PYTHON) experiments/gpu/environment.py make
 	@.venv-gpu/bin/python -m experiments.gpu $(GPU)
@@ -200,7 +92,6 @@ gpu-wheels:
 # The worker's code for GPUs on torch for CUDA without a GPU, on the oldest and the newest torch that pyproject.toml
 # allows: gigabytes for each, so it is no part of `make test`.
 REHEARSED := 2.11.0 2.14.1
-.PHONY: gpu-rehearsal
 gpu-rehearsal: $(STAMP) $(REHEARSED:%=.venv-gpu-torch%/.installed)
 	$(BIN)/python -m pytest -q tests/worker/test_gpu_rehearsal.py
 	@$(BIN)/python -m experiments gpu-ready

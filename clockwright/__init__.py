@@ -9,20 +9,15 @@ Users import their client from here:
 
 All other packages import their vocabulary from here, and it imports none of them:
 
-    client, operator, statuses      the two kinds of clients, and their exceptions
-    arguments                       what programs pass to them, looked at
-    channel                         how a server is dialled: TLS, and what the caller shows
-    wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
-    actions                         what a controller asks of a worker, and what comes back
-    frames, frame_socket            actions, results and tensors between processes, and the sockets for them
-    data_socket, own_certificate    dialling those sockets, and TLS on them
-    leadership, leader_search       which of several controllers leads
-    findings                        what is wrong with a running server, by its own figures
-    tensors, containers             shapes and datatypes; the declaration of a model that is code
-    errors, units                   every exception; identifiers and units of time
-    process                         memory, garbage and the end of a process
-    v1                              stubs, generated from proto/
-    cli                             the command line; the other packages bring commands of their own
+    client         the two kinds of clients, and their exceptions
+    wire           what travels between processes: frames, sockets, tensors and their datatypes
+    cli            the command line; the other packages bring commands of their own
+    v1             stubs, generated from proto/
+    containers     the declaration of a model that is code
+    findings       what is wrong with a running server, by its own figures
+    errors, units  every exception; identifiers and units of time
+    foreign        text from elsewhere, made safe for logs and terminals
+    process, cores  memory, garbage and the end of a process; its processors
 """
 
 from __future__ import annotations
@@ -42,8 +37,8 @@ from clockwright.errors import (
 )
 
 if TYPE_CHECKING:
-    from clockwright.channel import Access
-    from clockwright.client import (
+    from clockwright.client.channel import Access
+    from clockwright.client.client import (
         AsyncClient,
         Client,
         Feedback,
@@ -77,9 +72,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The client brings numpy and gRPC along, which the cores and the controller's start do without.
+    # The client imports numpy and gRPC, which the cores and the controller's start do not need.
     if name in __all__:
-        from clockwright import channel, client
+        from clockwright.client import channel, client
 
         return getattr(channel if name == "Access" else client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The declaration of a model that is code: table `[container]` of `config.toml`.
 
     [container]
-    load = "model.py"                 # a file beside it in the version folder, or "package.module:name"
+    load = "model.py"                 # a file in the version folder, or "package.module:name"
     inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments
     outputs = { digit = "INT64[]" }
 
@@ -17,18 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from clockwright.errors import ModelError
-from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec
 
 CONFIG_FILE = "config.toml"
 
 #: Suffixes of files that can be loaded. All of them run code when they are: pickles too.
 LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
 
-# A container's rows are numpy arrays, and numpy has no BF16.
-_DATATYPES = tuple(name for name in DATATYPE_BYTES if name != "BF16")
 _SPEC = re.compile(r"([A-Z0-9]+)\[([0-9, ]*)\]")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-# A value beyond these is a slip of the pen, not a wish.
+# A value beyond these is a typing error.
 _DIMENSION_MAX = 2**31
 _REPLICAS_MAX = 256
 _TIME_LIMIT_S_MAX = 3600.0
@@ -40,18 +38,18 @@ class ContainerSpec:
 
     #: A file of the version folder, or an import path `package.module:name`.
     load: str
-    #: Name of what is called with the rows: a function of a `.py` file, or a method of an object that is
-    #: not callable itself.
+    #: What is called with the rows: a function of a `.py` file, or a method of an object that is not
+    #: callable itself.
     method: str = "predict"
     #: One row's tensors, in the order of the arguments.
     inputs: tuple[TensorSpec, ...]
     #: One row's tensors, in the order of the returned values.
     outputs: tuple[TensorSpec, ...]
-    #: A batch that takes longer hangs: the process is killed and started again. Too small: a slow
-    #: batch costs a restart. Too large: a hang holds everything up that waits behind it; above the
-    #: controller's own limit (5 s past the prediction) that one comes first.
+    #: Time limit of a batch; after it the process is killed and restarted. If it is too small, a slow batch
+    #: costs a restart. If it is too large, a hang delays everything in the queue; the controller's own limit is
+    #: 5 s past the prediction.
     time_limit_s: float = 3.0
-    #: Processes that `clockwright up` starts, each a worker with a lane of its own.
+    #: Processes that `clockwright up` starts; each is a worker.
     replicas: int = 1
 
     @property
@@ -64,7 +62,7 @@ def latest_version(folder: Path) -> str:
     """Find the highest number among a model folder's version folders; that version is served.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the folder has no version folder.
         OSError: the folder cannot be read.
     """
     entries = sorted(folder.iterdir())
@@ -155,9 +153,9 @@ def _specs(key: str, table: object) -> tuple[TensorSpec, ...]:
 
 def _spec(key: str, name: str, value: object) -> TensorSpec:
     match = _SPEC.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[1] not in _DATATYPES:
+    if match is None or match[1] not in PLAIN_DATATYPES:
         raise _unexpected(
-            key, value, f'the shape of one row, as "FP32[3, 224]", of {", ".join(_DATATYPES)}'
+            key, value, f'the shape of one row, as "FP32[3, 224]", of {", ".join(PLAIN_DATATYPES)}'
         )
     sizes = [size.strip() for size in match[2].split(",")] if match[2].strip() else []
     if not all(size.isdecimal() and 1 <= int(size) <= _DIMENSION_MAX for size in sizes):

@@ -67,11 +67,11 @@ _ENOUGH_TO_SPARE_ONE = 10
 class Division:
     """Which workers compute on which cores of a machine."""
 
-    #: The cores of each worker; none: wherever the kernel likes.
+    #: The cores of each worker; empty: the kernel chooses.
     workers: tuple[tuple[int, ...], ...]
-    #: The most threads of a model.
+    #: Limit on threads of a model.
     threads: int
-    #: The cores on which nobody computes: the controller's, and those of the workers' other lanes. May be none.
+    #: The cores without computation, for the controller and the workers' other lanes. May be empty.
     aside: tuple[int, ...]
     #: What was decided, in one line.
     words: str
@@ -86,13 +86,13 @@ def divide_cores(
 ) -> Division:
     """Divide a machine's cores among workers and the controller.
 
-    Workers are bound to cores that they have for themselves, or that were named.
+    Workers are bound to cores that no other process of ours uses, or that were named.
 
     Args:
-        usable: the cores that there are, in order.
+        usable: the cores of this machine that may be used, in order.
         num_workers: at least one.
         threads: the most that a model has; None: one per core of its worker.
-        given: the cores that workers are to compute on; none named: most or all of `usable`.
+        given: the cores that workers are to compute on; empty: most or all of `usable`.
         granted: how many may be busy at once; None: all.
     """
     cores = given or usable
@@ -103,8 +103,8 @@ def divide_cores(
     who = f"{_num(num_workers, 'worker')} of {up_to}{_num(each, 'thread')}"
     first = len(cores) - each * num_workers
     aside = tuple(core for core in usable if core not in cores[max(first, 0) :])
-    # A core that others use too is better left when they do: beside busy neighbours EXEC was twice as far from
-    # its prediction when bound. And those who share a machine by quotas would all be bound to its first cores.
+    # Threads must be able to leave a core that other processes use: next to busy ones, EXEC was twice as far from
+    # its prediction when bound. And workers that share a machine by quotas would all be bound to its first cores.
     if first < 0 or num_cores < len(cores) or not (aside or given):
         words = f"{who} on {_num(num_cores, 'core')}, bound to none"
         return Division(((),) * num_workers, each, (), words)

@@ -5,15 +5,15 @@ ClockwrightError
 +- DeviceGoneError   a worker's device is lost for good; the process leaves, another may serve
 +- ModelError        a model cannot be served; the message says why
    +- OtherWorkersError  (worker) workers of another kind are to serve the model
-   +- UnknownModelError  there is no model, or no version, of that name
-   +- NameTakenError     there is a model or an application of that name already
-+- UnknownWorkerError  there is no worker of that name
-+- UnknownTenantError  there is no quota for a tenant of that name
-+- UnknownRequestError  no request of that name is remembered, or it is somebody else's
+   +- UnknownModelError  no model, or no version, has that name
+   +- NameTakenError     a model or an application has that name already
++- UnknownWorkerError  no worker has that name
++- UnknownTenantError  the tenant has no quota
++- UnknownRequestError  no request with that id is remembered, or it belongs to another tenant
 +- NoRoomError       uploaded models have no room on the controller; says how much there is
 +- TraceFormatError  a trace file is not what its reader expects; names file and line
 +- BadRequestError   a request does not fit its model; names the field, what was found and expected
-+- StoreError        what applications learn cannot be read or written now; the message says why
++- StoreError        the store of applications cannot be read or written now; the message says why
 +- ProtocolError     a peer sent something illegal; its stream is closed, nothing else
 +- RefusedError      (client) the request was refused; carries the `Refusal`
 +- DeniedError       the caller may not do what it asked for; carries the `Denial`
@@ -46,35 +46,35 @@ class ModelError(ClockwrightError):
 
 
 class OtherWorkersError(ModelError):
-    """A model is for workers of another kind; here nobody has looked whether it is fit."""
+    """A model is for workers of another kind; this worker has not checked it."""
 
 
 class UnknownModelError(ModelError):
-    """There is no model of that name, or it is served in another version."""
+    """No model has that name, or it is served in another version."""
 
 
 class NameTakenError(ModelError):
-    """There is a model, an application or a region of that name already."""
+    """A model, an application or a region has that name already."""
 
 
 class UnknownWorkerError(ClockwrightError):
-    """There is no worker of that name."""
+    """No worker has that name."""
 
 
 class UnknownTenantError(ClockwrightError):
-    """There is no quota for a tenant of that name."""
+    """The tenant has no quota."""
 
 
 class UnknownRequestError(ClockwrightError):
-    """No request of that name or number is remembered, or it is somebody else's."""
+    """No request with that id or number is remembered, or it belongs to another tenant."""
 
 
 class UnknownRegionError(ClockwrightError):
-    """There is no region of shared memory of that name."""
+    """No region of shared memory has that name."""
 
 
 class NotAllowedError(ClockwrightError):
-    """The server was not started so that this client may do that."""
+    """The server's flags do not allow that to this client."""
 
 
 class NoRoomError(ClockwrightError):
@@ -86,42 +86,50 @@ class BadRequestError(ClockwrightError):
 
 
 class StoreError(ClockwrightError):
-    """The store of applications and their states does not do what it was asked for; later it may."""
+    """The store of applications and their states failed; a later attempt may succeed."""
 
 
 class ProtocolError(ClockwrightError):
     """A peer sent something the protocol does not allow."""
 
 
-class Refusal(enum.Enum):
-    """Why a request got no answer. The values are the wire's (`google.rpc.ErrorInfo.reason`)."""
+class LinkEndedError(ClockwrightError):
+    """The controller closed a worker's connection; the worker may register again."""
 
-    #: The SLO is below what the model can ever do, even resident on an idle GPU: the way to a worker, and the EXEC.
+
+class Refusal(enum.Enum):
+    """Why a request was refused. The values are the wire's (`google.rpc.ErrorInfo.reason`)."""
+
+    #: The SLO is shorter than the link to a worker and one EXEC on an idle GPU with the weights resident.
     INFEASIBLE = "INFEASIBLE"
     #: The weights are not resident and cannot be loaded in time.
     COLD = "COLD"
     #: The work ahead of the request takes too long.
     OVERLOADED = "OVERLOADED"
-    #: The tenant has used up what it may have, or asks for what it may not have; the figures say which quota.
+    #: The request exceeds the tenant's quota; the figures say which.
     QUOTA = "QUOTA"
     #: The answer was predicted to be in time and was not.
     LATE = "LATE"
-    #: The worker that had the request vanished, and no other could answer in time.
+    #: The worker that had the request was lost, and no other could answer in time.
     WORKER_LOST = "WORKER_LOST"
-    #: No worker can serve the model.
+    #: No connected worker can serve the model now.
     NO_WORKER = "NO_WORKER"
+    #: Workers are still preparing the model.
+    LOADING = "LOADING"
+    #: All workers that looked at the model refused it: it cannot be served.
+    UNFIT = "UNFIT"
     #: The controller is shutting down.
     DRAINING = "DRAINING"
     #: The model was removed while the request waited.
     MODEL_REMOVED = "MODEL_REMOVED"
-    #: The engine failed on the request's batch; the message has its words.
+    #: The engine failed on the request's batch; the message quotes it.
     FAILED = "FAILED"
-    #: An application's models were not sure enough, and it has no default.
+    #: The confidence of an application's answer is below its threshold, and it has no default.
     LOW_CONFIDENCE = "LOW_CONFIDENCE"
 
 
 class RefusedError(ClockwrightError):
-    """The server refused a request, or could not answer inside its SLO."""
+    """The server refused a request, or could not answer within its SLO."""
 
     def __init__(
         self, refusal: Refusal, message: str, *, figures: Mapping[str, int] | None = None
@@ -130,20 +138,20 @@ class RefusedError(ClockwrightError):
         self.refusal = refusal
         self.message = message
         #: Times behind the refusal, in ns: `slo_ns`, `load_ns`, `exec_ns`, `queue_ns`, ...; may be empty.
-        #: `retry_ns`: after this time it may be worth to ask again.
+        #: `retry_ns`: a retry after this time may succeed.
         self.figures = dict(figures or {})
 
 
 class Denial(enum.Enum):
-    """Why a caller may not do something. The values are the wire's (`google.rpc.ErrorInfo.reason`)."""
+    """Why a call was denied. The values are the wire's (`google.rpc.ErrorInfo.reason`)."""
 
-    #: The caller shows nothing, and not everybody may.
+    #: The caller has no credentials, and the method needs some.
     NO_CREDENTIALS = "NO_CREDENTIALS"
-    #: What the caller shows is nobody's, or not to be believed.
+    #: Unknown or invalid credentials.
     UNKNOWN_CREDENTIALS = "UNKNOWN_CREDENTIALS"
-    #: It was good once.
+    #: The credentials have expired.
     EXPIRED = "EXPIRED"
-    #: The caller is known, and may not do this.
+    #: The caller's roles do not allow the call.
     NOT_ALLOWED = "NOT_ALLOWED"
 
 

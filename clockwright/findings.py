@@ -1,7 +1,7 @@
-"""What is wrong with a running server, told from its statistics alone: pure functions of what operators can ask for.
+"""What is wrong with a running server, from its statistics alone: pure functions.
 
-Each finding names what is sick, the figures that say so, and what to do. The order is that of causes: a slow worker
-makes an overload, and so do too few pages, so they are told first.
+Each finding names the fault, its figures, and what to do. Causes come first: a slow worker or too few pages cause an
+overload, so they come before it.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from dataclasses import dataclass
 
 from clockwright.v1 import control_pb2 as pb
 
-#: A worker is slow if its EXECs take so many times what others of its kind take, or what was predicted. Noise of a
-#: busy processor stays below; the scheduler avoids a worker from three on.
+#: A worker is slow if its EXECs take this many times as long as those of others of its kind, or as predicted. Noise
+#: of a busy CPU stays below; the scheduler avoids a worker from three on.
 SLOW_FACTOR = 1.5
 # Fewer EXECs say nothing.
 _INFERS_MIN = 5
-# Less than this share of the requests may be dropped without a word.
+# A smaller share of dropped requests is not reported.
 _DROPPED_SHARE = 0.01
 # Fewer refusals may be chance.
 _REFUSED_MIN = 3
-# So busy may a lane be, so that bursts find room.
+# A busier lane has no room for bursts.
 _TARGET_BUSY = 0.8
 # Lanes that load for more than this part of their time have little room left for models that come next.
 _LOADING_BUSY = 0.5
 # Fewer actions that came too late to be run may be chance.
 _LATE_MIN = 5
+# A finding names at most so many models.
+_NAMES_SHOWN = 3
 # A rate that is less would be shown as 0.0.
 _RATE_SHOWN_MIN = 0.05
-# A refusal of these kinds is not its caller's doing.
+# Refusals of these kinds are not the caller's fault.
 _OWN_FAULTS = frozenset(("COLD", "FAILED", "LATE", "OVERLOADED", "WORKER_LOST"))
-# Something is short where these are.
+# Refusals of these kinds mean that something is short.
 _SHORTAGES = frozenset(("COLD", "OVERLOADED"))
 
 
@@ -42,17 +44,17 @@ class ClusterFinding:
     name: str
     #: Which, how much, and what to do; one line.
     words: str
-    #: Whether requests are refused for it now; else it is a warning.
+    #: Whether requests are refused because of it now; otherwise it is a warning.
     harmful: bool = True
-    #: Requests were refused for it some seconds ago, and hardly any since: nothing is wrong now.
+    #: Requests were refused because of it some seconds ago, and hardly any since: nothing is wrong now.
     past: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesAsked:
-    """What the models need that are asked for."""
+    """Pages that the models in use need."""
 
-    #: Pages of all of them together.
+    #: Pages of all of them.
     num_pages: int
     #: Pages of the smallest one that was refused; 0: none was.
     num_least: int
@@ -75,6 +77,7 @@ def diagnose(
     looks: list[Callable[[], list[ClusterFinding]]] = [
         lambda: not_serving(status, workers),
         lambda: slow_workers(workers, status),
+        lambda: long_runs(status),
         lambda: too_few_pages(status, workers, asked),
         lambda: overload(status, workers),
         lambda: thin_links(status),
@@ -87,7 +90,7 @@ def diagnose(
 
 
 def well(status: pb.StatusResponse) -> str:
-    """Say in words how a server is in which nothing is wrong: what is refused there is no shortage."""
+    """Describe a server without findings: its refusals have other reasons than a shortage."""
     recent = status.recent
     others = {row.reason: row.count for row in recent.refusals if row.reason not in _OWN_FAULTS}
     num = sum(others.values())
@@ -103,10 +106,12 @@ def well(status: pb.StatusResponse) -> str:
 def not_serving(
     status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]
 ) -> list[ClusterFinding]:
-    """Find why nobody is answered, or not everybody."""
+    """Find why no request is answered, or not all."""
     found = []
     if status.draining:
-        found.append(ClusterFinding(name="draining", words="the server shuts down: ask elsewhere"))
+        found.append(
+            ClusterFinding(name="draining", words="the server is shutting down: use another one")
+        )
     elif not workers:
         found.append(
             ClusterFinding(
@@ -122,7 +127,7 @@ def not_serving(
             ClusterFinding(
                 name="short of memory",
                 words=f"{status.memory_bytes >> 20} of {status.memory_limit_bytes >> 20} MiB: {what} refused; "
-                "give the controller more, or let less be open (--max-open-bytes)",
+                "give the controller more memory, or lower --max-open-mib",
             )
         )
     if status.dropped_without_worker_rps:
@@ -139,7 +144,7 @@ def not_serving(
 def slow_workers(
     workers: Sequence[pb.WorkerInfo], status: pb.StatusResponse
 ) -> list[ClusterFinding]:
-    """Find workers that take longer than others of their kind, or that the scheduler avoids."""
+    """Find workers that are slower than others of their kind, or that the scheduler avoids."""
     harmful = _is_harmed(status)
     found = []
     for worker in workers:
@@ -170,6 +175,23 @@ def slow_workers(
                 )
             )
     return found
+
+
+def long_runs(status: pb.StatusResponse) -> list[ClusterFinding]:
+    """Find a model whose runs are longer than requests to other models can wait."""
+    runs = status.recent.long_runs
+    if not runs.refused or not _is_harmed(status):
+        return []
+    more = len(runs.others) - _NAMES_SHOWN
+    others = ", ".join(runs.others[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return [
+        ClusterFinding(
+            name="long runs",
+            words=f"a run of {runs.model_id} takes {runs.exec_ns / 1e6:.0f} ms, and {runs.refused} requests to {others} "
+            f"with an SLO from {runs.slo_ns / 1e6:.0f} ms were refused meanwhile{_last(status.recent.over_ns)}; serve "
+            f"{runs.model_id} on a server of its own or with smaller batch_sizes, or give the others a larger SLO",
+        )
+    ]
 
 
 def too_few_pages(
@@ -210,7 +232,7 @@ def too_few_pages(
         found.append(
             ClusterFinding(
                 name="too few pages",
-                words=f"{much}: models on {kind.gpu_kind} push each other out "
+                words=f"{much}: models on {kind.gpu_kind} evict each other "
                 f"({kind.evictions_per_s:.1f} evictions/s, {free} of {pages} pages free{too_small}); {enough}",
                 harmful=harmful,
             )
@@ -221,7 +243,7 @@ def too_few_pages(
 def overload(
     status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo] = ()
 ) -> list[ClusterFinding]:
-    """Find kinds of workers that are asked for more than they can do."""
+    """Find kinds of workers whose load exceeds their capacity."""
     found = []
     for kind in status.kinds:
         for dropped_rps, busy, what, want in (
@@ -242,8 +264,8 @@ def overload(
             if what == "EXEC" and late >= _LATE_MIN and busy < _TARGET_BUSY:
                 words = (
                     f"{_how_many(dropped_rps, status)}, though {_workers(kind)} only {busy:.0%} busy with {what}: "
-                    f"{late} actions came too late to be run, so controller or workers get too little of their "
-                    "processors, or the way between them is slow; clockwright doctor on their hosts says more"
+                    f"{late} actions arrived too late to run, so controller or workers get too little CPU "
+                    "time, or the network between them is slow; run clockwright doctor on their hosts"
                 )
                 found.append(ClusterFinding(name="late workers", words=words))
                 continue
@@ -263,7 +285,7 @@ def overload(
 
 
 def thin_links(status: pb.StatusResponse) -> list[ClusterFinding]:
-    """Find kinds of workers whose links carry less than is asked for."""
+    """Find kinds of workers whose links are too slow for the load."""
     found = []
     for kind in status.kinds:
         if not _matters_now(kind.dropped_for_links_rps, status):
@@ -295,7 +317,7 @@ def unfit_models(models: Sequence[pb.ModelInfo]) -> list[ClusterFinding]:
 
 
 def refusals(status: pb.StatusResponse) -> list[ClusterFinding]:
-    """Find requests that were refused for no reason that any other finding names."""
+    """Find requests that were refused for reasons that no other finding names."""
     recent = status.recent
     found = {row.reason: row.count for row in recent.refusals if row.reason in _OWN_FAULTS}
     num = sum(found.values())
@@ -312,9 +334,9 @@ def refusals(status: pb.StatusResponse) -> list[ClusterFinding]:
 
 
 def times_slower(recent: pb.RecentActions) -> float:
-    """How many times longer EXECs take than those of others of the kind, or, without others, than predicted.
+    """Factor by which EXECs take longer than those of others of the kind or, without others, than predicted.
 
-    0: too few were run to say.
+    Returns 0 if too few ran.
     """
     if recent.infers < _INFERS_MIN:
         return 0.0
@@ -324,7 +346,7 @@ def times_slower(recent: pb.RecentActions) -> float:
 def _draining(
     worker: pb.WorkerInfo, workers: Sequence[pb.WorkerInfo], status: pb.StatusResponse
 ) -> str:
-    """Whether others can do a worker's work, and what it costs to take it away."""
+    """Say whether other workers can take over a worker's load, and the cost of draining it."""
     name = worker.worker_id
     others = [
         each
@@ -358,7 +380,7 @@ def _draining(
 
 
 def _own_refusals(status: pb.StatusResponse, reasons: frozenset[str] = _OWN_FAULTS) -> int:
-    """Requests that were refused lately, and not for what their callers did."""
+    """Recently refused requests, without those refused through the caller's fault."""
     return sum(row.count for row in status.recent.refusals if row.reason in reasons)
 
 
@@ -394,7 +416,7 @@ def _refused_rps(
 def _matters_now(dropped_rps: float, status: pb.StatusResponse) -> bool:
     """Whether requests that were dropped for a cause are a noticeable part of those of the last seconds.
 
-    What is late beside them does not make a shortage: its answer was predicted to be in time.
+    Late answers are no shortage: they were predicted to be in time.
     """
     return _refused_rps(dropped_rps, status, _SHORTAGES) > _least_rps(status)
 
@@ -417,7 +439,7 @@ def _past(
         return []
     since = "hardly any" if _own_refusals(status, _SHORTAGES) else "none"
     words = (
-        f"{dropped_rps:.1f} r/s were refused for want of {want} on {kind.gpu_kind}"
+        f"{dropped_rps:.1f} r/s were refused for lack of {want} on {kind.gpu_kind}"
         f"{_last(kind.over_ns)}, {since}{_last(status.recent.over_ns)}"
     )
     return [ClusterFinding(name=name, words=words, harmful=False, past=True)]

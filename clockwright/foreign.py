@@ -1,8 +1,7 @@
-"""Text from elsewhere: bounded, and made fit for a log and a terminal, where it comes in.
+"""Bounds untrusted text and makes it safe for logs and terminals, where it enters.
 
-A worker's name for its device, the words of a refusal, the operators of somebody's model: all of it ends
-in a log line or on an operator's screen, where an escape sequence is a command and a line break the
-beginning of a line that nobody logged.
+A worker's name for its device, the message of a refusal, the operators of a model: all of it ends up in a log
+line or on an operator's screen, where an escape sequence is a command and a line break forges a log line.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from clockwright.units import NAME_CHARS_MAX
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-#: What a line of a table or of a log has room for.
+#: Characters that fit into a line of a table or log.
 TEXT_CHARS_MAX = 200
 
 
@@ -50,7 +49,7 @@ def escape_texts(message: Message) -> None:
 
 
 def check_name_length(what: str, name: str) -> None:
-    """Look whether a client's name for something is short enough to be kept.
+    """Check that a name from a client is short enough to be kept.
 
     Raises:
         BadRequestError: it is longer than `NAME_CHARS_MAX`; `what` says which it is.

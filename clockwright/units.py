@@ -27,6 +27,9 @@ TIME_NS_MAX = 1 << 61
 # A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
 SLO_NS_MAX = 24 * 3600 * NS_PER_S
 
+#: Smallest and largest weight of a request: enough to go behind or before all others, and sums stay exact.
+WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
+
 # Names that people give are shorter: ids of requests and queries, tenants, contexts, outputs. The
 # scheduler keeps some tenants, and applications keep contexts.
 NAME_CHARS_MAX = 256

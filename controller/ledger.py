@@ -1,12 +1,12 @@
 """The books around the scheduler, and the one loop that hands it events and carries its commands out.
 
-The scheduler decides and does nothing. Whoever lets it run is a *shell*: `controller.runtime` serves
+The scheduler decides and does no I/O. The code that runs it is a *shell*: `controller.runtime` serves
 clients, `experiments.simulator` plays them on virtual time, `experiments.clipper_paper.bench`
-saturates devices without a network. They differ in their clock, their timer, their links and in who
+saturates devices without a network. Shells differ in their clock, their timer, their links and in what
 waits for an answer. Everything else is here, once:
 
 * which requests have no answer yet, and what the shell keeps of each;
-* which actions are under way on which worker, and what becomes of them when it vanishes;
+* which actions are under way on which worker, and how they end when it vanishes;
 * how the result of an action becomes an event, and which results cannot be true;
 * whether an answer is in time;
 * the rows of telemetry, each built when it is complete;
@@ -15,7 +15,8 @@ waits for an answer. Everything else is here, once:
 Three rules hold for every shell. Events are handled one after the other: one that comes up while
 commands are carried out waits its turn. A result changes the books before the scheduler hears of it,
 and its row follows once the commands it led to are carried out. A request is closed once: a command
-about one that is closed (its client went away) does nothing.
+about one that is closed (its client went away) does nothing, except that an action already decided is
+sent whole.
 
 Nothing here reads a clock, waits or draws a random number; the shell's clock is an argument. mypyc
 compiles the module for long simulations, so what a shell does comes as callables: a protocol that is
@@ -29,19 +30,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clockwright.actions import ActionError, EvictWeights, Infer, Result, StepTime
-from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError, Refusal
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, Result, StepTime
+from clockwright.wire.bulk import Buffer
 from controller.core import Scheduler
 from controller.core.events import (
     ActionFailed,
     ActionSucceeded,
     AnswerRequest,
+    CertaintyAsked,
     CloseWorker,
     Command,
     Event,
     ForgetModel,
+    PromiseRequest,
     RefuseRequest,
     RequestArrived,
     RequestCancelled,
@@ -50,10 +53,12 @@ from controller.core.events import (
     WithdrawAction,
     WorkerJoined,
     WorkerLost,
+    WriteOffAction,
 )
-from controller.telemetry import CANCELLED, OK, ActionRecord, RequestRecord, Telemetry
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import CANCELLED, OK, Telemetry
 
-#: The shell's way to a worker.
+#: The shell's link to a worker.
 W = TypeVar("W")
 #: What a shell keeps of a request until it is closed.
 K = TypeVar("K")
@@ -89,13 +94,15 @@ class Finished:
 class _Worker(Generic[W]):
     """A worker that is here; no dataclass, because mypyc makes none of a generic class."""
 
-    __slots__ = ("actions", "link", "loads")
+    __slots__ = ("actions", "link", "loads", "written_off")
 
     def __init__(self, link: W) -> None:
         self.link = link
         self.actions: dict[ActionId, Sent] = {}
         #: The latest load of each model.
         self.loads: dict[ModelId, StepTime] = {}
+        #: The newest action that was written off; 0: none was.
+        self.written_off = 0
 
 
 class Ledger(Generic[W, K]):
@@ -109,6 +116,7 @@ class Ledger(Generic[W, K]):
         telemetry: Telemetry | None,
         send: Callable[[W, Sent], None],
         withdraw_action: Callable[[W, ActionId], None],
+        write_off: Callable[[W, Sent], None],
         answer: Callable[[RequestArrived, K, AnswerRequest, Finished, int, bool], None],
         refuse: Callable[[RequestArrived, K, RefuseRequest, int], None],
         forget: Callable[[W, ModelId], None],
@@ -122,13 +130,14 @@ class Ledger(Generic[W, K]):
         Args:
             scheduler: makes every decision.
             clock: the present in ns, on the clock that all the events' times are on.
-            telemetry: takes a record per request and action; None: none are made.
+            telemetry: takes a record per request and action. None if no records are made.
             send: puts an action on a worker's link.
             withdraw_action: tells a worker to drop an action that it has not begun. The action stays in
                 the books until its result comes.
+            write_off: takes in that the result of an action is lost. It may come after all, and is dropped then.
             answer: gives (request, what is kept of it, command, the Infer, departure in ns, whether it
-                is in time) to whoever waits. An answer that is not in time is a refusal for lateness.
-            refuse: gives (request, what is kept of it, command, departure in ns) to whoever waits.
+                is in time) to the waiter. An answer that is not in time is a refusal for lateness.
+            refuse: gives (request, what is kept of it, command, departure in ns) to the waiter.
             forget: tells a worker that it gets no more actions for a model.
             close: lets a worker go, for a reason (empty: it is drained), with these actions under way.
             settled: an event, and those that came up meanwhile, are dealt with.
@@ -139,11 +148,17 @@ class Ledger(Generic[W, K]):
         """
         #: Requests without an answer yet.
         self.requests: dict[RequestId, tuple[RequestArrived, K]] = {}
+        #: Those whose clients ask for certainty: when each was promised; 0: it was not, or it was sent before it had
+        #: to be.
+        self.promised: dict[RequestId, int] = {}
+        #: Those withdrawn while commands are carried out, which may still send them.
+        self._leaving: dict[RequestId, tuple[RequestArrived, K]] = {}
         self._scheduler = scheduler
         self._clock = clock
         self._telemetry = telemetry
         self._send = send
         self._withdraw_action = withdraw_action
+        self._write_off = write_off
         self._answer = answer
         self._refuse = refuse
         self._forget = forget
@@ -165,11 +180,11 @@ class Ledger(Generic[W, K]):
 
     @property
     def due_ns(self) -> int | None:
-        """Time at which the timer is due; None: it is not armed."""
+        """Time at which the timer is due. None if it is not armed."""
         return self._due_ns
 
     def link_of(self, worker_id: WorkerId) -> W | None:
-        """The way to a worker; None: it is not here."""
+        """The link to a worker. Returns None if there is no such worker."""
         worker = self._workers.get(worker_id)
         return None if worker is None else worker.link
 
@@ -187,12 +202,36 @@ class Ledger(Generic[W, K]):
         """Enter a request; the event that tells the scheduler of it is the shell's to `tell`."""
         self.requests[request.request_id] = request, kept
 
+    def kept_to_send(self, request_id: RequestId) -> K:
+        """What the shell keeps of a request that is being sent, even if it was withdrawn since the scheduler said so."""
+        entry = self.requests.get(request_id)
+        return (self._leaving[request_id] if entry is None else entry)[1]
+
+    def decide(self, request_id: RequestId, within_ns: int) -> None:
+        """Have a request refused or promised within a time of its arrival, which the scheduler has heard of."""
+        if request_id in self.requests:
+            self.promised[request_id] = 0
+            self.tell(CertaintyAsked(request_id=request_id, within_ns=within_ns))
+
+    def decided_ns(self, request_id: RequestId, otherwise_ns: int) -> int:
+        """When a request whose client asks for certainty was decided. Returns 0 if its client does not ask.
+
+        Args:
+            request_id: it is being answered or refused.
+            otherwise_ns: when it was sent, or is refused: that decides what was not promised before.
+        """
+        promised_ns = self.promised.get(request_id)
+        return 0 if promised_ns is None else promised_ns or otherwise_ns
+
     def withdraw(self, request_id: RequestId) -> None:
-        """Close a request that nobody waits for any more. Does nothing when it is closed."""
+        """Close a request whose client left. Does nothing if it is closed already."""
         entry = self.requests.pop(request_id, None)
+        self.promised.pop(request_id, None)
         if entry is not None:
+            if self._telling:
+                self._leaving[request_id] = entry
             if self._telemetry is not None:
-                self._telemetry.add_request(_record(entry[0], self._clock(), CANCELLED))
+                self._telemetry.add_request(_unanswered(entry[0], self._clock(), CANCELLED))
             self.tell(RequestCancelled(request_id=request_id))
 
     # --- workers ------------------------------------------------------------------------------
@@ -212,7 +251,7 @@ class Ledger(Generic[W, K]):
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return ()
-        lost = self._write_off(worker)
+        lost = self._record_lost(list(worker.actions.values()))
         self.tell(WorkerLost(worker_id=worker_id))
         return lost
 
@@ -229,11 +268,11 @@ class Ledger(Generic[W, K]):
         Args:
             worker_id: the worker that sent it.
             result: the report, with times on the shell's clock.
-            outputs: output tensors, per request; None: the shell carries no tensors.
+            outputs: output tensors, per request. None if the shell carries no tensors.
             unread_ns: how long it may have lain unread because the shell was busy.
 
         Returns:
-            The action; None: the worker was let go a moment ago.
+            The action, or None if the worker was let go a moment ago, or the action was written off.
 
         Raises:
             ProtocolError: the worker was not sent this action, or the result cannot be true. The
@@ -244,6 +283,8 @@ class Ledger(Generic[W, K]):
             return None
         sent = worker.actions.get(result.action_id)
         if sent is None:
+            if result.action_id <= worker.written_off:
+                return None
             raise ProtocolError(f"result of action {result.action_id}, which is not under way")
         now_ns = self._clock()
         event = event_of(sent, result, now_ns=now_ns, unread_ns=unread_ns)
@@ -263,11 +304,10 @@ class Ledger(Generic[W, K]):
         self.tell(event, finished)
         return sent
 
-    def _write_off(self, worker: _Worker[W]) -> Sequence[Sent]:
-        lost = list(worker.actions.values())
+    def _record_lost(self, lost: Sequence[Sent]) -> Sequence[Sent]:
         if self._telemetry is not None:
             for sent in lost:
-                self._telemetry.add_action(_action_record(sent, None, self._clock()))
+                self._telemetry.add_action(_action_row(sent, None, self._clock()))
         return lost
 
     # --- the loop -----------------------------------------------------------------------------
@@ -291,13 +331,15 @@ class Ledger(Generic[W, K]):
                     self._carry_out(commands, finished)
                 if finished is not None and self._telemetry is not None:
                     self._telemetry.add_action(
-                        _action_record(finished.sent, finished.result, finished.result_ns)
+                        _action_row(finished.sent, finished.result, finished.result_ns)
                     )
                 if not self._later:
                     break
                 event, finished = self._later.popleft()
         finally:
             self._telling = False
+            if self._leaving:
+                self._leaving.clear()
         self._settled()
         # The timer fires no later than the scheduler wants. One that is due earlier is left alone and
         # armed again when it fires: wake-ups move on with every request, and arming each time would cost
@@ -326,10 +368,19 @@ class Ledger(Generic[W, K]):
                 self._send(worker.link, sent)
             elif isinstance(command, RefuseRequest):
                 self._give_refusal(command)
+            elif isinstance(command, PromiseRequest):
+                if command.request_id in self.promised:
+                    self.promised[command.request_id] = self._clock()
             elif isinstance(command, WithdrawAction):
                 holder = self._workers.get(command.worker_id)
                 if holder is not None:
                     self._withdraw_action(holder.link, command.action_id)
+            elif isinstance(command, WriteOffAction):
+                of = self._workers[command.worker_id]
+                of.written_off = max(of.written_off, command.action_id)
+                sent = of.actions.pop(command.action_id)
+                self._record_lost([sent])
+                self._write_off(of.link, sent)
             elif isinstance(command, ForgetModel):
                 here = self._workers.get(command.worker_id)
                 if here is not None:
@@ -338,7 +389,8 @@ class Ledger(Generic[W, K]):
             elif isinstance(command, CloseWorker):
                 gone = self._workers.pop(command.worker_id, None)
                 if gone is not None:
-                    self._close(gone.link, command.reason, self._write_off(gone))
+                    lost = self._record_lost(list(gone.actions.values()))
+                    self._close(gone.link, command.reason, lost)
 
     def _give_answer(self, command: AnswerRequest, finished: Finished) -> None:
         entry = self.requests.pop(command.request_id, None)
@@ -348,9 +400,12 @@ class Ledger(Generic[W, K]):
         request, kept = entry
         now_ns = self._clock()
         in_time = now_ns <= request.arrival_ns + request.slo_ns
+        decided_ns = 0
+        if self.promised:
+            decided_ns = self.decided_ns(command.request_id, finished.sent.sent_ns)
         if self._telemetry is not None:
             self._telemetry.add_request(
-                (
+                RequestRow(
                     request.request_id,
                     request.model_id,
                     request.rows,
@@ -359,18 +414,18 @@ class Ledger(Generic[W, K]):
                     request.tenant,
                     now_ns,
                     OK if in_time else Refusal.LATE.value,
-                    0,
-                    0,
-                    0,
-                    0,
-                    command.cold,
-                    command.worker_id,
-                    command.action_id,
-                    command.batch_size,
-                    command.expected_departure_ns,
+                    cold=command.cold,
+                    worker_id=command.worker_id,
+                    action_id=command.action_id,
+                    batch_size=command.batch_size,
+                    expected_departure_ns=command.expected_departure_ns,
+                    decided_ns=decided_ns,
+                    weight=request.weight,
                 )
             )
         self._answer(request, kept, command, finished, now_ns, in_time)
+        if self.promised:
+            self.promised.pop(command.request_id, None)
 
     def _give_refusal(self, command: RefuseRequest) -> None:
         entry = self.requests.pop(command.request_id, None)
@@ -379,8 +434,13 @@ class Ledger(Generic[W, K]):
         request, kept = entry
         now_ns = self._clock()
         if self._telemetry is not None:
-            self._telemetry.add_request(_record(request, now_ns, command.refusal.value, command))
+            row = _unanswered(request, now_ns, command.refusal.value)
+            row.load_ns, row.exec_ns = command.load_ns, command.exec_ns
+            row.queue_ns, row.margin_ns = command.queue_ns, command.margin_ns
+            row.decided_ns = self.decided_ns(command.request_id, now_ns)
+            self._telemetry.add_request(row)
         self._refuse(request, kept, command, now_ns)
+        self.promised.pop(command.request_id, None)
 
     # --- the timer ----------------------------------------------------------------------------
 
@@ -453,11 +513,9 @@ def event_of(
     )
 
 
-def _record(
-    request: RequestArrived, departure_ns: int, outcome: str, refused: RefuseRequest | None = None
-) -> RequestRecord:
-    """Make the record of a request that was not answered."""
-    return (
+def _unanswered(request: RequestArrived, departure_ns: int, outcome: str) -> RequestRow:
+    """Make the row of a request that was not answered."""
+    return RequestRow(
         request.request_id,
         request.model_id,
         request.rows,
@@ -466,20 +524,12 @@ def _record(
         request.tenant,
         departure_ns,
         outcome,
-        0 if refused is None else refused.load_ns,
-        0 if refused is None else refused.exec_ns,
-        0 if refused is None else refused.queue_ns,
-        0 if refused is None else refused.margin_ns,
-        False,
-        None,
-        None,
-        0,
-        0,
+        weight=request.weight,
     )
 
 
-def _action_record(sent: Sent, result: Result | None, result_ns: int) -> ActionRecord:
-    """Make the record of an action that is over; without a result, its worker is lost."""
+def _action_row(sent: Sent, result: Result | None, result_ns: int) -> ActionRow:
+    """Make the row of an action that is over; without a result, its worker is lost."""
     command, action = sent.command, sent.command.action
     batch_size = rows = num_requests = expected_duration_ns = 0
     earliest_ns: int | None = None
@@ -493,7 +543,7 @@ def _action_record(sent: Sent, result: Result | None, result_ns: int) -> ActionR
     error = WORKER_LOST
     if result is not None:
         error = result.error.name if result.error else _NO_ERROR
-    return (
+    return ActionRow(
         action.action_id,
         type(action).__name__,
         command.worker_id,

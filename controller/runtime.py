@@ -1,4 +1,4 @@
-"""The live shell: a clock, the one timer, those who wait, and links to workers.
+"""The live shell: a clock, one timer, the requests that wait, and links to workers.
 
 Everything runs in one event loop thread. Whatever happens becomes an event in the ledger, which hands
 it to the scheduler and has the commands carried out here. Nothing else calls the scheduler.
@@ -7,22 +7,23 @@ it to the scheduler and has the commands carried out here. Nothing else calls th
 from __future__ import annotations
 
 import asyncio
-import functools
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
-from clockwright.actions import ActionError, Result
-from clockwright.bulk import Buffer
-from clockwright.errors import Refusal, RefusedError
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import ActionError, Infer, Result
+from clockwright.wire.bulk import Buffer
 from controller.core import ClusterLoad, HeldPages, ModelStatistics, Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
     AnswerRequest,
     ClockSeen,
     Event,
+    LearnedLink,
+    LearnedTimes,
     ModelWanted,
     RefuseRequest,
     RequestArrived,
@@ -32,60 +33,24 @@ from controller.core.events import (
 )
 from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
-from controller.parties import Link, Waiter
-from controller.past_requests import PastRequests
-from controller.telemetry import Telemetry
+from controller.port import Answered, Ask, Course, Link, Refused, Sink, Told
+from controller.telemetry.journey import Journey, where_it_went
+from controller.telemetry.past_requests import PastRequests
+from controller.telemetry.tables import Telemetry
+
+log = logging.getLogger(__name__)
 
 # Takes the outputs of one request.
 _TakeOutputs = Callable[[Sequence[Buffer]], object]
 
 
-@dataclass(slots=True)
-class Answer:
-    """The outputs of a request, and what was told of it on its way.
-
-    All times are on the controller's clock.
-    """
-
-    #: Tensor bytes per output, in the model's order.
-    outputs: Sequence[Buffer]
-    request: RequestArrived
-    command: AnswerRequest
-    #: The Infer that answered it, with the others of its batch.
-    finished: Finished
-    #: When this answer was made.
-    departure_ns: int
-
-
-class NoAnswerError(RefusedError):
-    """The scheduler refused a request, or its answer came too late.
-
-    It carries figures; the sentence about them is the front end's (`controller.front.refusals`).
-    """
-
-    def __init__(
-        self, refusal: Refusal, model_id: ModelId, figures: dict[str, int], *, detail: str = ""
-    ) -> None:
-        """Refuse a request.
-
-        Args:
-            refusal: why.
-            model_id: what was asked.
-            figures: the times that led to it, in ns, by name.
-            detail: what the figures do not say: the engine's words, for example.
-        """
-        super().__init__(refusal, f"model {model_id}", figures=figures)
-        self.model_id = model_id
-        self.detail = detail
-
-
-# What is kept of a request until it is closed: its inputs, its waiter, who takes its outputs whenever they come
-# (None: nobody wants them but in time), and what its client calls it, which may be empty.
-_Waiting = tuple[Sequence[Buffer], Waiter, _TakeOutputs | None, str]
+# What is kept of a request until it is closed: the question, its inputs, its sink, and the function that takes its
+# outputs even when they are late (None: late outputs are dropped).
+_Waiting = tuple[Ask, Sequence[Buffer], Sink, _TakeOutputs | None]
 
 
 class Runtime:
-    """Lets a scheduler serve: carries out what it decides, and tells it what became of that."""
+    """Drives a scheduler: carries out its commands, and feeds it their results as events."""
 
     def __init__(
         self,
@@ -102,9 +67,9 @@ class Runtime:
             clock: the present in ns; the event loop's timers run at its pace.
         """
         self.telemetry = telemetry
-        #: What is known of requests that are over, beside their rows in telemetry.
+        #: Records of closed requests, in addition to their rows in telemetry.
         self.past = PastRequests()
-        #: The controller's clock, for everybody who lives with this runtime.
+        #: The controller's clock, shared by all that works with this runtime.
         self.clock = clock
         #: No requests are admitted any more.
         self.draining = False
@@ -117,6 +82,7 @@ class Runtime:
             telemetry=telemetry,
             send=self._send,
             withdraw_action=_withdraw_action,
+            write_off=self._write_off,
             answer=self._answer,
             refuse=self._refuse,
             forget=_forget,
@@ -124,12 +90,14 @@ class Runtime:
             settled=self._settled,
             arm=self._arm,
         )
-        #: By action under way: who wants its outputs even if they are late, with the numbers of their requests.
+        #: By action under way: functions that take its outputs even when late, with their requests' numbers.
         self._late: dict[ActionId, list[tuple[int, _TakeOutputs]]] = {}
         self._last_request_id = 0
         #: In this turn of the event loop.
         self._arrived: list[RequestArrived] = []
-        # The links that actions were sent on while arrivals are told; None: none are.
+        #: Requests among them whose clients ask for certainty, and within which time.
+        self._deciding: list[tuple[RequestId, int]] = []
+        # The links that actions were sent on while the scheduler is told of arrivals, else None.
         self._sent_to: list[Link] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -140,7 +108,7 @@ class Runtime:
         return len(self._ledger.requests)
 
     def time_to_last_deadline_ns(self, model_id: ModelId) -> int:
-        """How long until no request that waits now for a model can wait any more; 0 if none does."""
+        """Time until the last deadline of the requests that wait for a model. 0 if none waits."""
         deadlines_ns = (
             request.arrival_ns + request.slo_ns
             for request, _ in self._ledger.requests.values()
@@ -149,156 +117,119 @@ class Runtime:
         return max(0, max(deadlines_ns, default=0) - self.clock())
 
     def statistics(self) -> Statistics:
-        """What the scheduler believes now; linear in models and workers."""
+        """A snapshot of the scheduler's state. Takes O(models + workers)."""
         return self._scheduler.statistics(self.clock())
 
     def cluster_load(self) -> ClusterLoad:
-        """What all workers have to do now; linear in workers, and hardly in models."""
+        """The work of all workers now, summed up. Takes O(workers)."""
         return self._scheduler.cluster_load(self.clock())
 
     def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
-        """What fills the pages of each worker; linear in copies."""
+        """The models in the pages of each worker. Takes O(copies)."""
         return self._scheduler.held_pages()
 
     def model_statistics(self, model_id: ModelId) -> ModelStatistics | None:
-        """One model's row of `statistics`; None: there is no such model."""
+        """One model's row of `statistics`. Returns None if there is no such model."""
         return self._scheduler.model_statistics(model_id)
 
+    def learned_times(self) -> Iterator[LearnedTimes | None]:
+        """What the scheduler has learned of actions; see `Scheduler`."""
+        return self._scheduler.learned_times()
+
+    def learned_links(self) -> list[LearnedLink]:
+        """What it has learned of workers' links."""
+        return self._scheduler.learned_links()
+
     def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
-        """How many requests wait for each of some models, not sent yet, and how many workers hold its weights."""
+        """For each model: how many requests wait, not sent yet, and how many workers hold its weights."""
         return self._scheduler.backlogs(model_ids)
 
     # --- requests -----------------------------------------------------------------------------
 
     def ask(
         self,
-        waiter: Waiter,
         model_id: ModelId,
+        ask: Ask,
         inputs: Sequence[Buffer],
-        *,
-        rows: int = 1,
-        arrival_ns: int,
-        slo_ns: int,
-        tenant: str = "",
+        sink: Sink,
         late: _TakeOutputs | None = None,
-        name: str = "",
     ) -> RequestId:
-        """Have a waiter told the answer, or why there is none inside the SLO.
+        """Ask for an answer inside the SLO. The sink gets the answer, or the reason of its refusal.
 
         Args:
-            waiter: told in a later turn of the event loop.
             model_id: the id that the catalogue gives, which is not always the public name.
+            ask: the request; its rows are 1 to the model's largest batch size.
             inputs: tensor bytes per input, in the model's order. Kept, not copied, until the request
                 is closed.
-            rows: 1 to the model's largest batch size.
-            arrival_ns: when its first bytes came, by `clock()`.
-            slo_ns: the answer is due this long after.
-            tenant: whose it is; empty: nobody's in particular.
+            sink: told in a later turn of the event loop.
             late: takes the outputs of a batch that was sent for the request, also when the request was
                 withdrawn or refused before they came.
-            name: what its client calls it; may be empty.
 
         Returns:
             What `withdraw` takes.
         """
-        self._last_request_id += 1
-        request_id = RequestId(self._last_request_id)
+        request_id = self.number(ask)
         request = RequestArrived(
             request_id=request_id,
             model_id=model_id,
-            rows=rows,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
-            tenant=tenant,
+            rows=ask.rows,
+            arrival_ns=ask.arrival_ns,
+            slo_ns=ask.slo_ns,
+            tenant=ask.tenant,
             num_bytes=sum(map(len, inputs)),
+            weight=ask.weight,
+            work_ahead_ns=ask.work_ahead_ns,
         )
-        self._ledger.open(request, (inputs, waiter, late, name))
-        if name:
-            self.past.named(name, request_id, tenant)
+        self._ledger.open(request, (ask, inputs, sink, late))
         if not self._arrived:
             asyncio.get_running_loop().call_soon(self._tell_arrivals)
         self._arrived.append(request)
+        if ask.decide_within_ns:
+            self._deciding.append((request_id, ask.decide_within_ns))
         return request_id
 
-    @property
-    def last_id(self) -> RequestId:
-        """The number of the request that came last."""
+    def new_number(self) -> RequestId:
+        """Give a request a number, also one that does not reach the scheduler."""
+        self._last_request_id += 1
         return RequestId(self._last_request_id)
 
-    def number_query(self) -> RequestId:
-        """Give a query to an application a number among those of requests; the scheduler does not hear of it."""
-        self._last_request_id += 1
-        return self.last_id
+    def number(self, ask: Ask) -> RequestId:
+        """Give a request a number, and keep its client's name for it."""
+        request_id = self.new_number()
+        if ask.name:
+            self.past.named(ask.name, request_id, ask.tenant)
+        return request_id
 
     def find_open(self, request_id: RequestId) -> tuple[RequestArrived, ActionId | None] | None:
-        """Find a request without an answer yet, and the Infer that it is in; None: there is none."""
+        """Find an open request, and the Infer that it is in. Returns None if it is not open."""
         entry = self._ledger.requests.get(request_id)
         return None if entry is None else (entry[0], self._ledger.action_of(request_id))
 
     def withdraw(self, request_id: RequestId) -> None:
-        """Nobody waits any more: what has not been sent to a worker never will be. Its waiter hears nothing."""
+        """Cancel a request: it is not sent to a worker any more, and its sink is not called."""
         self._ledger.withdraw(request_id)
-
-    def submit(
-        self,
-        model_id: ModelId,
-        inputs: Sequence[Buffer],
-        *,
-        rows: int = 1,
-        arrival_ns: int,
-        slo_ns: int,
-        tenant: str = "",
-        late: _TakeOutputs | None = None,
-        name: str = "",
-    ) -> asyncio.Future[Answer]:
-        """Ask for an answer inside the SLO; the arguments are those of `ask`.
-
-        Cancelling the future, or the task that awaits it, withdraws the request.
-
-        Returns:
-            A future of the answer, which was in time when the future was resolved.
-
-        Raises:
-            NoAnswerError: (through the future) why there is no answer in time.
-        """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        request_id = self.ask(
-            future,
-            model_id,
-            inputs,
-            rows=rows,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
-            tenant=tenant,
-            late=late,
-            name=name,
-        )
-        future.add_done_callback(functools.partial(self._withdraw_if_cancelled, request_id))
-        return future
 
     def forecast(
         self,
         model_ids: Sequence[ModelId],
+        ask: Ask,
         *,
-        rows: int,
-        arrival_ns: int,
-        slo_ns: int,
-        together: bool,
         num_bytes: int,
+        together: bool,
     ) -> list[Forecast]:
-        """Predict what a request to each of some models would come to; see `Scheduler`."""
+        """Predict the answer of a request to each of some models, with inputs of this size; see `Scheduler`."""
         return self._scheduler.forecast(
             model_ids,
-            rows=rows,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
+            rows=ask.rows,
+            arrival_ns=ask.arrival_ns,
+            slo_ns=ask.slo_ns,
             now_ns=self.clock(),
             together=together,
             num_bytes=num_bytes,
         )
 
     def want(self, model_id: ModelId) -> None:
-        """A cold model was left out of an answer; the next query shall find it loaded."""
+        """Load a cold model that was left out of an answer, for the next query."""
         self.tell(ModelWanted(model_id=model_id))
 
     def _tell_arrivals(self) -> None:
@@ -308,17 +239,11 @@ class Runtime:
         """
         arrived, self._arrived = self._arrived, []
         waiting = self._ledger.requests
-        # Some are withdrawn already; a future that was cancelled in this turn says so in the next.
-        requests = tuple(
-            [
-                request
-                for request in arrived
-                if (entry := waiting.get(request.request_id)) and not entry[1][1].done()
-            ]
-        )
+        # Some may be withdrawn already.
+        requests = tuple([each for each in arrived if each.request_id in waiting])
         if not requests:
             return
-        # What they lead to is all that is sent in this turn, as a rule: another one only to send it costs more.
+        # As a rule all actions of this turn are sent here. Another turn only to send them would cost more.
         sent_to: list[Link] = []
         self._sent_to = sent_to
         try:
@@ -326,18 +251,18 @@ class Runtime:
                 self.tell(requests[0])
             else:
                 self.tell(RequestsArrived(requests=requests))
+            if self._deciding:
+                deciding, self._deciding = self._deciding, []
+                for request_id, within_ns in deciding:
+                    self._ledger.decide(request_id, within_ns)
         finally:
             self._sent_to = None
             # The second time for a link there is nothing left.
             for link in sent_to:
                 link.flush(now=True)
 
-    def _withdraw_if_cancelled(self, request_id: RequestId, future: asyncio.Future[Answer]) -> None:
-        if future.cancelled():
-            self._ledger.withdraw(request_id)
-
     def close_admission(self) -> None:
-        """Refuse what arrives from now on; what is admitted is finished."""
+        """Refuse new requests. Admitted ones are finished."""
         self.draining = True
         self.tell(AdmissionClosed())
 
@@ -391,11 +316,10 @@ class Runtime:
         self._ledger.tell(event)
 
     def _send(self, link: Link, sent: Sent) -> None:
-        waiting = self._ledger.requests
         payload: list[Buffer] = []
         action = sent.command.action
         for index, request_id in enumerate(sent.command.request_ids):
-            inputs, _, late, _ = waiting[request_id][1]
+            _, inputs, _, late = self._ledger.kept_to_send(request_id)
             payload += inputs
             if late is not None:
                 self._late.setdefault(action.action_id, []).append((index, late))
@@ -404,6 +328,10 @@ class Runtime:
             link.flush(now=False)
         elif not self._sent_to or self._sent_to[-1] is not link:
             self._sent_to.append(link)
+
+    def _write_off(self, link: Link, sent: Sent) -> None:
+        self._forget_late([sent])
+        link.write_off(sent.command.action.action_id)
 
     def _close(self, link: Link, reason: str, lost: Sequence[Sent]) -> None:
         self._forget_late(lost)
@@ -422,45 +350,44 @@ class Runtime:
         departure_ns: int,
         in_time: bool,
     ) -> None:
-        waiter = waiting[1]
-        if waiter.done():
-            return
+        ask, _, sink, _ = waiting
         if not in_time:
-            error = late_error(
-                request.model_id,
-                slo_ns=request.slo_ns,
-                latency_ns=departure_ns - request.arrival_ns,
-                expected_latency_ns=command.expected_departure_ns - request.arrival_ns,
-            )
-            error.figures["request_id"] = request.request_id
-            waiter.set_exception(error)
+            latency_ns = departure_ns - request.arrival_ns
+            expected_ns = command.expected_departure_ns - request.arrival_ns
+            figures = late_figures(request.slo_ns, latency_ns, expected_ns)
+            figures["request_id"] = request.request_id
+            _tell(sink, request.request_id, Refused(Refusal.LATE, figures), ())
             return
         num_outputs = len(finished.outputs) // len(finished.sent.command.request_ids)
         first = command.index * num_outputs
         outputs = finished.outputs[first : first + num_outputs]
-        waiter.set_result(Answer(outputs, request, command, finished, departure_ns))
+        told = Answered(command.expected_departure_ns)
+        if ask.explain or ask.traced:
+            told.course = course_of(request, command, finished, departure_ns)
+            if ask.decide_within_ns:
+                decided_ns = self._ledger.decided_ns(request.request_id, finished.sent.sent_ns)
+                told.course.decided_ns = decided_ns - request.arrival_ns
+        _tell(sink, request.request_id, told, outputs)
 
     def _refuse(
         self, request: RequestArrived, waiting: _Waiting, command: RefuseRequest, now_ns: int
     ) -> None:
-        _, waiter, _, name = waiting
-        if waiter.done():
-            return
+        ask, _, sink, _ = waiting
         obstacles = self._scheduler.obstacles(request, command)
         action_id = None
         if command.refusal is Refusal.LATE:
             action_id = self._ledger.action_of(request.request_id)
-        self.past.refused(name, request, command, obstacles, action_id, now_ns)
-        error = refused_error(command)
-        error.figures["request_id"] = request.request_id
+        self.past.refused(ask.name, request, command, obstacles, action_id, now_ns)
+        figures = refused_figures(command)
+        figures["request_id"] = request.request_id
         remedy = obstacles.remedy
         if remedy.slo_ns:
-            error.figures["enough_slo_ns"] = remedy.slo_ns
+            figures["enough_slo_ns"] = remedy.slo_ns
         if remedy.more_workers:
-            error.figures["more_workers"] = remedy.more_workers
+            figures["more_workers"] = remedy.more_workers
         if obstacles.pinning:
-            error.figures["pinning"] = 1
-        waiter.set_exception(error)
+            figures["pinning"] = 1
+        _tell(sink, request.request_id, Refused(command.refusal, figures, command.detail), ())
 
     def _settled(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -482,6 +409,14 @@ class Runtime:
         self._ledger.fire()
 
 
+def _tell(sink: Sink, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
+    """Tell a sink. A bug in it costs its own request only, not the event's other commands or the worker."""
+    try:
+        sink.told(request_id, told, outputs)
+    except Exception:
+        log.exception("request %d: its sink failed", request_id)
+
+
 def _withdraw_action(link: Link, action_id: ActionId) -> None:
     link.withdraw_action(action_id)
 
@@ -490,25 +425,59 @@ def _forget(link: Link, model_id: ModelId) -> None:
     link.forget_model(model_id)
 
 
-def late_error(
-    model_id: ModelId, *, slo_ns: int, latency_ns: int, expected_latency_ns: int
-) -> NoAnswerError:
-    """An answer was ready only after its deadline."""
-    figures = {
+def late_figures(slo_ns: int, latency_ns: int, expected_latency_ns: int) -> dict[str, int]:
+    """Say that an answer was ready only after its deadline."""
+    return {
         "slo_ns": slo_ns,
         "latency_ns": latency_ns,
         "expected_latency_ns": expected_latency_ns,
     }
-    return NoAnswerError(Refusal.LATE, model_id, figures)
 
 
-def refused_error(refused: RefuseRequest) -> NoAnswerError:
-    """The scheduler refused a request; the figures are what it predicted."""
-    figures = {
+def refused_figures(refused: RefuseRequest) -> dict[str, int]:
+    """Say what the scheduler predicted when it refused a request."""
+    return {
         "slo_ns": refused.slo_ns,
         "load_ns": refused.load_ns,
         "exec_ns": refused.exec_ns,
         "queue_ns": refused.queue_ns,
         "margin_ns": refused.margin_ns,
     }
-    return NoAnswerError(refused.refusal, refused.model_id, figures, detail=refused.detail)
+
+
+def course_of(
+    request: RequestArrived, command: AnswerRequest, finished: Finished, departure_ns: int
+) -> Course:
+    """Say where the time of an answer went, which was made at `departure_ns`."""
+    result, infer, arrival_ns = finished.result, finished.sent.command.action, request.arrival_ns
+    assert isinstance(infer, Infer)
+    load = finished.load if command.cold else None
+    parts_ns = where_it_went(
+        Journey(
+            arrival_ns=arrival_ns,
+            sent_ns=finished.sent.sent_ns,
+            received_ns=result.received_ns,
+            result_ns=finished.result_ns,
+            departure_ns=departure_ns,
+            load=load,
+            input=result.input,
+            exec=result.exec,
+            output=result.output,
+        )
+    )
+    run = result.exec
+    return Course(
+        *parts_ns,
+        0 if load is None else load.begin_ns - arrival_ns,
+        0 if load is None else load.end_ns - arrival_ns,
+        finished.result_ns - arrival_ns if run is None else run.begin_ns - arrival_ns,
+        finished.result_ns - arrival_ns if run is None else run.end_ns - arrival_ns,
+        departure_ns - arrival_ns,
+        command.expected_departure_ns - arrival_ns,
+        infer.expected_duration_ns,
+        command.batch_size,
+        command.worker_id,
+        command.cold,
+        request.request_id,
+        command.action_id,
+    )

@@ -1,7 +1,7 @@
-"""The parts of the pages that code says itself: one of `PARTS` from `<!-- generated: NAME -->` to `<!-- end: NAME -->`.
+"""Generates parts of the pages from code: each of `PARTS`, from `<!-- generated: NAME -->` to `<!-- end: NAME -->`.
 
-`make docs` writes them into the pages (as `python -m docs.generated` does at once), and a test compares, so that none of
-these tables can grow old. mkdocs calls the two hooks at the end while it builds the site.
+`make docs` and `python -m docs.generated` write them into the pages, and a test compares. mkdocs calls the two
+hooks at the end while it builds the site.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from clockwright.cli.flags import ServerFlags
 from clockwright.containers import ContainerSpec
 from clockwright.errors import Denial, Refusal
 from controller.core.quotas import Quota
-from controller.front.rest import HTTP_STATUSES
-from controller.front.statuses import CODES
-from controller.model_folder import ModelSettings
-from controller.policies_cli import known
-from controller.telemetry import ActionRow, RequestRow
+from controller.front.http.rest import HTTP_STATUSES
+from controller.front.methods import METHODS, ROUTES, AtFront
+from controller.front.oip.statuses import CODES
+from controller.models.model_folder import ModelSettings
+from controller.process.policies_cli import known
+from controller.telemetry.rows import ActionRow, RequestRow
 
 DOCS = Path(__file__).resolve().parent
 
-#: What lies elsewhere in the repository, by the path that pages name it by, and where it is on the site.
+#: Files outside of docs, by the path that pages use, and where they are on the site.
 ELSEWHERE = {
     "../SECURITY.md": "security.md",
     "../experiments/results/overload.png": "pictures/overload.png",
@@ -50,7 +51,7 @@ _NAMES = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 def commands() -> dict[str, Callable[..., None]]:
-    """Every command of this project by what people type after `clockwright`, groups taken apart."""
+    """Returns every command of this project by its name after `clockwright`; groups are split."""
     found: dict[str, Callable[..., None]] = {}
     for point in entry_points(group="clockwright.commands"):
         if point.dist is None or point.dist.name != "clockwright":
@@ -67,7 +68,7 @@ def commands() -> dict[str, Callable[..., None]]:
 
 
 def _flags() -> Iterator[str]:
-    yield "## Which server\n"
+    yield "## Server\n"
     yield from _table(("", "default", "meaning"), _SERVER)
     for name, command in commands().items():
         yield f"## clockwright {name}\n"
@@ -78,7 +79,7 @@ def _flags() -> Iterator[str]:
         if own:
             yield from _table(("", "default", "meaning"), own)
         if asks:
-            yield "It asks a server: [which one](#which-server).\n"
+            yield "It also takes the flags of [Server](#server).\n"
 
 
 def _parameters(command: Callable[..., object]) -> Iterator[tuple[str, str, str]]:
@@ -133,14 +134,14 @@ def _default(value: object) -> str:
 _SERVER = list(_parameters(ServerFlags))
 
 
-# --- what records say of their fields -------------------------------------------------------------
+# --- fields of records -------------------------------------------------------------
 
 
 def described(record: type[Any]) -> list[tuple[list[str], str]]:
-    """What stands as `#:` above each field of a class, or member of an enumeration.
+    """Read the `#:` comments above the fields of a class or the members of an enumeration.
 
     Returns:
-        Names and words; those that have no words of their own belong to the field above.
+        Names and text; fields without a comment of their own share that of the field above.
     """
     source = inspect.getsource(record)
     lines = source.splitlines()
@@ -168,7 +169,7 @@ def _above(lines: list[str], lineno: int) -> str:
 
 
 def _defaults(record: type[Any]) -> Mapping[str, object]:
-    """Defaults of a dataclass by field; none: it is needed."""
+    """Defaults of a dataclass by field; fields without one are needed."""
     parameters = inspect.signature(record).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
@@ -185,7 +186,7 @@ def _settings(record: type[Any]) -> Iterator[str]:
 
 
 def _of_file(name: str) -> str:
-    """People write milliseconds where records have nanoseconds."""
+    """Files have milliseconds where records have nanoseconds."""
     return name.replace("_ns", "_ms")
 
 
@@ -257,7 +258,27 @@ def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[s
     yield ""
 
 
+def _paths() -> Iterator[str]:
+    rows = [(route.verb, f"`{route.pattern}`", method.role.value) for route, method in ROUTES]
+    yield from _table(("verb", "path", "role"), rows)
+
+
+def _methods() -> Iterator[str]:
+    words = {
+        AtFront.ANSWERED: "answers",
+        AtFront.FORWARDED: "asks the controller",
+        AtFront.ABSENT: "does not have it",
+    }
+    rows = [
+        (f"`{method.path[1:]}`", method.role.value, words[method.at_front])
+        for method in METHODS.values()
+    ]
+    yield from _table(("method", "role", "a front"), rows)
+
+
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
+    "rest paths": _paths,
+    "methods": _methods,
     "flags": _flags,
     "model settings": lambda: _settings(ModelSettings),
     "container settings": lambda: _settings(ContainerSpec),
@@ -272,10 +293,10 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
 
 
 def whole(text: str) -> str:
-    """Write the parts of a page as code says them now.
+    """Replace the generated parts of a page.
 
     Raises:
-        KeyError: there is no part of that name.
+        KeyError: the page names an unknown part.
     """
     return _PART.sub(lambda part: _part(part[1]), text)
 
@@ -289,15 +310,15 @@ def _part(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Have a page's links lead to where things are on the site."""
+    """Rewrite a page's links for the site."""
     for path, place in ELSEWHERE.items():
         markdown = markdown.replace(f"]({path})", f"]({place})")
-    # What lies in the repository's root names the pages from there.
+    # SECURITY.md links to pages from the repository's root.
     return markdown.replace("](docs/", "](")
 
 
 def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401  mkdocs has no types for its hooks
-    """Add what lies elsewhere."""
+    """Add the files outside of docs."""
     from mkdocs.structure.files import File
 
     for path, place in ELSEWHERE.items():

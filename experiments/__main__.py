@@ -44,7 +44,7 @@ def studies() -> dict[str, str]:
                 # A package that runs is named as its folder.
                 name = prefix + stem if stem != "__main__" else package.name
                 parts = path.relative_to(_HERE).with_suffix("").parts
-                # Benchmarks are called as the Makefile's targets are, figures as their records.
+                # Benchmarks have hyphens, figures are called as their records.
                 name = name.replace("_", "-") if "-" in prefix else name
                 found[name] = ".".join((_HERE.name, *parts))
     return found

@@ -1,4 +1,4 @@
-"""The commands of this floor: `clockwright simulate`, `clockwright replay` and `clockwright trace`."""
+"""The commands of this floor: `clockwright simulate` and `clockwright trace`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from clockwright.cli.flags import Json, ServerFlags, Telemetry, takes_flags
+from clockwright.cli.flags import Json
 from clockwright.errors import ConfigError
 
 trace = typer.Typer(no_args_is_help=True, help="What a run recorded, for other programs.")
@@ -25,11 +25,16 @@ def simulate(
     policy: Annotated[
         str | None, typer.Option(help="Policy that decides, instead of the case's.")
     ] = None,
-    telemetry: Telemetry = None,
+    telemetry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for requests.csv and actions.csv; existing files are appended to."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Run a described case on virtual time: the real scheduler, modelled devices."""
-    from controller.schedulers import kind_of
+    """Run a case on virtual time, with the real scheduler and modelled devices."""
+    from controller.process.schedulers import kind_of
     from experiments.simulate import simulate as run_simulation
     from experiments.simulator.case_file import read_case
 
@@ -40,36 +45,13 @@ def simulate(
     run_simulation(described, telemetry_dir=telemetry, as_json=json)
 
 
-@takes_flags
-def replay(
-    case: Annotated[
-        Path,
-        typer.Argument(help="Case in TOML, as for simulate, of which models and clients count."),
-    ],
-    seconds: Annotated[float | None, typer.Option(help="Seconds, instead of the case's.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed, instead of the case's.", min=0)] = None,
-    requests: Annotated[
-        Path | None, typer.Option(help="CSV of every request, as the client saw it.")
-    ] = None,
-    *,
-    to: ServerFlags,
-    json: Json = False,
-) -> None:
-    """Send a described workload to a live server; how late the client itself was is reported."""
-    from experiments.replay import replay as run_replay
-    from experiments.simulator.case_file import read_case
-
-    described = read_case(case, seconds=seconds, seed=seed)
-    run_replay(described, server=to.server, access=to.access(), requests_csv=requests, as_json=json)
-
-
 @trace.command()
 def export(
     telemetry: Annotated[Path, typer.Argument(help="Folder of requests.csv and actions.csv.")],
     target: Annotated[Path, typer.Argument(help="The JSON file to write.")],
     windows: Annotated[bool, typer.Option(help="Show when actions could begin, too.")] = True,
 ) -> None:
-    """Write a run as a Chrome trace, which ui.perfetto.dev shows: lanes, predictions, requests."""
+    """Write a run as a trace for ui.perfetto.dev: lanes, predictions, requests."""
     from experiments.telemetry.chrome_trace import export_chrome_trace
 
     try:

@@ -35,19 +35,25 @@ _CORE = sorted(
     if path.stem not in ("__init__", "invariants", "statistics")
 )
 COMPILED = (
-    "clockwright/actions.py",
+    "clockwright/wire/actions.py",
     *_CORE,
     "controller/ledger.py",
     # What carries requests live, as far as it compiles: not modules of protocols, which would take nothing but
     # what is compiled, nor those of msgspec's records.
-    *(f"clockwright/{name}.py" for name in ("bulk", "frame_socket", "frames")),
+    *(f"clockwright/wire/{name}.py" for name in ("bulk", "clock_sync", "frame_socket", "frames")),
+    "controller/runtime.py",
+    "controller/telemetry/tables.py",
     *(
-        f"controller/{name}.py"
-        for name in ("clock_sync", "held_tensors", "runtime", "slabs", "telemetry", "worker_link")
+        f"controller/links/{name}.py"
+        for name in ("held_tensors", "slabs", "worker_actions", "worker_link")
     ),
+    "controller/front/admission/limits.py",
+    "controller/front/http/arrival_clock.py",
+    "controller/front/http/http2.py",
+    "controller/front/services/templates.py",
     *(
-        f"controller/front/{name}.py"
-        for name in ("door", "front_link", "http2", "templates", "throttle", "turns")
+        f"controller/front/remote/{name}.py"
+        for name in ("descriptions", "front_asks", "front_link", "front_memory")
     ),
     "worker/core/lanes.py",
     "worker/core/io_pool.py",

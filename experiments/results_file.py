@@ -69,14 +69,14 @@ def add_results(
     extra: Mapping[str, Any] | None = None,
     directory: Path = RESULTS,
 ) -> Path:
-    """Write figures of a separate run beside the recorded ones, which stay; those of its part's last run go.
+    """Write figures of a separate run next to the recorded ones, which stay; those of its part's last run go.
 
     Args:
-        name: name of the benchmark; its record is begun where there is none.
+        name: name of the benchmark; its record is begun if it is missing.
         figures: as for `write_results`; replace those of the same keys.
         part: the record keeps under this key where these figures come from.
         command: the command line that repeats them.
-        extra: anything else worth keeping, beside where they come from.
+        extra: anything else worth keeping, in addition to where they come from.
         directory: as for `write_results`.
 
     Returns:

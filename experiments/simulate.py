@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
-from controller.telemetry import Telemetry
-from controller.telemetry_files import TelemetryFiles
+from controller.telemetry.files import TelemetryFiles
+from controller.telemetry.tables import Telemetry
 from experiments.bounds.simulated import bound_of_case
 from experiments.simulator import Progress, Run, bottleneck, run
 from experiments.simulator.case import Case
@@ -26,7 +26,7 @@ _BUCKETS = 200
 # With more tenants than this, none is counted apart: each has buckets of its own.
 _MOST_TENANTS = 100
 
-# Short runs end before anybody wonders about their progress.
+# Short runs end before their progress is of interest.
 _QUIET_S = 2.0
 # Time between two updates of the progress line, which counts all buckets.
 _UPDATE_S = 0.5
@@ -54,7 +54,7 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
             # The rows are in the files, so memory keeps none.
             telemetry = Telemetry(capacity=0)
             telemetry.write_to(files.requests.add, files.actions.add)
-        # Progress is for whoever watches; standard output may be a file.
+        # Progress is for people; standard output may be a file.
         console = Console(file=sys.stderr)
         live = stack.enter_context(Live(console=console, refresh_per_second=4, transient=True))
         update_s = _QUIET_S
@@ -139,7 +139,7 @@ def figures(done: Run) -> dict[str, object]:
 
 
 def tenant_figures(done: Run) -> dict[str, dict[str, float]]:
-    """What became of each tenant's requests; empty where they are nobody's, or of too many tenants."""
+    """What happened to each tenant's requests; empty if they are of no tenant, or of too many."""
     seconds = done.case.duration_ns / NS_PER_S
     return {
         name: {

@@ -134,30 +134,14 @@ def max_pool(
     graph: Graph, x: Value, kernel: int, *, stride: int, padding: int = 0, ceil: bool = False
 ) -> Value:
     """Largest of each window; with `ceil`, windows that begin inside count though they end outside."""
-    return graph.op(
-        "MaxPool",
-        x,
-        shape=_pooled(x, kernel, stride, padding, ceil),
-        kernel_shape=[kernel, kernel],
-        strides=[stride, stride],
-        pads=[padding] * 4,
-        ceil_mode=int(ceil),
-    )
+    return _pool(graph, "MaxPool", x, kernel, stride, padding, ceil)
 
 
 def average_pool(
     graph: Graph, x: Value, kernel: int, *, stride: int, padding: int = 0, ceil: bool = False
 ) -> Value:
     """Mean of each window, padding not counted."""
-    return graph.op(
-        "AveragePool",
-        x,
-        shape=_pooled(x, kernel, stride, padding, ceil),
-        kernel_shape=[kernel, kernel],
-        strides=[stride, stride],
-        pads=[padding] * 4,
-        ceil_mode=int(ceil),
-    )
+    return _pool(graph, "AveragePool", x, kernel, stride, padding, ceil)
 
 
 def global_pool(graph: Graph, x: Value) -> Value:
@@ -202,11 +186,21 @@ def dense(graph: Graph, x: Value, units: int, *, gain: float = 1.0) -> Value:
     )
 
 
-def _pooled(x: Value, kernel: int, stride: int, padding: int, ceil: bool) -> tuple[int, ...]:
+def _pool(
+    graph: Graph, operator: str, x: Value, kernel: int, stride: int, padding: int, ceil: bool
+) -> Value:
     channels, height, width = x.shape
     round_up = stride - 1 if ceil else 0
-    return (
-        channels,
-        (height + 2 * padding - kernel + round_up) // stride + 1,
-        (width + 2 * padding - kernel + round_up) // stride + 1,
+    return graph.op(
+        operator,
+        x,
+        shape=(
+            channels,
+            (height + 2 * padding - kernel + round_up) // stride + 1,
+            (width + 2 * padding - kernel + round_up) // stride + 1,
+        ),
+        kernel_shape=[kernel, kernel],
+        strides=[stride, stride],
+        pads=[padding] * 4,
+        ceil_mode=int(ceil),
     )

@@ -18,12 +18,15 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
@@ -189,112 +192,50 @@ def _constant(spec: str, number: str, unit: str) -> Profile:
     return Profile(name=spec, rows={ANY_MODEL: row}, origin="constant, given on the command line")
 
 
+_Ns = Annotated[int, Meta(ge=1, le=_LONGEST_NS)]
+_Bytes = Annotated[int, Meta(ge=0, le=_MOST_BYTES)]
+# Beyond 1, one duration in six is more than 2.7 times its profile: not noise but a mistake.
+_Sigma = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _FileRow(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1)]
+    weights_bytes: Annotated[int, Meta(ge=1, le=_MOST_BYTES)]
+    load_ns: _Ns
+    # Durations need not rise with the batch size: a measured profile may be noisy, and a kernel may happen to suit the
+    # larger batch better.
+    exec_ns: Annotated[dict[Annotated[int, Meta(ge=1, le=_LARGEST_BATCH)], _Ns], Meta(min_length=1)]
+    input_bytes: _Bytes = 0
+    output_bytes: _Bytes = 0
+
+
+class _FileNoise(msgspec.Struct, forbid_unknown_fields=True):
+    exec_sigma: _Sigma = 0.0
+    load_sigma: _Sigma = 0.0
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    rows: Annotated[list[_FileRow], Meta(min_length=1)]
+    origin: str = ""
+    noise: _FileNoise = msgspec.field(default_factory=_FileNoise)
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+
+
 def _parse(document: object, *, where: str) -> Profile:
     """Check everything a file may get wrong; a `ConfigError` names the place."""
-    table = _table(document, where, required=("name", "rows"), optional=("origin", "noise", "seed"))
-    noise = _table(table.get("noise", {}), f"{where}: noise", optional=("exec_sigma", "load_sigma"))
-    items = table["rows"]
-    if not isinstance(items, list) or not items:
-        raise ConfigError(f"{where}: rows: found {_show(items)}, expected a list of rows")
+    try:
+        file = msgspec.convert(document, _File, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
     rows: dict[str, ProfileRow] = {}
-    for index, item in enumerate(items):
-        row = _parse_row(item, f"{where}: rows[{index}]")
+    for index, row in enumerate(file.rows):
         if row.name in rows:
             raise ConfigError(f"{where}: rows[{index}]: a second row named {row.name!r}")
-        rows[row.name] = row
-    return Profile(
-        name=_text(table["name"], f"{where}: name"),
-        rows=rows,
-        origin=_text(table.get("origin", ""), f"{where}: origin"),
-        noise=Noise(
-            exec_sigma=_sigma(noise.get("exec_sigma", 0.0), f"{where}: noise.exec_sigma"),
-            load_sigma=_sigma(noise.get("load_sigma", 0.0), f"{where}: noise.load_sigma"),
-        ),
-        seed=_count(table.get("seed", 0), f"{where}: seed", most=(1 << 63) - 1),
-    )
-
-
-def _parse_row(item: object, where: str) -> ProfileRow:
-    table = _table(
-        item,
-        where,
-        required=("name", "weights_bytes", "load_ns", "exec_ns"),
-        optional=("input_bytes", "output_bytes"),
-    )
-    name = _text(table["name"], f"{where}: name")
-    if not name:
-        raise ConfigError(f"{where}: name: found '', expected a model's name or '*'")
-    where = f"{where} ({name})"
-    return ProfileRow(
-        name=name,
-        weights_bytes=_count(
-            table["weights_bytes"], f"{where}: weights_bytes", least=1, most=_MOST_BYTES
-        ),
-        load_ns=_count(table["load_ns"], f"{where}: load_ns", least=1, most=_LONGEST_NS),
-        exec_ns=_parse_exec(table["exec_ns"], f"{where}: exec_ns"),
-        input_bytes=_count(table.get("input_bytes", 0), f"{where}: input_bytes", most=_MOST_BYTES),
-        output_bytes=_count(
-            table.get("output_bytes", 0), f"{where}: output_bytes", most=_MOST_BYTES
-        ),
-    )
-
-
-def _parse_exec(value: object, where: str) -> dict[int, int]:
-    # Durations need not rise with the batch size: a measured profile may be noisy, and a kernel
-    # may happen to suit the larger batch better.
-    if not isinstance(value, Mapping) or not value:
-        raise ConfigError(
-            f'{where}: found {_show(value)}, expected durations by batch size, as in {{"1": 2770000}}'
-        )
-    exec_ns = {}
-    for size, duration in value.items():
-        if not re.fullmatch(r"[1-9][0-9]{0,5}", size) or int(size) > _LARGEST_BATCH:
-            raise ConfigError(f"{where}: found batch size {size!r}, expected 1 to {_LARGEST_BATCH}")
-        exec_ns[int(size)] = _count(duration, f"{where}[{size}]", least=1, most=_LONGEST_NS)
-    return dict(sorted(exec_ns.items()))
-
-
-def _table(
-    value: object, where: str, *, required: Collection[str] = (), optional: Collection[str] = ()
-) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: found {_show(value)}, expected an object")
-    known = (*required, *optional)
-    for key in required:
-        if key not in value:
-            raise ConfigError(f"{where}: no key {key!r}; found {', '.join(value) or 'none'}")
-    for key in value:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}, expected {', '.join(known)}")
-    return value
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{where}: found {_show(value)}, expected a string")
-    return value
-
-
-def _count(value: object, where: str, *, least: int = 0, most: int) -> int:
-    # A bool is an int to Python.
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigError(
-            f"{where}: found {_show(value)}, expected a whole number from {least} to {most}"
-        )
-    return value
-
-
-def _sigma(value: object, where: str) -> float:
-    # Beyond 1, one duration in six is more than 2.7 times its profile: not noise but a mistake.
-    # The comparison also refuses NaN, which JSON as Python reads it may hold.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ConfigError(f"{where}: found {_show(value)}, expected a number from 0 to 1")
-    return float(value)
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        row.exec_ns = dict(sorted(row.exec_ns.items()))
+        rows[row.name] = ProfileRow(**msgspec.structs.asdict(row))
+    noise = Noise(**msgspec.structs.asdict(file.noise))
+    return Profile(name=file.name, rows=rows, origin=file.origin, noise=noise, seed=file.seed)
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -120,7 +120,7 @@ def winograd_classifier(name: str, variant: ResnetVariant) -> Graph:
     All four of Table 1's sizes follow when each stride-1 3x3 kernel is stored as 6x6 in the first
     stage and as 4x4 in the others. Here the kernels stay 3x3, since a runtime transforms them itself if
     it likes; the difference is a table of which each answer reads one row, chosen by its largest
-    logit: as much to load, next to nothing to run, and no runtime may drop or fold it.
+    logit: as much to load, nearly free to run, and no runtime may drop or fold it.
     """
     graph = Graph(name)
     x = trunk(graph, graph.input("input", (3, 224, 224)), variant)

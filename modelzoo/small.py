@@ -1,4 +1,4 @@
-"""Small models: for tests, for the front end's benchmarks, and where an MLP is all it takes."""
+"""Small models for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiny_conv(name: str) -> Graph:
 
 
 def echo(name: str, size: int) -> Graph:
-    """Gives back its input, (size,), bit for bit, and costs next to nothing.
+    """Gives back its input, (size,), bit for bit, and is nearly free to run.
 
     A leaky ReLU whose slope below zero is a weight of exactly 1. Unlike an Identity, or a
     multiplication by 1, no runtime removes it, so the model has a weight and a kernel as others do.

@@ -53,7 +53,7 @@ def generate(target: Path) -> None:
     (target / "__init__.py").write_text('"""Generated from proto/ by `make proto`."""\n')
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
-        for name in ("worker", "control", "front", "leadership", "reflection"):
+        for name in ("control", "leadership", "reflection"):
             source = f"clockwright/v1/{name}.proto"
             run(f"--python_out={out}", f"--pyi_out={out}", source)
             if (

@@ -1,19 +1,24 @@
-"""Every scheduler in every test is audited after every event; random tests are drawn anew at length."""
+"""Every scheduler in every test is audited after its events; random tests are drawn anew at length."""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from typing_extensions import override
 
 from clockwright.units import RequestId
 from controller.core import Scheduler
 from controller.core.events import AnswerRequest, Command, Event, RefuseRequest
-from controller.core.invariants import check, check_commands
+from controller.core.invariants import check, check_commands, size_of
 
 # An assertion that fails in the kit says as much as one in a test.
 pytest.register_assert_rewrite("tests.kit")
@@ -42,9 +47,10 @@ settings.register_profile(
 )
 settings.load_profile("clockwright")
 
-# How many times as many examples a long run draws. Nothing is remembered between runs, so that the seed
-# alone says what was drawn.
-LONG: Final = 5
+# How many times as many examples a long run draws, and seeds, which are fewer. Nothing is remembered between
+# runs, so that the seed alone says what was drawn.
+LONG: Final = 15
+LONG_SEEDS: Final = 12
 settings.register_profile(
     "long",
     settings.get_profile("clockwright"),
@@ -99,13 +105,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     seeds = list(range(count))
     if (long_seed := metafunc.config.getoption("--long")) is not None:
         drawn = random.Random(f"{long_seed} {metafunc.definition.nodeid}")
-        seeds = [drawn.getrandbits(32) for _ in range(LONG * count)]
+        seeds = [drawn.getrandbits(32) for _ in range(LONG_SEEDS * count)]
     metafunc.parametrize("seed", seeds, ids=[f"seed={seed}" for seed in seeds])
 
 
-#: Folders of tests in the order in which `make test` begins them, and after these the others: the rooms where
-#: one file takes a minute and waits for most of it come first, so that none of them is left over for the end.
-_FIRST: Final = ("system", "experiments", "controller", "worker", "clockwright")
+#: Files that take longest, from some 70 s of processor time to some 10: `make test` begins with them, so that
+#: none of them is left over for the end, when the other processes have nothing to do.
+_LONGEST: Final = (
+    *("test_docs", "test_simulated_faults", "test_torch_device", "test_end_to_end", "test_figures"),
+    *("test_cost", "test_restart", "test_cli", "test_bounds", "test_fig8", "test_clipper_figures"),
+    *("test_mixing", "test_containers", "test_modelzoo", "test_explain", "test_random"),
+    *("test_lane_threads", "test_rows", "test_operate", "test_attached", "test_bench_fuzz"),
+    *("test_reactive", "test_dashboard_pages", "test_faults", "test_policies", "test_chaos"),
+    *("test_hostile_peers", "test_torch_engine", "test_torch_operators", "test_digests"),
+    *("test_prose", "test_secured", "test_front_processes", "test_far_fronts", "test_payload"),
+    *("test_rest", "test_arrivals", "test_broken", "test_shortages", "test_direct_payload"),
+    "test_demo",
+)
 
 
 @pytest.hookimpl(trylast=True)  # behind Hypothesis, which marks its tests
@@ -127,33 +143,95 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if runs(item)]
 
     def turn(item: pytest.Item) -> int:
-        folder = item.path.parent.name
-        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+        name = item.path.stem
+        return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
     items.sort(key=turn)
 
 
-_responded: weakref.WeakKeyDictionary[Scheduler, set[RequestId]] = weakref.WeakKeyDictionary()
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled models for servers of tests that do not ask how models are compiled: each network once."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+#: What the audit may look at for each event of a scheduler, on average: requests, models, copies and so on.
+_LOOKS: Final = 16
+#: Events of a scheduler after each of which everything is audited.
+_FIRST_EVENTS: Final = 500
+
+
+@dataclass
+class _Audited:
+    """What has been audited of one scheduler."""
+
+    num_events: int = 0
+    #: What the audit may look at; earlier events leave it over.
+    looks: int = 0
+    responded: set[RequestId] = field(default_factory=set)
+    #: Its books have not been checked since its last event.
+    is_due: bool = False
 
 
 @pytest.fixture(autouse=True)
-def audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the books and the commands of every `Scheduler.handle`."""
+def audit(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Check the commands of every `Scheduler.handle`, and its books as often as their size allows.
+
+    A check of the books is linear in what is open, so that one after every event would be quadratic. Small books
+    are checked after every event, large ones after every so many, and all at the end of the test. Which events
+    these are depends on the books alone, never on time. A long run checks after every event.
+    """
     handle = Scheduler.handle
+    checks_all = pytestconfig.getoption("--long") is not None
+    audits: weakref.WeakKeyDictionary[Scheduler, _Audited] = weakref.WeakKeyDictionary()
 
     def audited(self: Scheduler, event: Event, *, now_ns: int) -> list[Command]:
         commands = handle(self, event, now_ns=now_ns)
-        check(self)
+        audit = audits.setdefault(self, _Audited())
+        audit.num_events += 1
+        audit.looks += _LOOKS
+        if checks_all or audit.num_events <= _FIRST_EVENTS:
+            audit.is_due = False
+        else:
+            size = size_of(self)
+            audit.is_due = size > audit.looks
+            audit.looks -= 0 if audit.is_due else size
+        if not audit.is_due:
+            check(self)
         check_commands(self, commands, now_ns)
-        _check_responses(self, commands)
+        _check_responses(audit.responded, commands)
         return commands
 
     monkeypatch.setattr(Scheduler, "handle", audited)
-    return
+    yield
+    for scheduler, audit in audits.items():
+        if audit.is_due:
+            check(scheduler)
 
 
-def _check_responses(scheduler: Scheduler, commands: list[Command]) -> None:
-    responded = _responded.setdefault(scheduler, set())
+class _Kept(logging.Handler):
+    """Keeps errors."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def runtime_errors() -> Iterator[list[str]]:
+    """Fail a test in whose process a `Runtime` logs an error. A test that expects some clears the list."""
+    log, kept = logging.getLogger("controller.runtime"), _Kept()
+    log.addHandler(kept)
+    yield kept.messages
+    log.removeHandler(kept)
+    assert not kept.messages, "\n".join(kept.messages)
+
+
+def _check_responses(responded: set[RequestId], commands: list[Command]) -> None:
     for command in commands:
         if isinstance(command, AnswerRequest | RefuseRequest):
             assert command.request_id not in responded, (

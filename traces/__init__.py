@@ -1,10 +1,10 @@
 """Workloads: arrival processes, recorded traces, a calibrated generator, and their replay.
 
     cli          `clockwright load`
-    load         what is asked and what came of it; load_show prints and draws that
+    load         a load and its report; load_show prints and draws it
     replay       plays a workload against a live server, over gRPC
-    client_record, request_inputs   what a client saw of every request; what requests carry
-    arrivals_file                   a trace of any kind that is known, by its first line
+    client_record, request_inputs   a client's record of every request; the inputs of requests
+    arrivals_file                   reads a trace of any known format, by its first line
     synthetic    makes traces like those of Azure Functions 2019
     azure        reads Microsoft's published traces
     minutes      a trace of invocations per minute, and the workload that it makes

@@ -40,7 +40,7 @@ class WorkloadRequest(NamedTuple):
     #: Position in the workload's `models`.
     model: int
     slo_ns: int
-    #: Position in the workload's `tenants`; the first is nobody in particular.
+    #: Position in the workload's `tenants`; the first is "no tenant".
     tenant: int = 0
 
 
@@ -72,7 +72,7 @@ class Source(Protocol):
 
     @property
     def tenants(self) -> Models:
-        """Positions in the workload's `tenants`; the first is nobody in particular."""
+        """Positions in the workload's `tenants`; the first is "no tenant"."""
 
     @property
     def slo_ns(self) -> int:
@@ -95,15 +95,15 @@ class Source(Protocol):
         """Seed of everything that is random in the source."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """Give all arrivals from `begin_ns` to `end_ns`; each call begins anew."""
+        """Return all arrivals from `begin_ns` to `end_ns`; each call starts again."""
 
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Poisson:
-    """A Poisson process; each arrival goes to one of the models, all equally likely."""
+class _Rated:
+    """What sources of one rate have in common."""
 
     models: Models
     #: Requests per second, of all models together.
@@ -113,11 +113,30 @@ class Poisson:
     end_ns: int
     seed: int
     scale: float = 1.0
-    #: Each arrival is from one of them, all equally likely.
+    #: Each arrival is from one of them, as it is to one of the models.
     tenants: Models = (0,)
 
     def __post_init__(self) -> None:
-        _check_rate(self)
+        _check_scale(self.scale)
+        if not (math.isfinite(self.rate_rps) and self.rate_rps >= 0):
+            raise ValueError(f"rate_rps is {self.rate_rps}, expected a number of at least 0")
+        if self.slo_ns <= 0:
+            raise ValueError(f"slo_ns is {self.slo_ns}, expected above 0")
+        for name in ("models", "tenants"):
+            if len(getattr(self, name)) == 0:
+                raise ValueError(f"{name} is empty, expected at least one")
+
+    def expected(self, begin_ns: int, end_ns: int) -> float:
+        """Mean number of arrivals between two times."""
+        return self.rate_rps * self.scale * self._overlap_ns(begin_ns, end_ns) / NS_PER_S
+
+    def _overlap_ns(self, begin_ns: int, end_ns: int) -> int:
+        return max(0, min(self.end_ns, end_ns) - max(self.begin_ns, begin_ns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Poisson(_Rated):
+    """A Poisson process; each arrival goes to one of the models, all equally likely."""
 
     def chunks(self) -> Iterator[Chunk]:
         """Draw the number of arrivals of each window, then where in it they lie: the same process."""
@@ -130,33 +149,20 @@ class Poisson:
             chosen = _pick(generator, models, num)
             yield Chunk(end_ns, times, chosen, _pick(generator, tenants, num))
 
-    def expected(self, begin_ns: int, end_ns: int) -> float:
-        """Mean number of arrivals between two times."""
-        return self.rate_rps * self.scale * _overlap_ns(self, begin_ns, end_ns) / NS_PER_S
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FixedRate:
-    """One request per period, to the models in turn; each late by a uniform jitter.
+class FixedRate(_Rated):
+    """One request per period, to the models, and from the tenants, in turn; each late by a uniform jitter.
 
-    The first comes after one period, as from Clockwork's client.
+    The first comes after one period, as from Clockwork's client. What is expected is so to within one and the jitter.
     """
 
-    models: Models
-    #: Requests per second, of all models together.
-    rate_rps: float
-    slo_ns: int
     #: Each request is up to this much late, independently; it may overtake the one before.
     jitter_ns: int = 0
-    begin_ns: int = 0
-    end_ns: int
     seed: int = 0
-    scale: float = 1.0
-    #: Tenants of the requests, in turn as the models.
-    tenants: Models = (0,)
 
     def __post_init__(self) -> None:
-        _check_rate(self)
+        _Rated.__post_init__(self)
         if self.jitter_ns < 0:
             raise ValueError(f"jitter_ns is {self.jitter_ns}, expected at least 0")
 
@@ -181,35 +187,21 @@ class FixedRate:
             chosen = models[turn % len(models)]
             yield Chunk(covered_ns, times[inside], chosen, tenants[turn % len(tenants)])
 
-    def expected(self, begin_ns: int, end_ns: int) -> float:
-        """Mean number of arrivals between two times, to within one and the jitter."""
-        return self.rate_rps * self.scale * _overlap_ns(self, begin_ns, end_ns) / NS_PER_S
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bursty:
-    """Bursts and pauses of exponential length; in a burst, a Poisson process.
+class Bursty(_Rated):
+    """Bursts and pauses of exponential length; in a burst, a Poisson process of the rate.
 
     Whether it begins in a burst is drawn, so that it is stationary (Clockwork's client always begins
     in one). `scale` changes the rate inside bursts, not their lengths.
     """
 
-    models: Models
-    #: Requests per second inside a burst, of all models together.
-    rate_rps: float
     #: Mean lengths of bursts and of pauses.
     burst_ns: int
     pause_ns: int
-    slo_ns: int
-    begin_ns: int = 0
-    end_ns: int
-    seed: int
-    scale: float = 1.0
-    #: Each arrival is from one of them, all equally likely.
-    tenants: Models = (0,)
 
     def __post_init__(self) -> None:
-        _check_rate(self)
+        _Rated.__post_init__(self)
         if self.burst_ns <= 0 or self.pause_ns < 0:
             raise ValueError(
                 f"burst_ns is {self.burst_ns} and pause_ns {self.pause_ns}, expected above 0 and at least 0"
@@ -241,18 +233,12 @@ class Bursty:
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times."""
         share = self.burst_ns / (self.burst_ns + self.pause_ns)
-        return self.rate_rps * self.scale * share * _overlap_ns(self, begin_ns, end_ns) / NS_PER_S
+        return self.rate_rps * self.scale * share * self._overlap_ns(begin_ns, end_ns) / NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TraceReplay:
-    """Per-minute counts as rates: each function is a Poisson process, its rate that of the minute.
-
-    Exact over the borders of minutes: what is left of an exponential gap goes on at the rate of the
-    next minute, and minutes of rate zero do not shorten it. So did Clockwork's client (PoissonTraceReplay
-    in workload.h), function by function, each seeded by its index; here one generator draws for all
-    functions together, which makes 140 million requests a matter of seconds.
-    """
+class _PerMinute:
+    """What sources of counts per minute have in common."""
 
     #: Invocations; shape (function, minute).
     counts: npt.NDArray[np.int32]
@@ -262,11 +248,14 @@ class TraceReplay:
     begin_ns: int = 0
     seed: int
     scale: float = 1.0
-    #: Tenant of each function, by its position in the workload's `tenants`; empty: nobody for all.
+    #: Tenant of each function, by its position in the workload's `tenants`; empty: no tenant for all.
     tenants: Models = ()
 
     def __post_init__(self) -> None:
-        _check_counts(self.counts, self.models)
+        if self.counts.ndim != 2 or len(self.counts) != len(self.models):
+            raise ValueError(
+                f"counts have shape {self.counts.shape}, expected one row for each of {len(self.models)} functions"
+            )
         _check_scale(self.scale)
         _check_tenants(self.tenants, len(self.models))
 
@@ -274,6 +263,24 @@ class TraceReplay:
     def end_ns(self) -> int:
         """When the last minute is over."""
         return self.begin_ns + int(self.counts.shape[1]) * NS_PER_MINUTE
+
+    def expected(self, begin_ns: int, end_ns: int) -> float:
+        """Mean number of arrivals between two times, those of a minute taken as spread over it."""
+        per_minute = self.counts.sum(axis=0, dtype=np.int64)
+        begins = self.begin_ns + np.arange(len(per_minute)) * NS_PER_MINUTE
+        overlap = np.minimum(begins + NS_PER_MINUTE, end_ns) - np.maximum(begins, begin_ns)
+        return self.scale * float(per_minute @ np.maximum(overlap, 0) / NS_PER_MINUTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceReplay(_PerMinute):
+    """Per-minute counts as rates: each function is a Poisson process, its rate that of the minute.
+
+    Exact over the borders of minutes: what is left of an exponential gap goes on at the rate of the
+    next minute, and minutes of rate zero do not shorten it. So did Clockwork's client (PoissonTraceReplay
+    in workload.h), function by function, each seeded by its index; here one generator draws for all
+    functions together, which makes 140 million requests a matter of seconds.
+    """
 
     def chunks(self) -> Iterator[Chunk]:
         """Advance all functions a window at a time."""
@@ -289,39 +296,16 @@ class TraceReplay:
             times = begin_ns + _floor(positions * (end_ns - begin_ns))
             yield Chunk(end_ns, times, models[functions], tenants[functions])
 
-    def expected(self, begin_ns: int, end_ns: int) -> float:
-        """Mean number of arrivals between two times."""
-        return self.scale * _counted(self.counts, begin_ns - self.begin_ns, end_ns - self.begin_ns)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EvenReplay:
+class EvenReplay(_PerMinute):
     """Per-minute counts as firings evenly spaced over their minute, the first at second 0.
 
     What timers do, which a Poisson process hides: thousands of them fire in the same instant. Scaled
     by s, a function makes the share s of its firings so far, rounded down.
     """
 
-    #: Invocations; shape (function, minute).
-    counts: npt.NDArray[np.int32]
-    #: Model of each function, by its position in the workload's `models`.
-    models: npt.NDArray[np.integer]
-    slo_ns: int
-    begin_ns: int = 0
     seed: int = 0
-    scale: float = 1.0
-    #: Tenant of each function, by its position in the workload's `tenants`; empty: nobody for all.
-    tenants: Models = ()
-
-    def __post_init__(self) -> None:
-        _check_counts(self.counts, self.models)
-        _check_scale(self.scale)
-        _check_tenants(self.tenants, len(self.models))
-
-    @property
-    def end_ns(self) -> int:
-        """When the last minute is over."""
-        return self.begin_ns + int(self.counts.shape[1]) * NS_PER_MINUTE
 
     def chunks(self) -> Iterator[Chunk]:
         """Give a minute at a time."""
@@ -343,10 +327,6 @@ class EvenReplay:
                 begin_ns + NS_PER_MINUTE, times, np.repeat(models, num), np.repeat(tenants, num)
             )
 
-    def expected(self, begin_ns: int, end_ns: int) -> float:
-        """Mean number of arrivals between two times, as if spread over their minutes."""
-        return self.scale * _counted(self.counts, begin_ns - self.begin_ns, end_ns - self.begin_ns)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recorded:
@@ -365,7 +345,7 @@ class Recorded:
     begin_ns: int = 0
     seed: int = 0
     scale: float = 1.0
-    #: Tenant of each arrival, by its position in the workload's `tenants`; empty: nobody for all.
+    #: Tenant of each arrival, by its position in the workload's `tenants`; empty: no tenant for all.
     tenants: Models = ()
 
     def __post_init__(self) -> None:
@@ -457,11 +437,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClosedLoop:
-    """Clients that ask again as soon as they are answered, each with one request out.
+    """Clients that send the next request as soon as they are answered, each with one open request.
 
-    Whoever drives it (the simulator, the live client) sends the first request of each client at its
-    `starts_ns`, and the next when a response is there, until `end_ns`; and knows how long a refused
-    client waits.
+    The simulator or the live client sends the first request of each client at its `starts_ns`, and the next
+    when a response arrives, until `end_ns`. It decides how long a refused client waits.
     """
 
     #: Position in the workload's `models`.
@@ -475,7 +454,7 @@ class ClosedLoop:
     #: Clients start uniformly over this long.
     start_jitter_ns: int = 0
     seed: int = 0
-    #: Whose they are, by position in the workload's `tenants`.
+    #: Their tenant, by position in the workload's `tenants`.
     tenant: int = 0
 
     def __post_init__(self) -> None:
@@ -503,7 +482,7 @@ class Workload:
     models: tuple[str, ...]
     sources: tuple[Source, ...] = ()
     closed_loops: tuple[ClosedLoop, ...] = ()
-    #: Names of the tenants; the first is empty, for requests that are nobody's in particular.
+    #: Names of the tenants; the first is empty, for requests without a tenant.
     tenants: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
@@ -523,7 +502,7 @@ class Workload:
         return max([open_ns, *(loop.end_ns for loop in self.closed_loops)])
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
-        """Give the open-loop requests in order of time; each call begins anew."""
+        """Return the open-loop requests in order of time; each call starts again."""
         make = WorkloadRequest._make
         for arrivals in self.arrivals():
             yield from map(make, zip(*(column.tolist() for column in arrivals), strict=True))
@@ -592,7 +571,7 @@ class Workload:
         )
 
     def reseeded(self, seed: int) -> Workload:
-        """Draw everything anew, again repeatably: another sample of the same workload."""
+        """Return another repeatable sample of the same workload."""
 
         def derived(old: int) -> int:
             return int(np.random.SeedSequence([seed, old]).generate_state(1, np.uint64)[0])
@@ -610,7 +589,7 @@ class Workload:
 
 
 def merge(*workloads: Workload) -> Workload:
-    """Let several workloads happen at once; models of the same name are the same, and so are tenants."""
+    """Merge several workloads that run at the same time; models of the same name are the same, and so are tenants."""
     names = tuple(dict.fromkeys(name for workload in workloads for name in workload.models))
     tenants = tuple(dict.fromkeys(name for workload in workloads for name in workload.tenants))
     sources: list[Source] = []
@@ -672,11 +651,11 @@ def _advance(
 
     Args:
         generator: draws gaps.
-        residual: way to the next arrival of each process; changed to the way that is left afterwards.
+        residual: distance to the next arrival of each process; updated to the distance that is left.
         expected: how far each goes: its expected number of arrivals.
 
     Returns:
-        The arrivals: which process, and where on its way, from 0 to 1.
+        The arrivals: which process, and at which fraction of its distance, 0 to 1.
     """
     who = np.flatnonzero(residual < expected)
     limit = expected[who]
@@ -684,7 +663,7 @@ def _advance(
     residual -= expected
     functions, positions = [who], [position / limit]
     while len(who):
-        # Draw about as many gaps as the rest of each way needs. A process that needs more comes round again.
+        # Draw about as many gaps as the rest of each distance needs. A process that needs more takes another round.
         num = np.ceil(limit - position).astype(np.int64) + 1
         ends = np.cumsum(num)
         begins = ends - num
@@ -717,18 +696,6 @@ def _pick(generator: np.random.Generator, models: Ints, num: int) -> Ints:
     return models[generator.integers(0, len(models), num)]
 
 
-def _overlap_ns(source: Source, begin_ns: int, end_ns: int) -> int:
-    return max(0, min(source.end_ns, end_ns) - max(source.begin_ns, begin_ns))
-
-
-def _counted(counts: npt.NDArray[np.int32], begin_ns: int, end_ns: int) -> float:
-    """Sum counts between two times, those of a minute taken as spread over it."""
-    per_minute = counts.sum(axis=0, dtype=np.int64)
-    minutes = np.arange(len(per_minute)) * NS_PER_MINUTE
-    overlap = np.minimum(minutes + NS_PER_MINUTE, end_ns) - np.maximum(minutes, begin_ns)
-    return float(per_minute @ np.maximum(overlap, 0) / NS_PER_MINUTE)
-
-
 def _change(source: Source, change: Callable[[Source], Source]) -> Source:
     """Change a source, or the source inside its slices."""
     if isinstance(source, Slice):
@@ -747,31 +714,13 @@ def _rename(source: Source, models: Ints, tenants: Ints) -> Source:
     )
 
 
-def _check_rate(source: Poisson | FixedRate | Bursty) -> None:
-    _check_scale(source.scale)
-    if not (math.isfinite(source.rate_rps) and source.rate_rps >= 0):
-        raise ValueError(f"rate_rps is {source.rate_rps}, expected a number of at least 0")
-    if source.slo_ns <= 0:
-        raise ValueError(f"slo_ns is {source.slo_ns}, expected above 0")
-    for name in ("models", "tenants"):
-        if len(getattr(source, name)) == 0:
-            raise ValueError(f"{name} is empty, expected at least one")
-
-
 def _check_scale(scale: float) -> None:
     if not (math.isfinite(scale) and scale >= 0):
         raise ValueError(f"scale is {scale}, expected a number of at least 0")
 
 
-def _check_counts(counts: npt.NDArray[np.int32], models: npt.NDArray[np.integer]) -> None:
-    if counts.ndim != 2 or len(counts) != len(models):
-        raise ValueError(
-            f"counts have shape {counts.shape}, expected one row for each of {len(models)} functions"
-        )
-
-
 def _each(tenants: Models, num: int) -> Ints:
-    """The tenant of each of so many; they are nobody's where none are given."""
+    """The tenant of each of `num` items; no tenant if none are given."""
     return np.asarray(tenants if len(tenants) else np.zeros(num), np.int64)
 
 

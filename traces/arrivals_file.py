@@ -5,10 +5,10 @@ A file of arrivals has a header and at least two columns. The first line says wh
 - `time_s`, `due_ns` or `arrival_ns`: when the request is due. The earliest becomes time 0.
 - `model_id`: the model's name.
 - `slo_ms` or `slo_ns`: its SLO; without them all requests have the same.
-- `tenant`: whose it is.
+- `tenant`: its tenant.
 
-Other columns are passed over, so what `clockwright load --requests` and `replay --requests` write can be
-played again, and so can a server's own `requests.csv`.
+Other columns are passed over, so what `clockwright load --requests` writes can be played again, and so can the
+`requests.csv` of a server or of a simulation.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def read_workload(
     seed: int = 0,
     ask: Callable[[], Sequence[str]] = tuple,
 ) -> Workload:
-    """Read a trace of any kind that is known.
+    """Read a trace of any known format.
 
     Args:
         path: the file.
-        models: who is asked when Azure's functions were invoked; empty: those that `ask` gives.
+        models: receive the requests for invocations of Azure's functions; empty: those that `ask` returns.
         slo_ns: SLO of requests that have none of their own.
         scale: requests per arrival.
         seed: seed of all that is random.
-        ask: names the models there are.
+        ask: returns the names of all models.
 
     Raises:
         TraceFormatError: the file is not of its form; says where and what was expected.
@@ -132,7 +132,7 @@ def _whole(
     """Read a time in nanoseconds."""
     text = cell[column]
     try:
-        # A float has not the digits for a clock's nanoseconds.
+        # A float lacks the digits for a clock's nanoseconds.
         return int(text) if units[column] == 1 else round(float(text) * units[column])
     except (ValueError, OverflowError):
         raise format_error(path, number, f"{column} is {text!r}, expected a number") from None

@@ -1,18 +1,15 @@
-"""The command of this floor: `clockwright load`."""
+"""The command `clockwright load`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clockwright.cli.flags import Json, ServerFlags, ns, takes_flags
 from clockwright.errors import ClockwrightError, ConfigError
-
-if TYPE_CHECKING:
-    from traces.arrivals import Workload
 
 
 @takes_flags
@@ -21,64 +18,72 @@ def load(
         list[str] | None,
         typer.Argument(
             metavar="MODEL[=WEIGHT]",
-            help="Models to ask, and how often each; by default all that are ready, equally often.",
+            help="Models, and the relative rate of each; by default all ready models, equally often.",
         ),
     ] = None,
     rate: Annotated[
-        float, typer.Option(help="Open loop: requests per second, whatever becomes of them.", min=0)
+        float,
+        typer.Option(help="Open loop: requests per second, independent of their answers.", min=0),
     ] = 0.0,
     arrivals: Annotated[
         str,
-        typer.Option(
-            help="How requests of an open loop arrive: poisson, or uniform (evenly apart)."
-        ),
+        typer.Option(help="Arrivals of an open loop: poisson, or uniform (evenly spaced)."),
     ] = "poisson",
     concurrency: Annotated[
-        int, typer.Option(help="Closed loop: clients, each of which waits for its answer.", min=0)
+        int, typer.Option(help="Closed loop: number of clients, each with one open request.", min=0)
     ] = 0,
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="CSV of arrivals (time_s, model_id; slo_ms, tenant), of Azure Functions 2019 or 2021, or one that "
-            "--requests wrote."
+            help="CSV of arrivals (time_s, model_id; slo_ms, tenant), of Azure Functions 2019 or 2021, one that "
+            "--requests wrote, or requests.csv of a server's or simulation's --telemetry."
         ),
     ] = None,
     scale: Annotated[float, typer.Option(help="Requests per arrival of the trace.", min=0)] = 1.0,
-    begin_s: Annotated[float, typer.Option(help="Second of the trace to begin at.", min=0)] = 0.0,
+    begin_s: Annotated[float, typer.Option(help="Second of the trace to start at.", min=0)] = 0.0,
     seconds: Annotated[
         float | None,
-        typer.Option(help="How many seconds to ask; by default 10, or the whole trace."),
+        typer.Option(help="Seconds of load; by default 10, or the whole trace."),
     ] = None,
     warmup_s: Annotated[
-        float, typer.Option(help="Requests of the first seconds are sent and not counted.", min=0)
+        float, typer.Option(help="Seconds at the start whose requests are not counted.", min=0)
     ] = 0.0,
     slo_ms: Annotated[
         list[float] | None,
         typer.Option(
-            help="SLO of the requests, by default 100; several times: each request has one of them."
+            help="SLO of the requests, by default 100; if repeated, each request gets one of them."
         ),
     ] = None,
     slo_as: Annotated[
         str,
         typer.Option(
-            help="How the server is told the SLO: slo_ms, timeout (Triton's, microseconds), none, or auto, by its name."
+            help="How the SLO is sent: slo_ms, timeout (Triton's, microseconds), none, or auto (by the "
+            "server's name)."
         ),
     ] = "auto",
+    decide_within_ms: Annotated[
+        float | None,
+        typer.Option(help="Each request is to be refused or promised by then (Clockwright only)."),
+    ] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option(help="What each answer is worth; usually 1 (Clockwright only)."),
+    ] = None,
     tenant: Annotated[
         list[str] | None,
-        typer.Option(help="Tenant of the requests; several times: each request has one of them."),
+        typer.Option(help="Tenant of the requests; if repeated, each request gets one of them."),
     ] = None,
-    rows: Annotated[int, typer.Option(help="How many rows each request has.", min=1)] = 1,
+    rows: Annotated[int, typer.Option(help="Rows per request.", min=1)] = 1,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", help="NAME=FILE.npy: take rows from it in turn; by default random ones."
+            "--input", help="NAME=FILE.npy: use its rows in turn; by default inputs are random."
         ),
     ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=1,3,224,224: shape of an input with open dimensions besides the first."
+            help="NAME=1,3,224,224: shape of an input whose dimensions after the first are open."
         ),
     ] = None,
     zeros: Annotated[bool, typer.Option("--zeros", help="Zeros instead of random inputs.")] = False,
@@ -87,31 +92,29 @@ def load(
         Path | None, typer.Option(help="CSV of every request, as the client saw it.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="PNG or SVG: outcomes over time, latencies beside SLOs.")
+        Path | None, typer.Option(help="PNG or SVG: outcomes over time, and latencies with SLOs.")
     ] = None,
     good: Annotated[
         float,
         typer.Option(
-            help="Fail (exit 1) if a smaller share of the requests was answered in time.",
+            help="Exit with 1 if a smaller share of the requests was answered in time.",
             min=0,
             max=1,
         ),
     ] = 0.0,
     csv: Annotated[
         bool,
-        typer.Option(
-            "--csv", help="Print CSV, for spreadsheets: a row for all, per SLO and per model."
-        ),
+        typer.Option("--csv", help="Print CSV: a row in total, per SLO and per model."),
     ] = False,
     *,
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Put a load on a server and say how much of it was answered in time.
+    """Put a load on a server and report how much of it was answered in time.
 
-    The server may be any that speaks the Open Inference Protocol over gRPC. Requests leave when they are due,
-    and latency counts from then, so a server that stalls cannot hide it. One process sends some thousands a
-    second at most: if this client is what is slow, it says so at the end, and how the server did meanwhile.
+    It works with any server of the Open Inference Protocol over gRPC. Requests are sent when they are due, and
+    latency counts from then, so a stalled server cannot hide it. One process sends a few thousand requests per
+    second at most. If this client was the bottleneck, the report says so, and how the server did meanwhile.
     """
     import contextlib
     import sys
@@ -123,7 +126,14 @@ def load(
     from clockwright.cli.inference import read_inputs
     from clockwright.cli.show import print_json
     from clockwright.units import NS_PER_S
-    from traces.load import ready_models, report_of, slo_parameter, too_late
+    from traces.load import (
+        OfferedLoad,
+        read_weights,
+        ready_models,
+        report_of,
+        slo_parameter,
+        too_late,
+    )
     from traces.load_show import draw, print_report, progress_line
     from traces.replay import AskingStyle, ReplayProgress, play
     from traces.request_inputs import RequestInputs
@@ -134,8 +144,8 @@ def load(
         raise ConfigError(f"--slo-as is {slo_as!r}, expected auto, slo_ms, timeout or none")
     if trace is None and bool(rate) == bool(concurrency):
         raise ConfigError(
-            f"how much to ask: found {'both --rate and --concurrency' if rate else 'nothing'}, expected --rate 100 (an"
-            " open loop: so many requests per second), --concurrency 4 (a closed loop: so many clients that wait) or"
+            f"load: found {'both --rate and --concurrency' if rate else 'nothing'}, expected --rate 100 (an"
+            " open loop: requests per second), --concurrency 4 (a closed loop: clients that wait for each answer) or"
             " --trace FILE (recorded arrivals)"
         )
     access = to.access()
@@ -152,22 +162,26 @@ def load(
         slo_parameter=slo_parameter(to.server, access)
         if slo_as == "auto"
         else slo_as.replace("none", ""),
+        decide_within_ns=0
+        if decide_within_ms is None
+        else ns(decide_within_ms, "--decide-within-ms"),
+        weight=weight,
     )
 
     def all_ready() -> list[str]:
         return ready_models(to.server, access)
 
     if trace is None:
-        workload = _made(
-            models or all_ready(),
-            rate=rate,
-            uniform=arrivals == "uniform",
+        workload = OfferedLoad(
+            weights=read_weights(models or all_ready()),
+            rate_rps=rate,
+            arrivals="uniform" if arrivals == "uniform" else "poisson",
             concurrency=concurrency,
             slos_ns=slos_ns,
             tenants=tenant or [],
-            seconds=(10.0 if seconds is None else seconds) + warmup_s,
+            duration_ns=round(((10.0 if seconds is None else seconds) + warmup_s) * NS_PER_S),
             seed=seed,
-        )
+        ).workload()
     else:
         if rate or concurrency or tenant or len(slos_ns) > 1:
             raise ConfigError(
@@ -187,7 +201,7 @@ def load(
     if counted_s <= 0:
         raise ConfigError(f"there are {counted_s:g} s after the warm-up, expected more than 0")
     with contextlib.ExitStack() as stack:
-        # Progress is for whoever watches; standard output may be a file.
+        # Progress goes to standard error; standard output may be a file.
         live = stack.enter_context(
             Live(console=Console(file=sys.stderr), auto_refresh=False, transient=True)
         )
@@ -221,34 +235,8 @@ def load(
         )
 
 
-# A cache of answers is not to know every question, and the client's memory is not to be full of them.
+# Enough different requests to defeat a cache of answers, and few enough for the client's memory.
 _VARIANTS = 16
-
-
-def _made(
-    models: Sequence[str],
-    *,
-    rate: float,
-    uniform: bool,
-    concurrency: int,
-    slos_ns: Sequence[int],
-    tenants: Sequence[str],
-    seconds: float,
-    seed: int,
-) -> Workload:
-    from clockwright.units import NS_PER_S
-    from traces.load import OfferedLoad, read_weights
-
-    return OfferedLoad(
-        weights=read_weights(models),
-        rate_rps=rate,
-        arrivals="uniform" if uniform else "poisson",
-        concurrency=concurrency,
-        slos_ns=slos_ns,
-        tenants=tenants,
-        duration_ns=round(seconds * NS_PER_S),
-        seed=seed,
-    ).workload()
 
 
 def _read_shape(argument: str) -> tuple[str, tuple[int, ...]]:

@@ -1,7 +1,7 @@
-"""What a client saw of every request that it sent, in columns, and what follows from them.
+"""A client's record of every request that it sent, in columns, and its summary.
 
 Latency counts from when a request was due, not from when it left. A client that stalls would otherwise leave
-out the requests that it ought to have sent meanwhile, and measure a server that nobody asked (Gil Tene's
+out the requests that it should have sent meanwhile, and measure an idle server (Gil Tene's
 "coordinated omission").
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,11 @@ OK = "OK"
 
 Times = npt.NDArray[np.int64]
 
+#: asyncio's timers have a resolution of 1 ms. A client that is later than a few of them does not keep up.
+LATENESS_NS_MAX = 5 * NS_PER_MS
+
 #: Percentiles of latency that a summary has.
-PERCENTS = (50.0, 90.0, 99.0, 99.9, 100.0)
+PERCENTS = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,12 +47,10 @@ class ClientRecord:
     #: pause after a refusal over.
     due_ns: Times
     sent_ns: Times
-    #: When the response was in hand.
+    #: When the response had arrived.
     departure_ns: Times
     #: The run's time 0 on this machine's monotonic clock.
     begin_ns: int
-    #: Time from the beginning until the last response.
-    elapsed_ns: int
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -60,24 +61,38 @@ class ClientRecord:
         Args:
             chosen: one value per request.
         """
-        return ClientRecord(
-            models=self.models,
-            outcomes=self.outcomes,
-            model=self.model[chosen],
-            outcome=self.outcome[chosen],
-            is_open=self.is_open[chosen],
-            slo_ns=self.slo_ns[chosen],
-            due_ns=self.due_ns[chosen],
-            sent_ns=self.sent_ns[chosen],
-            departure_ns=self.departure_ns[chosen],
-            begin_ns=self.begin_ns,
-            elapsed_ns=self.elapsed_ns,
-        )
+        columns = ("model", "outcome", "is_open", "slo_ns", "due_ns", "sent_ns", "departure_ns")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
     @property
     def latency_ns(self) -> Times:
         """Time from when each request was due until its response was in hand."""
         return self.departure_ns - self.due_ns
+
+    @property
+    def num_requests(self) -> int:
+        """Number of all requests that were sent."""
+        return len(self)
+
+    @property
+    def lateness_ns(self) -> Times:
+        """How long after it was due each open-loop request left."""
+        return (self.sent_ns - self.due_ns)[self.is_open]
+
+    @property
+    def lateness_ns_p99(self) -> int:
+        """99th percentile of that; 0 without open-loop requests."""
+        return percentile(self.lateness_ns, 99)
+
+    @property
+    def left_late(self) -> npt.NDArray[np.bool_]:
+        """Which open-loop requests left more than `LATENESS_NS_MAX` after they were due."""
+        return self.is_open & (self.sent_ns - self.due_ns > LATENESS_NS_MAX)
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether at most one open-loop request in a thousand left late, so that the server was measured."""
+        return int(self.left_late.sum()) * 1000 <= int(self.is_open.sum())
 
     @property
     def answered(self) -> npt.NDArray[np.bool_]:
@@ -107,7 +122,7 @@ class ClientRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """What became of some requests. Latencies are of answered ones, from when they were due; 0 without any."""
+    """Outcomes of some requests. Latencies are of answered ones, from when they were due; 0 without any."""
 
     num_requests: int
     #: Answered inside the SLO; answered, but later; refused with a reason; and all others: failed.
@@ -120,9 +135,9 @@ class LoadSummary:
     #: Requests per second: that were due, and that were answered inside their SLO.
     offered_rps: float
     goodput_rps: float
-    #: By percent: "50", "90", "99", "99.9" and "100", which is the largest.
+    #: By percent: "50", "90", "99", "99.9", "99.99" and "100", which is the largest.
     latency_ms: dict[str, float]
-    #: Time until a refusal was in hand; by percent.
+    #: Time until a refusal arrived; by percent.
     refusal_ms: dict[str, float]
     #: Numbers of refusals by reason, and of failures by gRPC status.
     refusals: dict[str, int]
@@ -155,7 +170,7 @@ def summarise(record: ClientRecord, seconds: float) -> LoadSummary:
 
 
 def percentile(values: np.ndarray[Any, np.dtype[np.int64]], percent: float) -> int:
-    """Take the least value that so many percent of all are at or below; 0 when there are none."""
+    """Return the least value at or above which at least that percentage of all lie below; 0 without values."""
     if not len(values):
         return 0
     rank = max(0, math.ceil(percent / 100 * len(values)) - 1)

@@ -1,4 +1,4 @@
-"""`clockwright load`: put a load on a server and say how much of it was answered in time."""
+"""`clockwright load`: put a load on a server and report how much of it was answered in time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clockwright.channel import Access
-from clockwright.client import Client
+from clockwright.client.channel import Access
+from clockwright.client.client import Client
 from clockwright.errors import ClockwrightError, ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from traces.arrivals import ClosedLoop, FixedRate, Models, Poisson, Source, Workload
-from traces.client_record import ClientRecord, LoadSummary, summarise
-from traces.replay import LATENESS_NS_MAX, ReplayReport
+from traces.client_record import LATENESS_NS_MAX, ClientRecord, LoadSummary, summarise
 
-#: Weights are made whole by repeating models; so many times together at most.
+#: Weights become whole numbers by repeating models; limit on all repetitions.
 _TURNS_MAX = 100_000
 
 Arrivals = Literal["poisson", "uniform"]
@@ -27,18 +26,18 @@ Arrivals = Literal["poisson", "uniform"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
-    """What is to be asked, without a trace."""
+    """A load without a trace."""
 
     #: Weight of each model among the requests, by name.
     weights: Mapping[str, Fraction]
     #: Requests per second of an open loop, of all models together; 0: a closed loop.
     rate_rps: float = 0.0
     arrivals: Arrivals = "poisson"
-    #: Clients of a closed loop, each with one request out.
+    #: Clients of a closed loop, each with one open request.
     concurrency: int = 0
     #: Each open-loop request has one of them; clients of a closed loop are dealt out to them.
     slos_ns: Sequence[int]
-    #: Names of tenants, of which each request has one; empty: they are nobody's.
+    #: Names of tenants; each request has one of them; empty: no tenant.
     tenants: Sequence[str] = ()
     duration_ns: int
     seed: int = 0
@@ -47,7 +46,7 @@ class OfferedLoad:
         """Describe the requests.
 
         Raises:
-            ConfigError: there is nothing to ask, or the weights are too unlike each other.
+            ConfigError: the load is empty, or the weights differ too much.
         """
         if (self.rate_rps > 0) == (self.concurrency > 0):
             raise ConfigError(
@@ -106,7 +105,7 @@ class OfferedLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What became of a load, as its client saw it."""
+    """Outcome of a load, as its client saw it."""
 
     address: str
     #: Time over which requests were due, without the warm-up.
@@ -115,20 +114,20 @@ class LoadReport:
     #: By SLO in milliseconds, ascending, and by model.
     by_slo_ms: dict[str, LoadSummary]
     by_model: dict[str, LoadSummary]
-    #: How late open-loop requests left, because the client was busy.
+    #: Delay of open-loop requests, because the client was busy.
     client_late_ms_p99: float
-    #: At most one request in a thousand left late, so what was measured is the server.
+    #: At most one request in a thousand was sent late, so the server was measured.
     kept_up: bool
-    #: Open-loop requests that left late, and what became of all others: they alone say what the server did.
+    #: Open-loop requests that were sent late, and the outcomes of all others, which describe the server.
     client_late: int
     left_in_time: LoadSummary
 
     def numbers(self) -> dict[str, Any]:
-        """Give everything as JSON has it."""
+        """Return everything as for JSON."""
         return asdict(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Give a flat row per summary: of all, of each SLO and of each model."""
+        """Return a flat row per summary: in total, per SLO and per model."""
         named = [("all", "", self.total)]
         named += [("slo_ms", name, summary) for name, summary in self.by_slo_ms.items()]
         named += [("model", name, summary) for name, summary in self.by_model.items()]
@@ -138,7 +137,6 @@ class LoadReport:
 def report_of(record: ClientRecord, *, address: str, begin_s: float, seconds: float) -> LoadReport:
     """Sum up the requests that were due from `begin_s` on."""
     record = record.where(record.due_ns >= begin_s * NS_PER_S)
-    timing = ReplayReport.of(record, round(seconds * NS_PER_S))
     return LoadReport(
         address=address,
         seconds=seconds,
@@ -151,13 +149,10 @@ def report_of(record: ClientRecord, *, address: str, begin_s: float, seconds: fl
             name: summarise(record.where(record.model == position), seconds)
             for position, name in enumerate(record.models)
         },
-        client_late_ms_p99=timing.lateness_ns_p99 / NS_PER_MS,
-        kept_up=timing.kept_up,
-        client_late=timing.num_late,
-        left_in_time=summarise(
-            record.where(~record.is_open | (record.sent_ns - record.due_ns <= LATENESS_NS_MAX)),
-            seconds,
-        ),
+        client_late_ms_p99=record.lateness_ns_p99 / NS_PER_MS,
+        kept_up=record.kept_up,
+        client_late=int(record.left_late.sum()),
+        left_in_time=summarise(record.where(~record.left_late), seconds),
     )
 
 
@@ -165,7 +160,7 @@ def read_weights(arguments: Sequence[str]) -> dict[str, Fraction]:
     """Read NAME or NAME=WEIGHT arguments.
 
     Raises:
-        ConfigError: a weight is no positive number, or a name stands there twice.
+        ConfigError: a weight is not a positive number, or a name is given twice.
     """
     weights: dict[str, Fraction] = {}
     for argument in arguments:
@@ -186,7 +181,7 @@ def ready_models(address: str, access: Access) -> list[str]:
     """Ask a server which models are ready.
 
     Raises:
-        ConfigError: it does not say, as some servers do not, or none is.
+        ConfigError: the server does not list its models, or none is ready.
     """
     with Client(address, access) as client:
         try:
@@ -201,21 +196,21 @@ def ready_models(address: str, access: Access) -> list[str]:
 
 
 def slo_parameter(address: str, access: Access) -> str:
-    """Say by which parameter a server takes a request's SLO; empty: it is not known to take any."""
+    """Return the parameter by which a server takes a request's SLO; empty: not known."""
     with Client(address, access) as client:
         name = client.server_name().lower()
     return {"clockwright": "slo_ms", "triton": "timeout"}.get(name, "")
 
 
 def too_late(path: Path | None, report: LoadReport) -> str:
-    """Say that the client was what was slow, if it was."""
+    """Report that the client was the bottleneck, if it was."""
     if report.kept_up:
         return ""
     where = f" ({path} says which)" if path else ""
     words = (
-        f"THIS CLIENT was too slow: {report.client_late:,} of {report.total.num_requests:,} requests left over "
+        f"THIS CLIENT was too slow: {report.client_late:,} of {report.total.num_requests:,} requests were sent over "
         f"{LATENESS_NS_MAX // NS_PER_MS} ms late{where}, p99 {report.client_late_ms_p99:.1f} ms, which the figures "
-        "above count as if the server had taken it."
+        "above count as if the server had caused it."
     )
     others = report.left_in_time
     if others.num_requests:
@@ -223,11 +218,11 @@ def too_late(path: Path | None, report: LoadReport) -> str:
             f" Of the {others.num_requests:,} others {others.good_request_fraction:.2%} were answered in time, p99 "
             f"{others.latency_ms['99']:.1f} ms: that is the server."
         )
-    return f"{words} One process sends no more: start several, each with a part of --rate, or ask for less"
+    return f"{words} One process cannot send more: start several, each with a part of --rate, or lower the rate"
 
 
 def _turns(weights: Sequence[Fraction]) -> list[int]:
-    """Deal models out in turn, each as often as its weight says and as evenly as can be."""
+    """Order models in turns, each as often as its weight says and as evenly as possible."""
     whole = lcm(*(weight.denominator for weight in weights))
     counts = [int(weight * whole) for weight in weights]
     if sum(counts) > _TURNS_MAX:

@@ -25,11 +25,11 @@ _SLICES_MAX = 120
 
 
 def progress_line(now: ReplayProgress, before: ReplayProgress | None) -> str:
-    """Say how the last second went.
+    """Describe the last second.
 
     Args:
-        now: what is told now.
-        before: what was told before that; None: nothing was.
+        now: the current progress.
+        before: the previous progress; None: it is the first.
     """
     since_ns = before.elapsed_ns if before is not None else 0
     seconds = max(now.elapsed_ns - since_ns, 1) / NS_PER_S
@@ -99,7 +99,7 @@ def histogram(record: ClientRecord) -> list[str]:
 
 
 def draw(report: LoadReport, record: ClientRecord, target: Path) -> None:
-    """Draw what became of the requests over time, and the latencies beside their SLOs.
+    """Draw the outcomes of the requests over time, and the latencies with their SLOs.
 
     Args:
         report: the numbers.

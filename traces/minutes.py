@@ -81,7 +81,7 @@ class MinuteTrace:
         seed: int = 0,
         tenants: str = "",
     ) -> Workload:
-        """Let models be asked as often as the functions were invoked.
+        """Make requests to models as often as the functions were invoked.
 
         Args:
             models: names of the instances.
@@ -91,7 +91,7 @@ class MinuteTrace:
             timers: "poisson": replayed like all others, as Clockwork's client did; "even": evenly
                 spaced over their minutes, the first at second 0, as they really fire.
             seed: seed of all arrivals.
-            tenants: "owner" or "app": a function's requests carry its name; empty: they are nobody's.
+            tenants: "owner" or "app": a function's requests carry its name; empty: no tenant.
         """
         owners = [getattr(key, tenants) if tenants else "" for key in self.functions]
         names = {name: index for index, name in enumerate(dict.fromkeys(("", *owners)))}
@@ -129,7 +129,7 @@ class MinuteTrace:
 def assign(
     totals: npt.NDArray[np.int64], num_models: int, how: Literal["contiguous", "striped"]
 ) -> npt.NDArray[np.int64]:
-    """Say which model each function's invocations go to.
+    """Assign each function to a model.
 
     Both sort the functions by total, largest first. "contiguous" is what Clockwork's client does
     (azure.h): function i of N goes to model floor(i * M / N), so that neighbours in popularity share a

@@ -1,17 +1,16 @@
-"""Drive a live server with a workload, over gRPC: Clockwright, or another of the Open Inference Protocol.
+"""Play a workload to a live server over gRPC: Clockwright, or another server of the Open Inference Protocol.
 
-Open-loop requests leave when they are due, whatever happened to earlier ones. Closed-loop clients ask again
+Open-loop requests are sent when they are due, independent of earlier ones. Closed-loop clients send the next request
 when they are answered. After a refusal they wait until the refused request would have been due, as
-Clockwork's clients did, or for a pause that the caller sets. A client that is too slow would measure itself
-and take that for the server. So it is recorded how late each request left, and latency counts from when the
-request was due.
+Clockwork's clients did, or for a pause that the caller sets. A client that is too slow would measure itself instead
+of the server, so each request's delay is recorded, and latency counts from when the request was due.
 
 With `requests_csv`, one row per request is written, in order of completion. All times are nanoseconds
 since the replay began, by the client's monotonic clock:
 
 - `request_id`: in order of sending, from 0;
 - `model_id`: the model's name;
-- `tenant`: whose it was; empty: nobody's in particular;
+- `tenant`: its tenant; empty: no tenant;
 - `loop`: "open" or "closed";
 - `slo_ns`: as asked;
 - `due_ns`: when it should have left; in a closed loop, when the response before it was there, or the
@@ -34,18 +33,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import grpc
 import numpy as np
 import uvloop
 from google.rpc import error_details_pb2, status_pb2
 
-from clockwright.bulk import Buffer, join_bulk
-from clockwright.channel import OPTIONS, Access
+from clockwright.client.channel import OPTIONS, Access
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.bulk import Buffer, join_bulk
 from traces.arrivals import ClosedLoop, Workload, WorkloadRequest
 from traces.client_record import OK, ClientRecord, percentile
 from traces.request_inputs import ModelInputs, RequestInputs, ask_server, model_inputs
@@ -56,11 +55,8 @@ REQUEST_COLUMNS = (
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 
-# A response comes at about the end of the SLO. The server is taken for dead this much later.
+# A response arrives by the end of the SLO. The server is assumed dead this much later.
 _GRACE_S = 10.0
-
-# asyncio's timers have a resolution of 1 ms. A client that is later than a few of them does not keep up.
-LATENESS_NS_MAX = 5 * NS_PER_MS
 
 # Pause of a closed-loop client when no server is there, so that it does not hammer the port.
 _RECONNECT_S = 0.1
@@ -70,136 +66,37 @@ _Row = tuple[int, str, str, str, int, int, int, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayProgress:
-    """How far a replay has come; given about once a second."""
+    """Progress of a replay, about once a second."""
 
     #: Time since the replay began.
     elapsed_ns: int
-    #: Numbers of requests that have left, that have their response, and that were answered in their SLO.
+    #: Numbers of requests that were sent, that have a response, and that were answered within their SLO.
     num_sent: int
     num_done: int
     num_in_time: int
-    #: The latest that any open-loop request has left.
-    lateness_ns_max: int
-    #: Number of requests by outcome, as in `ReplayReport`.
-    outcomes: dict[str, int]
-    #: Latency of the answers that came since the last time this was told; 0 when there were none.
-    latency_ns_p50: int
-    latency_ns_p99: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayReport:
-    """The client's measurements. Latency is from when a request was due until its response was in hand."""
-
-    #: The workload's time 0 on this machine's monotonic clock, which is also the clock of a controller here.
-    begin_ns: int
-    #: Time from the beginning until the last response.
-    elapsed_ns: int
-    #: Numbers of requests sent in open loop and in closed loops.
-    num_open: int
-    num_closed: int
     #: Number of requests by outcome: "OK", the reason of a refusal, or the name of a gRPC status.
     outcomes: dict[str, int]
-    #: Number of requests that were answered inside their SLO.
-    num_in_time: int
-    #: `num_in_time` per second of the workload.
-    goodput_rps: float
-    #: Latency of answered requests; 0 when there are none.
+    #: Latency of the answers since the previous progress; 0 without answers.
     latency_ns_p50: int
     latency_ns_p99: int
-    latency_ns_max: int
-    #: Time by which open-loop requests left too late.
-    lateness_ns_p50: int
-    lateness_ns_p99: int
-    lateness_ns_max: int
-    #: Open-loop requests that left more than `LATENESS_NS_MAX` after they were due.
-    num_late: int
-
-    @property
-    def num_requests(self) -> int:
-        """Number of all requests that were sent."""
-        return self.num_open + self.num_closed
-
-    @property
-    def kept_up(self) -> bool:
-        """Whether at most one request in a thousand left late, so that the server was measured."""
-        return self.num_late * 1000 <= self.num_open
-
-    @classmethod
-    def of(cls, record: ClientRecord, duration_ns: int) -> Self:
-        """Sum up a record of requests that were due within a time."""
-        latency = record.latency_ns[record.answered]
-        lateness = (record.sent_ns - record.due_ns)[record.is_open]
-        num_in_time = int(record.in_time.sum())
-        return cls(
-            begin_ns=record.begin_ns,
-            elapsed_ns=record.elapsed_ns,
-            num_open=len(lateness),
-            num_closed=len(record) - len(lateness),
-            outcomes=record.num_by_outcome,
-            num_in_time=num_in_time,
-            goodput_rps=num_in_time * NS_PER_S / max(1, duration_ns),
-            latency_ns_p50=percentile(latency, 50),
-            latency_ns_p99=percentile(latency, 99),
-            latency_ns_max=percentile(latency, 100),
-            lateness_ns_p50=percentile(lateness, 50),
-            lateness_ns_p99=percentile(lateness, 99),
-            lateness_ns_max=percentile(lateness, 100),
-            num_late=int(np.count_nonzero(lateness > LATENESS_NS_MAX)),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingStyle:
-    """How requests are put, beyond what a workload says."""
+    """Settings of requests that a workload does not have."""
 
     inputs: RequestInputs = field(default_factory=RequestInputs)
     #: The parameter that carries the SLO: "slo_ms", Triton's "timeout" in microseconds, or none if empty.
     slo_parameter: str = "slo_ms"
+    #: Each is to be refused or promised within this time; 0: none asks for that.
+    decide_within_ns: int = 0
+    #: What an answer is worth; None: requests do not say.
+    weight: float | None = None
     #: How long a closed-loop client waits after a refusal, as in the simulator's `Case`; None: until the
     #: deadline of what was refused.
     refusal_pause_ns: int | None = None
-    #: Connections that requests take in turns: fronts that share a port have a share of them.
+    #: Connections, used in turn; fronts that share a port share them.
     connections: int = 1
-
-
-def replay(
-    address: str,
-    workload: Workload,
-    *,
-    access: Access | None = None,
-    refusal_pause_ns: int | None = None,
-    connections: int = 1,
-    requests_csv: Path | None = None,
-    on_progress: Callable[[ReplayProgress], None] | None = None,
-) -> ReplayReport:
-    """Send a workload to a server, and wait for every response.
-
-    Inputs are zeros of each model's shape, one row per request.
-
-    Args:
-        address: HOST:PORT.
-        workload: its models are names on the server.
-        access: what is shown there, and TLS; None: nothing.
-        refusal_pause_ns: as in `AskingStyle`.
-        connections: likewise.
-        requests_csv: where rows go; replaces a file that is there.
-        on_progress: told about once a second.
-
-    Raises:
-        ConfigError: no server answers, or the file cannot be written.
-        UnknownModelError: the server lacks one of the models.
-        RefusedError: no worker has looked at one of the models yet.
-    """
-    record = play(
-        address,
-        workload,
-        access=access,
-        style=AskingStyle(refusal_pause_ns=refusal_pause_ns, connections=connections),
-        requests_csv=requests_csv,
-        on_progress=on_progress,
-    )
-    return ReplayReport.of(record, workload.end_ns)
 
 
 def play(
@@ -211,7 +108,21 @@ def play(
     requests_csv: Path | None = None,
     on_progress: Callable[[ReplayProgress], None] | None = None,
 ) -> ClientRecord:
-    """Do what `replay` does, and keep what became of every request: 50 bytes for each."""
+    """Send a workload to a server, and wait for every response. Keeps the outcome of each request in 50 bytes.
+
+    Args:
+        address: HOST:PORT.
+        workload: its models are names on the server.
+        access: what is shown there, and TLS; None: nothing.
+        style: how requests are put; None: zeros of each model's shape, one row per request.
+        requests_csv: where rows go; replaces a file that is there.
+        on_progress: told about once a second.
+
+    Raises:
+        ConfigError: no server answers, or the file cannot be written.
+        UnknownModelError: the server lacks one of the models.
+        RefusedError: no worker has looked at one of the models yet.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(
             play_async(
@@ -234,7 +145,7 @@ async def play_async(
     requests_csv: Path | None = None,
     on_progress: Callable[[ReplayProgress], None] | None = None,
 ) -> ClientRecord:
-    """Do what `play` does, in a running event loop; whatever else runs in it makes requests late."""
+    """Play in a running event loop; other tasks in it delay requests."""
     access, style = access or Access(), style or AskingStyle()
     # By default gRPC's channels to one address share a connection.
     options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
@@ -268,7 +179,7 @@ async def play_async(
 
 @dataclass(slots=True)
 class _Driver:
-    """Sends requests and keeps the books."""
+    """Sends requests and records them."""
 
     channels: Sequence[Any]
     shown: Sequence[tuple[str, str]]
@@ -284,7 +195,6 @@ class _Driver:
     begin_ns: int = 0
     num_in_time: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    lateness_ns_max: int = 0
     #: Columns of the record, and positions of outcomes.
     sent_model: array[int] = field(default_factory=lambda: array("q"))
     sent_is_open: array[int] = field(default_factory=lambda: array("b"))
@@ -294,7 +204,7 @@ class _Driver:
     departure_ns: array[int] = field(default_factory=lambda: array("q"))
     outcome: array[int] = field(default_factory=lambda: array("q"))
     positions: dict[str, int] = field(default_factory=dict)
-    #: Latencies of answers since progress was told.
+    #: Latencies of answers since the previous progress.
     new_latencies_ns: list[int] = field(default_factory=list)
     _calls: Iterator[Any] = field(default_factory=lambda: iter(()))
 
@@ -302,7 +212,7 @@ class _Driver:
         """Send all requests; return when the last response is there."""
         self._calls = itertools.cycle([channel.unary_unary(_INFER) for channel in self.channels])
         chunks = _in_lists(workload)
-        # The first requests are made before the clock starts, the others beside the event loop.
+        # The first requests are made before the clock starts, the others in a thread.
         chunk = await asyncio.to_thread(next, chunks, None)
         self.begin_ns = time.monotonic_ns()
         async with asyncio.TaskGroup() as tasks:
@@ -317,21 +227,20 @@ class _Driver:
                 chunk = await following
 
     def progress(self) -> ReplayProgress:
-        """Say how far the replay has come."""
+        """Report progress."""
         latencies_ns, self.new_latencies_ns = np.array(self.new_latencies_ns, np.int64), []
         return ReplayProgress(
             elapsed_ns=self._now_ns() if self.begin_ns else 0,
             num_sent=len(self.sent_ns),
             num_done=self.outcomes.total(),
             num_in_time=self.num_in_time,
-            lateness_ns_max=self.lateness_ns_max,
             outcomes=dict(self.outcomes),
             latency_ns_p50=percentile(latencies_ns, 50),
             latency_ns_p99=percentile(latencies_ns, 99),
         )
 
     def record(self) -> ClientRecord:
-        """Hand out the whole run."""
+        """Return the record of the whole run."""
         return ClientRecord(
             models=self.names,
             outcomes=tuple(self.positions),
@@ -343,12 +252,10 @@ class _Driver:
             sent_ns=np.array(self.sent_ns, np.int64),
             departure_ns=np.array(self.departure_ns, np.int64),
             begin_ns=self.begin_ns,
-            elapsed_ns=self._now_ns(),
         )
 
     async def _open(self, request: WorkloadRequest) -> None:
         sent_ns = self._now_ns()
-        self.lateness_ns_max = max(self.lateness_ns_max, sent_ns - request.time_ns)
         tenant = self.tenants[request.tenant]
         await self._ask(request.model, "open", request.slo_ns, tenant, request.time_ns, sent_ns)
 
@@ -414,17 +321,22 @@ class _Message:
 
     name: str
     inputs: ModelInputs
-    slo_parameter: str
+    style: AskingStyle
     headers: dict[tuple[int, str], bytes] = field(default_factory=dict)
 
     def encode(self, number: int, slo_ns: int, tenant: str) -> bytes:
         header = self.headers.get((slo_ns, tenant))
         if header is None:
             request = pb.ModelInferRequest(model_name=self.name, inputs=self.inputs.tensors)
-            if self.slo_parameter == "timeout":
+            slo_parameter, within_ns = self.style.slo_parameter, self.style.decide_within_ns
+            if slo_parameter == "timeout":
                 request.parameters["timeout"].int64_param = slo_ns // NS_PER_US
-            elif self.slo_parameter:
-                request.parameters[self.slo_parameter].double_param = slo_ns / NS_PER_MS
+            elif slo_parameter:
+                request.parameters[slo_parameter].double_param = slo_ns / NS_PER_MS
+            if within_ns:
+                request.parameters["decide_within_ms"].double_param = within_ns / NS_PER_MS
+            if self.style.weight is not None:
+                request.parameters["weight"].double_param = self.style.weight
             if tenant:
                 request.parameters["tenant"].string_param = tenant
             header = self.headers[slo_ns, tenant] = request.SerializeToString()
@@ -440,7 +352,7 @@ async def _messages(
     workload: Workload,
     style: AskingStyle,
 ) -> list[_Message]:
-    """Ask the server what its models take."""
+    """Ask the server for its models' inputs."""
     # Models that take the same share their payloads.
     known: dict[bytes, ModelInputs] = {}
     messages: list[_Message] = []
@@ -452,7 +364,7 @@ async def _messages(
         key = b"".join(spec.SerializeToString(deterministic=True) for spec in metadata.inputs)
         if key not in known:
             known[key] = model_inputs(metadata, style.inputs)
-        messages.append(_Message(name, known[key], style.slo_parameter))
+        messages.append(_Message(name, known[key], style))
     return messages
 
 
@@ -467,7 +379,7 @@ def _in_lists(workload: Workload) -> Iterator[list[WorkloadRequest]]:
 async def _watched(
     driver: _Driver, file: TextIO | None, on_progress: Callable[[ReplayProgress], None] | None
 ) -> AsyncIterator[None]:
-    """Write rows and tell of progress each second, and at the end."""
+    """Write rows and report progress each second, and at the end."""
     done = asyncio.Event()
 
     async def watch() -> None:
@@ -475,7 +387,7 @@ async def _watched(
         while not is_over:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(done.wait(), 1.0)
-            # The replay may end while rows are written: those that come meanwhile are the next time's.
+            # The replay may end while rows are written; new rows are written the next time.
             is_over = done.is_set()
             rows, driver.rows = driver.rows, []
             if file is not None:

@@ -1,4 +1,4 @@
-"""What the requests of a client carry: tensors made from a model's metadata, or read from files."""
+"""Inputs of requests: tensors made from a model's metadata, or read from files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from clockwright.channel import Access
 from clockwright.cli.inference import check_shape, random_array
-from clockwright.client import DTYPES, Array
+from clockwright.client.channel import Access
+from clockwright.client.client import Array
+from clockwright.client.statuses import error_of
 from clockwright.errors import ConfigError
-from clockwright.statuses import error_of
 from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.tensors import DATATYPES
 
 _PREFIX = "/inference.GRPCInferenceService/"
 _BYTES = "BYTES"
@@ -23,13 +24,13 @@ _BYTES = "BYTES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestInputs:
-    """What requests are to carry."""
+    """Settings of the inputs."""
 
     #: Rows of a request, where a model's first dimension is open.
     rows: int = 1
     #: Inputs that no file gives are drawn at random; otherwise they are zeros.
     random: bool = False
-    #: How many different requests of random inputs there are, asked in turn.
+    #: Number of different requests with random inputs, sent in turn.
     num_variants: int = 1
     seed: int = 0
     #: Arrays by input name, shape (rows, ...): requests take their rows from them in turn.
@@ -40,7 +41,7 @@ class RequestInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelInputs:
-    """What the requests to one model carry, ready to be sent."""
+    """Encoded inputs of the requests to one model."""
 
     #: Name, datatype and shape of each input.
     tensors: Sequence[pb.ModelInferRequest.InferInputTensor]
@@ -69,7 +70,7 @@ async def ask_server(
 
 
 def model_inputs(metadata: pb.ModelMetadataResponse, wanted: RequestInputs) -> ModelInputs:
-    """Make what the requests to a model carry.
+    """Make the inputs of the requests to a model.
 
     Raises:
         ConfigError: a dimension is open and nothing says its size, or a file does not fit.
@@ -80,19 +81,20 @@ def model_inputs(metadata: pb.ModelMetadataResponse, wanted: RequestInputs) -> M
     for spec in metadata.inputs:
         what = f"model {metadata.name}, input {spec.name!r}"
         shape = _shape(spec, wanted, what)
-        if spec.datatype != _BYTES and spec.datatype not in DTYPES:
+        if spec.datatype != _BYTES and spec.datatype not in DATATYPES:
             raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one that is known")
         check_shape(what, shape)
         array = wanted.arrays.get(spec.name)
         if array is not None:
             samples = _samples(array, shape, what)
-        elif wanted.random and spec.datatype in DTYPES:
+        elif wanted.random and spec.datatype in DATATYPES:
             samples = [
                 random_array(random, spec.datatype, shape) for _ in range(wanted.num_variants)
             ]
         else:
             empty = b"" if spec.datatype == _BYTES else 0
-            samples = [np.full(shape, empty, DTYPES.get(spec.datatype, "S1"))]
+            dtype = "S1" if spec.datatype == _BYTES else DATATYPES[spec.datatype].dtype
+            samples = [np.full(shape, empty, dtype)]
         tensors.append(
             pb.ModelInferRequest.InferInputTensor(
                 name=spec.name, datatype=spec.datatype, shape=samples[0].shape
@@ -114,6 +116,8 @@ def _shape(
     shape = list(spec.shape)
     if shape and shape[0] < 0:
         shape[0] = wanted.rows
+    elif wanted.rows > 1 and shape and shape[0] == 1:
+        raise ConfigError(f"{what}: found --rows {wanted.rows}, expected 1 as in shape {shape}")
     array = wanted.arrays.get(spec.name)
     for position, size in enumerate(shape):
         if size >= 0:
@@ -143,7 +147,7 @@ def _encode(sample: Array, datatype: str, what: str) -> bytes:
             for item in sample.reshape(-1).tolist()
         )
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
-    dtype = np.dtype(DTYPES[datatype])
+    dtype = np.dtype(DATATYPES[datatype].dtype)
     if sample.dtype != dtype:
         raise ConfigError(f"{what}: the file has {sample.dtype.name}, expected {datatype}")
     return np.ascontiguousarray(sample, dtype.newbyteorder("<")).tobytes()

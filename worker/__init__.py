@@ -1,27 +1,27 @@
-"""The worker: one process for one GPU. It does what the controller says, when it says so, or refuses.
+"""The worker: one process for one GPU. It runs each action in the window that the controller set, or refuses it.
 
      cli  (gpu_workers)                      the command; a process per GPU if there are several
        |
     process                                  from settings (config) to the exit code
        |
-     link ------> offers                     the stream to the controller; models on offer
+     link ------> offers                     the link to the controller; models on offer
        |             |
-    controller_socket|                       actions in, results out
+    controller_socket|                       the connection: actions in, results out
     front_sockets    |                       inputs of fronts elsewhere in, their outputs out
        |             |
     lane_threads     |                       four threads round one lock; on time by timing
        |     |       |
-       |     +-------+-> devices/ containers/        what runs a step: GPU, processor, profile, somebody's code
+       |     +-------+-> devices/ containers/        what runs a step: GPU, processor, profile, Python code
        |                    |
        |                 compiling/ --> engines/     ONNX to graph, weights, profile; what runs a graph
        |                    |              |
        +--> core/ <---- models/ <----------+         what happens when; what one model is
 
-No arrow points up, and `core` knows neither clock nor thread nor tensor.
+No arrow points up. `core` has no clock, no threads and no tensors.
 
-The threads. The event loop serves the stream, which controls, and fronts of other hosts. One thread reads actions from the socket, and four
-lane threads carry them out, each one step at a time; whoever has a result writes it. One setup thread and one
-compiler process get models ready, at low priority.
+The threads. One thread reads the connection to the controller. Four lane threads carry out actions, each one step
+at a time, and the thread that has a result writes it. The event loop handles all other messages of the controller, and
+fronts of other hosts. One setup thread and one compiler process get models ready, at low priority.
 
     actions      read action ........................................... write result
                      | submit (small inputs are copied right here,            ^
@@ -31,33 +31,32 @@ compiler process get models ready, at low priority.
     EXEC                                             +------+--> gather, run -+- small outputs too
     OUTPUT                                                                    +--> copy the outputs out
 
-Who waits for whom. A thread that has nothing to do sleeps on its lane's condition; whatever changes the core
-wakes the lanes that this concerns. An EXEC waits for its INPUT and for its model's LOAD, a LOAD waits for
-pages that an evicted model's EXEC still reads, an INPUT waits for a free IO slot: each until its own window
-closes, and then it is refused. On a GPU the next EXEC is queued shortly before the running one ends, so
-the GPU does not idle between two; and a LOAD waits, on the device, for the last gather from its pages.
-No lane ever waits for the compiler or the setup thread, so a model that is being prepared delays no action.
+What waits for what. An idle thread sleeps on its lane's condition; a change of the core wakes the lanes that it
+concerns. An EXEC waits for its INPUT and for its model's LOAD. A LOAD waits for pages that an evicted model's
+EXEC still reads. An INPUT waits for a free IO slot. Each waits until its own window closes, and is then refused.
+On a GPU the next EXEC is queued shortly before the running one ends, so the GPU does not idle between them. A LOAD
+waits, on the device, for the last gather from its pages. No lane waits for the compiler or the setup thread, so
+preparing a model delays no action.
 
-What is allocated when. Everything that serving needs is taken at start: pages, arena, IO slots, the static
-batch and, for a GPU, locked host memory. Setting a model up may take more (its kernels' workspace; on
-the processor its weights too); serving never takes any. An action that took memory would take an
-unpredictable time, and prediction is the whole point.
+Memory. A worker allocates everything that serving needs at start: pages, arena, IO slots, the static batch and,
+for a GPU, locked host memory. Setting up a model may allocate more (the workspace of its kernels; on the processor
+its weights too). Serving never allocates, because an action that allocates takes an unpredictable time.
 
-Who measures. The lane thread stamps when a step began and ended; a device that can tell adds how long it was
-busy. Preparing an architecture measures its EXECs once, and the figures seed the controller's estimates
-until results replace them. A GPU's clock is looked at every second and reported, because durations go
-with the clock.
+Measurement. The lane thread records when a step began and ended; some devices add how long they were busy.
+Preparing an architecture measures its EXECs once. These figures seed the controller's estimates until results
+replace them. A worker reads its GPU's clock every second and reports it, because durations depend on the clock.
 
-Who translates time. Nobody here: every time on stream and socket is this machine's monotonic clock. The
-controller translates, from the offsets that heartbeats measure in both directions.
+Clocks. This process never converts times: every time on the connection is this machine's monotonic clock. The
+controller converts them, by the offsets that heartbeats measure in both directions.
 
-What happens when the GPU is lost. The step that meets the fault fails its action and raises
-`DeviceLostError`; no other step starts. The link sends the results that wait and ends the socket; all other
-actions thereby return to the controller, which sends them elsewhere. A process never recovers from its
-GPU's fault, so it exits; a container is started anew, and the worker attaches again. A GPU's step that
-never ends is given ten seconds after the stream's end; then the process exits without its threads.
-When only stream or socket is lost, the worker forgets all actions and dials again. It tells whichever controller
-answers which models it holds, and what of that the controller does not want any more it drops.
+A lost GPU. The step that meets the fault fails its action and raises `DeviceLostError`; no other step starts. The
+link sends the results that are ready and closes the connection, so the controller sends all other actions to other
+workers. A process cannot recover from a fault of its GPU, so it exits; a container is restarted, and the worker
+attaches again. If a GPU's step has not ended ten seconds after the connection, the process exits without joining its
+threads.
+
+A lost connection. When only the connection is lost, the worker forgets all actions and connects again.
+It tells the controller that answers which models it holds, and drops those that the controller does not want.
 """
 
 import os

@@ -1,51 +1,45 @@
-"""The worker's end of the socket that carries actions and results.
+"""The worker's connection to its controller.
 
-A thread of its own reads actions and hands them to the lanes, so that nothing else this process does comes
-between. Whoever has a result writes it; what the socket does not take at once, the event loop writes when
-there is room again.
+A thread for that (`worker.action_thread`) reads it and hands actions to the lanes, so that nothing else in this process
+delays them; the event loop gets all other messages. A result is written by the thread that has it; what the socket does
+not take at once, the event loop writes when there is room again.
 """
 
 from __future__ import annotations
 
 import array
 import asyncio
-import functools
 import logging
 import os
-import select
 import socket
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
-from clockwright.actions import Action, FromFronts, Result
-from clockwright.bulk import Buffer
-from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
-from clockwright.frame_headers import (
-    ExpectFront,
-    ForgetMemory,
-    FrontGone,
-    FurtherMemory,
-    Inputs,
-    MemoryOffer,
-    Withdrawal,
-)
-from clockwright.frame_socket import first_record
-from clockwright.frames import (
+from clockwright.wire import worker_messages as messages
+from clockwright.wire.actions import Action, FromFronts, Result
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.data_socket import dial, prepare
+from clockwright.wire.frame_headers import Inputs, Withdrawal
+from clockwright.wire.frame_socket import first_record
+from clockwright.wire.frames import (
+    Frame,
     FrameReader,
     Memory,
     SendQueue,
     decode_order,
-    encode_mapped,
     encode_result,
     greeting,
 )
-from clockwright.shared_memory import map_shared
-from clockwright.v1 import worker_pb2 as pb
-from worker.timing import tune_thread
+from clockwright.wire.peer import Welcome
+from clockwright.wire.shared_memory import map_shared
+from clockwright.wire.worker_messages import ForgetMemory, FurtherMemory, MemoryMapped, MemoryOffer
+from worker.action_thread import ActionThread
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +51,15 @@ _FILES_MAX = 2
 _FILES_BYTES = socket.CMSG_SPACE(_FILES_MAX * array.array("i").itemsize)
 
 #: What the socket leaves to others.
-Order = Action | Withdrawal | Inputs | ExpectFront | FrontGone
+Order = Action | Withdrawal | Inputs
 
-# A controller that leaves so many bytes of results unread has lost its way.
+# An offer names each of a model's files.
+_HEADER_BYTES_MAX = 64 << 20
+
+# Exceptions of a socket that has nothing to read, or no room; TLS has its own.
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+# A controller that leaves so many bytes of results unread counts as lost.
 _UNSENT_BYTES_MAX = 1 << 30
 
 
@@ -68,23 +68,30 @@ class ControllerSocket:
 
     def __init__(
         self,
+        actions: ActionThread,
         host: str,
-        welcome: pb.Welcome,
+        welcome: Welcome,
         tls: ssl.SSLContext | None,
         take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
+        hear: Callable[[messages.ToWorker, Buffer, int], None],
     ) -> None:
         """Dial, and serve until `over`.
 
         Args:
+            actions: reads the connection.
             host: the controller's.
             welcome: says where to dial, and with which token.
             tls: how to speak TLS over TCP; None: not at all.
-            take: called by the link's thread with what the controller sends, as `decode_order` gives it.
+            take: called by the thread `actions` with orders of the controller, as `decode_order` gives them.
+            hear: called by the event loop with the controller's other messages, their payload, and when they came.
         """
+        self._actions = actions
         self._host = host
         self._welcome = welcome
         self._tls = tls
         self._take = take
+        self._hear = hear
+        self._has_heard = False
         #: Orders of earlier generations are refused, and end the connection.
         self.oldest = welcome.generation
         self._loop = asyncio.get_running_loop()
@@ -97,14 +104,28 @@ class ControllerSocket:
         self._is_full = False
         self._is_finished = False
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="actions", daemon=True)
-        self._thread.start()
+        # What the thread of actions has of it.
+        self._reader = FrameReader(header_bytes_max=_HEADER_BYTES_MAX)
+        self._memory: Memory | None = None
+        self._files: deque[int] = deque()
+        self._receive: Callable[[memoryview], int]
+        self._is_sealed = False
+        threading.Thread(target=self._begin, name="dial", daemon=True).start()
 
     def send(
         self, result: Result, outputs: Sequence[Buffer] = (), sent: Sequence[int] = ()
     ) -> None:
         """Send a result, as in `encode_result`; from any thread, at once."""
         self._send(encode_result(result, outputs, sent=sent))
+
+    def send_message(self, message: messages.FromWorker) -> None:
+        """Send a message that is no result; from any thread, at once."""
+        self._send(messages.frame(message))
+
+    def has_heard(self) -> bool:
+        """Whether anything has come since the last call."""
+        heard, self._has_heard = self._has_heard, False
+        return heard
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
         with self._lock:
@@ -115,37 +136,44 @@ class ControllerSocket:
                 self._flush()
 
     def finish(self) -> None:
-        """Send what is queued and then nothing more: the controller reads up to the end, and hangs up."""
+        """Send what is queued and then the end: the controller reads up to it and closes the connection."""
         with self._lock:
             self._is_finished = True
             if not self._is_full:
                 self._flush()
 
     def close(self) -> None:
-        """Hang up; what was not sent is lost."""
+        """Close the connection; what was not sent is lost."""
         with self._lock:
             self._is_closed = True
             if self._sock is not None:
                 self._loop.remove_writer(self._sock)
-                # Wakes the thread, which may run a step first. The file stays open until it has seen this.
+                # The thread of actions reads the end, perhaps after a step. The file stays open until then.
                 with suppress(OSError):
                     _shut_down(self._sock, socket.SHUT_RDWR)
 
-    # --- the thread -----------------------------------------------------------------------------
+    # --- a thread that dials ----------------------------------------------------------------------
 
-    def _run(self) -> None:
-        tune_thread(realtime=False)
+    def _begin(self) -> None:
         reason: str | Exception
         try:
-            reason = self._serve(self._dial())
-        except ProtocolError as error:
-            reason = error
-        except OSError as error:
-            reason = f"the socket for actions: {error}"
+            sock = self._dial()
+            if sock.family == socket.AF_UNIX:
+                self._receive = partial(_receive_with_files, sock, self._files)
+            elif isinstance(sock, ssl.SSLSocket):
+                self._receive, self._is_sealed = partial(self._receive_sealed, sock), True
+            else:
+                self._receive = sock.recv_into
+            self._actions.listen(sock, self._readable)
+            if self._is_sealed:
+                # Bytes that TLS has decrypted already are no news of the socket.
+                self._actions.call_at(0, self._readable)
+            return
         except Exception as error:
-            # Our own bug. The stream starts afresh, and people get to see it.
-            logger.exception("the socket for actions failed")
-            reason = f"{type(error).__name__}: {error}"
+            reason = _reason_of(error)
+        self._tell_end(reason)
+
+    def _tell_end(self, reason: str | Exception) -> None:
         # The loop may be closed, at the end of the process.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, reason)
@@ -154,8 +182,7 @@ class ControllerSocket:
         sock = self._connect()
         prepare(sock, silence_limit_ms=self._welcome.silence_limit_ms)
         sock.sendall(greeting(self._welcome.token))
-        # One thread at a time may read or write where there is TLS, so none may wait meanwhile.
-        sock.settimeout(0 if isinstance(sock, ssl.SSLSocket) else None)
+        sock.settimeout(0)
         with self._lock:
             self._sock = sock
             if self._is_closed:
@@ -169,62 +196,59 @@ class ControllerSocket:
         try:
             return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S, tls=self._tls)
         except OSError as error:
-            raise ProtocolError(
-                f"actions come by {self._host}:{port}, which cannot be reached: {error}"
-            ) from None
+            raise ProtocolError(f"cannot connect to {self._host}:{port}: {error}") from None
 
-    def _serve(self, sock: socket.socket) -> str:
-        reader, take = FrameReader(), self._take
-        # A Unix socket wakes who waits in `recv` also when the peer has read what was sent; `poll` sleeps on.
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        wait = poller.poll
-        memory: Memory | None = None
-        files: deque[int] = deque()
-        receive: Callable[[memoryview], int] = sock.recv_into
-        if sock.family == socket.AF_UNIX:
-            receive = functools.partial(_receive_with_files, sock, files)
-        elif isinstance(sock, ssl.SSLSocket):
-            # It looks first, because what is deciphered already wakes nobody.
-            receive, wait = functools.partial(self._receive_sealed, sock, poller), _nothing
-        wait()
-        num_bytes = receive(reader.room())
+    # --- the thread of actions ----------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        reason: str | Exception
+        reader, take, oldest = self._reader, self._take, self._welcome.generation
         try:
-            while num_bytes:
+            while num_bytes := self._receive(reader.room()):
+                self._has_heard = True
                 for frame in reader.received(num_bytes):
                     # One that others have followed is not listened to while its session ends.
-                    if self._is_closed or self.oldest > self._welcome.generation:
+                    if self._is_closed or self.oldest > oldest:
                         break
-                    order, payload, room = decode_order(frame, memory, oldest=self.oldest)
-                    if isinstance(order, MemoryOffer):
-                        memory = _map(order, files)
-                        if memory is not None:
-                            self._send(encode_mapped())
-                    elif isinstance(order, FurtherMemory):
-                        if _map_further(order, files, memory):
-                            self._send(encode_mapped(order.number))
-                    elif isinstance(order, ForgetMemory):
-                        if memory is not None:
-                            memory.inputs.pop(order.number, None)
+                    if messages.is_message(frame[0]):
+                        self._take_message(frame)
                     else:
-                        take(order, payload, room)
-                    # Nothing of an action stays here while the next is waited for.
-                    del order, payload, room
-                wait()
-                num_bytes = receive(reader.room())
-        finally:
-            for file in files:
-                os.close(file)
-        return "closed the socket for actions"
+                        take(*decode_order(frame, self._memory, oldest=self.oldest))
+                if not self._is_sealed:
+                    return
+            reason = "closed the connection"
+        except _NOT_NOW:
+            return
+        except Exception as error:
+            reason = _reason_of(error)
+        sock = self._sock
+        if sock is not None:
+            self._actions.ignore(sock)
+            while self._files:
+                os.close(self._files.popleft())
+            self._tell_end(reason)
 
-    def _receive_sealed(self, sock: ssl.SSLSocket, poller: select.poll, room: memoryview) -> int:
-        while True:
-            with self._lock:
-                if self._is_closed:
-                    return 0
-                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    return sock.recv_into(room)
-            poller.poll()
+    def _receive_sealed(self, sock: ssl.SSLSocket, room: memoryview) -> int:
+        # One thread at a time may read or write.
+        with self._lock:
+            return 0 if self._is_closed else sock.recv_into(room)
+
+    def _take_message(self, frame: Frame) -> None:
+        """Map and forget memory here, before the next action; pass other messages on."""
+        message, memory = messages.decode_to_worker(frame), self._memory
+        if isinstance(message, MemoryOffer):
+            self._memory = _map(message, self._files)
+            if self._memory is not None:
+                self.send_message(MemoryMapped())
+        elif isinstance(message, FurtherMemory):
+            if _map_further(message, self._files, memory):
+                self.send_message(MemoryMapped(message.number))
+        elif isinstance(message, ForgetMemory):
+            if memory is not None:
+                memory.inputs.pop(message.number, None)
+        else:
+            received_ns = time.monotonic_ns()
+            self._loop.call_soon_threadsafe(self._hear, message, frame[1], received_ns)
 
     # --- with the lock held ---------------------------------------------------------------------
 
@@ -245,9 +269,11 @@ class ControllerSocket:
                 queue.sent(num_bytes)
             if self._is_finished:
                 _shut_down(sock, socket.SHUT_WR)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except _NOT_NOW:
             if queue.num_bytes > _UNSENT_BYTES_MAX:
-                logger.warning("the controller leaves %d bytes of results unread", queue.num_bytes)
+                logger.warning(
+                    "the controller has left %d bytes of results unread", queue.num_bytes
+                )
                 _shut_down(sock, socket.SHUT_RDWR)
                 return
             self._is_full = True
@@ -295,6 +321,16 @@ def _receive_with_files(sock: socket.socket, files: deque[int], room: memoryview
     return num_bytes
 
 
+def _reason_of(error: Exception) -> str | Exception:
+    if isinstance(error, ProtocolError):
+        return error
+    if isinstance(error, OSError):
+        return f"the connection broke: {error}"
+    # Our own bug. The link starts afresh, and people get to see it.
+    logger.error("the connection failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
 def _shut_down(sock: socket.socket, how: int) -> None:
     if isinstance(sock, ssl.SSLSocket):
         # Its own would have it go on without TLS.
@@ -303,12 +339,8 @@ def _shut_down(sock: socket.socket, how: int) -> None:
         sock.shutdown(how)
 
 
-def _nothing(_timeout: float | None = None) -> list[tuple[int, int]]:
-    return []
-
-
 def _map(offer: MemoryOffer, files: deque[int]) -> Memory | None:
-    """Map the memory that the controller offers; None where that cannot be: tensors travel by the socket then."""
+    """Map the memory that the controller offers. Returns None if that fails: tensors travel by the connection then."""
     if len(files) < _FILES_MAX:
         logger.warning("%d files came of shared memory, expected %d", len(files), _FILES_MAX)
         return None
@@ -318,7 +350,7 @@ def _map(offer: MemoryOffer, files: deque[int]) -> Memory | None:
 
 
 def _map_further(offer: FurtherMemory, files: deque[int], memory: Memory | None) -> bool:
-    """Map a front's memory; says whether that worked."""
+    """Map a front's memory. Returns whether that worked."""
     if memory is None or not files:
         return False
     inputs = _map_file(files.popleft(), offer.num_bytes, to_write=False)

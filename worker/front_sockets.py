@@ -1,12 +1,11 @@
 """The worker's end of the sockets by which fronts send inputs and get outputs, past the controller.
 
-The controller says which fronts may come, and with which token (`ExpectFront`); each stays as long as both live.
-An Infer of theirs waits here until its inputs are whole (`worker.core.front_inputs`), and is received then, to
-the lanes and to the controller. Inputs may come by the controller all the same, where a front cannot reach this worker; and
-outputs go to it where a front is not there.
+The controller says which fronts may connect, and with which token (`ExpectFront`). An Infer with inputs of fronts waits
+here until its inputs are complete (`worker.core.front_inputs`); only then do the lanes and the controller count it as
+received. If a front cannot reach this worker, its inputs come through the controller, and its outputs go there.
 
-Memory is bounded. A front that sends inputs long before their action, or for actions that do not come, is not
-listened to until they do; one that leaves too much of its outputs unread is hung up on.
+Memory is bounded. If a front sends inputs long before their action, or for actions that do not come, this worker stops
+reading from it until they do. It closes the connection of a front that leaves too much of its outputs unread.
 """
 
 from __future__ import annotations
@@ -20,20 +19,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from clockwright.actions import Action, ActionError, FromFronts, Infer, Result
-from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError
-from clockwright.frame_headers import HEADER_BYTES_MAX, ExpectFront, Inputs
-from clockwright.frame_socket import FrameSocket, SocketListener
-from clockwright.frames import DIRECT_BYTES, Frame, decode_inputs, encode_outputs
 from clockwright.units import ActionId, format_ns
+from clockwright.wire.actions import Action, ActionError, FromFronts, Infer, Result
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.frame_headers import HEADER_BYTES_MAX, Inputs
+from clockwright.wire.frame_socket import FrameSocket, SocketListener
+from clockwright.wire.frames import DIRECT_BYTES, Frame, decode_inputs, encode_outputs
+from clockwright.wire.worker_messages import ExpectFront
 from worker.core.front_inputs import FrontInputs, WholeInfer
 
 logger = logging.getLogger(__name__)
 
 # Bytes of inputs of one front that may wait for their actions. They come some microseconds early.
 _EARLY_BYTES_MAX = 64 << 20
-# A front that leaves so many bytes of outputs unread is as good as gone.
+# A front that leaves this many bytes of outputs unread counts as lost.
 _UNREAD_BYTES_MAX = 256 << 20
 
 
@@ -60,7 +60,7 @@ class FrontSockets:
         submit: Submit,
         refuse: Callable[[Result], None],
     ) -> None:
-        """Expect nobody yet.
+        """Expect no front yet.
 
         Args:
             listener: takes the connections.
@@ -77,7 +77,7 @@ class FrontSockets:
         self._fronts: dict[ActionId, tuple[int, ...]] = {}
         self._tokens: dict[int, bytes] = {}
         self._sockets: dict[int, FrameSocket] = {}
-        #: Those that are not listened to.
+        #: Fronts that this worker does not read from at the moment.
         self._paused: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -112,7 +112,7 @@ class FrontSockets:
         self._take_inputs(None, inputs, tensors)
 
     def withdraw(self, action_id: ActionId) -> bool:
-        """Drop an Infer that is not whole, and say so; False: there is none."""
+        """Drop an Infer that is not whole, and report it. Returns whether there was one."""
         with self._lock:
             found = self._inputs.withdraw(action_id)
         if found:
@@ -169,7 +169,7 @@ class FrontSockets:
         self._submit_all(found)
 
     def close(self) -> None:
-        """Hang up on all; nobody waits for anything."""
+        """Close the connections to all fronts, and drop what they wait for."""
         self._is_closed = True
         for number in list(self._tokens):
             self._listener.forget(self._tokens.pop(number))

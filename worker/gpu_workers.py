@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
-from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
+from clockwright.cli.flags import JoinFlags, LogFlags
 from clockwright.cli.local_workers import LocalWorkers
+from clockwright.cli.worker_settings import WorkerSettings
 from clockwright.errors import ConfigError
-from worker.config import compile_threads
+from clockwright.settings import Flags, spell
+from worker.config import WorkerConfig, compile_threads
 
 
 def visible_gpus() -> int:
@@ -30,7 +31,12 @@ def visible_gpus() -> int:
 
 
 def run_on_each_gpu(
-    num_gpus: int, name: str, controller: str, flags: WorkerFlags, join: JoinFlags
+    num_gpus: int,
+    name: str,
+    controller: str,
+    flags: Flags[WorkerConfig],
+    join: JoinFlags,
+    logs: LogFlags,
 ) -> int:
     """Run a worker process per GPU until all have left.
 
@@ -41,26 +47,26 @@ def run_on_each_gpu(
         name: the name of this host's workers, to which each adds its GPU's number.
         controller: the controller's address, HOST:PORT.
         flags: the settings that all workers share; only the device differs.
-        join: what they show the controller.
+        join: the credentials that they show the controller.
+        logs: the settings of their logs.
 
     Returns:
-        The exit code: 0 when all left as they were told to, `os.EX_CONFIG` when none can work with these
-        settings, else 1.
+        The exit code: 0 if all left as ordered, `os.EX_CONFIG` if no worker can run with these settings, else 1.
     """
     # One copy of the weights for all. It goes with the last process that has it open.
     file = os.memfd_create("clockwright-weights")
-    os.ftruncate(file, flags.host_mib << 20)
-    shared = replace(flags, host_file=Path(f"/proc/{os.getpid()}/fd/{file}"))
-    workers = LocalWorkers()
+    os.ftruncate(file, flags["host_mib"] << 20)
+    shared = flags.common(WorkerSettings).saying(host_file=Path(f"/proc/{os.getpid()}/fd/{file}"))
+    workers = LocalWorkers(logs)
     for index in range(num_gpus):
-        port = None if flags.payload_port is None else flags.payload_port + index
-        threads = flags.threads or compile_threads(num_gpus)
-        own = replace(shared, device=f"cuda:{index}", payload_port=port, threads=threads)
+        port = flags["payload_port"] and flags["payload_port"] + index
+        threads = flags["threads"] or compile_threads(num_gpus)
+        own = shared.saying(device=f"cuda:{index}", payload_port=port, threads=threads)
         workers.plan(f"{name}-gpu{index}", own)
     told_to_leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_leave.set())
-    workers.start(controller, credentials=spell(join))
+    workers.start(controller, credentials=spell(vars(join)))
     while workers.num_alive and not told_to_leave.wait(0.2):
         pass
     if told_to_leave.is_set():

@@ -1,10 +1,10 @@
 """The core's lanes as threads: LOAD, INPUT, EXEC, OUTPUT, around one lock.
 
-A hop from thread to thread costs 20-30 us, as much as a small model. So a step need not run on its lane's
-own thread: the thread that submits an Infer copies small inputs itself, and where the lanes are idle and the
-device allows it, goes on with a short EXEC; whoever ran the EXEC copies small outputs when no other EXEC is
-due. A short Infer that finds its lanes idle goes through them all at once (`Core.submit_through`). Each lane
-still runs one step at a time.
+A hop from thread to thread costs 20-30 us, as much as a small model. So a step need not run on its lane's own
+thread. The thread that submits an Infer copies small inputs itself. If the lanes are idle and the device allows it,
+this thread also runs a short EXEC. The thread that ran the EXEC copies small outputs when no other EXEC is due. A
+short Infer on idle lanes goes through them all at once (`Core.submit_through`). Each lane still runs one step at a
+time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic
 
-from clockwright.actions import Action, ActionError, Infer, Result, StepTime
-from clockwright.bulk import Buffer, total_bytes
 from clockwright.process import freeze_garbage
 from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.wire.actions import Action, ActionError, Infer, Result, StepTime
+from clockwright.wire.bulk import Buffer, total_bytes
 from worker.core.lanes import Core, Lane, Step, WaitUntil
 from worker.devices.device import Device, DeviceLostError, Launched, M, QueueingDevice
 from worker.timing import SPIN_NS, bind_thread, tune_thread
@@ -34,7 +34,7 @@ LONG_INLINE_BYTES = 2 << 20
 SHORT_NS = 300_000
 
 # Hand the next EXEC to the device this long before the running one should end. Long enough to wake, decide
-# and launch (60 us at p99, measured beside other threads); no longer, because a queued EXEC cannot be taken
+# and launch (60 us at p99, measured with other threads running); no longer, because a queued EXEC cannot be taken
 # back.
 AHEAD_NS = 200_000
 # Pauses between looks at whether the running EXEC has ended: close to its end, and before.
@@ -82,19 +82,23 @@ class _UnderWay(Generic[M]):
 class LaneThreads(Generic[M]):
     """Runs a device's lanes. All methods may be called from any thread."""
 
+    #: As `SHORT_NS`.
+    short_ns = SHORT_NS
+
     def __init__(
         self,
         device: Device[M],
         on_outcome: Callable[[Outcome], None],
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
-        """Make the lanes; `start` sets them going.
+        """Make the lanes; `start` starts their threads.
 
         Args:
             device: runs the steps.
-            on_outcome: told each result, and for a successful Infer its outputs, per request and per
-                output, unless they lie in the room that was given for them. Called from any thread, with the lock held, so it must return at once.
-            on_lost: told why the device is lost, after the action's result and under the same terms.
+            on_outcome: called with each result, and for a successful Infer with its outputs, per request and per
+                output, unless they lie in the room that was given for them. Called from any thread, with the lock
+                held, so it must return at once.
+            on_lost: called with the reason why the device is lost, after the action's result, in the same way.
         """
         self._device = device
         self._on_outcome = on_outcome
@@ -114,15 +118,16 @@ class LaneThreads(Generic[M]):
         self._stopping = False
         #: The device is lost: no step starts until `abandon` has dropped everything that waits.
         self._lost = False
-        self._threads = [
-            threading.Thread(target=self._serve, args=(lane,), name=lane.value, daemon=True)
-            for lane in Lane
-        ]
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the lanes' threads."""
-        for thread in self._threads:
+        for lane in Lane:
+            thread = threading.Thread(
+                target=self._serve, args=(lane,), name=lane.value, daemon=True
+            )
             thread.start()
+            self._threads.append(thread)
 
     def stop(self) -> None:
         """Let running steps end, forget everything else, and return when no thread is left."""
@@ -149,16 +154,16 @@ class LaneThreads(Generic[M]):
             self._after_change()
 
     def abandon(self) -> None:
-        """Forget all models and actions: nobody waits for them."""
+        """Forget all models and actions, because no controller waits for them."""
         with self._lock:
             self._core.abandon()
             self._dropped()
 
     def drop_actions(self) -> bool:
-        """Forget all actions: the controller has gone, so nobody waits for them.
+        """Forget all actions, because the controller that sent them is gone.
 
         Returns:
-            Whether the models are still there; those of a device that is lost are not.
+            Whether the models are still there. A lost device has lost its models.
         """
         with self._lock:
             was_lost = self._lost
@@ -210,8 +215,8 @@ class LaneThreads(Generic[M]):
         Args:
             action: on this machine's monotonic clock.
             payload: an Infer's inputs, per request and per input; must stay as they are until the result.
-            room: where its outputs belong, one behind the other; nothing is written there after the result.
-            inline: the calling thread may run steps of it, and so wait for the device.
+            room: the memory for its outputs, one after the other. Nothing is written there after the result.
+            inline: the calling thread may run its steps, and so wait for the device.
 
         Raises:
             ProtocolError: an unanswered action has the same id.
@@ -246,7 +251,7 @@ class LaneThreads(Generic[M]):
             step = self._run(step)
 
     def withdraw(self, action_id: ActionId) -> None:
-        """Drop an action that has not begun; its result says so. Nothing else changes."""
+        """Drop an action if it has not begun. Its result is then `WITHDRAWN`."""
         with self._lock:
             self._core.withdraw(action_id)
             self._after_change()
@@ -272,7 +277,7 @@ class LaneThreads(Generic[M]):
             step = self._run(step, then=lane)
 
     def _wait_for_step(self, lane: Lane) -> Step[M] | None:
-        """Block until the lane has something to do; None when it is time to end."""
+        """Block until the lane has a step. Returns None when the thread must end."""
         with self._lock:
             while not self._stopping:
                 now_ns = time.monotonic_ns()
@@ -306,10 +311,14 @@ class LaneThreads(Generic[M]):
         Returns:
             The step to run next.
         """
-        failure: Exception | None = None
+        begin_ns = time.monotonic_ns()
+        failure, outputs = self._carry_out(step)
+        return self._report(step, begin_ns, time.monotonic_ns(), failure, outputs, then=then)
+
+    def _carry_out(self, step: Step[M]) -> tuple[Exception | None, Sequence[Buffer] | None]:
+        """Have the device run a step. Returns why it failed, and what an OUTPUT gave."""
         outputs: Sequence[Buffer] | None = None
         lane, device = step.lane, self._device
-        begin_ns = time.monotonic_ns()
         try:
             if lane is _INPUT:
                 device.run_input(step, self._input_payload)
@@ -323,8 +332,8 @@ class LaneThreads(Generic[M]):
             else:
                 device.run_load(step)
         except Exception as problem:  # whatever a device raises fails the action, not the worker
-            failure = problem
-        return self._report(step, begin_ns, time.monotonic_ns(), failure, outputs, then=then)
+            return problem, None
+        return None, outputs
 
     def _run_through(
         self,
@@ -364,7 +373,7 @@ class LaneThreads(Generic[M]):
                 self._on_lost(str(failure))
 
     def _words(self, failure: Exception | None) -> str | None:
-        """Say how a step failed, and note it if the device is lost; with the lock held."""
+        """Say how a step failed, and note a lost device. Call it with the lock held."""
         if failure is None:
             return None
         if isinstance(failure, DeviceLostError):
@@ -382,16 +391,10 @@ class LaneThreads(Generic[M]):
         *,
         then: Lane | None,
     ) -> Step[M] | None:
-        """Tell the core that a step has ended; returns what to run next on the lane `then`."""
+        """Tell the core that a step has ended. Returns what to run next on the lane `then`."""
         lane = step.lane
         with self._lock:
-            self._core.finish_step(
-                step,
-                begin_ns=begin_ns,
-                end_ns=end_ns,
-                duration_ns=step.duration_ns or end_ns - begin_ns,
-                error=self._words(failure),
-            )
+            self._finish(step, begin_ns, end_ns, failure)
             following: Step[M] | None = None
             if then is not None:
                 following = self._take(then, end_ns)
@@ -401,6 +404,18 @@ class LaneThreads(Generic[M]):
             if isinstance(failure, DeviceLostError) and self._on_lost is not None:
                 self._on_lost(str(failure))
         return following
+
+    def _finish(
+        self, step: Step[M], begin_ns: int, end_ns: int, failure: Exception | None = None
+    ) -> None:
+        """Tell the core that a step has ended. Call it with the lock held, and then `_after_change`."""
+        self._core.finish_step(
+            step,
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+            duration_ns=step.duration_ns or end_ns - begin_ns,
+            error=self._words(failure),
+        )
 
     # --- EXEC on a device with a queue ------------------------------------------------------------
 
@@ -439,7 +454,7 @@ class LaneThreads(Generic[M]):
         return under_way
 
     def _launch_ahead(self, device: QueueingDevice, running: _UnderWay[M]) -> _UnderWay[M] | None:
-        """Shortly before an EXEC ends, hand the device the next one; None when none was due by the end."""
+        """Shortly before an EXEC ends, hand the device the next one. Returns None if no EXEC was due by then."""
         end_ns = running.begin_ns + running.step.action.expected_duration_ns
         while not running.is_done():
             now_ns = time.monotonic_ns()
@@ -476,7 +491,7 @@ class LaneThreads(Generic[M]):
 
     def _is_short(self, action: Infer, model: M) -> bool:
         """Whether the thread that submits an Infer may run it to its end."""
-        if not self._exec_anywhere or action.expected_duration_ns > SHORT_NS or self._lost:
+        if not self._exec_anywhere or action.expected_duration_ns > self.short_ns or self._lost:
             return False
         layout = model.layouts.get(action.batch_size)
         return layout is not None and layout.outputs_bytes <= self._inline_bytes
@@ -488,7 +503,7 @@ class LaneThreads(Generic[M]):
     def _after_change(
         self, finished: Step[M] | None = None, outputs: Sequence[Buffer] | None = None
     ) -> None:
-        """Hand out results and wake lanes; with the lock held.
+        """Hand out results and wake lanes. Call it with the lock held.
 
         Args:
             finished: the step that just ended, if one did.
@@ -500,7 +515,11 @@ class LaneThreads(Generic[M]):
             own = finished is not None and finished.action.action_id == result.action_id
             self._on_outcome((result, outputs if own and outputs is not None else []))
         for lane in self._core.take_changed():
-            self._wake[lane].notify()
+            self._rouse(lane)
+
+    def _rouse(self, lane: Lane) -> None:
+        """Have a lane look for its next step. Call it with the lock held."""
+        self._wake[lane].notify()
 
 
 def _time_of(step: Step[M], begin_ns: int, end_ns: int) -> StepTime:

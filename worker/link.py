@@ -1,13 +1,12 @@
-"""The worker's end of the stream to the controller.
+"""The worker's end of its link to the controller.
 
-One asyncio loop. The stream controls, and is the sign of life; actions and results go by a socket beside it
-(`worker.controller_socket`), to which the controller's welcome shows the way. Times on both are this machine's: the
-controller translates.
+The worker asks the controller by gRPC for a connection (`clockwright.wire.peer`), on which everything else travels
+(`worker.controller_socket`). A thread reads it and hands actions to the lanes; what else the controller says is handled
+here, in one asyncio loop. Each device of a process has a link of its own: what ends one concerns no other. Times are this machine's: the controller translates.
 
-When the stream is lost, so is everything that was asked for: the worker forgets all actions and dials again. Its
-models stay as they are, and it tells the next controller which it holds and which of them are in the weights
-cache. Before it dials, it lets running steps end: if the controller was right to give up on an action, the next
-action would only wait behind the stuck one.
+When the connection is lost, the worker forgets all actions and connects again. Its models stay as they are, and it
+tells the next controller which it holds and which of them are in the weights cache. Before it connects, it lets running
+steps end: if the controller was right to give up on an action, the next action would only wait behind the stuck one.
 """
 
 from __future__ import annotations
@@ -19,47 +18,59 @@ import functools
 import logging
 import os
 import socket
+import ssl
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-import grpc.aio
-from google.protobuf.message import DecodeError
-
-from clockwright import __version__, leader_search, wire
-from clockwright.actions import FromFronts, Infer, Result
-from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
-from clockwright.channel import Access
+from clockwright.client.channel import Access
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
-from clockwright.frame_headers import ExpectFront, FrontGone, Inputs, Withdrawal
-from clockwright.frame_socket import SocketListener
-from clockwright.leader_search import LeaderSearch
-from clockwright.leadership import Fence, Term, host_of
-from clockwright.own_certificate import make_certificate
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
-from clockwright.v1 import worker_pb2 as pb
+from clockwright.wire import leader_search, peer
+from clockwright.wire import worker_messages as messages
+from clockwright.wire.actions import FromFronts, Infer, Result
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.frame_headers import Inputs, Withdrawal
+from clockwright.wire.frame_socket import SocketListener
+from clockwright.wire.leader_search import LeaderSearch
+from clockwright.wire.leadership import Fence, Term, host_of
+from clockwright.wire.own_certificate import make_certificate
+from clockwright.wire.peer import Pulse
+from clockwright.wire.worker_messages import (
+    CardReport,
+    Drain,
+    Ended,
+    ExpectFront,
+    FrontGone,
+    Heartbeat,
+    Held,
+    ModelChunk,
+    ModelDrop,
+    ModelOffer,
+    Register,
+)
+from worker.action_thread import ActionThread
 from worker.config import WorkerConfig
 from worker.controller_socket import ControllerSocket, Order
-from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
+from worker.devices.device import (
+    Device,
+    GpuHealth,
+    M,
+    QueueingDevice,
+    TimedDevice,
+    WatchedDevice,
+)
 from worker.front_sockets import FrontSockets
 from worker.lane_threads import LaneThreads, Outcome
+from worker.lane_timers import LaneTimers
 from worker.models.file_store import FileStore
-from worker.offers import Offers, encode_ready
+from worker.offers import Offers, describe
 
 logger = logging.getLogger(__name__)
 
-# grpc has no types of its own, and the published stubs lag behind grpc.aio.
-aio: Any = grpc.aio
-_Call = Any
-
-MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
-    # No keepalive: our heartbeats show more, that the other side's event loop turns.
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),
     *leader_search.OPTIONS,
@@ -71,20 +82,17 @@ _PAUSE_PART, _PAUSE_S, _PAUSE_S_MAX = 0.1, 0.05, 2.0
 _PROBLEMS_TOLD = 4
 # The controller answers a Register at once; a peer that does not is no controller.
 _WELCOME_LIMIT_S = 10.0
-# How long the controller may take to end the stream after our last message.
+# How long the controller may take to end the connection after our last message.
 _PART_LIMIT_S = 2.0
 # No action of a GPU takes seconds: a step that does not end in this time never will.
 _STEP_LIMIT_S = 10.0
 _STEP_LOOK_S = 0.02
-# What still runs is told of after so many looks.
+# A step that still runs is logged after so many looks.
 _STEPS_TOLD = 10
 
 # How long TCP waits for a sign of life of a front's machine. The controller says when a front is gone.
 _FRONT_SILENCE_MS = 10_000
 _ANY_PORT = 9
-
-# Source: Clockwork's minimum filter over both directions (network clock synchronisation).
-_CLOCK_SAMPLES = 64
 
 
 def _open_channel(access: Access, address: str) -> Any:  # noqa: ANN401  grpc.aio's
@@ -92,26 +100,41 @@ def _open_channel(access: Access, address: str) -> Any:  # noqa: ANN401  grpc.ai
 
 
 class _End(enum.Enum):
-    """How a stream ended."""
+    """How a link ended."""
 
     LOST = enum.auto()
     DRAINED = enum.auto()
 
 
 class ControllerLink(Generic[M]):
-    """Keeps a device attached to a controller, over one stream after the other."""
+    """Keeps a device attached to a controller, over one link after the other."""
 
-    def __init__(self, config: WorkerConfig, device: Device[M], files: FileStore) -> None:
+    def __init__(
+        self, config: WorkerConfig, device: Device[M], files: FileStore, actions: ActionThread
+    ) -> None:
+        """Serve nothing yet.
+
+        Args:
+            config: the worker's settings.
+            device: belongs to this link.
+            files: where models' files lie.
+            actions: reads the connections of all devices of this process.
+        """
         self._config = config
+        self._actions = actions
         self._device = device
         self._files = files
         self._leaving = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
-        self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
+        self._lanes: LaneThreads[M]
+        if isinstance(device, TimedDevice):
+            self._lanes = LaneTimers(device, self._on_outcome, actions)
+        else:
+            self._lanes = LaneThreads(device, self._on_outcome, self._on_lost)
         #: Keeps orders out of controllers that others have followed.
         self._fence = Fence()
-        #: Models that are ready since whichever stream, and the digests of their offers.
+        #: Models that are ready since this link or an earlier one, and the digests of their offers.
         self._held: dict[ModelId, tuple[bytes, M]] = {}
         # Why there is no controller, in the words that were logged.
         self._told: set[str] = set()
@@ -154,8 +177,6 @@ class ControllerLink(Generic[M]):
                             lost_s = time.monotonic()
                             self._told.clear()
                         problem = session.problem
-                    # gRPC has no words of its own for a controller that ends the stream while the worker still
-                    # writes: then the reason comes with another attempt.
                     if problem not in self._told and len(self._told) < _PROBLEMS_TOLD:
                         self._told.add(problem)
                         name = address or self._config.controller
@@ -173,8 +194,9 @@ class ControllerLink(Generic[M]):
                 await asyncio.to_thread(self._lanes.stop)
 
     async def _serve(self, search: LeaderSearch, address: str) -> _Session[M]:
-        """Serve a controller until its stream ends, or another leads."""
+        """Serve a controller until the link ends, or another leads."""
         session = self._session = _Session(
+            self._actions,
             self._config,
             address,
             self._device,
@@ -205,7 +227,7 @@ class ControllerLink(Generic[M]):
         session.give_way(f"controller {successor} leads now", term)
 
     async def _let_steps_end(self) -> None:
-        """Wait for steps that still run when nobody waits for their results any more.
+        """Wait for steps that still run although their results are not wanted any more.
 
         Whatever a controller would send meanwhile would wait behind them and be lost, time after time. A device that
         computes here does so however slowly, or has a time limit itself, and is waited for until its worker leaves.
@@ -221,7 +243,9 @@ class ControllerLink(Generic[M]):
                 self._hangs = True
                 raise DeviceGoneError(f"an action has not ended for {_STEP_LIMIT_S:g} s")
             if looks == _STEPS_TOLD:
-                logger.warning("an action of before still runs: joining again when it has ended")
+                logger.warning(
+                    "an action of the previous connection still runs: joining again when it has ended"
+                )
             looks += 1
             await asyncio.sleep(_STEP_LOOK_S)
 
@@ -247,7 +271,7 @@ class ControllerLink(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class _ForFronts:
-    """Where fronts bring inputs."""
+    """Where fronts send inputs."""
 
     listener: SocketListener
     #: Empty: they speak no TLS there, as this worker does not with its controller.
@@ -255,7 +279,7 @@ class _ForFronts:
 
 
 def _listen_for_fronts(config: WorkerConfig) -> _ForFronts:
-    """Listen where fronts bring inputs; where that cannot be, they go by the controller."""
+    """Listen for fronts' inputs. If that fails, inputs come through the controller."""
     listener, certificate_sha256 = SocketListener(silence_limit_ms=_FRONT_SILENCE_MS), b""
     if config.access.speaks_tls:
         listener.tls, certificate_sha256 = make_certificate()
@@ -272,10 +296,10 @@ def _listen_for_fronts(config: WorkerConfig) -> _ForFronts:
 
 
 def _payload_host(config: WorkerConfig) -> str:
-    """Where fronts bring inputs; unless somebody says, the address by which the first controller is reached.
+    """Where fronts send inputs: as configured, else the address from which the first controller is reached.
 
     Raises:
-        OSError: the controller's address is not known, or there is no way to it.
+        OSError: the controller's address is not known, or no route leads to it.
     """
     if config.payload_host:
         return config.payload_host
@@ -283,15 +307,16 @@ def _payload_host(config: WorkerConfig) -> str:
         host_of(config.controllers[0]), _ANY_PORT, type=socket.SOCK_DGRAM
     )
     with socket.socket(family, kind, protocol) as sock:
-        sock.connect(where)  # Sends nothing: it finds the way.
+        sock.connect(where)  # Sends nothing: it selects the route.
         return str(sock.getsockname()[0])
 
 
 class _Session(Generic[M]):
-    """One stream, from dialling to its end."""
+    """One link, from joining to its end."""
 
     def __init__(
         self,
+        actions: ActionThread,
         config: WorkerConfig,
         address: str,
         device: Device[M],
@@ -304,48 +329,42 @@ class _Session(Generic[M]):
     ) -> None:
         self._for_fronts = fronts
         self._fronts = FrontSockets(fronts.listener, lanes.submit, self._refuse)
+        self._actions = actions
         self._config = config
         #: The controller that is dialled.
         self.address = address
         #: Its generation, once it has said so.
         self.term: Term | None = None
         self._fence = fence
-        #: Set when another controller leads.
-        self._given_way: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        #: Set when the link is to end, with the reason.
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._device = device
         self._lanes = lanes
         self._held = held
         self._leaving = leaving
         self._loop = asyncio.get_running_loop()
         self._offers: Offers[M] = Offers(device, files, self._send, self._hold)
-        self._outgoing: deque[bytes] = deque()
-        # A heartbeat is stamped when it is written: time in our queue is no delay of the network.
-        self._heartbeat_due = False
         #: The last look at the GPU, until a heartbeat has told it.
         self._health: GpuHealth | None = None
-        self._something = asyncio.Event()
-        self._deltas: deque[int] = deque(maxlen=_CLOCK_SAMPLES)
-        self._heard_ns = 0
-        #: Heartbeat intervals since the controller's last message.
-        self._silent_ticks = 0
+        self._pulse: Pulse | None = None
         self.end = _End.LOST
-        self._unknown_told = False
-        self._given_up = False
         self.welcomed = False
-        #: Carries actions and results once the worker is welcome.
+        #: The connection, once the worker is welcome.
         self.data: ControllerSocket | None = None
-        #: Why the stream ended, in words.
-        self.problem = "closed the stream"
+        #: Why the worker itself ends the link.
+        self._given_up = ""
+        #: Why the link ended, in words.
+        self.problem = "closed the connection"
 
     async def run(self) -> None:
-        """Serve until the stream ends; `end` and `problem` tell how it did.
+        """Serve until the link ends; `end` and `problem` tell how it did.
 
         Raises:
             ConfigError: the controller rejected this worker.
         """
-        self._send(pb.FromWorker(register=self._register()))
         access = self._config.access
         try:
+            tls = access.tls_context()
             shown, opened = access.metadata, _open_channel(access, self.address)
         except ConfigError as error:
             # Files that are being renewed are not whole at each moment: the next attempt reads them again.
@@ -353,13 +372,11 @@ class _Session(Generic[M]):
             self._fronts.close()
             return
         async with opened as channel:
-            call = channel.stream_stream(wire.ATTACH_METHOD)(metadata=shown)
             tasks = [
-                asyncio.create_task(self._write(call)),
-                asyncio.create_task(self._read(call)),
+                asyncio.create_task(self._serve(channel, shown, tls)),
                 asyncio.create_task(self._ask_to_leave()),
                 asyncio.create_task(self._offers.run()),
-                asyncio.create_task(self._wait_for_successor()),
+                asyncio.create_task(self._wait_for_end()),
             ]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -369,11 +386,10 @@ class _Session(Generic[M]):
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                call.cancel()
                 self._fronts.close()
                 if self.data is not None:
                     self.data.close()
-                    # Its thread may run a step; nothing of this stream is submitted to the next.
+                    # The thread of actions may run a step; nothing of this link is submitted to the next.
                     await asyncio.wait([self.data.over], timeout=_PART_LIMIT_S)
 
     def _conclude(self, task: asyncio.Task[None]) -> None:
@@ -382,40 +398,43 @@ class _Session(Generic[M]):
             task.result()
         except ConfigError:
             raise
-        except aio.AioRpcError as error:
-            self.problem = f"{error.code().name}: {error.details()}"
         except (ProtocolError, TimeoutError) as error:
             self.problem = str(error)
         except asyncio.CancelledError:
-            self.problem = "the stream was cancelled"
+            self.problem = "the link was cancelled"
         except Exception as error:
-            # Our own bug. The stream starts afresh, and people get to see it.
-            logger.exception("the stream failed")
+            # Our own bug. The link starts afresh, and people get to see it.
+            logger.exception("the link failed")
             self.problem = f"{type(error).__name__}: {error}"
 
     def give_way(self, reason: str, successor: Term) -> None:
-        """End the stream now: another controller leads, and this one's orders are of no account any more."""
+        """End the link now: another controller leads, and this one's orders do not count any more."""
         self._fence.admits(successor)
         if self.data is not None and self.term is not None:
             self.data.oldest = max(self.term.generation + 1, successor.generation)
-        if not self._given_way.done():
-            self._given_way.set_result(reason)
+        self._end(reason)
 
-    async def _wait_for_successor(self) -> None:
-        raise ProtocolError(await self._given_way)
+    def _end(self, reason: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def _wait_for_end(self) -> None:
+        self.problem = await self._ended
 
     def give_up(self, reason: str) -> None:
-        """End the stream once what was queued is sent: the device is lost."""
-        self.problem = f"the device is lost: {reason}"
-        self._given_up = True
-        if self.data is not None:
-            self.data.finish()
-        self._something.set()
+        """End the link once what was queued is sent: the device is lost."""
+        problem = self._given_up = f"the device is lost: {reason}"
+        if self.data is None:
+            self._end(problem)
+            return
+        # The controller reads up to the end of the connection, and closes it.
+        self.data.finish()
+        self._loop.call_later(_PART_LIMIT_S, self._end, problem)
 
     # --- out ------------------------------------------------------------------------------------
 
     def tell_outcome(self, result: Result, outputs: Sequence[Buffer]) -> None:
-        """Tell what became of an action; from any thread."""
+        """Send the outcome of an action; may be called in any thread."""
         if self.data is not None:
             self.data.send(result, *self._fronts.send_outputs(result.action_id, outputs))
 
@@ -426,118 +445,86 @@ class _Session(Generic[M]):
     def tell_health(self, health: GpuHealth) -> None:
         """Tell the controller at once what a look at the GPU showed: until then it does not know the clock."""
         self._health = health
-        if self.welcomed:  # nothing goes before the registration
-            self._heartbeat_due = True
-            self._something.set()
+        self._beat()
 
-    def _send(self, message: pb.FromWorker) -> None:
-        self._outgoing.append(message.SerializeToString())
-        self._something.set()
+    def _send(self, message: messages.FromWorker) -> None:
+        if self.data is not None:
+            self.data.send_message(message)
 
-    async def _write(self, call: _Call) -> None:
-        # gRPC raises these when the stream ends while a message of ours is being written.
-        with contextlib.suppress(asyncio.InvalidStateError, aio.InternalError):
-            await self._write_until_given_up(call)
-        # `_read` learns how the controller ends the stream, or how it ended.
-        await asyncio.sleep(_PART_LIMIT_S)
+    def _beat(self) -> None:
+        if self.data is None or self._pulse is None:
+            return
+        health, self._health = self._health, None
+        card = None
+        if health is not None:
+            card = CardReport(health.clock_mhz, health.clock_mhz_max, tuple(health.complaints))
+        self.data.send_message(Heartbeat(*self._pulse.stamp(), card))
 
-    async def _write_until_given_up(self, call: _Call) -> None:
+    async def _keep_beating(self, data: ControllerSocket, pulse: Pulse) -> None:
+        """Send heartbeats; ends with a TimeoutError when the controller has fallen silent."""
         while True:
-            await self._something.wait()
-            self._something.clear()
-            while self._outgoing or self._heartbeat_due:
-                if self._heartbeat_due:
-                    self._heartbeat_due = False
-                    await call.write(self._heartbeat())
-                else:
-                    await call.write(wire.take_together(self._outgoing))
-            if self._given_up:
-                # The controller reads up to the end of the socket and then ends the stream.
-                if self.data is None:
-                    await call.done_writing()
-                return
-
-    def _heartbeat(self) -> bytes:
-        heartbeat = pb.Heartbeat(min_delta_ns=min(self._deltas) if self._deltas else None)
-        if (health := self._health) is not None:
-            self._health = None
-            heartbeat.card.clock_mhz = health.clock_mhz
-            heartbeat.card.clock_mhz_max = health.clock_mhz_max
-            heartbeat.card.complaints.extend(health.complaints)
-        heartbeat.sent_ns = time.monotonic_ns()
-        return pb.FromWorker(heartbeat=heartbeat).SerializeToString()
-
-    async def _beat(self, interval_ms: int, silence_limit_ms: int) -> None:
-        """Send heartbeats; ends with a TimeoutError when the controller has fallen silent.
-
-        Silence is counted in ticks of this loop, not in time: after a pause of this process, the
-        controller's messages lie unread in our buffers, and the controller is not to blame.
-        """
-        while True:
-            self._heartbeat_due = True
-            self._something.set()
-            await asyncio.sleep(interval_ms / 1e3)
-            self._silent_ticks += 1
-            if self._silent_ticks * interval_ms > silence_limit_ms:
-                raise TimeoutError(f"silent for {self._silent_ticks * interval_ms} ms")
+            self._beat()
+            await asyncio.sleep(pulse.interval_s)
+            if data.has_heard():
+                pulse.silent_ticks = 0
+            if fault := pulse.tick():
+                raise TimeoutError(fault)
 
     async def _ask_to_leave(self) -> None:
         await self._leaving.wait()
         self.end = _End.DRAINED
         if self.welcomed:
             logger.info("asking the controller to be drained")
-            self._send(pb.FromWorker(drain=pb.Drain(reason="the worker was told to stop")))
+            self._send(Drain("the worker was told to stop"))
             await asyncio.sleep(self._config.drain_limit_s)
             logger.warning("not drained after %g s: leaving", self._config.drain_limit_s)
 
     # --- in -------------------------------------------------------------------------------------
 
-    async def _read(self, call: _Call) -> None:
-        """Handle messages until the stream ends."""
-        async with asyncio.timeout(_WELCOME_LIMIT_S):
-            welcome = await self._read_welcome(call)
-        term = Term(welcome.lineage, welcome.generation)
-        if not self._fence.admits(term):
-            raise ProtocolError(
-                f"it leads in generation {term.generation}, and "
-                f"another has followed it in {self._fence.newest.generation}"
+    async def _serve(
+        self,
+        channel: Any,  # noqa: ANN401  grpc.aio's
+        shown: Sequence[tuple[str, str]],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Join, connect, and serve until the connection ends."""
+        try:
+            welcome = await peer.join(
+                channel,
+                peer.WORKER_SERVICE,
+                self._register(),
+                self._fence,
+                limit_s=_WELCOME_LIMIT_S,
+                shown=shown,
             )
-        self.term = term
+        except ConfigError as error:
+            raise ConfigError(f"controller {self.address} rejected this worker: {error}") from None
+        self.term = Term(welcome.lineage, welcome.generation)
         # Before any action can come.
         for model_id in self._held.keys() - set(welcome.keep):
             self._drop(ModelId(model_id))
-        try:
-            tls = self._config.access.tls_context()
-        except ConfigError as error:
-            # As when it dials.
-            raise ProtocolError(str(error)) from None
-        self.data = ControllerSocket(host_of(self.address), welcome, tls, self._take)
+        pulse = self._pulse = Pulse(
+            time.monotonic_ns,
+            interval_ms=welcome.heartbeat_interval_ms,
+            silence_limit_ms=welcome.silence_limit_ms,
+        )
+        data = self.data = ControllerSocket(
+            self._actions, host_of(self.address), welcome, tls, self._take, self._hear
+        )
         self.welcomed = True
         logger.info("attached to controller %s as %s", self.address, self._config.name)
-        beat = asyncio.create_task(
-            self._beat(welcome.heartbeat_interval_ms, welcome.silence_limit_ms)
-        )
-        parts = {beat, asyncio.create_task(self._read_on(call)), asyncio.create_task(self._last())}
+        beating = asyncio.create_task(self._keep_beating(data, pulse))
         try:
-            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            parts: set[asyncio.Future[Any]] = {beating, data.over}
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            if beating.done():
+                beating.result()
+            # Else the controller has said why.
+            if not self._ended.done():
+                raise ProtocolError(data.over.result())
         finally:
-            for task in parts:
-                task.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
-
-    async def _last(self) -> None:
-        """End when the socket for actions has ended.
-
-        Raises:
-            ProtocolError: always; says why.
-        """
-        assert self.data is not None
-        reason = await self.data.over
-        # The stream says more about it, if it ends too.
-        await asyncio.sleep(_PART_LIMIT_S)
-        raise ProtocolError(reason)
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
 
     def _take(
         self,
@@ -545,76 +532,53 @@ class _Session(Generic[M]):
         payload: Sequence[Buffer],
         where: memoryview | FromFronts | None,
     ) -> None:
-        # Called by the data link's thread.
+        # Called by the thread of actions.
         if isinstance(order, Withdrawal):
             if not self._fronts.withdraw(ActionId(order.action_id)):
                 self._lanes.withdraw(ActionId(order.action_id))
         elif isinstance(order, Inputs):
             self._fronts.hand_on(order, payload)
-        elif isinstance(order, ExpectFront):
-            self._loop.call_soon_threadsafe(self._fronts.expect, order)
-        elif isinstance(order, FrontGone):
-            self._loop.call_soon_threadsafe(self._fronts.front_gone, order.number)
         elif isinstance(where, FromFronts):
             assert isinstance(order, Infer)
             self._fronts.take(order, payload, where)
         else:
             self._lanes.submit(order, payload, where)
 
-    async def _read_welcome(self, call: _Call) -> pb.Welcome:
-        data = await call.read()
-        if data is aio.EOF:
-            raise ProtocolError("closed the stream before a welcome")
-        message, _ = _decode(data)
-        kind = message.WhichOneof("kind")
-        if kind == "rejected":
-            raise ConfigError(
-                f"controller {self.address} rejected this worker: {message.rejected.reason}"
-            )
-        if kind != "welcome":
-            raise ProtocolError(f"sent {kind!r} first, expected 'welcome'")
-        welcome = message.welcome
-        if not 0 < welcome.heartbeat_interval_ms < welcome.silence_limit_ms:
-            raise ProtocolError(
-                f"heartbeat interval {welcome.heartbeat_interval_ms} ms, expected more than 0 and "
-                f"less than the silence limit, {welcome.silence_limit_ms} ms"
-            )
-        return welcome
+    def _hear(self, message: messages.ToWorker, payload: Buffer, received_ns: int) -> None:
+        """Handle a message that is no action; called by the loop."""
+        try:
+            self._handle(message, payload, received_ns)
+        except ProtocolError as error:
+            self._end(str(error))
+        except Exception as error:
+            # Our own bug. The link starts afresh, and people get to see it.
+            logger.exception("the link failed")
+            self._end(f"{type(error).__name__}: {error}")
 
-    async def _read_on(self, call: _Call) -> None:
-        while True:
-            data = await call.read()
-            if data is aio.EOF:
-                return
-            self._heard_ns = time.monotonic_ns()
-            self._silent_ticks = 0
-            for message, payload in _decode_all(data):
-                if message.WhichOneof("kind") == "drain":
-                    self.end = _End.DRAINED
-                    return
-                self._handle(message, payload)
-
-    def _handle(self, message: pb.ToWorker, payload: Sequence[memoryview | bytes]) -> None:
-        match message.WhichOneof("kind"):
-            case "heartbeat":
-                self._deltas.append(self._heard_ns - message.heartbeat.sent_ns)
-            case "model_offer":
-                self._offers.offer(message.model_offer)
-            case "model_chunk":
-                self._offers.chunk(message.model_chunk, payload)
-            case "model_drop":
-                model_id = ModelId(message.model_drop.model_id)
+    def _handle(self, message: messages.ToWorker, payload: Buffer, received_ns: int) -> None:
+        match message:
+            case Heartbeat():
+                if self._pulse is not None:
+                    self._pulse.heard(
+                        message.sent_ns, message.min_delta_ns, received_ns=received_ns
+                    )
+            case ModelOffer():
+                self._offers.offer(message)
+            case ModelChunk():
+                self._offers.chunk(message, payload)
+            case ModelDrop():
+                model_id = ModelId(message.model_id)
                 self._offers.withdraw(model_id)
                 self._drop(model_id)
-            case "welcome" | "rejected" as kind:
-                raise ProtocolError(f"sent a second {kind!r}")
-            case _:
-                if not self._unknown_told:
-                    self._unknown_told = True
-                    logger.warning(
-                        "controller %s sent a message of an unknown kind: ignored",
-                        self.address,
-                    )
+            case ExpectFront():
+                self._fronts.expect(message)
+            case FrontGone():
+                self._fronts.front_gone(message.number)
+            case Drain():
+                self.end = _End.DRAINED
+                self._end("drained")
+            case Ended():
+                self._end(self._given_up or message.reason)
 
     def _hold(self, model: M, offer_digest: bytes) -> None:
         self._held[model.model_id] = offer_digest, model
@@ -624,10 +588,10 @@ class _Session(Generic[M]):
         self._held.pop(model_id, None)
         self._lanes.remove_model(model_id)
 
-    def _register(self) -> pb.Register:
+    def _register(self) -> Register:
         resident = set(self._lanes.resident())
-        return pb.Register(
-            protocol_version=wire.PROTOCOL_VERSION,
+        return Register(
+            protocol_version=peer.PROTOCOL_VERSION,
             worker_id=self._config.name,
             device=self._config.device,
             gpu_kind=self._device.gpu_kind,
@@ -636,35 +600,11 @@ class _Session(Generic[M]):
             arena_bytes=self._device.limits.arena_bytes,
             host=socket.gethostname(),
             pid=os.getpid(),
-            software_version=__version__,
-            held=[
-                pb.Held(
-                    ready=encode_ready(model),
-                    offer_digest=digest,
-                    resident=model_id in resident,
-                )
+            held=tuple(
+                Held(describe(model), digest, model_id in resident)
                 for model_id, (digest, model) in self._held.items()
-            ],
+            ),
             payload_host=self._for_fronts.listener.host,
             payload_port=self._for_fronts.listener.port,
             payload_certificate_sha256=self._for_fronts.certificate_sha256,
         )
-
-
-def _decode_all(data: bytes) -> Iterator[tuple[pb.ToWorker, Sequence[memoryview | bytes]]]:
-    """Decode a message and the messages that travelled inside it."""
-    message, payload = _decode(data)
-    yield message, payload
-    for further in message.next:
-        yield _decode(further)
-
-
-def _decode(data: bytes) -> tuple[pb.ToWorker, Sequence[memoryview | bytes]]:
-    payload: Sequence[memoryview | bytes] | None = None
-    if len(data) > SMALL_MESSAGE_BYTES:
-        data, payload = split_bulk(data, wire.PAYLOAD_FIELD, entries_max=None)
-    try:
-        message = pb.ToWorker.FromString(data)
-    except DecodeError as error:
-        raise ProtocolError(f"sent {len(data)} bytes that are no message: {error}") from None
-    return message, message.payload if payload is None else payload

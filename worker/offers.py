@@ -1,11 +1,13 @@
-"""Turns the controller's offers into models that are ready, one at a time.
+"""Prepares the models that the controller offers, one at a time.
 
-Files come in chunks over the stream. Chunks are written and hashed on another thread and acknowledged
-one by one, so that the controller can keep a few in flight and heartbeats never queue behind a file. Chunks that nobody needs any more are acknowledged too: the controller counts them as in
-flight, and would otherwise send no other file.
+Files come in chunks. Another thread writes and hashes each chunk, which is then acknowledged. So the
+controller can keep a few chunks in flight, and actions never queue behind a file. Chunks of withdrawn offers are
+acknowledged too: the controller counts them as in flight, and would otherwise send no other file.
 
-An offer whose compiler was killed, or whose files the disk did not take, is answered again after a pause, and
-others have their turn meanwhile.
+Small models come first, so that most are ready soon.
+
+An offer whose compiler was killed, or whose files could not be written, is tried again after a pause. Other offers
+go first meanwhile.
 """
 
 from __future__ import annotations
@@ -20,8 +22,19 @@ from typing import BinaryIO, Generic
 
 from clockwright.errors import ModelError, OtherWorkersError, ProtocolError
 from clockwright.units import ModelId
-from clockwright.v1 import worker_pb2 as pb
-from clockwright.wire import offer_digest
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.worker_messages import (
+    BatchProfile,
+    ChunkReceived,
+    FromWorker,
+    ModelChunk,
+    ModelNeeded,
+    ModelOffer,
+    ModelProgress,
+    ModelRefused,
+    ReadyModel,
+    offer_digest,
+)
 from worker.compiling.compiler import CompilerKilledError
 from worker.devices.device import Device, M
 from worker.models.file_store import FileStore
@@ -34,17 +47,17 @@ RETRY_PAUSES_S = (1.0, 10.0, 60.0)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-Chunk = tuple[pb.ModelChunk, Sequence[memoryview | bytes]]
+Chunk = tuple[ModelChunk, Buffer]
 
 
 class Offers(Generic[M]):
-    """The offers of one stream."""
+    """The offers of one link."""
 
     def __init__(
         self,
         device: Device[M],
         files: FileStore,
-        send: Callable[[pb.FromWorker], None],
+        send: Callable[[FromWorker], None],
         ready: Callable[[M, bytes], None],
     ) -> None:
         """Set up; `run` does the work.
@@ -53,8 +66,8 @@ class Offers(Generic[M]):
             device: judges and prepares models.
             files: the store that received files go to.
             send: sends a message to the controller, in order.
-            ready: accepts actions for a model from now on, which a digest of the offer comes with; called before
-                the controller hears of the model.
+            ready: called with a prepared model and a digest of its offer, before the controller is told. From then on
+                actions for the model must be accepted.
         """
         self._device = device
         self._files = files
@@ -62,8 +75,10 @@ class Offers(Generic[M]):
         self._ready = ready
         #: Digests of the offers that are open.
         self._digests: dict[ModelId, bytes] = {}
-        #: Offers, and how often each has failed by what may have passed.
-        self._queue: asyncio.Queue[tuple[Offer, int]] = asyncio.Queue()
+        #: Offers, and how often each has failed by what may have passed; the smallest first.
+        self._queue: asyncio.PriorityQueue[tuple[int, int, Offer, int]] = asyncio.PriorityQueue()
+        #: Offers of one size keep their order.
+        self._num_queued = 0
         #: Offers that are neither answered nor withdrawn.
         self._open: dict[ModelId, Offer] = {}
         #: The offer that is being answered, and the task that does it.
@@ -72,7 +87,7 @@ class Offers(Generic[M]):
         #: The model whose files are on their way.
         self._fetching: ModelId | None = None
 
-    def offer(self, message: pb.ModelOffer) -> None:
+    def offer(self, message: ModelOffer) -> None:
         """Queue an offer; replaces an unanswered one of the same model.
 
         Raises:
@@ -82,20 +97,25 @@ class Offers(Generic[M]):
         self.withdraw(offer.model_id)
         self._open[offer.model_id] = offer
         self._digests[offer.model_id] = offer_digest(message)
-        self._queue.put_nowait((offer, 0))
+        self._put(offer, 0)
+
+    def _put(self, offer: Offer, num_tries: int) -> None:
+        self._num_queued += 1
+        num_bytes = sum(file.num_bytes for file in offer.files)
+        self._queue.put_nowait((num_bytes, self._num_queued, offer, num_tries))
 
     def withdraw(self, model_id: ModelId) -> None:
-        """Forget an offer if it is not answered yet.
+        """Forget an offer that is not answered yet.
 
-        Preparing it is broken off: its files may never come, and other offers wait for their turn.
+        Its preparation is cancelled: its files may never come, and other offers wait.
         """
         offer = self._open.pop(model_id, None)
         self._digests.pop(model_id, None)
         if self._current is not None and self._current[0] is offer:
             self._current[1].cancel()
 
-    def chunk(self, message: pb.ModelChunk, payload: Sequence[memoryview | bytes]) -> None:
-        """Take a piece of a file; drop a piece that nobody waits for any more."""
+    def chunk(self, message: ModelChunk, payload: Buffer) -> None:
+        """Take a chunk of a file. A chunk of a withdrawn offer is dropped."""
         if message.model_id == self._fetching:
             self._chunks.put_nowait((message, payload))
         else:
@@ -104,7 +124,7 @@ class Offers(Generic[M]):
     async def run(self) -> None:
         """Answer offers until cancelled."""
         while True:
-            offer, num_tries = await self._queue.get()
+            *_, offer, num_tries = await self._queue.get()
             if self._open.get(offer.model_id) is not offer:
                 continue
             task = asyncio.create_task(self._answer(offer, num_tries))
@@ -121,9 +141,7 @@ class Offers(Generic[M]):
     async def _answer(self, offer: Offer, num_tries: int) -> None:
         def progress(stage: str) -> None:
             logger.info("model %s: %s", offer.model_id, stage)
-            self._send(
-                pb.FromWorker(model_progress=pb.ModelProgress(model_id=offer.model_id, stage=stage))
-            )
+            self._send(ModelProgress(offer.model_id, stage))
 
         async def fetch(files: Sequence[OfferedFile]) -> None:
             if files:
@@ -139,8 +157,8 @@ class Offers(Generic[M]):
             if num_tries < len(RETRY_PAUSES_S):
                 pause_s = RETRY_PAUSES_S[num_tries]
                 progress(f"{error}; trying again in {pause_s:g} s")
-                again = offer, num_tries + 1
-                asyncio.get_running_loop().call_later(pause_s, self._queue.put_nowait, again)
+                loop = asyncio.get_running_loop()
+                loop.call_later(pause_s, self._put, offer, num_tries + 1)
                 return
             reason = f"{error}, {num_tries + 1} times in a row"
         except ModelError as error:
@@ -155,16 +173,13 @@ class Offers(Generic[M]):
         if model is None:
             level = logging.INFO if for_others else logging.WARNING
             logger.log(level, "model %s: refused: %s", offer.model_id, reason)
-            refused = pb.ModelRefused(
-                model_id=offer.model_id, reason=reason or "", for_others=for_others
-            )
-            self._send(pb.FromWorker(model_refused=refused))
+            self._send(ModelRefused(offer.model_id, reason or "", for_others))
             return
         self._ready(model, digest)
         logger.info("model %s: ready, %d pages", offer.model_id, model.num_pages)
         if model.one_by_one:
             logger.warning("model %s: rows run one by one: %s", offer.model_id, model.one_by_one)
-        self._send(pb.FromWorker(model_ready=encode_ready(model)))
+        self._send(describe(model))
 
     async def _fetch(self, model_id: ModelId, files: Sequence[OfferedFile]) -> None:
         """Receive files into the store.
@@ -176,9 +191,7 @@ class Offers(Generic[M]):
         incoming: dict[str, _Incoming] = {}
         self._chunks = asyncio.Queue()
         self._fetching = model_id
-        self._send(
-            pb.FromWorker(model_needed=pb.ModelNeeded(model_id=model_id, sha256=list(wanted)))
-        )
+        self._send(ModelNeeded(model_id, tuple(wanted)))
         try:
             while wanted:
                 message, payload = await self._chunks.get()
@@ -203,11 +216,8 @@ class Offers(Generic[M]):
             for file in incoming.values():
                 file.close()
 
-    def _acknowledge(self, message: pb.ModelChunk, num_bytes: int = 0) -> None:
-        received = pb.ChunkReceived(
-            model_id=message.model_id, sha256=message.sha256, num_bytes=num_bytes
-        )
-        self._send(pb.FromWorker(chunk_received=received))
+    def _acknowledge(self, message: ModelChunk, num_bytes: int = 0) -> None:
+        self._send(ChunkReceived(message.model_id, message.sha256, num_bytes))
 
 
 class _Incoming:
@@ -221,14 +231,13 @@ class _Incoming:
         self._file: BinaryIO = self._path.open("wb")
         self.num_bytes = 0
 
-    def add(self, offset: int, payload: Sequence[memoryview | bytes]) -> None:
+    def add(self, offset: int, piece: Buffer) -> None:
         name = self._expected.name
         if offset != self.num_bytes:
             raise ModelError(f"file {name!r}: chunk at {offset}, expected {self.num_bytes}")
-        for piece in payload:
-            self._hash.update(piece)
-            self._file.write(piece)
-            self.num_bytes += len(piece)
+        self._hash.update(piece)
+        self._file.write(piece)
+        self.num_bytes += len(piece)
         if self.num_bytes > self._expected.num_bytes:
             raise ModelError(
                 f"file {name!r}: {self.num_bytes} bytes came, expected {self._expected.num_bytes}"
@@ -249,7 +258,7 @@ class _Incoming:
         self._path.unlink(missing_ok=True)
 
 
-def _decode(message: pb.ModelOffer) -> Offer:
+def _decode(message: ModelOffer) -> Offer:
     where = f"offer of model {message.model_id!r}"
     if not message.model_id:
         raise ProtocolError("an offer names no model")
@@ -264,32 +273,23 @@ def _decode(message: pb.ModelOffer) -> Offer:
     return Offer(
         model_id=ModelId(message.model_id),
         files=tuple(files),
-        batch_sizes=tuple(message.batch_sizes),
-        fixed_dimensions={d.name: d.size for d in message.fixed_dimensions},
+        batch_sizes=message.batch_sizes,
+        fixed_dimensions=message.fixed_dimensions,
         profile=message.profile,
     )
 
 
-def encode_ready(model: ServedModel) -> pb.ModelReady:
+def describe(model: ServedModel) -> ReadyModel:
     """Describe a model to the controller."""
-    return pb.ModelReady(
+    return ReadyModel(
         model_id=model.model_id,
         architecture_id=model.architecture_id,
         num_pages=model.num_pages,
         weights_bytes=model.weights_bytes,
-        inputs=[
-            pb.TensorSpec(name=s.name, datatype=s.datatype, row_shape=s.row_shape)
-            for s in model.inputs
-        ],
-        outputs=[
-            pb.TensorSpec(name=s.name, datatype=s.datatype, row_shape=s.row_shape)
-            for s in model.outputs
-        ],
+        inputs=model.inputs,
+        outputs=model.outputs,
         load_ns=model.load_ns,
-        batches=[
-            pb.BatchProfile(batch_size=size, exec_ns=exec_ns)
-            for size, exec_ns in sorted(model.exec_ns.items())
-        ],
+        batches=tuple(BatchProfile(*each) for each in sorted(model.exec_ns.items())),
         from_cache=model.from_cache,
         clock_mhz=model.clock_mhz,
         one_by_one=model.one_by_one,

@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any, NoReturn
 import uvloop
 
 from clockwright.cores import spell_cores
+from clockwright.devices import DEVICE_KINDS
 from clockwright.errors import ConfigError, DeviceGoneError
-from clockwright.process import freeze_garbage, keep_big_blocks
+from clockwright.process import freeze_garbage, keep_big_blocks, use_huge_pages
 from clockwright.units import PAGE_BYTES
 from modelzoo.profile import load_profile
+from worker.action_thread import ActionThread
 from worker.config import WorkerConfig, compile_threads
-from worker.devices.device import Device
+from worker.devices.device import Device, TimedDevice
 from worker.devices.gpu_health import GpuMonitor, open_gpu, stay_near
 from worker.devices.host_memory import available_bytes, granted_bytes
 from worker.devices.modelled import ModelledDevice
@@ -34,7 +37,7 @@ from worker.timing import tune_process
 
 logger = logging.getLogger(__name__)
 
-#: One Infer may use a quarter of the IO memory, so that others always find room beside it.
+#: One Infer may use a quarter of the IO memory, so that there is always room for others.
 IO_SHARE = 4
 
 
@@ -72,13 +75,27 @@ async def _run(config: WorkerConfig) -> None:
         )
     except OSError as error:
         raise ConfigError(f"cache folder {config.cache_dir}: {error}") from None
+    devices = [device]
+    while len(devices) < config.num_devices:
+        assert isinstance(device, ModelledDevice)
+        devices.append(device.twin())
     try:
-        link = ControllerLink(config, device, files)
-        gone.add_done_callback(lambda _: link.leave())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, link.leave)
-        freeze_garbage()
-        await link.run()
+        with closing(ActionThread(realtime=isinstance(device, TimedDevice))) as actions:
+            links = [
+                ControllerLink(own, each, files, actions)
+                for own, each in zip(config.each_device, devices, strict=True)
+            ]
+
+            def leave() -> None:
+                for link in links:
+                    link.leave()
+
+            gone.add_done_callback(lambda _: leave())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, leave)
+            freeze_garbage()
+            use_huge_pages()
+            await _serve_all(links)
     except DeviceGoneError as error:
         _end_at_once(f"device {config.device!r}: {error}")
     finally:
@@ -87,8 +104,25 @@ async def _run(config: WorkerConfig) -> None:
         raise DeviceGoneError(f"device {config.device!r}: {gone.result()}")
 
 
+async def _serve_all(links: Sequence[ControllerLink[Any]]) -> None:
+    """Serve until all have left. Raises the first problem of those that failed."""
+
+    async def serve(link: ControllerLink[Any]) -> None:
+        try:
+            await link.run()
+        except Exception as error:
+            if len(links) > 1:
+                logger.error("%s; the other devices go on", error)
+            raise
+
+    ends = await asyncio.gather(*map(serve, links), return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
+
+
 def _end_at_once(reason: str) -> NoReturn:
-    """End without joining the threads, as Python would: they wait for a device that says nothing more."""
+    """Exit without joining threads, because they wait for a device that does not answer."""
     logger.critical("%s", reason)
     logging.shutdown()
     os._exit(1)
@@ -104,10 +138,10 @@ def make_device(
     Args:
         config: the worker's settings.
         files: where models' files lie.
-        on_lost: told, from any thread, why this process cannot use the device any more.
+        on_lost: called, from any thread, with the reason why this process cannot use the device any more.
 
     Raises:
-        ConfigError: there is none of that name here, or not enough memory for it.
+        ConfigError: the device is unknown or missing, or its memory does not suffice.
         OSError: the cache folder cannot be used.
     """
     limits = Limits(
@@ -118,34 +152,40 @@ def make_device(
         compile_cpu_s=config.compile_cpu_s,
     )
     kind, _, argument = config.device.partition(":")
+    known = DEVICE_KINDS.get(kind)
+    if known is None or not re.fullmatch(known.argument, argument):
+        *first, last = [each.usage for each in DEVICE_KINDS.values() if each.usage]
+        raise ConfigError(f"device {config.device!r}: expected {', '.join(first)} or {last}")
     if config.cores:
         check_cores(config.cores)
-    if config.device == "cpu":
-        return _cpu_device(config, limits, files)
-    if config.cores:
-        os.sched_setaffinity(0, config.cores)
-    if kind == "modelled" and argument:
-        return ModelledDevice(
-            load_profile(argument),
-            limits=limits,
-            io_pool_bytes=config.io_bytes,
-            files=files,
-            compile_limit_s=config.compile_limit_s,
-        )
-    if kind == "container" and argument:
-        # Imported here, because only this device needs it.
-        from worker.containers.device import ContainerDevice
+        if kind != "cpu":  # which gives each of its threads some of them
+            os.sched_setaffinity(0, config.cores)
+    return _MAKERS[kind](config, limits, files, on_lost)
 
-        return ContainerDevice(
-            Path(argument),
-            limits=limits,
-            io_pool_bytes=config.io_bytes,
-            start_limit_s=config.compile_limit_s,
-        )
-    if config.device == "torch:cpu" or re.fullmatch(r"cuda:\d+", config.device):
-        return _torch_device(config, limits, files, on_lost)
-    raise ConfigError(
-        f"device {config.device!r}: expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"
+
+def _modelled_device(
+    config: WorkerConfig, limits: Limits, files: FileStore, _: Callable[[str], object]
+) -> Device[Any]:
+    return ModelledDevice(
+        load_profile(config.device.partition(":")[2]),
+        limits=limits,
+        io_pool_bytes=config.io_bytes,
+        files=files,
+        compile_limit_s=config.compile_limit_s,
+    )
+
+
+def _container_device(
+    config: WorkerConfig, limits: Limits, _: FileStore, __: Callable[[str], object]
+) -> Device[Any]:
+    # Imported here, because only this device needs it.
+    from worker.containers.device import ContainerDevice
+
+    return ContainerDevice(
+        Path(config.device.partition(":")[2]),
+        limits=limits,
+        io_pool_bytes=config.io_bytes,
+        start_limit_s=config.compile_limit_s,
     )
 
 
@@ -213,7 +253,9 @@ def _torch_device(
         ) from None
 
 
-def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Device[Any]:
+def _cpu_device(
+    config: WorkerConfig, limits: Limits, files: FileStore, _: Callable[[str], object]
+) -> Device[Any]:
     try:
         # Imported here, because a modelled device needs no engine.
         from worker.devices.cpu import CpuDevice
@@ -237,8 +279,20 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
     )
 
 
+#: What makes a device, by its kind.
+_MAKERS: Mapping[
+    str, Callable[[WorkerConfig, Limits, FileStore, Callable[[str], object]], Device[Any]]
+] = {
+    "cpu": _cpu_device,
+    "cuda": _torch_device,
+    "modelled": _modelled_device,
+    "container": _container_device,
+    "torch": _torch_device,
+}
+
+
 def check_cores(cores: Sequence[int]) -> None:
-    """Refuse cores that this process may not use, or that there are not.
+    """Refuse cores that this process may not use, or that do not exist.
 
     Raises:
         ConfigError: names them.
@@ -256,10 +310,10 @@ def check_cores(cores: Sequence[int]) -> None:
 
 
 def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
-    """Refuse to start a worker per GPU where there is not enough memory for all of them.
+    """Refuse to start a worker per GPU if the memory does not suffice for all of them.
 
-    Each worker checks for itself when it starts; but workers that start together all check before any of
-    them has taken its memory.
+    Each worker also checks at its start, but workers that start together all check before any of them has
+    allocated its memory.
 
     Raises:
         ConfigError: the memory does not suffice; says how much there is.
@@ -271,10 +325,10 @@ def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
 
 
 def check_packages(version_of: Callable[[str], str | None]) -> None:
-    """Refuse to do without onnxruntime, which compiles models, or with two kinds, which lose the CUDA provider.
+    """Refuse to start without onnxruntime, which compiles models, or with two kinds of it, which hide the CUDA provider.
 
     Args:
-        version_of: gives a distribution's version; None where it is not installed.
+        version_of: returns a distribution's version, or None if it is not installed.
 
     Raises:
         ConfigError: names what is installed, and what to do.

@@ -22,7 +22,7 @@ def settings(
     options: Sequence[str],
     **fields: Any,  # noqa: ANN401
 ) -> pb.Application:
-    """Put an application's settings together.
+    """Make the message of an application's settings.
 
     Args:
         name: of the application.
@@ -61,7 +61,7 @@ def print_applications(infos: Sequence[pb.ApplicationInfo]) -> None:
 
 
 def print_application(info: pb.ApplicationInfo) -> None:
-    """Print settings, what became of queries, and a bar per model."""
+    """Print settings, outcomes of queries, and a bar per model."""
     console = Console(highlight=False, markup=False)
     application = info.application
     slo = format_ns(application.slo_ns) if application.slo_ns else "the server's"

@@ -1,4 +1,4 @@
-"""The commands of this floor: what a client or an operator asks of a server."""
+"""The commands of clients and operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from clockwright.cli.show import (
 models = typer.Typer(no_args_is_help=True, help="Add, list and remove models of a server.")
 app = typer.Typer(
     no_args_is_help=True,
-    help="Applications: asked like models, they choose and combine models and learn from feedback.",
+    help="Applications: one name for several models, chosen and combined by a policy that learns "
+    "from feedback.",
 )
 
 _Model = Annotated[str, typer.Argument(help="Name of the model.")]
@@ -31,16 +32,16 @@ _Application = Annotated[str, typer.Argument(help="Name of the application.")]
 @models.command("add")
 @takes_flags
 def add_model(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds VERSION/model.onnx.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that contains VERSION/model.onnx.")],
     name: Annotated[
         str | None, typer.Option(help="The model's name; by default the folder's.")
     ] = None,
-    replace: Annotated[bool, typer.Option(help="Take the place of a model of this name.")] = False,
+    replace: Annotated[bool, typer.Option(help="Replace the model of this name.")] = False,
     *,
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Send a model to a server; returns once it is ready, or with the reason why not."""
+    """Send a model to a server. Returns when it is ready, or fails with the reason."""
     with to.operator() as operator:
         added = operator.add_model(folder, name=name or folder.resolve().name, replace=replace)
     show(added, print_models, as_json=json)
@@ -49,7 +50,7 @@ def add_model(
 @models.command("list")
 @takes_flags
 def list_models(*, to: ServerFlags, json: Json = False) -> None:
-    """List models: state, cost, where they are resident, what became of their requests."""
+    """List models: state, predicted times, where they are resident, outcomes of their requests."""
     with to.operator() as operator:
         show(operator.models(), print_models, as_json=json)
 
@@ -66,14 +67,14 @@ def remove_model(name: _Model, *, to: ServerFlags) -> None:
 @models.command("pin")
 @takes_flags
 def pin_model(
-    name: Annotated[str, typer.Argument(help="A model, or the folder of several copies.")],
+    name: Annotated[str, typer.Argument(help="A model, or the folder name of several copies.")],
     *,
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Keep a model loaded: its weights make room for nothing, and are loaded where they are nowhere.
+    """Keep a model loaded: its weights are never evicted, and are loaded if they are not resident.
 
-    It holds until `models unpin`, also for what replaces the model and, with --state, after a restart.
+    The pin holds until `models unpin`, also when the model is replaced and, with --state, after a restart.
     """
     with to.operator() as operator:
         show(operator.pin_model(name, pinned=True), print_models, as_json=json)
@@ -82,12 +83,12 @@ def pin_model(
 @models.command("unpin")
 @takes_flags
 def unpin_model(
-    name: Annotated[str, typer.Argument(help="A model, or the folder of several copies.")],
+    name: Annotated[str, typer.Argument(help="A model, or the folder name of several copies.")],
     *,
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Let a pinned model's weights make room for others again."""
+    """Allow the eviction of a pinned model's weights again."""
     with to.operator() as operator:
         show(operator.pin_model(name, pinned=False), print_models, as_json=json)
 
@@ -95,48 +96,49 @@ def unpin_model(
 @models.command("reload")
 @takes_flags
 def reload_model(name: _Model, *, to: ServerFlags) -> None:
-    """Read a model of the server's models directory again; the old one serves until the new one is ready."""
+    """Reload a model from the server's models directory; the old one serves until the new one is ready."""
     with to.client() as client:
         client.load_model(name)
-    print(f"reloaded {name}")
+        serves = [model for model in client.models() if model.name in (name, f"{name}-0")]
+    print(f"reloaded {name}" + "".join(f": version {model.version} serves" for model in serves))
 
 
 @app.command("add")
 @takes_flags
 def add_application(
     name: _Application,
-    model: Annotated[list[str], typer.Option(help="A candidate; once per model.")],
+    model: Annotated[list[str], typer.Option(help="A model of the application; repeat per model.")],
     policy: Annotated[
         str,
         typer.Option(
-            help="exp4-full, exp4 (all models, weighed); exp3, exp3-ix, exp3-s, thompson, epsilon-greedy (one each "
-            "time); static, ab, canary, shadow. `clockwright policies` says what each is, with its options."
+            help="exp4-full, exp4 (all models, weighted); exp3, exp3-ix, exp3-s, thompson, epsilon-greedy "
+            "(one model per query); static, ab, canary, shadow. `clockwright policies` describes each "
+            "with its options."
         ),
     ] = "exp4-full",
     option: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE of the policy, VALUE in JSON; once per option."),
+        typer.Option(help="NAME=VALUE of the policy, VALUE in JSON; repeat per option."),
     ] = None,
     slo_ms: Annotated[
         float | None, typer.Option(help="SLO of its queries; by default the server's.")
     ] = None,
     default: Annotated[
-        int | None, typer.Option(help="Label to serve when there is no answer; else it is refused.")
+        int | None,
+        typer.Option(
+            help="Label to answer if the models give none; without it the query is refused."
+        ),
     ] = None,
-    threshold: Annotated[
-        float, typer.Option(help="Answers with less confidence are withheld.")
-    ] = 0.0,
+    threshold: Annotated[float, typer.Option(help="Lowest confidence of an answer.")] = 0.0,
     combination: Annotated[
-        str, typer.Option(help="How answers become one: vote, average, mean (of numbers) or one.")
+        str, typer.Option(help="How answers are combined: vote, average, mean (of numbers) or one.")
     ] = "vote",
-    label_output: Annotated[
-        str, typer.Option(help="The models' output that is a label.")
-    ] = "label",
+    label_output: Annotated[str, typer.Option(help="The models' output with the label.")] = "label",
     probability_output: Annotated[
-        str, typer.Option(help="The models' output that is probabilities, for average.")
+        str, typer.Option(help="The models' output with probabilities, for average.")
     ] = "probabilities",
     cache: Annotated[bool, typer.Option(help="Take answers from the prediction cache.")] = True,
-    replace: Annotated[bool, typer.Option(help="Change the application of this name.")] = False,
+    replace: Annotated[bool, typer.Option(help="Replace the application of this name.")] = False,
     *,
     to: ServerFlags,
     json: Json = False,
@@ -162,7 +164,7 @@ def add_application(
 @app.command("list")
 @takes_flags
 def list_applications(*, to: ServerFlags, json: Json = False) -> None:
-    """List applications: what became of their queries, and the weights of their models."""
+    """List applications: outcomes of their queries, and the weights of their models."""
     with to.operator() as operator:
         show(operator.applications(), print_applications, as_json=json)
 
@@ -172,7 +174,8 @@ def list_applications(*, to: ServerFlags, json: Json = False) -> None:
 def show_application(
     name: _Application,
     context: Annotated[
-        str, typer.Option(help="Whose weights; by default everybody's together.")
+        str,
+        typer.Option(help="Context whose weights to show; by default those of all users together."),
     ] = "",
     *,
     to: ServerFlags,
@@ -201,7 +204,7 @@ def erase_context(
     *,
     to: ServerFlags,
 ) -> None:
-    """Forget a user, session or tenant."""
+    """Erase what an application learned about a user, session or tenant."""
     with to.operator() as operator:
         erased = operator.erase_context(name, context)
     print(f"erased {context}" if erased else f"{name} knows nothing of {context}")
@@ -220,10 +223,10 @@ def give_feedback(
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Say what became of an answer."""
+    """Send feedback on an answer."""
     from dataclasses import asdict
 
-    from clockwright.client import Feedback
+    from clockwright.client.client import Feedback
 
     with to.client() as client:
         (outcome,) = client.feedback(Feedback(query_id, label=label, reward=reward))
@@ -243,23 +246,35 @@ def infer(
         typer.Option("--input", help="NAME=FILE.npy, shape (rows, ...); once per input."),
     ] = None,
     random: Annotated[
-        bool, typer.Option("--random", help="Random inputs, always the same.")
+        bool, typer.Option("--random", help="Random inputs from a fixed seed.")
     ] = False,
-    rows: Annotated[int, typer.Option(help="How many rows random inputs have.", min=1)] = 1,
+    rows: Annotated[int, typer.Option(help="Rows of random inputs.", min=1)] = 1,
     slo_ms: Annotated[
         float | None, typer.Option(help="SLO of the request; by default the model's.")
     ] = None,
-    explain: Annotated[bool, typer.Option(help="Say where the time went.")] = False,
+    decide_within_ms: Annotated[
+        float | None,
+        typer.Option(help="Refuse or promise the request by then; by default when it is certain."),
+    ] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option(help="What an answer is worth; that to a usual request is worth 1."),
+    ] = None,
+    work_ahead_ms: Annotated[
+        float | None,
+        typer.Option(help="Part of the SLO that its pipeline needs after the answer."),
+    ] = None,
+    explain: Annotated[bool, typer.Option(help="Explain where the time went.")] = False,
     context: Annotated[
         str,
-        typer.Option(help="User, session or tenant, by which an application weighs its models."),
+        typer.Option(help="User, session or tenant for which an application weighs its models."),
     ] = "",
     tenant: Annotated[str, typer.Option(help="Tenant whose share of the GPUs it uses.")] = "",
     *,
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Ask a model once."""
+    """Send one request to a model."""
     from clockwright.cli.inference import print_result, random_inputs, read_inputs
 
     if bool(inputs) == random:
@@ -273,14 +288,22 @@ def infer(
             else read_inputs(inputs or [])
         )
         result = client.infer(
-            model, arrays, slo_ms=slo_ms, explain=explain, context=context, tenant=tenant
+            model,
+            arrays,
+            slo_ms=slo_ms,
+            decide_within_ms=decide_within_ms,
+            weight=weight,
+            work_ahead_ms=work_ahead_ms,
+            explain=explain,
+            context=context,
+            tenant=tenant,
         )
     print_result(result, explain=explain, json=json)
 
 
 @takes_flags
 def status(*, to: ServerFlags, json: Json = False) -> None:
-    """Say how a server is: totals, workers, residency."""
+    """Show the state of a server: totals, workers, resident models."""
     with to.operator() as operator:
         totals, workers = operator.status(), operator.workers()
     if json:
@@ -294,26 +317,25 @@ def explain(
     request_id: Annotated[
         str,
         typer.Argument(
-            help="What its client called it, or the number that the server gave it (request_id of"
-            " a refusal, or of an answer that was to be explained)."
+            help="The client's id, or the server's number (request_id in a refusal or an explanation)."
         ),
     ],
     *,
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Say what became of a request of the last moments: why it was answered, refused or late."""
+    """Explain a recent request: why it was answered, refused or late."""
     with to.operator() as operator:
         show(operator.explain(request_id), print_explanation, as_json=json)
 
 
 @takes_flags
 def drain(
-    worker_id: Annotated[str, typer.Argument(help="Name of a worker, as `status` lists it.")],
+    worker_id: Annotated[str, typer.Argument(help="Name of a worker, as listed by `status`.")],
     *,
     to: ServerFlags,
 ) -> None:
-    """Take a worker out: it finishes what it has and leaves."""
+    """Take a worker out: it finishes its actions and leaves."""
     with to.operator() as operator:
         operator.drain(worker_id)
     print(f"worker {worker_id} has left")

@@ -25,8 +25,8 @@ class Shell(enum.Enum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="What the script is for.")]) -> None:
-    """Print a script that has a shell complete this command.
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell of the script.")]) -> None:
+    """Print a script for shell completion of this command.
 
     bash: eval "$(clockwright completion bash)" in ~/.bashrc.
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from clockwright.cli.show import print_json
-from clockwright.client import DTYPES, Array, InferResult, ModelMetadata
+from clockwright.client.client import Array, InferResult, ModelMetadata
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_US, format_ns
+from clockwright.wire.tensors import DATATYPES
 
 _VALUES_SHOWN = 8
-# What an application says that whoever gives feedback, or believes the answer, has to know.
+# Parts of an application's explanation that its user needs for feedback, or to judge the answer.
 _ALWAYS_SAID = ("query_id", "default_reason")
-# What a server describes is made for it, but no more than any message may have.
+# Limits on the inputs that are made from a server's description.
 _VALUES_MAX = 1 << 28
 _DIMENSIONS_MAX = 32
 
@@ -47,8 +48,8 @@ def random_inputs(metadata: ModelMetadata, *, rows: int) -> dict[str, Array]:
     random = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for spec in metadata.inputs:
-        what, shape = f"model {metadata.name}, input {spec.name!r}", (rows, *spec.row_shape)
-        if spec.datatype not in DTYPES:
+        what, shape = f"model {metadata.name}, input {spec.name!r}", spec.shape(rows)
+        if spec.datatype not in DATATYPES:
             raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one of numbers")
         check_shape(what, shape)
         arrays[spec.name] = random_array(random, spec.datatype, shape)
@@ -56,7 +57,7 @@ def random_inputs(metadata: ModelMetadata, *, rows: int) -> dict[str, Array]:
 
 
 def check_shape(what: str, shape: tuple[int, ...]) -> None:
-    """Look whether an input of the shape that a server tells is one that a client can make.
+    """Check that a client can make an input of the shape that the server describes.
 
     Raises:
         ConfigError: it is not; `what` says which it is.
@@ -71,13 +72,13 @@ def check_shape(what: str, shape: tuple[int, ...]) -> None:
 
 def random_array(random: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:
     """Draw normal floats, or integers and booleans of 0 and 1."""
-    dtype = np.dtype(DTYPES[datatype])
+    dtype = np.dtype(DATATYPES[datatype].dtype)
     drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
     return drawn.astype(dtype)
 
 
 def print_result(result: InferResult, *, explain: bool, json: bool) -> None:
-    """Print the outputs, and if somebody asks, the explanation; programs get all that the server said."""
+    """Print the outputs and, on request, the explanation. JSON has everything that the server sent."""
     if json:
         print_json(
             {

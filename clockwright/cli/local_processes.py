@@ -1,4 +1,4 @@
-"""Processes that a command starts beside itself, and which go with it."""
+"""Child processes of a command, which end with it."""
 
 from __future__ import annotations
 
@@ -13,45 +13,48 @@ from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
 
+from clockwright.cli.flags import LogFlags
 from clockwright.process import how_it_ended
+from clockwright.settings import Flags
 
-# One that is ended has nothing to finish any more. A worker that compiles may not listen for long.
+# Grace period before a kill. A worker that compiles may not react for long.
 _LEAVE_LIMIT_S = 3.0
 _KILL_LIMIT_S = 5.0
-# The pause before one that died is started again: twice as long each time, unless it had lived.
+# Pause before a process that died is restarted: doubled each time, unless it had run for a while.
 _PAUSE_S, _PAUSE_S_MAX, _LIVED_S = 0.5, 30.0, 30.0
 
-F = TypeVar("F")
+C = TypeVar("C")
 
 
 def _nothing() -> None:
     pass
 
 
-class LocalProcesses(ABC, Generic[F]):
+class LocalProcesses(ABC, Generic[C]):
     """Started together, watched, and gone when this process goes, whichever way it goes.
 
-    When one ends that nobody told to leave, standard error hears of it. Where `start` is told how, one that
-    died is started again.
+    If one ends without being told to, that is printed to standard error. If `start` is given `again`, a process
+    that died is restarted.
     """
 
-    #: What each is, for people.
+    #: What each is, for messages.
     noun = "process"
 
-    def __init__(self) -> None:
-        self._planned: dict[str, F] = {}
+    def __init__(self, logs: LogFlags) -> None:
+        self._logs = logs
+        self._planned: dict[str, Flags[C]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._watchers: dict[str, threading.Thread] = {}
-        #: The last pause before one was started again; none for one that has not died.
+        #: The last pause before a restart, of those that died.
         self._pauses_s: dict[str, float] = {}
-        #: Those that can never work with their settings.
+        #: Those whose settings cannot work.
         self._unable: set[str] = set()
         self._again: Callable[[float, Callable[[], None]], object] | None = None
         self._give_up: Callable[[], None] = _nothing
         self._leaving = False
         self._credentials: Sequence[str] = ()
 
-    def plan(self, name: str, flags: F) -> None:
+    def plan(self, name: str, flags: Flags[C]) -> None:
         """Have `start` start one more."""
         self._planned[name] = flags
 
@@ -69,10 +72,10 @@ class LocalProcesses(ABC, Generic[F]):
         them, and the main thread lives longest.
 
         Args:
-            controller: what they dial, HOST:PORT.
-            credentials: flags with what they show there.
-            again: has the main thread call a function after so many seconds; itself, it is called from
-                any thread. None: one that died is not started again.
+            controller: its address, HOST:PORT.
+            credentials: flags with their credentials.
+            again: has the main thread call a function after a number of seconds; callable from any thread.
+                None: a process that died is not restarted.
             give_up: called from any thread when they are `unable`.
         """
         self._credentials = credentials
@@ -100,13 +103,14 @@ class LocalProcesses(ABC, Generic[F]):
         """The command line of one."""
         return [
             *(sys.executable, "-m", "clockwright.cli", *self._arguments(controller, name)),
+            *self._logs.spell(),
             *self._credentials,
             *("--parent-pid", str(os.getpid())),
         ]
 
     @abstractmethod
     def _arguments(self, controller: str, name: str) -> list[str]:
-        """What of that is its own."""
+        """Its own part of that."""
 
     @property
     def num_planned(self) -> int:
@@ -114,21 +118,16 @@ class LocalProcesses(ABC, Generic[F]):
         return len(self._planned)
 
     @property
-    def num_alive(self) -> int:
-        """Processes that run."""
-        return sum(watcher.is_alive() for watcher in self._watchers.values())
-
-    @property
     def unable(self) -> bool:
-        """Whether none can work with its settings."""
+        """Whether the settings of all cannot work."""
         return bool(self._unable) and self._unable >= self._needed()
 
     def _needed(self) -> set[str]:
-        """Those without which there is no point in going on."""
+        """Processes without which the command gives up."""
         return set(self._planned)
 
     def stop(self) -> None:
-        """Tell all to leave, and end those that do not soon; their controller has gone."""
+        """Tell all to end, and kill those that do not soon; their controller has ended."""
         self.tell_to_leave()
         self._join(_LEAVE_LIMIT_S)
         for process in self._processes.values():
@@ -136,7 +135,7 @@ class LocalProcesses(ABC, Generic[F]):
         self._join(_KILL_LIMIT_S)
 
     def tell_to_leave(self) -> None:
-        """Ask all of them to drain and go; that they end is no news any more."""
+        """Ask all of them to drain and end; their ends are not reported any more."""
         self._leaving = True
         for process in self._processes.values():
             process.terminate()
@@ -148,7 +147,7 @@ class LocalProcesses(ABC, Generic[F]):
         return [process.wait() for process in self._processes.values()]
 
     def leave(self) -> None:
-        """From now on it is no news that one ends."""
+        """Stop reporting ends of processes."""
         self._leaving = True
 
     def _join(self, limit_s: float) -> None:
@@ -162,7 +161,7 @@ class LocalProcesses(ABC, Generic[F]):
         if self._leaving:
             return
         text = f"{self.noun} {name} (pid {process.pid}) {how_it_ended(status)}"
-        # One that left was sent home. One that finds its settings wrong at its first start always will.
+        # A process that left was told to. One whose settings were wrong at its first start will always fail.
         at_once = name not in self._pauses_s
         if self._again is None or status == 0:
             print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The `clockwright` command: finds the commands of all floors and makes one of them.
+"""The `clockwright` command: finds the commands of all packages and combines them.
 
 A command is an entry point of group `clockwright.commands`: its name is what people type, its value a
 function with typer's annotations, or a `typer.Typer` with commands of its own. It is loaded when it is
@@ -20,24 +20,26 @@ from clockwright import __version__
 from clockwright.cli.completion import VARIABLE, answer_shells
 from clockwright.errors import ClockwrightError, ConfigError, RefusedError
 from clockwright.foreign import escaped
-from clockwright.process import collect_rarely
+from clockwright.process import collect_rarely, keep_together
 
-# Help lists first what a newcomer types first, and others at its end, by name.
+# Order of commands in help: first these, then the others by name.
 _FIRST = (
     *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load"),
-    *("simulate", "doctor", "replay", "models", "app", "policies", "keys", "quotas", "trace"),
+    *("simulate", "doctor", "models", "app", "policies", "keys", "quotas", "trace"),
     "completion",
 )
+# Commands that serve until they are told to end.
+_SERVERS = (["up"], ["controller"], ["front"], ["worker"])
 
 
 class _Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401
         super().__init__(**settings)
-        # The last of a name holds, so ours come last: nobody's package replaces `up` unnoticed.
+        # The last command of a name wins, so ours come last: no other package replaces `up` unnoticed.
         points = sorted(_registered(), key=_is_ours)
         found = {point.name: point for point in points}
         others = sorted(found.keys() - set(_FIRST))
-        #: Entry points until somebody asks for the command.
+        #: Entry points, until their command is used.
         self.commands: Any = {name: found[name] for name in (*_FIRST, *others) if name in found}
         if not found:
             self.epilog = "No command is registered: install clockwright, or install it again."
@@ -66,12 +68,14 @@ def _version(
 
 
 def main() -> None:
-    """Run the command; a fault that has a name is one line on standard error and exit code 1."""
+    """Run the command. A known error is one line on standard error and exit code 1."""
     collect_rarely()
+    if sys.argv[1:2] in _SERVERS:
+        keep_together()
     if VARIABLE in os.environ:
         answer_shells()
     try:
-        # The scripts of shells name it so, however it was started.
+        # Completion scripts use this name, however the command was started.
         app(prog_name="clockwright")
     except RefusedError as error:
         sys.exit(_for_a_terminal(f"refused: {error}"))
@@ -82,7 +86,7 @@ def main() -> None:
 
 
 def _for_a_terminal(words: str) -> str:
-    """Escape what a terminal would obey: parts of the words may be a server's."""
+    """Escape terminal control characters: parts of the text may come from a server."""
     return "\n".join(map(escaped, words.split("\n")))
 
 
@@ -90,7 +94,7 @@ def _registered() -> list[EntryPoint]:
     """Find the commands of all installed packages; of a name, the one first on the path comes last."""
     points: list[EntryPoint] = []
     for distribution in reversed(list(distributions())):
-        # A stranger's file may be broken in any way, and has nothing to do with us.
+        # Another package's file may be broken in any way.
         with suppress(Exception):
             points += distribution.entry_points.select(group="clockwright.commands")
     return points
@@ -103,7 +107,7 @@ def _is_ours(point: EntryPoint) -> bool:
 def _load(point: EntryPoint) -> Any:  # noqa: ANN401
     try:
         return _command(point.name, point.load())
-    # Its floor may be missing, and a stranger's module does whatever it likes: one that exits must not
+    # Its package may be missing, and a module of another package may do anything: one that exits must not
     # take the help of all other commands with it.
     except (Exception, SystemExit) as error:
         why = str(error) or type(error).__name__
@@ -112,7 +116,7 @@ def _load(point: EntryPoint) -> Any:  # noqa: ANN401
     def broken() -> None:
         raise ConfigError(reason)
 
-    # Whatever follows its name, help included, the answer is the reason.
+    # With any arguments, also --help, it prints the reason.
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     return _command(
         point.name, broken, help=reason, add_help_option=False, context_settings=anything

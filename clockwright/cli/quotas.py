@@ -20,12 +20,13 @@ from clockwright.units import format_ns
 if TYPE_CHECKING:
     from clockwright.v1 import control_pb2 as pb
 
-quotas = typer.Typer(no_args_is_help=True, help="Set, list and remove what tenants may have.")
+quotas = typer.Typer(no_args_is_help=True, help="Set, list and remove quotas of tenants.")
 
 _Tenant = Annotated[
     str,
     typer.Argument(
-        help="Name of the tenant. '*': each that has no quota of its own; '': requests without a tenant."
+        help="Name of the tenant. '*': each tenant without a quota of its own; '': requests without a "
+        "tenant."
     ),
 ]
 
@@ -34,25 +35,32 @@ _Tenant = Annotated[
 @takes_flags
 def set_quota(
     tenant: _Tenant,
-    rate_rps: Annotated[float, typer.Option(help="Requests per second; 0: any number.")] = 0,
+    rate_rps: Annotated[float, typer.Option(help="Requests per second; 0: unlimited.")] = 0,
     burst: Annotated[
         int,
-        typer.Option(help="Requests that may come at once; 0: what the rate gives in a second."),
+        typer.Option(help="Requests that may arrive at once; 0: one second's worth of the rate."),
     ] = 0,
-    open_requests: Annotated[int, typer.Option(help="Requests open at once; 0: any number.")] = 0,
-    open_mib: Annotated[float, typer.Option(help="Inputs of open requests; 0: any size.")] = 0,
+    open_requests: Annotated[int, typer.Option(help="Open requests; 0: unlimited.")] = 0,
+    open_mib: Annotated[
+        float, typer.Option(help="Input size of all open requests; 0: unlimited.")
+    ] = 0,
     slo_ms_min: Annotated[float, typer.Option(help="Smallest SLO; 0: any.")] = 0,
     slo_ms_max: Annotated[float, typer.Option(help="Largest SLO; 0: any.")] = 0,
     weight: Annotated[
         float,
         typer.Option(
-            help="Its share of the GPUs, where they are short, beside that of others; only policy edf_mh weighs."
+            help="Weight of its share when GPU time is short, relative to other tenants; only with policy "
+            "edf_mh."
         ),
+    ] = 1,
+    request_weight_max: Annotated[
+        float,
+        typer.Option(help="Largest weight of a request, which says what its answer is worth."),
     ] = 1,
     *,
     to: ServerFlags,
 ) -> None:
-    """Give a tenant a quota in place of any that it has. It holds from its next request on."""
+    """Set a tenant's quota, from its next request on. It replaces the previous quota."""
     from clockwright.v1 import control_pb2 as pb
 
     for name, value in (("--burst", burst), ("--open-requests", open_requests)):
@@ -68,6 +76,7 @@ def set_quota(
         slo_ns_min=ns(slo_ms_min, "--slo-ms-min") if slo_ms_min else 0,
         slo_ns_max=ns(slo_ms_max, "--slo-ms-max") if slo_ms_max else 0,
         weight=weight,
+        request_weight_max=request_weight_max,
     )
     with to.operator() as operator:
         remark = operator.set_quota(tenant, quota)
@@ -79,7 +88,7 @@ def set_quota(
 @quotas.command("list")
 @takes_flags
 def list_quotas(*, to: ServerFlags, json: Json = False) -> None:
-    """List quotas, and what their tenants have now."""
+    """List quotas and their current use."""
     with to.operator() as operator:
         show(operator.quotas(), _print_quotas, as_json=json)
 
@@ -87,7 +96,7 @@ def list_quotas(*, to: ServerFlags, json: Json = False) -> None:
 @quotas.command("remove")
 @takes_flags
 def remove_quota(tenant: _Tenant, *, to: ServerFlags) -> None:
-    """Take a tenant's quota away."""
+    """Remove a tenant's quota."""
     with to.operator() as operator:
         operator.remove_quota(tenant)
     print(f"removed the quota of {_name(tenant)}")
@@ -129,4 +138,6 @@ def _bounds(quota: pb.Quota) -> str:
         parts.append(f"SLO {format_ns(quota.slo_ns_max)} at most")
     if quota.weight not in (0, 1):
         parts.append(f"weight {quota.weight:g}")
+    if quota.request_weight_max not in (0, 1):
+        parts.append(f"requests of weight {quota.request_weight_max:g} at most")
     return "; ".join(parts) or "anything"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from rich import box
@@ -23,7 +23,7 @@ _Found = TypeVar("_Found", bound="Message | Sequence[Message]")
 # A table of workers names this many resident models of each.
 _NAMES_SHOWN = 6
 
-# An explanation has sentences that are twice as long as what strangers may say elsewhere.
+# An explanation has sentences twice as long as other untrusted text.
 _SENTENCE_CHARS_MAX = 1000
 
 
@@ -61,7 +61,7 @@ def print_json(value: object) -> None:
 
 
 def print_explanation(told: pb.ExplainResponse) -> None:
-    """Print what became of a request, a sentence per line."""
+    """Print what happened to a request, a sentence per line."""
     called = f" ({printable(told.client_request_id)})" if told.client_request_id else ""
     number = str(told.request_id or "without a number")
     print(f"request {number}{called} for model {told.model_id}, {format_ns(told.age_ns)} ago")
@@ -82,9 +82,9 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
         f"{state}\n"
         f"models: {status.num_models_ready} of {status.num_models} ready\n"
         f"requests: {status.requests}, answered {status.answered} "
-        f"({status.cold_starts} cold), waiting {status.waiting}, "
+        f"({_counters(status.counters)}), waiting {status.waiting}, "
         f"refused: {_refusals(status.refusals)}\n"
-        f"callers: {'known' if status.knows_callers else 'anybody'}, "
+        f"callers: {'known' if status.knows_callers else 'anonymous'}, "
         f"{'TLS' if status.has_tls else 'no TLS'}, denied: {_refusals(status.denials)}"
     )
     if status.memory_limit_bytes:
@@ -124,7 +124,7 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
 
 
 def _fronts_table(fronts: Sequence[pb.FrontInfo]) -> Table:
-    table = Table("front", "address", "age", "open", "link carried", "tensors straight to")
+    table = Table("front", "address", "age", "open", "link carried", "tensors directly to")
     for front in fronts:
         table.add_row(
             front.name,
@@ -138,14 +138,14 @@ def _fronts_table(fronts: Sequence[pb.FrontInfo]) -> Table:
 
 
 def _print_kind(console: Console, kind: pb.KindInfo) -> None:
-    """Say how busy a kind of worker is, and if requests are dropped, for want of what."""
+    """Print how busy a kind of worker is and, if requests are dropped, what is short."""
     dropped = {
         "EXEC time": kind.dropped_for_exec_rps,
-        "what links carry": kind.dropped_for_links_rps,
+        "link capacity": kind.dropped_for_links_rps,
         "PCIe time": kind.dropped_for_loads_rps,
         "pages": kind.dropped_for_pages_rps,
     }
-    short = ", ".join(f"{rate:.1f} r/s for want of {of}" for of, rate in dropped.items() if rate)
+    short = ", ".join(f"{rate:.1f} r/s for lack of {of}" for of, rate in dropped.items() if rate)
     console.print(
         f"{kind.num_workers} of {kind.gpu_kind}, in {format_ns(kind.over_ns)}: "
         f"EXEC {kind.exec_busy:.0%}, PCIe {kind.load_busy:.0%} busy, {kind.run_rps:.1f} r/s run, "
@@ -168,7 +168,9 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
     ready = [model for model in models if model.state == "READY"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, collapse_padding=True)
     table.add_column("model", no_wrap=True)
-    for name in ("version", "pages", "load", "run", "answered", "cold"):
+    counted = sorted(models[0].counters)
+    headings = [name.replace("_", " ") for name in counted]
+    for name in ("version", "pages", "load", "run", "answered", *headings):
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("refused", overflow="fold")
     table.add_column("resident on", overflow="fold")
@@ -181,7 +183,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
             format_ns(model.load_ns) if model.load_ns else "-",
             format_ns(smallest.exec_ns) if smallest else "-",
             str(model.answered),
-            str(model.cold_starts),
+            *[str(model.counters[name]) for name in counted],
             _refusals(model.refusals),
             _names(model.resident_on) + " (pinned)" * model.pinned,
         )
@@ -190,7 +192,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
     for model in ready:
         if model.one_by_one:
             console.print(
-                f"{model.model_id}: rows run one by one: {model.one_by_one}", soft_wrap=True
+                f"{model.model_id}: one row per request: {model.one_by_one}", soft_wrap=True
             )
     for model in models:
         if model.state != "READY":
@@ -200,7 +202,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
 
 def _console() -> Console:
     console = Console(highlight=False, markup=False)
-    # Not a terminal: nobody folds the lines, and a search should find a name in one piece.
+    # Not a terminal: lines are not folded, so that a search finds a name in one piece.
     return console if console.is_terminal else Console(highlight=False, markup=False, width=240)
 
 
@@ -208,6 +210,10 @@ def _device(worker: pb.WorkerInfo) -> str:
     if not worker.clock_mhz:
         return worker.device
     return f"{worker.device} at {worker.clock_mhz} of {worker.clock_mhz_max} MHz"
+
+
+def _counters(counters: Mapping[str, int]) -> str:
+    return ", ".join(f"{counters[name]} {name.replace('_', ' ')}" for name in sorted(counters))
 
 
 def _refusals(refusals: Iterable[pb.RefusalCount]) -> str:

@@ -1,6 +1,6 @@
-"""`clockwright top`: a running server at a glance, drawn again in place.
+"""`clockwright top`: a live view of a running server.
 
-Written with rich, which all tables of the command are written with; it needs no curses, and a pipe gets plain text.
+It uses rich like all tables of the command; it needs no curses, and a pipe gets plain text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from clockwright.client.operator import Operator
     from clockwright.findings import ClusterFinding, PagesAsked
-    from clockwright.operator import Operator
     from clockwright.v1 import control_pb2 as pb
 
 _COLUMNS = 80
@@ -29,16 +29,16 @@ _BAR_CHARS = 10
 # Lines of the totals and the tables' heads, besides rows of workers and models. A finding takes three lines.
 _OTHER_LINES = 15
 _WORKERS_SHOWN = 8
-# A look at thousands of models takes the server's time, so the next one waits so many times as long.
+# Reading thousands of models takes the server's time, so the next reading waits this many times as long.
 _PAUSE_FACTOR = 20
 _ROWS_MIN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a server said at one time."""
+    """A server's figures at one time."""
 
-    #: When all of it was there, by the clock of whoever looks.
+    #: When all of it had arrived, on this process's clock.
     at_s: float
     status: pb.StatusResponse
     workers: Sequence[pb.WorkerInfo]
@@ -47,17 +47,17 @@ class Look:
 
 @takes_flags
 def top(
-    interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    interval_s: Annotated[float, typer.Option(help="Seconds between refreshes.", min=0.1)] = 1.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Look twice, print once, and end with 1 if it is sick.")
+        bool, typer.Option("--once", help="Print once; exit with 1 if something is wrong.")
     ] = False,
     *,
     to: ServerFlags,
     json: Json = False,
 ) -> None:
-    """Watch a server: what is wrong in the first line, then goodput, latency, workers and models.
+    """Watch a server: the first line says what is wrong; then goodput, latency, workers and models.
 
-    Ctrl-C ends it. --json prints once, for programs.
+    Press Ctrl-C to stop. --json prints once.
     """
     from rich.console import Console
     from rich.live import Live
@@ -65,7 +65,7 @@ def top(
     from clockwright.cli.show import plain, print_json
     from clockwright.findings import diagnose
 
-    # Brackets in a name are no markup.
+    # Brackets in a name are not markup.
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=_COLUMNS)
@@ -189,7 +189,7 @@ def _pages_asked(before: Look, now: Look) -> PagesAsked:
 
 def _worker_table(workers: Sequence[pb.WorkerInfo], num_shown: int) -> Table:
     table = _table("worker", "EXEC", "", "load", "pages", "", "ahead", "slow x", "state")
-    # The busiest, and those that are not as they should be, are what somebody looks for.
+    # Readers look for the busiest workers, and for those with problems.
     ordered = sorted(workers, key=lambda row: (not (row.suspended or row.complaints), -_busy(row)))
     for worker in ordered[:num_shown]:
         used = worker.num_pages - worker.num_free_pages
@@ -213,7 +213,9 @@ def _worker_table(workers: Sequence[pb.WorkerInfo], num_shown: int) -> Table:
 
 
 def _model_table(before: Look, now: Look, num_shown: int) -> Table:
-    table = _table("model", "r/s", "good", "wait", "cold", "run", "on", "refused/s")
+    counted = sorted({name for model in now.models[:1] for name in model.counters})
+    headings = [name.replace("_", " ") for name in counted]
+    table = _table("model", "r/s", "good", "wait", *headings, "run", "on", "refused/s")
     then = {row.model_id: row for row in before.models}
     seconds = max(now.at_s - before.at_s, 1e-3)
     rows = []
@@ -238,7 +240,7 @@ def _model_table(before: Look, now: Look, num_shown: int) -> Table:
             f"{asked / seconds:,.1f}",
             f"{answered / asked:.0%}" if asked > 0 else "-",
             str(model.waiting),
-            str(model.cold_starts),
+            *[str(model.counters[name]) for name in counted],
             format_ns(run_ns) if run_ns else "-",
             str(len(model.resident_on)),
             refused if model.state == "READY" else model.state.lower(),

@@ -19,7 +19,14 @@ class RefusalCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps", "fronts", "knows_callers", "has_tls", "denials", "memory_bytes", "memory_limit_bytes", "memory_state", "recent")
+    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "counters", "waiting", "kinds", "dropped_without_worker_rps", "fronts", "knows_callers", "has_tls", "denials", "memory_bytes", "memory_limit_bytes", "memory_state", "recent")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
@@ -31,7 +38,7 @@ class StatusResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
-    COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_WITHOUT_WORKER_RPS_FIELD_NUMBER: _ClassVar[int]
@@ -54,7 +61,7 @@ class StatusResponse(_message.Message):
     requests: int
     answered: int
     refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
-    cold_starts: int
+    counters: _containers.ScalarMap[str, int]
     waiting: int
     kinds: _containers.RepeatedCompositeFieldContainer[KindInfo]
     dropped_without_worker_rps: float
@@ -66,29 +73,52 @@ class StatusResponse(_message.Message):
     memory_limit_bytes: int
     memory_state: str
     recent: RecentRequests
-    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ..., knows_callers: _Optional[bool] = ..., has_tls: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_state: _Optional[str] = ..., recent: _Optional[_Union[RecentRequests, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ..., knows_callers: _Optional[bool] = ..., has_tls: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_state: _Optional[str] = ..., recent: _Optional[_Union[RecentRequests, _Mapping]] = ...) -> None: ...
 
 class RecentRequests(_message.Message):
-    __slots__ = ("over_ns", "requests", "answered", "refusals", "cold_starts", "latency_ns_p50", "latency_ns_p99", "slo_share_p50", "slo_share_p99")
+    __slots__ = ("over_ns", "requests", "answered", "refusals", "counters", "latency_ns_p50", "latency_ns_p99", "slo_share_p50", "slo_share_p99", "long_runs")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     OVER_NS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
-    COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_NS_P50_FIELD_NUMBER: _ClassVar[int]
     LATENCY_NS_P99_FIELD_NUMBER: _ClassVar[int]
     SLO_SHARE_P50_FIELD_NUMBER: _ClassVar[int]
     SLO_SHARE_P99_FIELD_NUMBER: _ClassVar[int]
+    LONG_RUNS_FIELD_NUMBER: _ClassVar[int]
     over_ns: int
     requests: int
     answered: int
     refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
-    cold_starts: int
+    counters: _containers.ScalarMap[str, int]
     latency_ns_p50: int
     latency_ns_p99: int
     slo_share_p50: float
     slo_share_p99: float
-    def __init__(self, over_ns: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., latency_ns_p50: _Optional[int] = ..., latency_ns_p99: _Optional[int] = ..., slo_share_p50: _Optional[float] = ..., slo_share_p99: _Optional[float] = ...) -> None: ...
+    long_runs: LongRuns
+    def __init__(self, over_ns: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., latency_ns_p50: _Optional[int] = ..., latency_ns_p99: _Optional[int] = ..., slo_share_p50: _Optional[float] = ..., slo_share_p99: _Optional[float] = ..., long_runs: _Optional[_Union[LongRuns, _Mapping]] = ...) -> None: ...
+
+class LongRuns(_message.Message):
+    __slots__ = ("model_id", "exec_ns", "others", "slo_ns", "refused")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    EXEC_NS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    SLO_NS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    exec_ns: int
+    others: _containers.RepeatedScalarFieldContainer[str]
+    slo_ns: int
+    refused: int
+    def __init__(self, model_id: _Optional[str] = ..., exec_ns: _Optional[int] = ..., others: _Optional[_Iterable[str]] = ..., slo_ns: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class RecentActions(_message.Message):
     __slots__ = ("over_ns", "infers", "loads", "exec_busy", "load_busy", "exec_over_predicted", "too_late", "failed", "exec_over_others")
@@ -235,7 +265,14 @@ class BatchEstimate(_message.Message):
     def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "cold_starts", "one_by_one", "pinned")
+    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "counters", "one_by_one", "pinned")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -251,7 +288,7 @@ class ModelInfo(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
-    COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     model_id: str
@@ -269,10 +306,10 @@ class ModelInfo(_message.Message):
     requests: int
     answered: int
     refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
-    cold_starts: int
+    counters: _containers.ScalarMap[str, int]
     one_by_one: str
     pinned: bool
-    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., one_by_one: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., one_by_one: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)
@@ -513,7 +550,7 @@ class EraseContextResponse(_message.Message):
     def __init__(self, erased: _Optional[bool] = ...) -> None: ...
 
 class Quota(_message.Message):
-    __slots__ = ("rate_rps", "burst", "open_requests", "open_bytes", "slo_ns_min", "slo_ns_max", "weight")
+    __slots__ = ("rate_rps", "burst", "open_requests", "open_bytes", "slo_ns_min", "slo_ns_max", "weight", "request_weight_max")
     RATE_RPS_FIELD_NUMBER: _ClassVar[int]
     BURST_FIELD_NUMBER: _ClassVar[int]
     OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -521,6 +558,7 @@ class Quota(_message.Message):
     SLO_NS_MIN_FIELD_NUMBER: _ClassVar[int]
     SLO_NS_MAX_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_WEIGHT_MAX_FIELD_NUMBER: _ClassVar[int]
     rate_rps: float
     burst: int
     open_requests: int
@@ -528,7 +566,8 @@ class Quota(_message.Message):
     slo_ns_min: int
     slo_ns_max: int
     weight: float
-    def __init__(self, rate_rps: _Optional[float] = ..., burst: _Optional[int] = ..., open_requests: _Optional[int] = ..., open_bytes: _Optional[int] = ..., slo_ns_min: _Optional[int] = ..., slo_ns_max: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+    request_weight_max: float
+    def __init__(self, rate_rps: _Optional[float] = ..., burst: _Optional[int] = ..., open_requests: _Optional[int] = ..., open_bytes: _Optional[int] = ..., slo_ns_min: _Optional[int] = ..., slo_ns_max: _Optional[int] = ..., weight: _Optional[float] = ..., request_weight_max: _Optional[float] = ...) -> None: ...
 
 class SetQuotaRequest(_message.Message):
     __slots__ = ("tenant", "quota")

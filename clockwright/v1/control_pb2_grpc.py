@@ -223,14 +223,14 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """What became of a request of the last moments, and why. Refused ones are known for longer than others.
+        """The outcome of a recent request, and why. Refused requests are kept longer than others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainOwn(self, request, context):
-        """Likewise, of requests of the caller's own tenant.
+        """The same, for requests of the caller's own tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

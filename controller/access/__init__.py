@@ -1,10 +1,10 @@
-"""Who may do what: credentials in; a caller with roles and a tenant out, or a refusal that has a name.
+"""Access control: credentials in; a caller with roles and a tenant out, or a denial with a reason.
 
-    authoriser    finds out who calls, and whether the caller may
+    authoriser    identifies the caller, and decides whether it may make the call
     tokens        JSON Web Tokens: signature, issuer, audience, times
     grants        what keys and certificates allow, as lines of a file
     roles         each method of each service belongs to one role
-    caller        somebody who calls
+    caller        a client, operator, worker or front
 
 These are pure: no I/O, and time is an argument. Their shells own the files and the settings:
 
@@ -14,6 +14,6 @@ These are pure: no I/O, and time is an argument. Their shells own the files and 
     issuer_keys   the keys of an issuer of tokens, from a file or a URL
     config        settings
 
-Every door asks one authoriser, once per caller: a door keeps the caller with what it was found by, as long as
-`Caller.over` is false. What is a door's own is where credentials stand: in headers, or in a certificate of TLS.
+All servers (gRPC, REST, metrics) ask one authoriser, once per caller: they cache the caller by its credentials as long as
+`Caller.over` is false. Each server finds the credentials itself: in headers, or in a TLS certificate.
 """

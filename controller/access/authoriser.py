@@ -1,4 +1,4 @@
-"""Finds out who calls, and whether the caller may. No I/O, and time is an argument."""
+"""Identifies the caller, and decides whether it may make the call. No I/O, and time is an argument."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import hmac
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 from clockwright.errors import BadRequestError, Denial, DeniedError
 from clockwright.foreign import printable
 from controller.access.caller import FORWARDED, Caller, read_told
 from controller.access.grants import Grant, digest, id_of
-from controller.access.roles import EVERY_ROLE, ROLE_OF, Role, say_roles
+from controller.access.roles import EVERY_ROLE, Role, say_roles
 
 if TYPE_CHECKING:
-    # With a library for cryptography, which takes longer to import than the rest.
+    # Imports a library for cryptography, which takes longer than the rest.
     from controller.access.tokens import Issuer
 
-#: Headers in which clients show a key or a token. The second is how Triton's clients open what
-#: `--grpc-restricted-protocol` restricts; the rest of its name is the server's choice there, and free here.
+#: Headers with a key or a token. Triton's clients use the second for `--grpc-restricted-protocol`; the rest of its
+#: name is any text here.
 _BEARER, _TRITON = "authorization", "triton-grpc-protocol-"
-#: Secrets of a call that are looked at.
+#: Limit on the secrets of a call that are checked.
 _SECRETS_MAX = 4
-#: Tokens that are remembered. Forgotten ones are read again.
+#: Tokens that are cached. Others are verified again.
 _TOKENS_KEPT = 10_000
-#: Longer ones are read each time, as their headers are.
+#: Longer ones are not cached.
 _TOKEN_CHARS_MAX = 8192
 
-# What a wrong key is compared with, so that it takes as long as a right one.
+# A wrong key is compared with this, so that it takes as long as a right one.
 _NO_DIGEST = bytes(32)
 
 
@@ -39,78 +39,87 @@ class Certificate:
 
     #: Its names as KIND:VALUE, most telling first.
     names: tuple[str, ...]
-    #: The whole, in DER.
+    #: The certificate, in DER.
     der: bytes = field(repr=False)
-    #: Unix time from which it is good no more, in s.
+    #: Unix time at which it expires, in s.
     expires_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a caller shows."""
+    """A caller's credentials."""
 
     #: Keys and tokens, in the order in which they are tried.
     secrets: tuple[str, ...] = field(default=(), repr=False)
     certificate: Certificate | None = None
-    #: For whom the caller hands this on, if it is a front.
+    #: The client of the call, if the caller is a front.
     forwarded: bytes = field(default=b"", repr=False)
 
 
 def nobody(_: bytes) -> bool:
-    """Say of no certificate that it is the one."""
+    """Accept no certificate."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Whom to let in, and to what."""
+    """Rules of who may do what."""
 
     grants: Sequence[Grant] = ()
-    #: SHA-256 of the token with which workers join.
+    #: SHA-256 of the workers' token.
     worker_token_sha256: bytes = b""
-    #: Say whether a certificate, in DER, is one of the authorities that make clients', or workers'.
+    #: Whether a certificate, in DER, was signed by the clients' authority, or by the workers'.
     is_client: Callable[[bytes], bool] = nobody
     is_worker: Callable[[bytes], bool] = nobody
     issuer: Issuer | None = None
-    #: SHA-256 of the key of the process itself, which looks after its own workers.
+    #: SHA-256 of this process's own key, for its own workers.
     own_key_sha256: bytes = b""
-    #: What everybody may, whom nobody knows.
+    #: Roles of callers without credentials.
     anonymous: frozenset[Role] = EVERY_ROLE
-    #: A request says itself whose share of the GPUs it uses, where its sender is not known.
+    #: Whether requests of callers without credentials name their tenant themselves.
     anonymous_tenants: bool = True
 
 
+class NeedsRole(Protocol):
+    """A method that a caller wants to call."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def role(self) -> Role:
+        """The role that it needs."""
+
+
 class Authoriser:
-    """Knows the callers. It belongs to the event loop, like those who ask it."""
+    """Knows the callers. It belongs to the event loop, like the servers that use it."""
 
     def __init__(
         self,
         rules: Rules | None = None,
         *,
-        role_of: Mapping[str, Role] = ROLE_OF,
         count: Callable[[Denial], object] = lambda _: None,
     ) -> None:
-        """Begin to judge.
+        """Start with these rules.
 
         Args:
-            rules: by which; None: everybody may do everything.
-            role_of: the role that each path needs.
+            rules: by which; None: all callers may do everything.
             count: hears of each call that is denied.
         """
         self._count = count
-        self._role_of = role_of
         self._rules = Rules()
         self._anybody = Caller("", EVERY_ROLE, None)
         self._by_key: Mapping[str, Grant] = {}
         self._by_certificate: Mapping[str, Grant] = {}
         self._by_secret: dict[str, Caller] = {}
-        # Everybody who was let in and may still be inside, and by what.
+        # All callers that were admitted and may still be active, by their credentials.
         self._inside: WeakKeyDictionary[Caller, Credentials] = WeakKeyDictionary()
         if rules is not None:
             self.use(rules, now_s=0)
 
     def use(self, rules: Rules, *, now_s: float) -> None:
-        """Judge by other rules from now on; callers that they change are `over`."""
+        """Use other rules from now on; callers that they change are `over`."""
         self._rules = rules
         self._by_key = {grant.key_id: grant for grant in rules.grants if grant.key_id}
         self._by_certificate = {
@@ -121,45 +130,43 @@ class Authoriser:
         self._anybody = Caller("", rules.anonymous, tenant)
         for caller, credentials in list(self._inside.items()):
             found, _ = self._identify(credentials, now_s)
-            # What is shown by one of those whom nobody knew may be known by now.
+            # Credentials that were unknown may be known now.
             caller.over = not caller.name or not found.same_as(caller)
 
     def expire(self, now_s: float) -> None:
-        """Have callers be `over` whose time is up; called about once a second."""
+        """Mark expired callers as `over`; called about once a second."""
         for caller in list(self._inside):
             if now_s >= caller.expires_s:
                 caller.over = True
 
-    def admit(self, path: str, credentials: Credentials, *, now_s: float) -> Caller:
+    def admit(self, method: NeedsRole, credentials: Credentials, *, now_s: float) -> Caller:
         """Judge one call.
 
         Args:
-            path: `/package.Service/Method`.
+            method: what is called.
             credentials: what the caller shows.
             now_s: the present in Unix time.
 
         Returns:
-            The caller, which may do this until it is `over`.
+            The caller, which may make such calls until it is `over`.
 
         Raises:
-            DeniedError: the caller may not.
+            DeniedError: the caller may not make the call.
         """
-        role = self._role_of.get(path)
+        role = method.role
         caller, fault = self._identify(credentials, now_s)
         if role in caller.roles or role in self._rules.anonymous:
             self._inside.setdefault(caller, credentials)
             return caller
-        method = printable(path.rpartition("/")[2], 80)
         if caller.name:
-            needs = f"role {role.value}" if role is not None else "a role that nobody has"
             fault = DeniedError(
                 Denial.NOT_ALLOWED,
-                f"{method} needs {needs}; {printable(caller.name)} has {say_roles(caller.roles)}",
+                f"{method.name} needs role {role.value}; {printable(caller.name)} has {say_roles(caller.roles)}",
             )
         elif fault is None:
             fault = DeniedError(
                 Denial.NO_CREDENTIALS,
-                f"{method} needs a key (authorization: Bearer KEY), a token or a client's certificate",
+                f"{method.name} needs a key (authorization: Bearer KEY), a token or a client's certificate",
             )
         self._count(fault.denial)
         raise fault
@@ -167,7 +174,7 @@ class Authoriser:
     def _identify(
         self, credentials: Credentials, now_s: float
     ) -> tuple[Caller, DeniedError | None]:
-        """Find out for whom such credentials are shown; why not, where that is nobody."""
+        """Identify the client of a call: of a front's call, the front's client. Also returns why it failed, or None."""
         caller, fault = self._shown_by(credentials, now_s)
         if not credentials.forwarded or Role.FRONT not in caller.roles:
             return caller, fault
@@ -181,7 +188,7 @@ class Authoriser:
     def _shown_by(
         self, credentials: Credentials, now_s: float
     ) -> tuple[Caller, DeniedError | None]:
-        """Find out who shows such credentials; why not, where that is nobody."""
+        """Identify the caller. Also returns why it failed, or None."""
         fault: DeniedError | None = None
         for secret in credentials.secrets[:_SECRETS_MAX]:
             known = self._by_secret.get(secret)
@@ -211,7 +218,9 @@ class Authoriser:
             expected = grant.key_sha256 if grant is not None else _NO_DIGEST
             if hmac.compare_digest(sha256, expected) and grant is not None:
                 return _caller_of(grant, now_s)
-            return DeniedError(Denial.UNKNOWN_CREDENTIALS, f"there is no key {key_id} like this")
+            return DeniedError(
+                Denial.UNKNOWN_CREDENTIALS, f"no key {key_id} with this value exists"
+            )
         if rules.own_key_sha256 and hmac.compare_digest(sha256, rules.own_key_sha256):
             return Caller("this process", EVERY_ROLE, "")
         if rules.worker_token_sha256 and hmac.compare_digest(sha256, rules.worker_token_sha256):
@@ -221,12 +230,10 @@ class Authoriser:
                 return _caller_of(rules.issuer.read(secret, now_s=now_s), now_s)
             except DeniedError as error:
                 return error
-        return DeniedError(
-            Denial.UNKNOWN_CREDENTIALS, "the key or token shown is none that is known here"
-        )
+        return DeniedError(Denial.UNKNOWN_CREDENTIALS, "unknown key or token")
 
     def _of_certificate(self, certificate: Certificate, now_s: float) -> Caller | DeniedError:
-        # The names count that a clients' authority has vouched for, and no others.
+        # Only names in certificates of the clients' authority count.
         if self._rules.is_client(certificate.der):
             for name in certificate.names:
                 grant = self._by_certificate.get(name)
@@ -239,15 +246,13 @@ class Authoriser:
                 Grant(name, frozenset((Role.WORKER,)), expires_s=certificate.expires_s), now_s
             )
         names = printable(", ".join(certificate.names[:4])) or "none"
-        return DeniedError(
-            Denial.UNKNOWN_CREDENTIALS, f"the certificate's names are not known here: {names}"
-        )
+        return DeniedError(Denial.UNKNOWN_CREDENTIALS, f"unknown names in the certificate: {names}")
 
 
 def credentials_of(
     metadata: Iterable[tuple[str, str | bytes]], certificate: Certificate | None = None
 ) -> Credentials:
-    """Find what a caller shows, in a call's headers and in TLS."""
+    """Find a caller's credentials, in a call's headers and in TLS."""
     secrets: list[str] = []
     forwarded = b""
     for name, value in metadata:

@@ -1,8 +1,8 @@
-"""Files of certificates that sign others: which of them has signed a client's.
+"""Files of certificate authorities, and which of them signed a peer's certificate.
 
-TLS has verified a client's certificate before, with its times and up to an authority that is trusted, and does not
-say to which. Clients' and workers' authorities are trusted for different things, so their own signature counts: the
-certificate that has signed has to be in the file itself, be it an authority's or an intermediate one.
+TLS has already verified a client's certificate, its times and its chain to a trusted authority, but does not say which
+authority. Clients' and workers' authorities are trusted for different roles, so the signature itself is checked: the
+signing certificate, an authority's or an intermediate one, must be in the file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from controller.access.key_file import read_text
 def read_authorities(
     client_ca: Path | None, worker_ca: Path | None
 ) -> tuple[Callable[[bytes], bool], Callable[[bytes], bool]]:
-    """Read those of clients and of workers; each result says of a certificate in DER whether they signed it.
+    """Read the authorities of clients and of workers. Each result tells whether they signed a certificate in DER.
 
     Raises:
-        ConfigError: a file is no PEM of certificates, or one is in both.
+        ConfigError: a file does not hold certificates in PEM, or both hold the same one.
     """
     clients, workers = _read(client_ca), _read(worker_ca)
     keys = [authority.public_key() for authority in clients]
@@ -36,10 +36,10 @@ def read_authorities(
 
 
 def name_in(path: Path) -> str:
-    """Find a name that the first certificate of a file is made for.
+    """Find a name in the first certificate of a file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it has no name.
     """
     for certificate in _read(path)[:1]:
         with suppress(x509.ExtensionNotFound):
@@ -64,7 +64,7 @@ def _signed_by(authorities: list[x509.Certificate]) -> Callable[[bytes], bool]:
         try:
             certificate = x509.load_der_x509_certificate(der)
         except ValueError:
-            return False  # TLS takes some that this library does not.
+            return False  # TLS accepts some that this library does not.
         return any(_signed(certificate, authority) for authority in authorities)
 
     return is_signed

@@ -1,9 +1,8 @@
-"""Somebody who calls, as the server knows him."""
+"""A caller, as the server knows it."""
 
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import msgspec
@@ -11,36 +10,36 @@ import msgspec
 from clockwright.errors import BadRequestError
 from controller.access.roles import EVERY_ROLE, JOINING, Role
 
-#: Header in which a front says for whom it hands a call on. It counts where the front has shown that it is one.
+#: Header in which a front names the client of a call. It counts only if the caller has role `front`.
 FORWARDED = "clockwright-caller-bin"
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Caller:
-    """One holder of credentials; or everybody who shows none."""
+    """A holder of credentials, or all callers without any."""
 
-    #: Name of the key, the certificate or the token's subject, for people; empty: nobody knows.
+    #: Name of the key, the certificate or the token's subject, for messages; empty: unknown.
     name: str
     roles: frozenset[Role]
-    #: Whose share of the GPUs the requests use. None: what a request says holds, since nobody here is known.
+    #: Tenant of its requests. None: each request names its tenant, because callers are not identified.
     tenant: str | None
-    #: Unix time from which the credentials are good no more, in s.
+    #: Unix time at which the credentials expire, in s.
     expires_s: float = math.inf
-    #: The credentials are good no more, or mean something else by now: look at them again.
+    #: The credentials expired or changed: check them again.
     over: bool = False
 
     @property
     def owner(self) -> str:
-        """Whose queries these are: feedback for them comes from the same.
+        """Owner of the caller's queries: only the owner may give feedback on them.
 
-        A tenant's keys are one owner, so that one key may ask and another, elsewhere, learn what became of it.
+        All keys of a tenant are one owner, so that one key may send queries and another one the feedback.
         """
         if not self.name:
             return ""
         return f"tenant {self.tenant}" if self.tenant else f"caller {self.name}"
 
     def same_as(self, other: Caller) -> bool:
-        """Whether two callers are one and may do the same."""
+        """Whether two callers are the same with the same roles."""
         return (self.name, self.roles, self.tenant, self.expires_s) == (
             *(other.name, other.roles, other.tenant, other.expires_s),
         )
@@ -57,15 +56,15 @@ _write_told = msgspec.msgpack.Encoder().encode
 
 
 def tell(caller: Caller) -> bytes:
-    """Write down who calls, for the controller behind a front."""
+    """Encode the caller, from a front to its controller."""
     return _write_told(_Told(caller.name, tuple(caller.roles), caller.tenant))
 
 
 def read_told(data: bytes) -> Caller:
-    """Read what a front says of who calls. Nobody joins through a front.
+    """Decode a front's client. Roles to join as worker or front are dropped.
 
     Raises:
-        BadRequestError: no front of this version says that.
+        BadRequestError: the text is malformed.
     """
     try:
         told = _read_told(data)
@@ -74,8 +73,5 @@ def read_told(data: bytes) -> Caller:
     return Caller(told.name, frozenset(told.roles) - JOINING, told.tenant)
 
 
-#: Where nobody has to show anything.
+#: The caller if no credentials are needed.
 ANYBODY = Caller("", EVERY_ROLE, None)
-
-#: Who made the call that the present task answers.
-CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)

@@ -1,4 +1,4 @@
-"""Settings of who may do what."""
+"""Settings of access control."""
 
 from __future__ import annotations
 
@@ -7,32 +7,52 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from clockwright.errors import ConfigError
-from controller.access.roles import EVERY_ROLE, JOINING, Role
+from clockwright.settings import setting
+from controller.access.roles import EVERY_ROLE, JOINING, Role, read_roles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Whom a controller lets in. With nothing set, everybody who reaches it may do everything."""
+    """Access to a controller. By default, every caller that reaches it may do everything."""
 
-    #: File of keys and of names in certificates (`controller.access.grants`).
-    keys_file: Path | None = None
-    #: PEM files of the certificates that sign clients' and workers'. A client's counts by its names in
-    #: `keys_file`; a worker's by its signature alone.
-    client_ca: Path | None = None
-    worker_ca: Path | None = None
-    #: File of a token with which workers join.
-    worker_token_file: Path | None = None
-    #: Whose JSON Web Tokens are believed, and made for whom; with `issuer_keys`, a file or an HTTPS URL.
-    issuer: str = ""
-    audience: str = ""
-    issuer_keys: str = ""
-    #: Claims with a token's roles and its tenant.
-    roles_claim: str = "roles"
-    tenant_claim: str = "tenant"
-    #: What everybody may who shows nothing; None: health where callers are known, else everything.
-    anonymous: frozenset[Role] | None = None
-    #: Serve other machines without keys or without TLS.
-    insecure: bool = False
+    #: What the file holds: `controller.access.grants`.
+    keys_file: Path | None = setting(
+        None,
+        flag="keys",
+        help="Key file (`clockwright keys`); callers without a key may then ask for health only.",
+    )
+    #: A client's certificate counts by its names in `keys_file`, a worker's by its signature alone.
+    client_ca: Path | None = setting(
+        None,
+        flag="tls_client_ca",
+        help="PEM file of the authority of clients' certificates. Their names must be in --keys.",
+    )
+    worker_ca: Path | None = setting(
+        None,
+        flag="tls_worker_ca",
+        help="PEM file of a separate authority whose certificates let workers join.",
+    )
+    worker_token_file: Path | None = setting(None, help="File with a token that lets workers join.")
+    issuer: str = setting("", flag="jwt_issuer", help="Trusted JWT issuer (claim iss).")
+    audience: str = setting("", flag="jwt_audience", help="Required JWT audience (claim aud).")
+    issuer_keys: str = setting(
+        "", flag="jwt_keys", metavar="FILE|URL", help="The JWT issuer's public keys (JWKS)."
+    )
+    roles_claim: str = setting(
+        "roles", flag="jwt_roles_claim", help="JWT claim with the caller's roles."
+    )
+    tenant_claim: str = setting(
+        "tenant", flag="jwt_tenant_claim", help="JWT claim with the caller's tenant."
+    )
+    anonymous: frozenset[Role] | None = setting(
+        None,
+        kind=list[str],
+        read=lambda names: read_roles(names, where="--anonymous"),
+        help="A role of callers without a key; repeat per role. With keys the default is health.",
+    )
+    insecure: bool = setting(
+        False, help="Allow remote clients without authentication or TLS (unsafe)."
+    )
     #: The key of this process, with which it looks after itself and its own workers; empty: it has none.
     own_key: str = field(default="", repr=False)
 
@@ -49,19 +69,19 @@ class AccessConfig:
 
     @property
     def knows_callers(self) -> bool:
-        """Whether clients have to show something."""
+        """Whether clients need credentials."""
         return self.keys_file is not None or bool(self.issuer)
 
     @property
     def knows_workers(self) -> bool:
-        """Whether workers have to show something."""
+        """Whether workers need credentials."""
         return (
             self.knows_callers or self.worker_token_file is not None or self.worker_ca is not None
         )
 
     @property
     def open_roles(self) -> frozenset[Role]:
-        """What everybody may who shows nothing."""
+        """Roles of callers without credentials."""
         if self.anonymous is not None:
             return self.anonymous
         if self.knows_callers:
@@ -69,10 +89,10 @@ class AccessConfig:
         return EVERY_ROLE - JOINING if self.knows_workers else EVERY_ROLE
 
     def check(self, host: str, *, has_tls: bool) -> None:
-        """Look whether a server may listen on an address like this.
+        """Check that a server may listen on an address.
 
         Raises:
-            ConfigError: strangers could do harm there, and nobody said that they may.
+            ConfigError: other machines can reach it, it lacks keys or TLS, and --insecure is not set.
         """
         if not has_tls and (self.client_ca is not None or self.worker_ca is not None):
             raise ConfigError(
@@ -80,24 +100,24 @@ class AccessConfig:
             )
         if not self.insecure and (dangers := self.dangers(host, has_tls=has_tls)):
             raise ConfigError(
-                f"host is {host}, which other machines reach: {'; '.join(dangers)}. Listen on 127.0.0.1;"
+                f"host is {host}, which other machines can reach: {'; '.join(dangers)}. Listen on 127.0.0.1;"
                 " or make keys (`clockwright keys add NAME --keys FILE`) and start with --keys FILE"
-                " --tls-cert FILE --tls-key FILE; or say --insecure, where a private network of containers,"
-                " a mesh or a proxy sees to it"
+                " --tls-cert FILE --tls-key FILE; or use --insecure, if a private network of containers,"
+                " a mesh or a proxy protects it"
             )
 
     def dangers(self, host: str, *, has_tls: bool) -> list[str]:
-        """Say what strangers could do to a server on an address; nothing where they do not reach it."""
+        """List what untrusted clients could do to a server on an address; empty if they cannot reach it."""
         if is_loopback(host):
             return []
         found = []
         if not self.knows_callers:
             found.append(
-                "without keys whoever reaches it may use, replace and remove every model, read what is"
-                " learned of users, and join as a worker that sees all requests"
+                "without keys every client may use, replace and remove every model, read what is"
+                " learned about users, and join as a worker that sees all requests"
             )
         if not has_tls:
-            found.append("without TLS whoever is on the way may read and change all of it")
+            found.append("without TLS an attacker on the network may read and change all of it")
         return found
 
 

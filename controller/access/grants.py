@@ -5,8 +5,8 @@ A file of grants is JSON Lines, one object each::
     {"name": "web", "roles": ["inference"], "tenant": "gold", "key": "9f2c01ab", "sha256": "..."}
     {"name": "rack-7", "roles": ["worker"], "certificate": "DNS:rack-7.example", "expires": "2027-01-01T00:00:00Z"}
 
-Of a key only the SHA-256 is kept. That is enough, and a slow hash would be none the safer: a key is 256 random
-bits and no password, which somebody could guess.
+Only the SHA-256 of a key is kept. A slow hash would not be safer, because a key is 256 random bits and not a password
+that could be guessed.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _LINE_CHARS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What somebody may do who holds a key, a certificate or a token."""
+    """What the holder of a key, a certificate or a token may do."""
 
-    #: For people.
+    #: Name for messages.
     name: str
     roles: frozenset[Role]
-    #: Whose share of the GPUs requests use; empty: that of all who have no tenant.
+    #: Tenant of the requests; empty: no tenant.
     tenant: str = ""
-    #: Unix time from which it is good no more, in s.
+    #: Unix time at which it expires, in s.
     expires_s: float = math.inf
-    #: The part of a key that is no secret, and the SHA-256 of the whole; empty: it is no key.
+    #: The public part of a key, and the SHA-256 of the whole; empty: it is not a key.
     key_id: str = ""
     key_sha256: bytes = b""
-    #: Name in a client's certificate as KIND:VALUE, such as `DNS:web.example`; empty: it is none.
+    #: Name in a client's certificate as KIND:VALUE, such as `DNS:web.example`; empty: it is not a certificate.
     certificate: str = ""
 
 
@@ -65,7 +65,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def make_key(key_id: bytes, secret: str) -> str:
-    """Put a key's text together.
+    """Make a key's text.
 
     Args:
         key_id: `KEY_ID_BYTES` random bytes.
@@ -75,7 +75,7 @@ def make_key(key_id: bytes, secret: str) -> str:
 
 
 def id_of(key: str) -> str:
-    """Find the part of a key that is no secret; empty: it is no key of ours."""
+    """Return the public part of a key; empty: it is not one of our keys."""
     match = _KEY.fullmatch(key)
     return match[1] if match else ""
 
@@ -90,10 +90,10 @@ def read_grants(text: str, *, where: str) -> tuple[Grant, ...]:
 
     Args:
         text: the lines.
-        where: name of the file, for people.
+        where: name of the file, for messages.
 
     Raises:
-        ConfigError: a line is no grant, or two have the same name, key or certificate.
+        ConfigError: a line is malformed, or two have the same name, key or certificate.
     """
     grants: list[Grant] = []
     taken: dict[tuple[str, str], int] = {}
@@ -134,7 +134,7 @@ def write_grants(grants: Iterable[Grant]) -> str:
 
 
 def check_grant(grant: Grant, *, where: str) -> None:
-    """Look whether a grant can be.
+    """Check a grant.
 
     Raises:
         ConfigError: a field is malformed, or it allows nothing.
@@ -158,7 +158,7 @@ def check_grant(grant: Grant, *, where: str) -> None:
 
 
 def name_list(grants: Sequence[Grant]) -> str:
-    """Name grants for people."""
+    """List the names of grants."""
     return ", ".join(grant.name for grant in grants[:10]) or "none"
 
 

@@ -1,7 +1,6 @@
-"""Reads who may do what, reads it again when it changes, and has the authoriser use it.
+"""Reads the files of access control, again when they change, and gives them to the authoriser.
 
-What cannot be read at the start is an error, and what cannot be read later is logged: then whatever was read
-before still holds. A key is revoked, and a certificate renewed, without a restart.
+A file that cannot be read at the start is an error. Later it is logged, and the previous content stays valid. A key is revoked, and a certificate renewed, without a restart.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often files are looked at, and keys fetched.
+#: How often files are checked, and keys fetched.
 LOOK_S = 1.0
 _FETCH_S = 60.0
-# Fewer could be guessed.
+# A shorter token could be guessed.
 _TOKEN_CHARS_MIN = 20
 
-# What tells whether a file is another: a Kubernetes secret changes by a symlink on the way to it.
+# Identifies a version of a file: a Kubernetes secret changes through a symlink in its path.
 _Stamp = tuple[int, int, int] | None
 
 
@@ -43,7 +42,7 @@ class _Watched:
 
     files: Sequence[Path]
     read: Callable[[], None]
-    #: What they looked like just before they were read last.
+    #: Their versions just before they were last read.
     stamps: list[_Stamp]
 
 
@@ -60,9 +59,9 @@ class Guard:
         """Read all files.
 
         Args:
-            config: which.
-            count: hears of each call that is denied.
-            clock: the present in Unix time, in s.
+            config: the files.
+            count: called for each denied call.
+            clock: returns Unix time, in s.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -83,16 +82,16 @@ class Guard:
             own.append(Path(config.issuer_keys))
         self.watch([path for path in own if path is not None], self._read_again)
         self._read()
-        #: Says who may call what.
+        #: Decides on calls.
         self.authoriser = Authoriser(self._rules(), count=count)
 
     def watch(self, files: Sequence[Path], read: Callable[[], None]) -> None:
-        """Have something called when any of some files changes from now on; it may raise ConfigError."""
+        """Register a function to call when any of some files changes; it may raise ConfigError."""
         self._watched.append(_Watched(files, read, _stamps(files)))
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[None]:
-        """Look after all of it meanwhile."""
+        """Watch all files in this context."""
         task = asyncio.create_task(self._run())
         try:
             yield
@@ -106,12 +105,12 @@ class Guard:
                 await self.fetch()
                 self.look()
             except Exception:
-                # This is a bug of ours. Whatever was read before still holds.
-                log.exception("what has changed cannot be read")
+                # This is our bug. The previous content stays valid.
+                log.exception("a changed file cannot be read")
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Read what has changed, and see who may not stay."""
+        """Read changed files, and mark callers that lost their roles."""
         for watched in self._watched:
             stamps = _stamps(watched.files)
             if stamps != watched.stamps:
@@ -131,7 +130,7 @@ class Guard:
     def _read_again(self) -> None:
         self._read()
         self.authoriser.use(self._rules(), now_s=self._clock())
-        log.info("who may do what was read again: %d keys and certificates", len(self._grants))
+        log.info("read access rules again: %d keys and certificates", len(self._grants))
 
     def _read(self) -> None:
         """Read all of it, or change nothing."""
@@ -190,7 +189,7 @@ class Guard:
         self._fetch_due_s = now_s + _FETCH_S
         try:
             data = await asyncio.to_thread(fetch_keys, self._config.issuer_keys)
-            # An issuer changes its keys some times a year, and each change has callers looked at again.
+            # An issuer changes its keys a few times a year, and each change has all callers checked again.
             if data == self._fetched:
                 return
             self._issuer_keys = read_key_set(data)
@@ -220,7 +219,7 @@ def _try(read: Callable[[], None]) -> None:
     try:
         read()
     except ConfigError as error:
-        log.error("%s; what was read before still holds", error)
+        log.error("%s; the previous content stays valid", error)
 
 
 def _stamps(files: Sequence[Path]) -> list[_Stamp]:

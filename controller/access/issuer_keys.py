@@ -17,7 +17,7 @@ def is_url(source: str) -> bool:
     """Whether keys are to be fetched, not read from a file.
 
     Raises:
-        ConfigError: whoever is on the way could put in keys of his own.
+        ConfigError: without HTTPS an attacker on the network could replace the keys.
     """
     parts = urlsplit(source)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
@@ -29,11 +29,11 @@ def fetch_keys(url: str) -> bytes:
     """Fetch a set of keys; this may take some seconds.
 
     Raises:
-        ConfigError: nobody answers, or with something else.
+        ConfigError: the server does not answer, or with something else.
     """
     try:
         with urllib.request.urlopen(url, timeout=_LIMIT_S) as answer:  # `is_url` knows the scheme.
-            # Whoever answers may send others elsewhere.
+            # The answer may be a redirect.
             is_url(answer.url)
             data: bytes = answer.read(_BYTES_MAX + 1)
     except (OSError, urllib.error.URLError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The file of keys: read, and written whole or not at all."""
+"""The key file: reading, and atomic writing."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def read_key_file(path: Path) -> tuple[Grant, ...]:
     """Read all grants of a file.
 
     Raises:
-        ConfigError: it cannot be read, is malformed, or everybody may write it.
+        ConfigError: it cannot be read, is malformed, or is writable by all users.
     """
     return read_grants(read_text(path), where=str(path))
 
 
 def read_text(path: Path) -> str:
-    """Read a file of secrets or of who has them.
+    """Read a file of secrets or of their holders.
 
     Raises:
-        ConfigError: it cannot be read, is too large, or everybody may write it.
+        ConfigError: it cannot be read, is too large, or is writable by all users.
     """
     try:
         with path.open(encoding="utf-8") as file:
             found = os.fstat(file.fileno())
             if found.st_mode & stat.S_IWOTH:
-                raise ConfigError(f"{path}: everybody may write it, expected `chmod o-w`")
+                raise ConfigError(f"{path}: all users may write it, expected `chmod o-w`")
             if found.st_size > _FILE_BYTES_MAX:
                 raise ConfigError(f"{path}: found {found.st_size} bytes, expected fewer")
             return file.read()
@@ -68,10 +68,10 @@ def add_key(
     expires_s: float = math.inf,
     certificate: str = "",
 ) -> str:
-    """Add a key to a file, which is made if need be; or, with `certificate`, the name of a certificate.
+    """Add a key or, with `certificate`, the name of a certificate to a file; create the file if it is missing.
 
     Returns:
-        The key, which nobody can find out again; empty for a certificate.
+        The key, which is not stored anywhere; empty for a certificate.
 
     Raises:
         ConfigError: the name is taken or malformed, or the file cannot be written.
@@ -93,7 +93,7 @@ def add_key(
 
     def add(grants: Sequence[Grant]) -> Sequence[Grant]:
         if any(other.name == name for other in grants):
-            raise ConfigError(f"{path}: there is a key {name} already")
+            raise ConfigError(f"{path}: key {name} exists already")
         return [*grants, grant]
 
     _change(path, add)
@@ -101,29 +101,29 @@ def add_key(
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Take a key, or the name of a certificate, out of a file.
+    """Remove a key, or the name of a certificate, from a file.
 
     Raises:
-        ConfigError: there is none of that name, or the file cannot be written.
+        ConfigError: it has no such name, or the file cannot be written.
     """
 
     def revoke(grants: Sequence[Grant]) -> Sequence[Grant]:
         left = [grant for grant in grants if grant.name != name]
         if len(left) == len(grants):
-            raise ConfigError(f"{path}: there is no key {name}, found {name_list(grants)}")
+            raise ConfigError(f"{path}: no key {name}, found {name_list(grants)}")
         return left
 
     _change(path, revoke)
 
 
 def _change(path: Path, change: Callable[[Sequence[Grant]], Sequence[Grant]]) -> None:
-    """Write a file anew. Two who change it at a time take turns, and who reads it sees it before or after."""
+    """Replace a file atomically. Concurrent writers take turns; readers see the old or the new file."""
     try:
         with path.with_name(f".{path.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             grants = read_key_file(path) if path.exists() else ()
             text = write_grants(change(grants))
-            # A grant that was written has to be readable at the next start.
+            # A written grant must be readable at the next start.
             read_grants(text, where=str(path))
             _replace(path, text)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""What callers may be allowed. Each method of each service belongs to exactly one role."""
+"""What callers may be allowed. Each method needs exactly one role (`controller.front.methods`)."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from clockwright.errors import ConfigError
@@ -12,84 +12,37 @@ from clockwright.errors import ConfigError
 class Role(enum.Enum):
     """A group of methods; the names are those of Triton's endpoint groups, where it has one."""
 
-    #: Whether the server and its models are there, which load balancers ask without credentials.
+    #: Whether the server and its models are ready; load balancers ask without credentials.
     HEALTH = "health"
     INFERENCE = "inference"
-    #: Say what became of an answer of one's own.
+    #: Send feedback on answers to the own tenant's queries.
     FEEDBACK = "feedback"
-    #: What models take and give.
+    #: Inputs and outputs of models.
     METADATA = "metadata"
-    #: Keep tensors in memory that is shared with the server (`--allow-client-shm`).
+    #: Keep tensors in memory shared with the server (`--allow-client-shm`).
     SHARED_MEMORY = "shared-memory"
-    #: Which models there are; add, load and remove them.
+    #: List, add, load and remove models.
     MODEL_REPOSITORY = "model-repository"
-    #: Totals, models' and workers' figures.
+    #: Totals, and figures of models and workers.
     STATISTICS = "statistics"
-    #: Applications, what they learned of their users, and workers.
+    #: Applications, what they learned about users, and workers.
     OPERATOR = "operator"
-    #: Join as a worker, which gets all models and serves requests.
+    #: Join as a worker, which receives all models and serves requests.
     WORKER = "worker"
-    #: Join as a front, which is believed who its clients are, and hands their calls on.
+    #: Join as a front, which is trusted to identify its clients, and forwards their calls.
     FRONT = "front"
 
 
 EVERY_ROLE: Final = frozenset(Role)
-#: Those of processes that are parts of the server itself.
+#: Roles of the server's own processes.
 JOINING: Final = frozenset((Role.WORKER, Role.FRONT))
-
-_OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
-    "inference.GRPCInferenceService": {
-        Role.HEALTH: ("ServerLive", "ServerReady", "ModelReady"),
-        Role.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
-        Role.METADATA: ("ServerMetadata", "ModelMetadata"),
-        Role.SHARED_MEMORY: (
-            "SystemSharedMemoryStatus",
-            "SystemSharedMemoryRegister",
-            "SystemSharedMemoryUnregister",
-        ),
-        Role.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
-        Role.STATISTICS: ("ModelStatistics",),
-    },
-    "grpc.health.v1.Health": {Role.HEALTH: ("Check", "Watch")},
-    "grpc.reflection.v1.ServerReflection": {Role.METADATA: ("ServerReflectionInfo",)},
-    "grpc.reflection.v1alpha.ServerReflection": {Role.METADATA: ("ServerReflectionInfo",)},
-    "clockwright.v1.LeadershipService": {Role.HEALTH: ("GetTerm",)},
-    "clockwright.v1.ControlService": {
-        Role.INFERENCE: ("ExplainOwn",),
-        Role.FEEDBACK: ("Feedback",),
-        Role.MODEL_REPOSITORY: ("AddModel", "RemoveModel"),
-        Role.STATISTICS: ("Status", "ListWorkers", "ListModels"),
-        Role.OPERATOR: (
-            "DrainWorker",
-            "Explain",
-            "PinModel",
-            "PutApplication",
-            "RemoveApplication",
-            "ListApplications",
-            "EraseContext",
-            "SetQuota",
-            "RemoveQuota",
-            "ListQuotas",
-        ),
-    },
-    "clockwright.v1.WorkerService": {Role.WORKER: ("Attach",)},
-    "clockwright.v1.FrontService": {Role.FRONT: ("Attach",)},
-}
-
-#: The role that a call needs, by path: `/package.Service/Method`. Nobody may call what is not here.
-ROLE_OF: Final[Mapping[str, Role]] = {
-    f"/{service}/{method}": role
-    for service, roles in _OF_SERVICES.items()
-    for role, methods in roles.items()
-    for method in methods
-}
 
 
 def read_roles(names: Iterable[str], *, where: str) -> frozenset[Role]:
     """Find roles by name.
 
     Raises:
-        ConfigError: there is no such role; `where` says who names it.
+        ConfigError: a role does not exist; `where` is named in the message.
     """
     known = {role.value: role for role in Role}
     roles = set()

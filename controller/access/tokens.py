@@ -1,7 +1,7 @@
-"""JSON Web Tokens: who an issuer says that somebody is. No I/O, and time is an argument.
+"""JSON Web Tokens: verification, and the roles and tenant in them. No I/O, and time is an argument.
 
-Source: RFC 7519 (tokens), RFC 8725 (what to beware of). Only signatures by a key of which the issuer alone has the
-private half are taken, so a token can neither be unsigned nor be signed with what everybody may read.
+Source: RFC 7519 (tokens), RFC 8725 (best practices). Only asymmetric signatures are accepted, so a token can neither be
+unsigned nor be signed with the public key.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _ROLES = {role.value: role for role in Role}
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Whose tokens are believed, and what is read from them."""
+    """The trusted issuer, and the claims that are used."""
 
     #: Claim `iss` of its tokens.
     name: str
-    #: Claim `aud`: tokens made for other services are none for this one.
+    #: Claim `aud`: tokens for other services are refused.
     audience: str
     #: Public keys by id; with no id, any.
     keys: Mapping[str, jwt.PyJWK]
-    #: Claim with the roles: a list, or words between spaces.
+    #: Claim with the roles: a list, or words separated by spaces.
     roles_claim: str
     #: Claim with the tenant.
     tenant_claim: str
 
     def read(self, token: str, *, now_s: float) -> Grant:
-        """Find out what a token allows.
+        """Verify a token and return its grant.
 
         Args:
             token: its text.
-            now_s: the present in Unix time.
+            now_s: now, in Unix time.
 
         Raises:
-            DeniedError: nobody signed it who may, or it is for another time or service.
+            DeniedError: the signature is invalid, or it is for another time or service.
         """
         try:
             key = self._key_of(token)
@@ -60,7 +60,7 @@ class Issuer:
                 algorithms=_ALGORITHMS,
                 audience=self.audience,
                 issuer=self.name,
-                # The times are looked at below: the library would take the machine's clock.
+                # Times are checked below: the library would use the machine's clock.
                 options={
                     "require": ["exp", "iss", "aud", "sub"],
                     "verify_exp": False,
@@ -69,22 +69,22 @@ class Issuer:
                 },
             )
         except jwt.PyJWTError as error:
-            raise _not_believed(str(error)) from None
+            raise _invalid(str(error)) from None
         expires_s = _time(claims, "exp") + _LEEWAY_S
         if now_s >= expires_s:
             raise DeniedError(Denial.EXPIRED, "the token has expired")
         if "nbf" in claims and now_s < _time(claims, "nbf") - _LEEWAY_S:
-            raise _not_believed("it is not good yet")
+            raise _invalid("it is not valid yet")
         name, tenant = claims["sub"], claims.get(self.tenant_claim, "")
         for text in (name, tenant):
             if not isinstance(text, str) or len(text) > NAME_CHARS_MAX or not text.isprintable():
-                raise _not_believed("its subject or tenant is no name")
+                raise _invalid("its subject or tenant is not a valid name")
         if not name:
-            raise _not_believed("it has no subject")
+            raise _invalid("it has no subject")
         roles = claims.get(self.roles_claim, ())
         if isinstance(roles, str):
             roles = roles.split()
-        # An issuer has words for other services too.
+        # An issuer may list roles of other services too.
         known = frozenset(_ROLES[word] for word in _words(roles) if word in _ROLES)
         return Grant(name, known, tenant, expires_s)
 
@@ -94,20 +94,20 @@ class Issuer:
             return next(iter(self.keys.values()))
         key = self.keys.get(key_id) if isinstance(key_id, str) else None
         if key is None:
-            raise _not_believed("it is signed with a key that the issuer does not show")
+            raise _invalid("its key is not among the issuer's public keys")
         return key
 
 
 def read_key_set(data: bytes) -> dict[str, jwt.PyJWK]:
-    """Read an issuer's public keys (JWKS, RFC 7517); those of kinds that are not used are left out.
+    """Read an issuer's public keys (JWKS, RFC 7517); keys of unused kinds are skipped.
 
     Raises:
-        ConfigError: it is no key set, or has no key that signs tokens.
+        ConfigError: it is not a key set, or has no key for signatures.
     """
     try:
         found = jwt.PyJWKSet.from_json(data.decode()).keys
     except (jwt.PyJWTError, ValueError, RecursionError, TypeError, AttributeError) as error:
-        raise ConfigError(f"no set of keys: {error}") from None
+        raise ConfigError(f"not a set of keys: {error}") from None
     keys = {
         key.key_id or "": key
         for key in found
@@ -122,12 +122,12 @@ def _time(claims: Mapping[str, Any], name: str) -> float:
     value = claims[name]
     # The comparison is false for NaN too.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise _not_believed(f"its claim {name} is no time")
+        raise _invalid(f"its claim {name} is not a time")
     return float(value)
 
 
-def _not_believed(why: str) -> DeniedError:
-    text = f"the token is not believed: {printable(why)}"
+def _invalid(why: str) -> DeniedError:
+    text = f"invalid token: {printable(why)}"
     return DeniedError(Denial.UNKNOWN_CREDENTIALS, text)
 
 

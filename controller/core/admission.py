@@ -2,9 +2,9 @@
 
 The prediction is a lower bound: what the lanes are committed to, the load if there is no copy, the
 requests of the same model with earlier deadlines at the best rate any batch size gives, and the EXEC
-itself. Other models' waiting requests are left out, because which of them will run first is the
-policy's choice. So nothing is refused that could still be served; what loses to other models is
-refused when its slack is gone.
+itself. Other models' waiting requests are left out, because the policy chooses which of them run first.
+So no request is refused that could still be served. A request that other models' requests delay too long
+is refused when its slack is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controller.core.state import Model, Request, due_ns_of
 class Verdict:
     """Judgement on one request. The durations add up to its predicted latency, arrival to finish."""
 
-    #: None: it can be in time.
+    #: None if it can be in time.
     refusal: Refusal | None = None
     load_ns: int = 0
     exec_ns: int = 0
@@ -36,14 +36,16 @@ class Verdict:
     doubted: bool = False
 
 
-# Between a front's last look at the clock and the client's machine lie the kernel, and whoever takes the processor
-# away: 20 to 40 us as a rule, a slice of the kernel's scheduler at times.
+# Between a front's last look at the clock and the client's machine lies the kernel: 20 to 40 us as a rule, a slice
+# of the kernel's scheduler if another process takes the processor.
 _WAY_BACK_PART = 20
+# Where requests have weights, so many of those ahead say how many are worth as much.
+_SAMPLE = 64
 WAY_BACK_NS = 4 * NS_PER_MS
 
 
 def way_back_of(slo_ns: int, most_ns: int = WAY_BACK_NS) -> int:
-    """What an answer is charged of its SLO for the way from the front to the client.
+    """The part of an SLO that is reserved for the way from the front to the client.
 
     A front that charged what no schedule keeps free would throw away answers that took their EXEC.
 
@@ -55,7 +57,7 @@ def way_back_of(slo_ns: int, most_ns: int = WAY_BACK_NS) -> int:
 
 
 def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
-    """What is kept free between the predicted end of a request's EXEC and its deadline.
+    """The time that is kept free between the predicted end of a request's EXEC and its deadline.
 
     Args:
         slo_ns: SLO of the request.
@@ -63,6 +65,25 @@ def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
         most_share: `SchedulerConfig.margin_fraction`; it is less than `most_ns` where the SLO is short.
     """
     return min(most_ns, int(slo_ns * most_share))
+
+
+def row_worth_of(model: Model, rows: int, weight: float, work_ahead_ns: int) -> float:
+    """What each row of a request is worth to the policy.
+
+    Of a pipeline the work that is left counts, not what was done: an answer that completes it is worth its weight, an
+    earlier one the part of its own time in all that is still needed for that.
+
+    Args:
+        model: it asks for.
+        rows: its own.
+        weight: what its answer is worth for each row.
+        work_ahead_ns: time that its pipeline needs after the answer.
+    """
+    fastest = model.fastest
+    if not work_ahead_ns or fastest is None:
+        return weight
+    own_ns = fastest.exec_ns[fastest.cover[min(rows, fastest.sizes[-1])]]
+    return weight * own_ns / (own_ns + work_ahead_ns)
 
 
 def judge(
@@ -168,7 +189,7 @@ def judge(
             if max(shared_ns, begin_ns + exec_ns) <= due_ns:
                 return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
 
-    assert best is not None  # whoever can hold it has a copy or not
+    assert best is not None  # a worker that can hold it has a copy or not
     if _doubt(best, request, shortest_ns, now_ns, lanes) and arriving:
         # This request may be the one that tries; were it refused, so would be all until the next came.
         best = judge(request, now_ns, lanes, arriving=True, room_ns=room_ns)
@@ -249,8 +270,8 @@ def _doubt(
         estimates = readiness.estimates
         if request.rows > estimates.sizes[-1]:
             continue
-        # Even an idle worker begins later by the way to it. If that were left out, an outlier a hair shorter
-        # than the SLO would be believed for ever: nothing is sent that could be measured instead.
+        # Even an idle worker begins later, by the link's delay. Without it, an estimate just below the SLO would
+        # never be corrected: every request is refused, so nothing runs that could be measured.
         link = worker.link
         link_ns = link.expected_ns(now_ns, request.num_bytes, request.rows * model.output_row_bytes)
         budget_ns = request.due_ns - request.arrival_ns - link_ns
@@ -274,7 +295,7 @@ def _doubt_estimates(
     cold = not request.model.copies
     exec_ns = budget_ns
     if cold and estimates.load_ns < budget_ns and not estimates.has_run(request.rows):
-        exec_ns -= estimates.load_ns  # between two that nobody measured, the EXEC is tried
+        exec_ns -= estimates.load_ns  # where neither is measured, the EXEC is tried
     if shortest_ns > exec_ns:
         index = estimates.cover[request.rows]
         before_ns = estimates.exec_ns[index]
@@ -289,18 +310,30 @@ def _doubt_estimates(
 
 def _rows_ahead(request: Request, arriving: bool) -> int:
     """Rows of waiting requests of the same model that will go first."""
-    queue, due_ns = request.model.queue, request.due_ns
+    model, due_ns = request.model, request.due_ns
+    if model.num_weighed or request.row_worth > 1.0:
+        # The policy may pass over rows that are worth less.
+        return _rows_worth(model, due_ns if arriving else due_ns - 1, request.row_worth)
     if not arriving:
-        position = bisect_left(queue, due_ns, key=due_ns_of)
-        return position + request.model.extra_rows.before(due_ns)
-    if due_ns >= queue[-1].due_ns:
-        return len(queue) + request.model.extra_rows.total
-    return rows_due(request.model, due_ns)
+        position = bisect_left(model.queue, due_ns, key=due_ns_of)
+        return position + model.extra_rows.before(due_ns)
+    if due_ns >= model.queue[-1].due_ns:
+        return len(model.queue) + model.extra_rows.total
+    return rows_due(model, due_ns)
+
+
+def _rows_worth(model: Model, due_ns: int, worth: float) -> int:
+    """Rows that have to end at a time or before and are worth as much; of a long queue, by a sample of it."""
+    if not model.num_weighed and worth > 1.0:
+        return 0
+    position = bisect_right(model.queue, due_ns, key=due_ns_of)
+    step = 1 + position // _SAMPLE
+    return step * sum([r.rows for r in model.queue[:position:step] if r.row_worth >= worth])
 
 
 def rows_due(model: Model, due_ns: int) -> int:
     """Rows of the model's waiting requests that have to end at a time or before."""
     position = bisect_right(model.queue, due_ns, key=due_ns_of)
-    if not model.num_multi_row:
+    if not model.num_unlike:
         return position
     return position + model.extra_rows.before(due_ns + 1)

@@ -1,4 +1,4 @@
-"""When to look again: at a request, at the lanes of a worker, at a worker that may hang.
+"""Timers: when to check a request, the lanes of a worker, or a worker that may hang.
 
 One timer serves three heaps of (time, serial, subject):
 
@@ -8,10 +8,10 @@ One timer serves three heaps of (time, serial, subject):
 | `wakeups`  | worker  | `wake_exec`, `wake_load`              | the worker's `exec_wakeup_ns` or `load_wakeup_ns` is the entry's time |
 | `timeouts` | worker  | `expect_result`, `expect_result_until` | always: a worker has one at most (`watched`) |
 
-An entry that no longer counts stays in its heap until it comes to the top, and until then nobody can tell by
-its heap alone. A `SortedList` would be tidier: it takes an entry out when it ceases to count. But to add and
-remove an expiry there costs 2.7 us with 600 requests open, to push and lazily pop it 1.2 us, and there is one
-per request. The other two heaps hold some entries per worker, and are heaps for the likeness.
+An entry that no longer counts stays in its heap until it comes to the top. A `SortedList` would be tidier, as in
+`eviction`: an entry leaves when it ceases to count. But there is an expiry per request: to add and remove it costs
+2.7 us there with 600 requests open, to push it and pop it lazily 1.2 us. The other two heaps hold some entries per
+worker, and are heaps so that all three are alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from controller.core.state import DONE, Request, SentAction, WorkerState
 
 # A result may be missing for so long, or twice as long as the action should take, before its worker is suspected.
 # A pause of the host may last as long; longer, and requests with ordinary SLOs have no time to go elsewhere.
-_SUSPECT_NS = 50 * NS_PER_MS
+SUSPECT_NS = 50 * NS_PER_MS
+
+# Where a timer comes so much too late, this process stood still.
+STOOD_STILL_NS = 20 * NS_PER_MS
 
 # Expiries below this number are never swept.
 _SWEEP_MIN = 1024
@@ -48,7 +51,7 @@ class Alarms:
         self._serial = count()
 
     def next_ns(self) -> int | None:
-        """The earliest time at which anything is due; None when nothing is armed."""
+        """The earliest time at which anything is due. Returns None if nothing is armed."""
         next_ns: int | None = None
         expiries = self.expiries
         while expiries:
@@ -89,7 +92,7 @@ class Alarms:
             self.watch(request, at_ns)
 
     def expired(self) -> Request | None:
-        """Take out the first of the `expiries`: its request, or None when it counts no more."""
+        """Take out the first of the `expiries`. Returns its request, or None if the entry no longer counts."""
         at_ns, _, request = heappop(self.expiries)
         return request if request.phase is not DONE and request.watch_ns == at_ns else None
 
@@ -132,7 +135,7 @@ class Alarms:
     def expect_result(self, worker: WorkerState, sent: SentAction, *, alone: bool) -> None:
         """Look whether an action's result is overdue, unless an older action is looked at first.
 
-        Where the worker is alone, nothing follows from its being late, before it is to be given up.
+        Where the worker is alone, lateness has no consequence until the worker is given up.
         """
         if not worker.watched:
             worker.watched = True
@@ -161,7 +164,7 @@ class Alarms:
 
     def suspect_ns(self, sent: SentAction) -> int:
         """From this time on the result is late enough to do without the worker."""
-        late_ns = max(_SUSPECT_NS, 2 * sent.action.expected_duration_ns)
+        late_ns = max(SUSPECT_NS, 2 * sent.action.expected_duration_ns)
         return sent.expected_end_ns + min(late_ns, self._action_timeout_ns)
 
     def overdue_ns(self, sent: SentAction) -> int:

@@ -1,6 +1,6 @@
-"""What is true of requests, models, copies, workers and pages, and who is told of it.
+"""The state of requests, models, copies, workers and pages, and the calls that tell the policy of changes.
 
-Nothing else changes these, and nothing else tells the policy. A policy keeps heaps of what could run
+Only the books change this state, and only they tell the policy. A policy keeps heaps of what could run
 or be loaded next; those stay right only if every change that matters reaches it. So each change obliges
 the books to tell, in this order, and `tests/core/test_books.py` reads this table and holds them to it:
 
@@ -31,12 +31,12 @@ the books to tell, in this order, and `tests/core/test_books.py` reads this tabl
 | `moved`         | nothing: fewer workers hold the model than before     | queue_changed                      |
 | `clock_changed` | clock, estimates of each model there                  |                                    |
 
-Two changes are told of late. Requests that arrive together are told of once per model, after all of them
-are judged, so `enqueue` is silent and `came` speaks. And what an Infer's end means for its requests is
-the door's affair: `infer_over` or `exec_freed` follow when they are answered, refused or put back.
+The policy hears of two changes later. It hears of requests that arrive together once per model, after all of them
+are judged: `enqueue` is silent, `came` tells. And after `end_infer`, `Results` answers, refuses or requeues the
+requests. Then `infer_over` or `exec_freed` tells.
 
-Weak spots. Of all refusals a policy hears of those at the door and in the queue (`dropped`), not of
-requests that were sent in vain; whether it should has not been measured. `moved` leaves out
+Weak spots. A policy hears of refusals at arrival and in the queue (`dropped`), not of requests that were sent in
+vain. Whether it should has not been measured. `moved` leaves out
 `demand_changed`, though Appendix B's allocation is computed from the copies: each of them was dropped just
 before, and told of.
 
@@ -65,9 +65,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from itertools import count
 
-from clockwright.actions import Infer
 from clockwright.errors import Refusal
 from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import Infer
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
 from controller.core.link import LinkPlan
@@ -109,7 +109,7 @@ class Books:
         self.pinned: dict[Model, None] = {}
         #: Models that are suspended on some worker, in order.
         self.suspended: dict[Model, None] = {}
-        #: What happened on each kind of worker, and what was missing there.
+        #: Work and shortages of each kind of worker.
         self.shortages = Shortages()
         self._sequence = count()
 
@@ -125,9 +125,8 @@ class Books:
         else:
             insort(queue, request, key=due_ns_of)
         request.phase = WAITING
-        if request.rows > 1:
-            model.num_multi_row += 1
-            model.extra_rows.add(request.due_ns, request.rows - 1)
+        if request.rows > 1 or request.row_worth != 1.0:
+            _count_unlike(model, request, 1)
         model.demand_ns += request.demand_ns
 
     def came(self, model: Model) -> None:
@@ -142,15 +141,14 @@ class Books:
         while model.queue[position] is not request:
             position += 1
         del model.queue[position]
-        if request.rows > 1:
-            model.num_multi_row -= 1
-            model.extra_rows.add(request.due_ns, 1 - request.rows)
+        if request.rows > 1 or request.row_worth != 1.0:
+            _count_unlike(model, request, -1)
         model.demand_ns -= request.demand_ns
         self._policy.queue_changed(model)
         self._policy.demand_changed(model)
 
     def close(self, request: Request) -> None:
-        """A request has its response, or nobody wants one any more."""
+        """A request has its response, or its client left."""
         request.phase = DONE
         del self.requests[request.request_id]
 
@@ -170,9 +168,10 @@ class Books:
         for request in requests:
             request.phase = SENT
             request.action_id = action_id
-            if request.rows > 1:
-                model.num_multi_row -= 1
-                model.extra_rows.add(request.due_ns, 1 - request.rows)
+        if model.num_unlike:
+            for request in requests:
+                if request.rows > 1 or request.row_worth != 1.0:
+                    _count_unlike(model, request, -1)
         model.num_sent += len(requests)
         copy.num_pins += 1
         worker.touch(model)
@@ -207,7 +206,7 @@ class Books:
         worker.in_flight[action.action_id] = sent
 
     def disown(self, sent: SentAction, request: Request) -> None:
-        """A request of an Infer in flight is that one's no more: it is about to wait again."""
+        """Take a request away from an Infer in flight: it is about to wait again."""
         sent.shared = True
         request.action_id = None
         model = request.model
@@ -315,7 +314,7 @@ class Books:
     # --- actions in flight ----------------------------------------------------------------------
 
     def take_result(self, worker: WorkerState, action_id: ActionId) -> SentAction | None:
-        """Take an action out of flight; None: the worker has none of this number."""
+        """Take an action out of flight. Returns None if the worker has no action of this number."""
         sent = worker.in_flight.pop(action_id, None)
         if sent is not None:
             self.num_idle += not worker.in_flight
@@ -329,7 +328,7 @@ class Books:
         self.models[model_id] = Model(model_id, next(self._sequence))
 
     def remove_model(self, model_id: ModelId) -> Model | None:
-        """Nobody may ask for a model any more; its requests and copies are still there."""
+        """Admit no more requests for a model. Its open requests and copies are still there."""
         model = self.models.pop(model_id, None)
         if model is not None:
             model.removed = True
@@ -349,7 +348,7 @@ class Books:
         model.ready_on(worker, readiness)
 
     def estimates_used(self) -> set[Estimates]:
-        """What is planned with, on some worker; linear in models and workers."""
+        """All estimates that are in use. Takes O(models + workers)."""
         used = set()
         for worker in self.workers.values():
             used.update([copy.estimates for copy in worker.copies.values()])
@@ -359,7 +358,7 @@ class Books:
         return used
 
     def forget(self, model: Model, worker: WorkerState) -> bool:
-        """A worker is to hold a removed model no more; tells whether it did."""
+        """A worker drops a removed model. Returns whether it held it."""
         held_it = model.not_ready_on(worker)
         self._suspension_over(model)
         return held_it
@@ -391,7 +390,7 @@ class Books:
         self._policy.demand_changed(model)
 
     def _suspension_over(self, model: Model) -> None:
-        """If the model was suspended, it is so no more on one of the workers."""
+        """Forget the model's suspension if no worker has it suspended any more."""
         if not model.suspended:
             self.suspended.pop(model, None)
 
@@ -521,6 +520,18 @@ def own_requests(sent: SentAction) -> list[Request]:
     return [request for request in sent.requests if request.action_id == action_id]
 
 
+def loads_before(worker: WorkerState, infer: SentAction) -> list[SentAction]:
+    """The load that an Infer was planned behind, if the worker has not answered it: one or none."""
+    action_id = infer.action.action_id
+    return [
+        sent
+        for sent in worker.in_flight.values()
+        if sent.copy is infer.copy
+        and not isinstance(sent.action, Infer)
+        and sent.action.action_id < action_id
+    ]
+
+
 def infers_of(worker: WorkerState, model: Model) -> list[SentAction]:
     """Infers of the model that the worker has not answered."""
     return [
@@ -528,3 +539,11 @@ def infers_of(worker: WorkerState, model: Model) -> list[SentAction]:
         for sent in worker.in_flight.values()
         if sent.copy.model is model and isinstance(sent.action, Infer)
     ]
+
+
+def _count_unlike(model: Model, request: Request, number: int) -> None:
+    """A request that is unlike others joins its model's queue (1), or leaves it (-1)."""
+    model.num_unlike += number
+    model.num_weighed += number * (request.row_worth != 1.0)
+    if request.rows > 1:
+        model.extra_rows.add(request.due_ns, number * (request.rows - 1))

@@ -31,9 +31,8 @@ class EdfMhConfig:
     #: The part of its fair share of GPU time that a tenant, or a model asked without one, can count on
     #: whatever others ask for (policies/fairness.py). 0: time goes to whatever answers most, and a flood takes
     #: all of it. 1: the whole share. Isolation costs answers where those who ask for little cannot fill large
-    #: batches. Beside a model asked for 2,500 r/s, eight that get 556 r/s alone get 0, 352, 476 and 516 with 0,
-    #: 0.5, 0.8 and 1, and all together answer 970, 741, 636 and 593. Where all share a model it costs nothing.
-    #: While nobody floods it costs less than 1 answer in 100 in a zoo of 600 models.
+    #: batches, and only while a flood is what pushes them out: `isolation_curve` in experiments/results/unseen.json
+    #: has five settings. Where all share a model it costs nothing.
     isolation: float = 1.0
     #: Tenant -> weight: its fair share is so many times that of one that is not named, and its requests weigh
     #: as much more where there is time for a part only.
@@ -77,7 +76,7 @@ class EdfMhConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What may be tuned, and what goes wrong at the extremes."""
+    """Settings, each with what goes wrong at its extremes."""
 
     #: `edf_mh` and `clockwork`, which is the paper's, predict; `clipper` and `infaas` react (reactive.py), for
     #: comparison. Another package may bring others, so the name is looked up where the policy is made
@@ -103,9 +102,9 @@ class SchedulerConfig:
     #: leaves nothing of an SLO below 10 ms.
     margin_ns: int = 5 * NS_PER_MS
     margin_fraction: float = 0.1
-    #: What the front charges an answer for its way to the client, at most (`admission.way_back_of`): kept free
-    #: beside the policy's margin, as far as the two bounds above allow both, and alone in any case. 0: nothing is
-    #: charged, as in the simulator.
+    #: The most that the front reserves for an answer's way to the client (`admission.way_back_of`): kept free
+    #: in addition to the policy's margin, as far as the two bounds above allow both, and alone in any case. 0: nothing
+    #: is charged, as in the simulator.
     way_back_ns: int = 0
     #: Appendix B's capacity: the work one GPU is credited with when load priorities are computed.
     #: Clockwork's source reuses the default SLO for it, so that changing one moves the other.

@@ -1,22 +1,17 @@
-"""What each lane gets next, and which commands that takes.
+"""Fills the lanes: decides when to check a lane, and what load lanes get. `exec_lanes` fills the exec lanes.
 
-A lane has room while its predicted backlog is below its look-ahead; then the policy is asked. Three
-things make a lane worth a look: requests came (`place`), an action ended (`after_result`),
-or a wake-up is due (`wake`).
+A lane is checked when requests came (`place`), an action ended (`after_result`), or a wake-up is due (`wake`). A load
+lane has room while its predicted backlog is below its look-ahead. Then the policy chooses.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from itertools import count, islice
 
-from clockwright.actions import EvictWeights, Infer, LoadWeights
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS, ActionId
-from controller.core.alarms import Alarms
-from controller.core.books import Books
-from controller.core.config import SchedulerConfig
+from clockwright.units import ActionId
+from clockwright.wire.actions import EvictWeights, LoadWeights
 from controller.core.copies import (
     DEMAND,
     IDLE_PAGES,
@@ -26,16 +21,14 @@ from controller.core.copies import (
     Reason,
     reason_for_copy,
 )
-from controller.core.events import Command, SendAction
+from controller.core.events import SendAction
+from controller.core.exec_lanes import ExecLanes
 from controller.core.load_lanes import Place
-from controller.core.policy import Policy, Traits
+from controller.core.parts import CoreParts
 from controller.core.state import (
-    MANY_COPIES,
-    Batch,
     Copy,
     Model,
     Readiness,
-    Request,
     SentAction,
     WorkerState,
 )
@@ -44,44 +37,24 @@ from controller.core.state import (
 # none of those can make room for it.
 _MOST_ROOM = 32
 
-# What a batch may wait for its inputs.
-_NO_MATTER_NS = NS_PER_MS // 2
-
 
 class Dispatch:
     """Keeps every lane a look-ahead full."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        traits: Traits,
-        policy: Policy,
-        books: Books,
-        alarms: Alarms,
-        commands: list[Command],
-    ) -> None:
-        """Begin with no worker.
-
-        Args:
-            config: the scheduler's.
-            traits: the policy's.
-            policy: chooses what runs and what is loaded.
-            books: what is true; told of every action.
-            alarms: when to look at a lane again.
-            commands: where actions to send are put; the door takes them away with every event.
-        """
-        self._config = config
-        self._traits = traits
-        self._policy = policy
-        self._books = books
-        self._alarms = alarms
-        self.commands = commands
+    def __init__(self, parts: CoreParts) -> None:
+        self._config = parts.config
+        self._traits = parts.traits
+        self._policy = parts.policy
+        self._books = parts.books
+        self._alarms = parts.alarms
+        self._lag = parts.lag
+        self._health = parts.health
+        self._commands = parts.commands
         self._action_ids = count(1)
-        # No load lane has room before this time. Set to 0 by whatever may prove it wrong, which is easily
-        # forgotten at a new place; it saves a walk over all workers per request that waits for a load.
+        self.exec_lanes = ExecLanes(parts, self._action_ids)
+        # No load lane has room before this time, which saves a walk over all workers per request that waits for a
+        # load. Every change that may give a lane room sooner has to set it to 0: do not forget that in new code.
         self._load_room_ns = 0
-
-    # --- exec lanes -----------------------------------------------------------------------------
 
     def place(self, model: Model, now_ns: int, *, seek: bool = True) -> None:
         """Requests of the model wait: let the lanes that hold it and have room take them.
@@ -91,233 +64,9 @@ class Dispatch:
             now_ns: the present.
             seek: where some still wait after that, seek the model another copy.
         """
-        copies = model.copies
-        if len(copies) < MANY_COPIES:
-            self._offer(model, copies, now_ns)
-        else:
-            self._offer_to_idle(model, now_ns)
-            if model.queue:
-                self._offer_to_loose(model, now_ns)
-        if seek and model.queue and len(copies) < len(model.ready):
+        self.exec_lanes.offer(model, now_ns)
+        if seek and model.queue and len(model.copies) < len(model.ready):
             self.seek_copy(model, now_ns)
-
-    def _offer(self, model: Model, workers: Iterable[WorkerState], now_ns: int) -> None:
-        """Let those of the workers take the model's requests whose lanes may have room."""
-        # A lane with a wake-up yet to come is full, and is looked at then. Where the policy holds a batch
-        # back (`retry_ns`), look now: these requests may be what the batch waits for.
-        room = [
-            worker
-            for worker in workers
-            if (worker.exec_wakeup_ns or 0) <= now_ns or worker.retry_ns is not None
-        ]
-        if len(room) > 1:
-            # Ask the lane that is free first; among idle ones, the fastest GPU. To ask the slowest one that
-            # is in time, so that fast ones are free for what comes, gained nothing on two kinds of GPU, and
-            # made the median longer.
-            room.sort(
-                key=lambda w: (
-                    w.exec_lane.available_ns(now_ns) if w.link.is_usual else _begin_ns(w, now_ns),
-                    model.copies[w].estimates.exec_ns[0],
-                )
-            )
-        for worker in room:
-            self.fill_exec(worker, now_ns)
-            if not model.queue:
-                return
-
-    def _offer_to_idle(self, model: Model, now_ns: int) -> None:
-        """Let idle workers take the model's requests: first those that ran it last, of the fastest kind."""
-        copies = model.copies
-        while model.queue:
-            best: WorkerState | None = None
-            least_ns = 0
-            for idle in model.idle.values():
-                if idle:
-                    worker = next(reversed(idle))
-                    exec_ns = copies[worker].estimates.exec_ns[0]
-                    if best is None or exec_ns < least_ns:
-                        best, least_ns = worker, exec_ns
-            if best is None:
-                break
-            self.fill_exec(best, now_ns)
-            if not best.exec_lane:  # it holds them back, or cannot be in time
-                best.leave_idle()
-        if model.queue and self._books.num_busy_lanes < len(self._books.workers):
-            self._offer(model, [worker for worker in copies if not worker.exec_lane], now_ns)
-
-    def _offer_to_loose(self, model: Model, now_ns: int) -> None:
-        """Let busy workers whose lane may have room take the model's requests, or look when it has."""
-        loose, model.loose = model.loose, {}
-        self._offer(model, [worker for worker in loose if worker in model.copies], now_ns)
-        for worker in loose:
-            self._note_loose(worker)
-
-    def _note_loose(self, worker: WorkerState) -> None:
-        """Note whether nobody looks at a busy worker's exec lane before a result comes."""
-        if worker.exec_lane and (worker.exec_wakeup_ns is None or worker.retry_ns is not None):
-            model = next(reversed(worker.in_flight.values())).copy.model
-            if len(model.copies) >= MANY_COPIES:
-                model.loose[worker] = None
-
-    def fill_exec(self, worker: WorkerState, now_ns: int) -> None:
-        """Send Infers while the exec lane has less than the look-ahead to do."""
-        if worker.draining:
-            return
-        self._policy.catch_up(worker)
-        if worker.strategies:
-            self._fill_exec(worker, now_ns)
-        if worker.exec_wakeup_ns is None or worker.retry_ns is not None:
-            self._note_loose(worker)
-
-    def _fill_exec(self, worker: WorkerState, now_ns: int) -> None:
-        lane, link = worker.exec_lane, worker.link
-        lookahead_ns, max_outstanding = worker.exec_lookahead_ns, self._policy.max_outstanding
-        there_ns = now_ns + link.usual_ns
-        if not link.is_usual:
-            there_ns = now_ns + link.way_ns(now_ns)
-            # A long link must be fed earlier, or the lane runs dry, and has more under way for it.
-            max_outstanding += max_outstanding * link.length_ns // self._config.lookahead_ns
-            lookahead_ns += link.excess_ns
-        worker.retry_ns = None
-        while True:
-            if len(lane) >= max_outstanding:
-                return  # the next result makes room
-            available_ns = lane.available_ns(now_ns)
-            room_ns = available_ns - lookahead_ns
-            if link.is_thin:
-                # Bytes take their time beside the lane's work, so they leave earlier; but what leaves before
-                # the wire has room only waits there.
-                link.there_ns = there_ns = now_ns + link.expected_ns(now_ns)
-                room_ns = link.room_ns(room_ns, worker.exec_lookahead_ns)
-            if room_ns > now_ns:
-                break
-            free_ns = max(available_ns, there_ns)
-            batch = self._policy.next_infer(worker, free_ns, now_ns)
-            if batch is None:
-                break
-            if now_ns < batch.copy.model.apart_until_ns:
-                _take_apart(batch)
-            if link.is_thin and self._traits.predicts:
-                _fit_link(batch, available_ns)
-            self._send_infer(worker, batch, now_ns)
-        self._look_again(worker, room_ns, now_ns)
-
-    def _look_again(self, worker: WorkerState, room_ns: int, now_ns: int) -> None:
-        """When a batch held back may go, else when the lane has room."""
-        # This is not done in the function that sets `retry_ns` to None, because a compiler (mypyc) believes
-        # that it is None until that function ends.
-        if worker.retry_ns is not None:
-            self._alarms.wake_exec(worker, worker.retry_ns, now_ns)
-        elif worker.strategies and not worker.exec_lane.late(now_ns):
-            self._alarms.wake_exec(worker, room_ns, now_ns)
-
-    def _send_infer(self, worker: WorkerState, batch: Batch, now_ns: int) -> None:
-        copy, begin_ns = batch.copy, batch.begin_ns
-        model = copy.model
-        requests = model.queue[batch.first : batch.first + batch.count]
-        tries = copy.estimates.trial == batch.size_index
-        if tries:
-            copy.estimates.try_once()
-        duration_ns = copy.estimates.exec_ns[batch.size_index]
-        # A policy that does not predict has no begin that is too late; after the timeout its worker is
-        # given up anyway.
-        predicts = self._traits.predicts
-        window_ns = self._config.window_ns if predicts else self._config.action_timeout_ns
-        link, back_ns = worker.link, 0
-        if not link.is_usual:
-            back_ns = link.back.ns
-            window_ns += link.out.variation_ns
-            if link.is_thin:
-                back_ns += link.back.wire_ns(
-                    sum([r.rows for r in requests]) * model.output_row_bytes
-                )
-                begin_ns = max(begin_ns, now_ns + back_ns)  # a policy that reacts knows of no bytes
-        action = Infer(
-            action_id=ActionId(next(self._action_ids)),
-            model_id=model.model_id,
-            batch_size=copy.estimates.sizes[batch.size_index],
-            rows=tuple([request.rows for request in requests]),
-            earliest_ns=now_ns,
-            latest_ns=min(begin_ns + window_ns, batch.required_start_ns) - back_ns,
-            expected_duration_ns=duration_ns,
-        )
-        sent = SentAction(
-            action,
-            copy,
-            begin_ns,
-            begin_ns + duration_ns,
-            worker.clock_mhz,
-            requests,
-            tries=tries,
-        )
-        if not link.is_usual:
-            sent.back_ns = back_ns
-            sent.in_bytes = sum([request.num_bytes for request in requests])
-            sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
-        self._books.begin_infer(sent, batch, now_ns)
-        self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
-        self.commands.append(
-            SendAction(
-                worker_id=worker.worker_id,
-                action=action,
-                request_ids=tuple([request.request_id for request in requests]),
-                expected_begin_ns=begin_ns - back_ns,
-            )
-        )
-        if not model.queue and len(model.copies) > 1 and self._policy.wants_any:
-            # Nobody needs the model's other copies now: they may make room. A worker with actions in flight
-            # looks for that when one ends.
-            for other in model.copies:
-                if not other.in_flight and other.load_wakeup_ns is None:
-                    self._look_for_room(other, now_ns)
-
-    # --- probes ---------------------------------------------------------------------------------
-
-    def probe_run(self, copy: Copy, request: Request, now_ns: int) -> None:
-        """Run one request on a worker that is avoided, while it waits or runs elsewhere all the same."""
-        worker, estimates = copy.worker, copy.estimates
-        if request.rows > estimates.sizes[-1]:
-            return
-        index = estimates.cover[request.rows]
-        duration_ns = estimates.exec_ns[index]
-        link, out_bytes = worker.link, request.rows * copy.model.output_row_bytes
-        there_ns = now_ns + link.expected_ns(now_ns, request.num_bytes, out_bytes)
-        begin_ns = max(worker.exec_lane.available_ns(now_ns), there_ns)
-        back_ns = link.back.ns
-        if link.is_thin:
-            back_ns += link.back.wire_ns(out_bytes)
-        action = Infer(
-            action_id=ActionId(next(self._action_ids)),
-            model_id=copy.model.model_id,
-            batch_size=estimates.sizes[index],
-            rows=(request.rows,),
-            earliest_ns=now_ns,
-            latest_ns=begin_ns + self._config.window_ns - back_ns,
-            expected_duration_ns=duration_ns,
-        )
-        sent = SentAction(
-            action,
-            copy,
-            begin_ns,
-            begin_ns + duration_ns,
-            worker.clock_mhz,
-            [request],
-            shared=True,
-            back_ns=back_ns,
-        )
-        if not link.is_usual:
-            sent.in_bytes = request.num_bytes
-            sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
-        self._books.begin_probe(sent, now_ns)
-        self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
-        self.commands.append(
-            SendAction(
-                worker_id=worker.worker_id,
-                action=action,
-                request_ids=(request.request_id,),
-                expected_begin_ns=begin_ns - back_ns,
-            )
-        )
 
     def probe_load(
         self, worker: WorkerState, model: Model, readiness: Readiness, now_ns: int
@@ -325,15 +74,10 @@ class Dispatch:
         """Load a model on a worker that is avoided, where its lane is free."""
         if worker.load_lane:
             return
-        victims = self._policy.victims(worker, readiness.num_pages, now_ns)
-        if victims is None:
+        if not self._evict_all(self._policy.victims(worker, readiness.num_pages, now_ns)):
             return
-        for victim in victims:
-            self.evict(victim)
         begin_ns = now_ns + worker.link.expected_ns(now_ns)
         self._send_load(worker, model, readiness, begin_ns, now_ns)
-
-    # --- load lanes -----------------------------------------------------------------------------
 
     def seek_copy(
         self,
@@ -348,9 +92,15 @@ class Dispatch:
         Args:
             model: some worker that is ready for it has no copy.
             now_ns: the present.
-            refusal: why a request of the model was refused at arrival; None: none was.
-            wanted: somebody asked for a copy.
+            refusal: why a request of the model was refused at arrival, if one was.
+            wanted: `ModelWanted` asks for a copy.
         """
+        if (
+            model.suspended
+            and (wanted or refusal is not None)
+            and self._health.may_return(model, now_ns)
+        ):
+            return  # later requests find the copy that it has
         reason = reason_for_copy(
             model,
             self._config,
@@ -359,6 +109,7 @@ class Dispatch:
             refusal=refusal,
             wanted=wanted,
             any_idle=self._books.num_idle > 0,
+            lag=self._lag,
             now_ns=now_ns,
         )
         if reason is DEMAND:
@@ -413,27 +164,22 @@ class Dispatch:
             if readiness is None or worker in model.copies:
                 continue
             if reason is REFUSED_COLD or reason is WANTED:
-                victims = self._policy.victims(worker, readiness.num_pages, now_ns)
-                if victims is None:
+                if not self._evict_all(self._policy.victims(worker, readiness.num_pages, now_ns)):
                     continue
-                for victim in victims:
-                    self.evict(victim)
             elif worker.num_free_pages < readiness.num_pages:
                 if reason is not REFUSED_FULL:
                     continue
                 victims = self._policy.victims_of_refused(
                     model, worker, readiness.num_pages, now_ns
                 )
-                if victims is None:
+                if not self._evict_all(victims):
                     continue
-                for victim in victims:
-                    self.evict(victim)
             begin_ns = now_ns + worker.link.expected_ns(now_ns)
             self._send_load(worker, model, readiness, begin_ns, now_ns)
             return
 
     def load_pinned(self, now_ns: int) -> None:
-        """Load pinned models that are nowhere, before all else; what is pinned, runs or loads makes no room."""
+        """Load pinned models that have no copy, before all others; pinned, running and loading copies stay."""
         for model in self._books.pinned:
             if model.copies:
                 continue
@@ -450,11 +196,21 @@ class Dispatch:
                     now_ns + worker.link.expected_ns(now_ns),
                 )
                 self._send_load(worker, model, readiness, begin_ns, now_ns)
-                self.fill_exec(worker, now_ns)
+                self.exec_lanes.fill(worker, now_ns)
                 for victim in victims:
                     if victim.model.queue:
                         self.seek_copy(victim.model, now_ns)
                 break
+
+    def load_promised(self, worker: WorkerState, model: Model, now_ns: int) -> bool:
+        """Load a model for a request that is about to be promised. Returns False if no pages can be freed for it."""
+        readiness = model.ready[worker]
+        if not self._evict_all(self._policy.victims(worker, readiness.num_pages, now_ns)):
+            return False
+        there_ns = now_ns + worker.link.expected_ns(now_ns)
+        begin_ns = max(worker.load_lane.available_ns(now_ns), there_ns)
+        self._send_load(worker, model, readiness, begin_ns, now_ns)
+        return True
 
     def fill_load(self, worker: WorkerState, now_ns: int) -> None:
         """Send LoadWeights while the load lane has less than the look-ahead to do."""
@@ -466,7 +222,7 @@ class Dispatch:
             self._policy.want_load(model, now_ns)
 
     def _fill_load(self, worker: WorkerState, passed_over: list[Model], now_ns: int) -> None:
-        """Do what `fill_load` does; models that do not fit beside what is pinned are passed over, and noted."""
+        """Do what `fill_load` does; models that do not fit with the pinned ones are passed over, and noted."""
         lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
         lane = worker.load_lane
         there_ns = now_ns + worker.link.expected_ns(now_ns)
@@ -489,14 +245,14 @@ class Dispatch:
                     # It has no room here as long as others are pinned, and must not keep smaller ones out.
                     passed_over.append(model)
                     continue
-                # Every copy there is in use until an action ends, or until nobody waits for it.
+                # Every copy there is in use until an action ends, or until no request waits for it.
                 worker.load_blocked = bool(worker.in_flight)
                 self._policy.want_load(model, now_ns)
                 return
             for victim in victims:
                 self.evict(victim)
             self._send_load(worker, model, readiness, begin_ns, now_ns)
-            self.fill_exec(worker, now_ns)
+            self.exec_lanes.fill(worker, now_ns)
 
     def _send_load(
         self,
@@ -521,22 +277,36 @@ class Dispatch:
             sent.sent_bytes = worker.link.out.send(now_ns, 0)
         self._books.begin_load(sent, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
-        self.commands.append(
+        self._commands.append(
             SendAction(
                 worker_id=worker.worker_id, action=action, expected_begin_ns=begin_ns - back_ns
             )
         )
         self._wake_load(worker, now_ns)
 
+    def _evict_all(self, victims: list[Copy] | None) -> bool:
+        """Evict copies. Returns False if `victims` is None: the pages cannot be freed."""
+        for victim in victims or ():
+            self.evict(victim)
+        return victims is not None
+
     def evict(self, copy: Copy) -> None:
         """Free a copy's pages: nothing of it is in flight."""
-        action = EvictWeights(
-            action_id=ActionId(next(self._action_ids)), model_id=copy.model.model_id
-        )
         copy.worker.counts.num_evictions += 1
         copy.model.evicted = True
         self._books.drop(copy)
-        self.commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
+        self._send_evict(copy)
+
+    def disown(self, copy: Copy) -> None:
+        """Evict a copy whose load was lost: the worker may have it or not."""
+        self._load_room_ns = 0
+        self._send_evict(copy)
+
+    def _send_evict(self, copy: Copy) -> None:
+        action = EvictWeights(
+            action_id=ActionId(next(self._action_ids)), model_id=copy.model.model_id
+        )
+        self._commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
 
     def _wake_load(self, worker: WorkerState, now_ns: int) -> None:
         """Look at both lanes when the load lane has room again.
@@ -550,26 +320,21 @@ class Dispatch:
             worker.load_blocked = False
             self._alarms.wake_load(worker, at_ns)
 
-    def _look_for_room(self, worker: WorkerState, now_ns: int) -> None:
-        """Nobody waits for one of the worker's copies any more: it may make room for what is wanted."""
-        worker.load_blocked = False
-        self._alarms.wake_load(worker, now_ns + 1)
-
     # --- when to look ---------------------------------------------------------------------------
 
     def may_make_room(self, model: Model, now_ns: int) -> None:
-        """All copies of the model may make room: its last request left its queue unserved, or it is pinned no more."""
+        """Let all copies of the model make room: its last request left the queue unserved, or it is no longer pinned."""
         if self._policy.wants_any:
             for worker in model.copies:
-                self._look_for_room(worker, now_ns)
+                self.exec_lanes.look_for_room(worker, now_ns)
 
     def pages_freed(self, worker: WorkerState, now_ns: int) -> None:
-        """A copy is gone that nobody took the place of."""
+        """Look for loads: a copy left pages free."""
         if self._policy.wants_any:
-            self._look_for_room(worker, now_ns)
+            self.exec_lanes.look_for_room(worker, now_ns)
 
     def load_lane_freed(self) -> None:
-        """Some load lane may have room sooner than was known."""
+        """Look at all load lanes again: one may have room sooner than expected."""
         self._load_room_ns = 0
 
     def load_ended(self, worker: WorkerState, now_ns: int) -> None:
@@ -582,7 +347,7 @@ class Dispatch:
         if worker.load_blocked:
             worker.load_blocked = False
             self._load_room_ns = 0
-        self.fill_exec(worker, now_ns)
+        self.exec_lanes.fill(worker, now_ns)
         if model.queue and len(model.copies) < len(model.ready):
             self._policy.want_load(model, now_ns)
         if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
@@ -596,95 +361,28 @@ class Dispatch:
         """A wake-up that was armed for `at_ns` is due: look at the lanes that wait for that time."""
         if worker.exec_wakeup_ns == at_ns:
             worker.exec_wakeup_ns = None
-            self.fill_exec(worker, now_ns)
+            self.exec_lanes.fill(worker, now_ns)
         if worker.load_wakeup_ns == at_ns:
             worker.load_wakeup_ns = None
             self._books.load_near_end(worker)
-            self.fill_exec(worker, now_ns)
+            self.exec_lanes.fill(worker, now_ns)
             if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
 
 
 def _movable(worker: WorkerState, num_pages: int) -> list[Copy] | None:
-    """The least recently used copies that free so many pages, waited for or not; None: what stays holds them."""
+    """The least recently used copies that free so many pages, even if requests wait for them.
+
+    Returns None if pinned, running, loading and promised copies hold too many pages.
+    """
     found: list[Copy] = []
     missing = num_pages - worker.num_free_pages
     for copy in worker.copies.values():
         if missing <= 0:
             break
-        if copy.resident and not copy.num_pins and not copy.model.pinned:
+        promised = any(place.copy is copy for place in worker.promised)
+        if copy.resident and not copy.num_pins and not copy.model.pinned and not promised:
             found.append(copy)
             missing -= copy.num_pages
     return found if missing <= 0 else None
-
-
-def _begin_ns(worker: WorkerState, now_ns: int) -> int:
-    """When the worker could begin a batch, as heard of here, less what is the same for all of them."""
-    link = worker.link
-    there_ns = now_ns + link.expected_ns(now_ns) - link.usual_ns
-    return max(worker.exec_lane.available_ns(now_ns), there_ns)
-
-
-def _fit_link(batch: Batch, available_ns: int) -> None:
-    """Leave those out of a batch whose inputs would keep it waiting, for the lane or past its time.
-
-    Where the lane is busy meanwhile, inputs of many get there in its shadow, and a larger batch saves it time.
-    Where it is idle, it is the wire that is short: there nothing is saved by a larger batch.
-    Of the counts that keep nobody waiting, one that fills no size is taken where it gives more rows per time of the
-    lane than smaller ones: a device that runs one large size only would run it for one row else.
-    """
-    copy, first = batch.copy, batch.first
-    model, estimates, link = copy.model, copy.estimates, copy.worker.link
-    queue, sizes = model.queue, estimates.sizes
-    due_ns = queue[first].due_ns
-    num_bytes = rows = count = index = 0
-    begin_ns = taken_rows = taken_ns = 0
-    for position in range(first, first + batch.count):
-        request = queue[position]
-        num_bytes += request.num_bytes
-        rows += request.rows
-        cover = estimates.cover[rows]
-        exec_ns = estimates.exec_ns[cover]
-        later_ns = link.begin_ns(available_ns, num_bytes, rows * model.output_row_bytes, exec_ns)
-        if not count:
-            most_ns = min(later_ns + _NO_MATTER_NS, due_ns)
-        elif later_ns > most_ns or later_ns + exec_ns > due_ns:
-            break
-        if (
-            not count
-            or sizes[cover] == rows
-            or position == first + batch.count - 1
-            or rows * taken_ns > taken_rows * exec_ns
-        ):
-            count, index, begin_ns = position - first + 1, cover, later_ns
-            taken_rows, taken_ns = rows, exec_ns
-    if count < batch.count:
-        batch.count, batch.size_index = count, index
-        batch.required_start_ns = due_ns - estimates.exec_ns[index]
-    if not copy.resident:
-        begin_ns = max(begin_ns, copy.ready_ns)
-    # The first request is in time; should it not be the one that the policy looked at, its inputs may be later.
-    batch.begin_ns = max(available_ns, min(begin_ns, batch.required_start_ns))
-
-
-def _take_apart(batch: Batch) -> None:
-    """Leave those out of a batch that must not run with so many others, because a run with them failed."""
-    copy, first = batch.copy, batch.first
-    queue, estimates = copy.model.queue, copy.estimates
-    most = batch.count
-    rows = count = 0
-    for request in queue[first : first + batch.count]:
-        most = min(most, request.most_together or most)
-        if count >= most:
-            break
-        rows += request.rows
-        count += 1
-    if count < batch.count:
-        batch.count = count
-        index = estimates.cover[rows]
-        # A pause makes a smaller size look longer for a while; then the larger one is padded.
-        if estimates.exec_ns[index] < estimates.exec_ns[batch.size_index]:
-            batch.size_index = index
-        required_ns = queue[first].due_ns - estimates.exec_ns[batch.size_index]
-        batch.required_start_ns = max(batch.required_start_ns, required_ns)

@@ -6,17 +6,17 @@ share what is learned about it. Clockwork keeps them per model, so each of 4,000
 A GPU that gets too hot, or draws too much power, lowers its clock, and everything takes longer until it
 rises again. Workers look at their clock and say at which of a few levels it is; each level has estimates
 of its own, so that the first batch after the clock has recovered is planned with what was known before.
-Between two looks nobody knows when the clock changed. What a worker measured since the look before a
+Between two looks it is unknown when the clock changed. What a worker measured since the look before a
 change is therefore forgotten again, and only that: others whose clocks have not changed share the
 estimates (`settle_exec`).
 
-An estimate that is too long keeps what it is about from being run, so nothing measures it again. Hence:
+An estimate that is too long keeps its batch from running, so nothing measures it again. Therefore:
 
-* A few measurements that far exceed the others are left out: pauses, which say nothing of the next run.
-* The sizes that run vouch for those that do not (`Estimates._compare`). A batch takes no longer than a
-  larger one, and not much longer than smaller ones with as many rows together. A profile that nobody
-  confirmed errs as its measured neighbours do.
-* What rules a request out by itself is tried now and then (`DurationWindow.doubt`), by one batch at a time
+* A few measurements that far exceed the others are left out. They are pauses, which predict nothing.
+* Sizes that run correct those that do not (`Estimates._compare`). A batch takes no longer than a larger one, and not
+  much longer than smaller ones with as many rows together. A profile without measurements is scaled by the error of
+  its measured neighbours.
+* An estimate that alone excludes a request is tried now and then (`DurationWindow.doubt`), by one batch at a time
   (`Estimates.try_once`).
 """
 
@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from clockwright.units import DURATION_NS_MAX, NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind
+from controller.core.events import LearnedTimes
 
 # Ten samples follow a clock change within one batch of work and still forget an outlier soon; the
 # paper (section 5.3) and its source (infer5_scheduler.h:36) use the same ten and this percentile.
@@ -46,7 +47,7 @@ FORGET_INTERVAL_NS = 100 * NS_PER_MS
 # Where every sample stands in the way, and for so long nothing was measured, requests try whether they still hold.
 # Each trial makes the next pause so many times as long, up to this: if they hold, the requests of a trial are late.
 _PAUSE_FACTOR = 4
-# A profile that nobody confirmed is tried sooner for the first time: there is less to lose than by refusing all.
+# A profile without measurements is tried sooner for the first time: there is less to lose than by refusing all.
 _FIRST_PAUSE_NS = 20 * NS_PER_MS
 _LONGEST_PAUSE_NS = 30 * NS_PER_S
 
@@ -56,7 +57,7 @@ _MOST_WRONG = 16
 # With fewer rows, nothing is forgotten: a worker that comes back finds what was learned.
 _MIN_ROWS = 256
 
-# What takes so many times what was predicted, and this much more, is slow: the GPU is not like others of its kind.
+# An action that takes so many times its predicted time, and this much more, is slow: its GPU is not like others.
 SLOW_FACTOR: Final = 3
 SLOW_NS: Final = NS_PER_MS
 
@@ -115,7 +116,7 @@ class DurationWindow:
         self._supposed = False
         #: Whether what is under way tries something that no sample says is possible.
         self._tried = False
-        #: What the profile says.
+        #: The profile's durations.
         self.seed_ns = seed_ns
         #: Measurements taken in.
         self.num_runs = 0
@@ -148,6 +149,12 @@ class DurationWindow:
         self.num_runs, self.seed_ns = 0, seed_ns
         self._update()
 
+    def recall(self, samples: Sequence[int]) -> None:
+        """Take what an earlier controller had measured for the profile."""
+        self._samples = deque(samples, maxlen=WINDOW_SIZE)
+        self._update()
+        self.seed_ns = self.estimate_ns
+
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
         if (self._supposed or self._tried) and self._begins_anew(duration_ns):
@@ -170,7 +177,7 @@ class DurationWindow:
     @property
     def floor_ns(self) -> int:
         """Smallest recent sample: what is possible on a good day."""
-        return min(self._latest())
+        return min(self.latest())
 
     @property
     def supposed(self) -> bool:
@@ -205,7 +212,7 @@ class DurationWindow:
                 self._pause_ns = FORGET_INTERVAL_NS
                 self.forget_above(self._largest_ns - 1)
         elif tries and limit_ns * _MOST_WRONG > self.floor_ns:
-            if self.num_runs != self._doubted_runs:  # measured since the last doubt: it begins anew
+            if self.num_runs != self._doubted_runs:  # measured since the last doubt
                 self._doubted_runs = self.num_runs
                 self._doubted_ns = now_ns
             elif pause_ns >= self._pause_ns:
@@ -230,14 +237,14 @@ class DurationWindow:
         """Whether the measurement of a trial shows that nothing holds: a profile, or what is long ago."""
         return not self.num_runs or duration_ns < self.floor_ns
 
-    def _latest(self) -> list[int]:
+    def latest(self) -> list[int]:
         """The samples that count, the oldest first."""
         if not self._unconfirmed:
             return list(self._samples)
         return [*self._samples, *(sample[1] for sample in self._unconfirmed)][-WINDOW_SIZE:]
 
     def _update(self) -> None:
-        latest = self._latest() if self._unconfirmed else list(self._samples)
+        latest = self.latest() if self._unconfirmed else list(self._samples)
         ordered = sorted(latest)
         last = len(ordered) - 1
         self.typical_ns = ordered[last // 2]
@@ -282,12 +289,17 @@ class Estimates:
         "fit",
         "load_ns",
         "ns_per_row",
+        "recalled",
         "sizes",
         "trial",
     )
 
     def __init__(
-        self, *, load_ns: int, exec_ns: Mapping[int, int], finds_densest: bool = True
+        self,
+        *,
+        load_ns: int,
+        exec_ns: Mapping[int, int],
+        finds_densest: bool = True,
     ) -> None:
         """Seed from a profile.
 
@@ -297,6 +309,8 @@ class Estimates:
                 are made of it, so it is one that was offered and not what a worker likes.
             finds_densest: else `densest` is `fit`: the larger a batch, the denser it is taken to be.
         """
+        #: What an earlier controller had learned is in the place of the profile.
+        self.recalled = False
         #: Compiled batch sizes, ascending.
         self.sizes = tuple(sorted(exec_ns))
         self._exec = [DurationWindow(exec_ns[size]) for size in self.sizes]
@@ -329,7 +343,7 @@ class Estimates:
         self._patience = [_FEW_COMPARISONS] * len(self.sizes)
 
     def at_clock(self, clock_mhz: int, other_mhz: int) -> Estimates:
-        """What to expect at another clock before anything was measured there.
+        """Estimates for another clock before anything was measured there.
 
         Args:
             clock_mhz: that these are of; 0 if not known.
@@ -337,7 +351,7 @@ class Estimates:
 
         Returns:
             EXEC slower in proportion at a lower clock, and no faster at a higher one: how much of
-            a kernel waits for memory nobody has measured, and a batch that ends early does no harm.
+            a kernel waits for memory was not measured, and a batch that ends early is no problem.
             LOAD does not depend on it.
         """
         slower = max(clock_mhz / other_mhz, 1.0) if other_mhz else 1.0
@@ -357,6 +371,28 @@ class Estimates:
         if self.load_ns > SLOW_FACTOR * profile.load_ns + SLOW_NS:
             self._load.begin_again(profile.load_ns)
             self.load_ns = profile.load_ns
+
+    def recall(self, times: LearnedTimes) -> None:
+        """Take what an earlier controller had learned for the profile; sizes are the same."""
+        self.recalled = True
+        for index, size in enumerate(self.sizes):
+            self._exec[index].recall(times.exec_ns[size])
+            self._refresh(index)
+        self._load.recall(times.load_ns)
+        self.load_ns = self._load.estimate_ns
+        self._find_densest()
+
+    def learned(self) -> tuple[list[int], dict[int, list[int]]] | None:
+        """The last durations of LoadWeights, and of EXEC by batch size. Returns None if all are the profile's."""
+        windows = self._exec
+        if not (self.recalled or self._load.num_runs or any([each.num_runs for each in windows])):
+            return None
+        exec_ns = {}
+        for index, window in enumerate(windows):
+            # What is supposed of a size that never ran follows from its neighbours, unless it is on trial.
+            follows = window.supposed and not window.num_runs and index != self.trial
+            exec_ns[self.sizes[index]] = [window.estimate_ns] if follows else window.latest()
+        return self._load.latest(), exec_ns
 
     def is_slow(self, size: int, duration_ns: int) -> bool:
         """Whether a measurement says that the GPU is slow, rather than that the estimate was wrong.
@@ -411,7 +447,7 @@ class Estimates:
         return tries
 
     def try_once(self) -> None:
-        """The batch that tries is sent. Its lane is held for as long as is known, so it delays nobody else."""
+        """The batch that tries is sent. Its lane is held for the known time, so it delays no other batch."""
         index, self.trial = self.trial, -1
         self._exec[index].try_once()
         self._refresh(index)
@@ -499,8 +535,8 @@ class Estimates:
         least = float("inf")
         for index, window in enumerate(self._exec):
             each = window.typical_ns / self.sizes[index]
-            if index and not window.num_runs:
-                # Nobody knows yet: if it is in time at the length of its profile, it costs little to try.
+            if index and not window.num_runs and not self.recalled:
+                # Unknown yet: if it is in time at the length of its profile, it costs little to try.
                 each = min(each, per_row[-1])
             per_row.append(each)
             least = min(least, each)
@@ -526,18 +562,49 @@ class Estimates:
 _Key = tuple[GpuKind, int, ArchitectureId, tuple[int, ...]]
 
 
+def _key_of(times: LearnedTimes) -> _Key:
+    return times.gpu_kind, times.clock_mhz, times.architecture_id, tuple(times.exec_ns)
+
+
 class EstimateTable:
     """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
 
-    __slots__ = ("_crowded_at", "_finds_densest", "_rows")
+    __slots__ = ("_crowded_at", "_finds_densest", "_recalled", "_rows")
 
     def __init__(self, *, finds_densest: bool = True) -> None:
         self._finds_densest = finds_densest
         self._crowded_at = _MIN_ROWS
         self._rows: dict[_Key, Estimates] = {}
+        #: What an earlier controller had learned, until a worker brings the model.
+        self._recalled: dict[_Key, LearnedTimes] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def recall(self, recalled: Iterable[LearnedTimes]) -> None:
+        """Seed rows with these in place of profiles, when workers bring the models; forget what was recalled earlier."""
+        self._recalled = {_key_of(each): each for each in recalled}
+
+    def learned(self) -> Iterator[LearnedTimes | None]:
+        """Say what was learned, and what was recalled and not used yet.
+
+        One row at a time, so that the caller can pause between thousands of them. None: nothing was learned of a row.
+        """
+        unused = list(self._recalled.values())
+        for (gpu_kind, clock_mhz, architecture_id, _), row in list(self._rows.items()):
+            times = row.learned()
+            if times is None:
+                yield None
+                continue
+            load_ns, exec_ns = times
+            yield LearnedTimes(
+                gpu_kind=gpu_kind,
+                clock_mhz=clock_mhz,
+                architecture_id=architecture_id,
+                load_ns=load_ns,
+                exec_ns=exec_ns,
+            )
+        yield from unused
 
     def profiled(
         self,
@@ -549,7 +616,7 @@ class EstimateTable:
         exec_ns: Mapping[int, int],
         profile_mhz: int,
     ) -> Estimates:
-        """What is known of an architecture that a worker has profiled; the profile, if nothing is.
+        """The estimates of an architecture that a worker has profiled; those of the profile at first.
 
         Args:
             gpu_kind: kind of the worker's GPU.
@@ -564,9 +631,8 @@ class EstimateTable:
         profile = Estimates(load_ns=load_ns, exec_ns=exec_ns, finds_densest=self._finds_densest)
         seed = profile.at_clock(profile_mhz, clock_mhz)
         if estimates is None:
-            estimates = self._rows[key] = seed
-        else:
-            estimates.bound(seed)
+            return self._begin(key, seed)
+        estimates.bound(seed)
         return estimates
 
     def at_clock(
@@ -578,12 +644,23 @@ class EstimateTable:
         known: Estimates,
         known_mhz: int,
     ) -> Estimates:
-        """What is known of an architecture at another clock; derived from `known`, if nothing is."""
+        """The estimates of an architecture at another clock; derived from `known` at first."""
         key = (gpu_kind, clock_mhz, architecture_id, known.sizes)
         estimates = self._rows.get(key)
         if estimates is None:
-            estimates = self._rows[key] = known.at_clock(known_mhz, clock_mhz)
+            return self._begin(key, known.at_clock(known_mhz, clock_mhz))
         return estimates
+
+    def _begin(self, key: _Key, seed: Estimates) -> Estimates:
+        """Add a row: what an earlier controller had learned, or the seed."""
+        times = self._recalled.pop(key, None)
+        if times is None:
+            self._rows[key] = seed
+            return seed
+        row = self._rows[key] = seed.at_clock(0, 0)  # a copy
+        row.recall(times)
+        row.bound(seed)
+        return row
 
     @property
     def crowded(self) -> bool:

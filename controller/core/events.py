@@ -1,4 +1,4 @@
-"""What the scheduler is told, and what it asks for.
+"""Events that the scheduler is told, and commands that it gives.
 
 Events are past tense, commands imperative. All times are `int` nanoseconds on the controller's
 monotonic clock. Slotted, not frozen: one or more of these is built per request (0.27 us against 0.6).
@@ -6,12 +6,12 @@ monotonic clock. Slotted, not frozen: one or more of these is built per request 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clockwright.actions import Action, ActionError
 from clockwright.errors import Refusal
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import Action, ActionError
 
 # --- events -----------------------------------------------------------------------------------
 
@@ -49,6 +49,41 @@ class WorkerLost:
     """The worker vanished; whatever it had will not be answered by it."""
 
     worker_id: WorkerId
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnedTimes:
+    """How long the actions of one architecture took last on one kind of GPU at one clock, the oldest first."""
+
+    gpu_kind: GpuKind
+    clock_mhz: int
+    architecture_id: ArchitectureId
+    #: LoadWeights, which is what a cold model waits for.
+    load_ns: Sequence[int]
+    #: EXEC by compiled batch size, ascending.
+    exec_ns: Mapping[int, Sequence[int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnedLink:
+    """A worker's link in each direction: its length, and its time per byte. 0 where that does not matter."""
+
+    worker_id: WorkerId
+    out_length_ns: int
+    out_ns_per_byte: float
+    back_length_ns: int
+    back_ns_per_byte: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Recalled:
+    """What an earlier controller had learned. Like a profile it counts as unconfirmed until something is measured.
+
+    It holds for workers and models that come from now on. What was recalled earlier and not used is forgotten.
+    """
+
+    times: Sequence[LearnedTimes] = ()
+    links: Sequence[LearnedLink] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,10 +132,14 @@ class RequestArrived:
     rows: int
     arrival_ns: int
     slo_ns: int
-    #: Whose it is, for fairness between those who share models; empty: nobody's in particular.
+    #: The tenant, for fairness among those who share models. May be empty.
     tenant: str = ""
     #: Size of its inputs, which a worker's link has to carry; 0 where that is not known.
     num_bytes: int = 0
+    #: What each row of an answer is worth, where that of a usual request is worth 1.
+    weight: float = 1.0
+    #: Time that the rest of its pipeline needs after this answer. The SLO leaves that time already.
+    work_ahead_ns: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,8 +153,20 @@ class RequestsArrived:
 
 
 @dataclass(slots=True, kw_only=True)
+class CertaintyAsked:
+    """The client of a request that has just arrived wants to know within a time whether it will be answered.
+
+    An event of its own, so that requests whose clients do not ask cost nothing.
+    """
+
+    request_id: RequestId
+    #: The request is refused or promised this long after its arrival.
+    within_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
 class RequestCancelled:
-    """The client went away: forget the request, answer nobody."""
+    """The client left: forget the request, and give no response."""
 
     request_id: RequestId
 
@@ -193,7 +244,8 @@ class TimerFired:
 
 
 Event = (
-    WorkerJoined
+    Recalled
+    | WorkerJoined
     | ClockSeen
     | WorkerDraining
     | WorkerLost
@@ -202,6 +254,7 @@ Event = (
     | ModelRemoved
     | RequestArrived
     | RequestsArrived
+    | CertaintyAsked
     | RequestCancelled
     | ModelWanted
     | ModelPinned
@@ -261,12 +314,30 @@ class RefuseRequest:
 
 
 @dataclass(slots=True, kw_only=True)
+class PromiseRequest:
+    """A request that asks for certainty is promised while it waits: a lane has a place for it.
+
+    One that is sent before it has to be decided has no such command: from then on it is as good as promised.
+    """
+
+    request_id: RequestId
+
+
+@dataclass(slots=True, kw_only=True)
 class WithdrawAction:
     """Take an action back from a worker that has not begun it.
 
     The action stays in the books until its result comes: `ActionError.WITHDRAWN` when it had not begun,
-    else what became of it.
+    else the outcome of its run.
     """
+
+    worker_id: WorkerId
+    action_id: ActionId
+
+
+@dataclass(slots=True, kw_only=True)
+class WriteOffAction:
+    """Count an action as over: its result is lost, as a later one proves. Should it come after all, it is dropped."""
 
     worker_id: WorkerId
     action_id: ActionId
@@ -291,4 +362,13 @@ class CloseWorker:
     reason: str = ""
 
 
-Command = SendAction | WithdrawAction | AnswerRequest | RefuseRequest | ForgetModel | CloseWorker
+Command = (
+    SendAction
+    | WithdrawAction
+    | WriteOffAction
+    | AnswerRequest
+    | RefuseRequest
+    | PromiseRequest
+    | ForgetModel
+    | CloseWorker
+)

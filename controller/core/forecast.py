@@ -1,11 +1,11 @@
-"""Which of several models could answer a request in time, before anything is asked.
+"""Predicts which of several models could answer a request in time.
 
-Each model is judged by a lower bound like the one in `admission`. But the members of an ensemble share
-lanes: each one that fits takes its time from those behind it. So K requests with one deadline are priced as
-K requests, and the members that do not fit are known before anything is sent.
+Each model is judged by a lower bound like the one in `admission`. But the members of an ensemble share lanes: each one
+that fits takes time from those after it. So K requests with one deadline are priced as K requests, and the members that
+do not fit are known before anything is sent.
 
-The two bounds are written apart and are not quite the same. Here the queue ahead is priced at the fastest
-kind's rate, on all copies, also where the model would be loaded anew, and `INFEASIBLE` compares with the time
+This bound differs from that of `admission`. Here the queue ahead is priced at the fastest
+kind's rate, on all copies, also where the model would be loaded again, and `INFEASIBLE` compares with the time
 that is left, not with the whole SLO. Whose request it is does not count. A forecast decides which
 members are asked; `admission` has the last word.
 
@@ -24,7 +24,7 @@ from controller.core.state import Model, Readiness, WorkerState
 
 @dataclass(slots=True)
 class Forecast:
-    """What is predicted for one model."""
+    """The prediction for one model."""
 
     #: None: it can be in time.
     refusal: Refusal | None = None
@@ -45,7 +45,7 @@ def forecast(
     """Predict the earliest end of a request to each model.
 
     Args:
-        models: the most important first; None: there is no such model.
+        models: the most important first. None stands for a model that does not exist.
         rows: of the request, the same for all.
         due_ns: when the EXEC has to end.
         now_ns: the present.
@@ -117,7 +117,7 @@ def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
 
 
 def _doubt(model: Model, rows: int, left_ns: int, now_ns: int, num_bytes: int) -> None:
-    """Doubt an estimate that alone rules the model out: nobody will ask the model, so nothing would correct it."""
+    """Doubt an estimate that alone rules the model out: no request would come that could correct it."""
     out_bytes = rows * model.output_row_bytes
     for worker, readiness in model.ready.items():
         estimates = readiness.estimates

@@ -1,8 +1,8 @@
-"""Who is trusted with what: failures are remembered, and a sick part is avoided until it proves itself.
+"""Remembers failures, and avoids workers that fail until a probe succeeds.
 
 A model that fails on one worker is *suspended* there: the model no longer sees that worker among those that are
-ready, nor the copy there, so admission, the policies and the load lanes do without it, and none of them knows
-why. A worker that fails everything, is overdue or slow is suspended for all its models.
+ready, nor the copy there, so admission, the policies and the load lanes do without it and need no rule
+for it. A worker that fails everything, is overdue or slow is suspended for all its models.
 
 | what happens on a worker                       | what is suspended there                                  |
 |------------------------------------------------|----------------------------------------------------------|
@@ -14,8 +14,8 @@ why. A worker that fails everything, is overdue or slow is suspended for all its
 | a result is overdue (`Alarms.suspect_ns`)      | every model                                              |
 | three actions in a row take far too long       | every model                                              |
 
-A model is never suspended on the last worker that offers it, with the one exception of the table: else nobody
-could say whether it works again. A suspension ends when a probe succeeds there. A probe is a load, or a run of
+A model is never suspended on the last worker that offers it, with the one exception of the table: else no
+probe could show whether it works again. A suspension ends when a probe succeeds there. A probe is a load, or a run of
 one request that waits or runs elsewhere all the same, so it costs no answer. The pause before the next probe
 doubles with every failure. What a worker remembers of a model's failures ends with the model's next success.
 
@@ -25,19 +25,24 @@ there to be asked instead. Where all are slow, the last one teaches, and the oth
 
 from __future__ import annotations
 
-from clockwright.actions import Infer
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.wire.actions import Infer
+from controller.core.alarms import SUSPECT_NS
 from controller.core.books import Books
 from controller.core.estimator import SLOW_FACTOR
 from controller.core.state import Model, SentAction, Suspension, Trouble, WorkerState
 
-# The first pause is long enough that a burst of failures counts as one, and short beside a second, in which a
-# healthy worker would be missed.
+# The first pause is long enough that a burst of failures counts as one, and short compared with a second, in which
+# a healthy worker would be missed.
 _FIRST_PAUSE_NS = 20 * NS_PER_MS
 _MAX_DOUBLINGS = 6
 
 # So many models that fail in a row, with no success between, are the worker's fault.
 _MANY_MODELS = 2
+
+# A worker that is silent for less is likelier to answer than to be lost: TCP sends what was lost again after 200 ms
+# and, if that is lost too, after 400 ms more. A process that ends closes its connection at once.
+_MAY_RETURN_NS = NS_PER_S
 
 # An outlier may take as long as a slow worker; three in a row are none.
 _SLOW_IN_A_ROW = 3
@@ -90,7 +95,7 @@ class Health:
         return touched + self._suspend(worker, model, words, now_ns, load=True, last=last)
 
     def overdue(self, worker: WorkerState, now_ns: int) -> list[Model]:
-        """A worker does not answer: nobody waits for it where there is another."""
+        """Suspend all models on a worker that does not answer, where another worker offers them."""
         return self._suspend_all(worker, f"worker {worker.worker_id} does not answer", now_ns)
 
     # --- what goes well, or takes long ----------------------------------------------------------
@@ -157,7 +162,7 @@ class Health:
         return True, touched
 
     def replaced(self, model: Model, now_ns: int) -> list[WorkerState]:
-        """A worker got ready for the model: those that are sick are needed no more; returns them."""
+        """A worker is ready for the model: suspend it on sick workers. Returns those."""
         found = []
         for worker in list(model.ready):
             trouble = worker.trouble
@@ -179,7 +184,7 @@ class Health:
     # --- where to look again --------------------------------------------------------------------
 
     def last_resort(self, model: Model, now_ns: int) -> None:
-        """Nobody offers the model: take back who fails at runs, or has paused after a failed load."""
+        """No worker offers the model: restore workers that fail at runs, or have paused after a failed load."""
         for worker, suspension in list(model.suspended.items()):
             if suspension.is_last_resort(now_ns):
                 self._books.restore(model, worker)
@@ -191,12 +196,23 @@ class Health:
             if suspension.until_ns > now_ns:
                 continue
             trouble = worker.trouble
-            if trouble is not None and trouble.sick and worker.in_flight:
+            if trouble is not None and trouble.sick and self._may_answer(worker, now_ns):
                 continue  # what it has shows it
             copy = worker.copies.get(model)
             if copy is None or (copy.resident and not copy.num_pins):
                 found.append(worker)
         return found
+
+    def may_return(self, model: Model, now_ns: int) -> bool:
+        """Whether a worker with a copy of the model does not answer, but is likelier to answer yet than to be lost."""
+        for worker in model.suspended:
+            copy = worker.copies.get(model)
+            if copy is not None and copy.resident:
+                for sent in worker.in_flight.values():
+                    if 0 < now_ns - sent.expected_end_ns < _MAY_RETURN_NS:
+                        return True
+                    break
+        return False
 
     # --- suspend and restore --------------------------------------------------------------------
 
@@ -261,6 +277,12 @@ class Health:
                 trouble.failing_runs.pop(model, None)
                 found = True
         return found
+
+    def _may_answer(self, worker: WorkerState, now_ns: int) -> bool:
+        """Whether it has an action that is not overdue. Else its results may be lost, and only another shows that."""
+        for sent in reversed(worker.in_flight.values()):
+            return now_ns < sent.expected_end_ns + SUSPECT_NS
+        return False
 
     def _answers_late(self, worker: WorkerState, now_ns: int) -> bool:
         """Whether its oldest action should have ended before now."""

@@ -1,25 +1,24 @@
-"""A worker's link is a lane: how long messages are on their way, and how many bytes it carries.
+"""The delay and the bandwidth of a worker's link, which is planned like a lane.
 
-Two things delay a message, and they call for opposite things. A *long* link has to be fed early, with much
-under way. A *thin* one has to be fed late: what is sent too early only queues on it. So both are measured
-apart, each way:
+Two things delay a message, and they need opposite treatment. On a *long* link actions must be sent early, with many
+under way. On a *thin* one they must be sent late: what is sent too early only queues. So both are measured separately,
+in each direction:
 
 * The **length** is the least of the last delays. What varies above it (jitter) is planned for by a high
   quantile, less what does no harm.
 * The **time per byte** comes from messages that had to wait for the one before: such a pair arrives as far
   apart as the second takes on the wire. Jitter stretches and shrinks those distances alike, so a quantile
   below the middle is zero on a link that is not thin. No message is faster than its own bytes, which bounds
-  the time per byte from above, and so a link that was busy because of somebody else recovers at once.
+  the time per byte from above, and so a link that other traffic kept busy recovers at once.
 
-On a thin link only a message that did not wait tells of the length: a queue that is taken for length is kept up
-for ever. Messages that arrive in the same moment
-count once: where a process stood still, it is one pause, not twenty long delays.
+On a thin link only a message that did not wait measures the length: a queue that counts as length is kept up for ever.
+Messages that arrive in the same moment count once: if a process stood still, that is one pause, not twenty long delays.
 
 **The clock of a worker's lanes.** All times of `exec_lane` and `load_lane`, of copies' loads and of actions
-under way are those at which the controller *hears* of them: the worker's time plus the way back. So an
-answer's way back is part of whoever runs it, near or far, and no rule above this file knows of links: a
-batch is in time when its end, as heard, is not after `due_ns`. Only `Dispatch`, which writes windows for
-workers, and `Scheduler`, which reads their reports, translate.
+under way are those at which the controller *hears* of them: the worker's time plus the return delay. So an
+answer's return delay is part of its run, on near and far workers alike, and no rule above this file knows of links: a
+batch is in time when its end, as heard, is not after `due_ns`. Only `ExecLanes` and `Dispatch`, which write windows
+for workers, and `Results`, which reads their reports, translate.
 
 The link of a worker on the same machine, or in the same rack, is shorter than what is planned for always.
 Nothing is learned from it then but how short it was last: two comparisons per result.
@@ -31,6 +30,7 @@ from bisect import bisect_left, insort
 from collections import deque
 
 from clockwright.units import NS_PER_MS
+from controller.core.events import LearnedLink
 
 # Enough to tell the largest delay from the usual ones, few enough to follow a link that changes within a
 # second of work.
@@ -38,13 +38,14 @@ _WINDOW_SIZE = 64
 
 _WINDOW_NS = 1000 * NS_PER_MS
 
-# This part of the window is planned for; lone pauses are in the rest.
-_QUANTILE = 0.95
+# This part of the window is planned for, and never its last two: a message that is late alone is an event, and says
+# nothing of the next.
+_QUANTILE, _EVENTS = 0.95, 2
 
 # Messages that arrive within this of each other were delayed by the same thing.
 _SAME_MOMENT_NS = NS_PER_MS
 
-# Distances of queued messages: so many are kept, so many are believed.
+# Distances of queued messages: the number that is kept, and the least number that counts.
 _PAIRS, _PAIRS_LEAST = 24, 5
 _PAIRS_QUANTILE = 0.4
 
@@ -55,7 +56,7 @@ _PENDING_MOST = 256
 _APART = 1.05
 _SOON_NS = NS_PER_MS // 50
 
-# What a message without tensors counts as, so that a link which carries only so many messages is thin too.
+# Size of a message without tensors, so that a link which carries only so many messages is thin too.
 _MESSAGE_BYTES = 1000
 
 # Bytes that take less per message are not worth planning.
@@ -130,9 +131,9 @@ class OneWay:
         #: When each message that was not measured yet was sent, and the bytes sent until then.
         self._pending: deque[tuple[int, int]] = deque(maxlen=_PENDING_MOST)
         self._most_per_byte = 0.0
-        #: What a message without bytes is planned to take.
+        #: Planned time of a message without bytes.
         self.ns = least_ns
-        #: What of that is for delays beyond the least.
+        #: The part of it for delays beyond the least.
         self.variation_ns = 0
         #: The least of the last delays; 0 where that is short.
         self.length_ns = 0
@@ -193,6 +194,18 @@ class OneWay:
         if self.ns_per_byte:
             self._find_free()
 
+    def recall(self, length_ns: int, ns_per_byte: float, now_ns: int) -> None:
+        """Plan with what an earlier controller had learned, until messages say otherwise."""
+        if ns_per_byte:
+            self.ns_per_byte = self._most_per_byte = ns_per_byte
+            # As few messages as count, of a size that matters.
+            num_bytes = max(_MESSAGE_BYTES, int(_NO_MATTER_NS / ns_per_byte) + 1)
+            for _ in range(_PAIRS_LEAST):
+                self._take_pair(ns_per_byte, num_bytes)
+        if length_ns:
+            self._take(now_ns, length_ns)
+            self._plan()
+
     def was_short(self, arrived_ns: int, delay_ns: int) -> None:
         """A message arrived while nothing was kept, and there was no need to."""
         self._take(arrived_ns, delay_ns)
@@ -231,7 +244,7 @@ class OneWay:
             self._take_pair(max(0, apart_ns) / between, between)
         per_byte = min(self._pairs_per_byte, self._most_per_byte)
         if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
-            # What the bytes explain of the delays so far is another part of them now.
+            # The bytes now explain another part of the delays so far.
             self.ns_per_byte = per_byte
             self._forget_delays()
             self.length_ns, self.ns, self.variation_ns = 0, self._least_ns, 0
@@ -275,7 +288,9 @@ class OneWay:
         ordered = self._ordered
         length_ns = ordered[0]
         self.length_ns = length_ns = length_ns if length_ns > self._short_ns else 0
-        high_ns = ordered[int(len(ordered) * _QUANTILE)] - self._tolerance_ns
+        number = len(ordered)
+        usual = max(0, min(int(number * _QUANTILE), number - 1 - _EVENTS))
+        high_ns = ordered[usual] - self._tolerance_ns
         self.ns = max(self._least_ns, length_ns, high_ns)
         self.variation_ns = self.ns - max(self._least_ns, length_ns)
 
@@ -295,7 +310,7 @@ class OneWay:
         self._ordered.clear()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget everything that was measured."""
         self._forget_delays()
         self._pending.clear()
         self._pairs.clear()
@@ -333,13 +348,13 @@ class LinkPlan:
         """Begin with a link on which nothing was measured.
 
         Args:
-            least_ns: planned for always on the way out.
+            least_ns: the least delay to the worker that is planned for.
             tolerance_ns: how much later than planned an action, or an answer, may come without harm.
-            unusual: where links stand while they are not usual; None: this one stands nowhere.
+            unusual: the set of links that are not usual, to which this one adds itself. May be None.
         """
         #: The links that have to be planned for, this one among them or not.
         self.unusual = set() if unusual is None else unusual
-        #: What the way out takes at most where the link is usual.
+        #: The longest way out of a usual link.
         self.usual_ns = least_ns
         self._news_ns = least_ns + tolerance_ns
         self.out = OneWay(least_ns=least_ns, short_ns=least_ns, tolerance_ns=tolerance_ns)
@@ -384,6 +399,12 @@ class LinkPlan:
         if self.out.is_usual and self.back.is_usual:
             self._forget()
 
+    def recall(self, link: LearnedLink, now_ns: int) -> None:
+        """Plan with what an earlier controller had learned; like what was measured, it is soon forgotten."""
+        self.out.recall(link.out_length_ns, link.out_ns_per_byte, now_ns)
+        self.back.recall(link.back_length_ns, link.back_ns_per_byte, now_ns)
+        self.learned(now_ns)
+
     def way_ns(self, now_ns: int) -> int:
         """Way there and back of an action without bytes, on a wire that is free."""
         if self.is_usual:
@@ -414,7 +435,7 @@ class LinkPlan:
         return way_ns + queued_ns + out.wire_ns(in_bytes) + back.wire_ns(out_bytes)
 
     def wire_ns(self, in_bytes: int, out_bytes: int) -> int:
-        """How long the wire is taken by an action's inputs or outputs, whichever take longer."""
+        """The time that an action's inputs or its outputs take the wire, whichever is longer."""
         return max(self.out.wire_ns(in_bytes), self.back.wire_ns(out_bytes))
 
     @property

@@ -1,4 +1,4 @@
-"""How many requests of a model were lost of late though it had a copy: what another copy would be worth."""
+"""Counts the requests of a model that were refused lately although it had a copy: the worth of another copy."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class Lost:
         self._period = now_ns // _HALF_LIFE_NS
 
     def of_late(self, now_ns: int) -> float:
-        """How many, faded."""
+        """Their number, faded."""
         return float(self._count * 0.5 ** min(now_ns // _HALF_LIFE_NS - self._period, 64))

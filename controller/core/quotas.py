@@ -1,12 +1,12 @@
-"""What each tenant may have: a rate, so much at once, SLOs within bounds. No I/O, and time is an argument.
+"""Quotas of tenants: a rate, a number and size of open requests, bounds of SLOs. No I/O; time is an argument.
 
 A rate is a token bucket, which holds tokens for some requests and is filled at an even pace. What is kept of it
 is one number, the time at which it will be full: a request puts that off by one token's time, and the bucket is
 empty where it would be put off too far (the cell rate algorithm of ATM, ITU-T I.371). So a bucket costs
-nothing while nobody asks.
+nothing while no request comes.
 
-A tenant that no quota names has that of `OTHERS`, each for itself. Names come from clients where nobody has to
-show a key, so the number of those that are remembered is bounded: one that is idle and whose bucket is full is
+A tenant that no quota names has that of `OTHERS`, each for itself. Without authentication, clients choose
+their names, so the number of those that are remembered is bounded: one that is idle and whose bucket is full is
 like one that was never seen, and is forgotten first. Where none is, newcomers share one bucket.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clockwright.errors import ConfigError
-from clockwright.units import NAME_CHARS_MAX, NS_PER_S, SLO_NS_MAX
+from clockwright.units import NAME_CHARS_MAX, NS_PER_S, SLO_NS_MAX, WEIGHT_MAX
 
 #: In place of a tenant's name: each tenant that has no quota of its own.
 OTHERS = "*"
@@ -35,31 +35,37 @@ BOUNDS = (
     "slo_ns_min",
     "slo_ns_max",
     "weight",
+    "request_weight_max",
 )
 
 # Beyond these, times between requests and shares are no numbers any more. One in 11 days is the least rate.
-_RANGES = {"rate_rps": (1e-6, 1e9), "weight": (0.01, 100.0)}
+_RANGES = {
+    "rate_rps": (1e-6, 1e9),
+    "weight": (0.01, 100.0),
+    "request_weight_max": (0.01, WEIGHT_MAX),
+}
 _NUMBER_MAX = 1 << 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """The bounds of one tenant; None: there is no such bound."""
+    """The bounds of one tenant; None: unbounded."""
 
-    #: Requests per second, in the long run.
+    #: Requests per second, on average.
     rate_rps: float | None = None
-    #: Requests that may come at once; None: what the rate gives in a second.
+    #: Requests that may arrive at once; None: one second's worth of the rate.
     burst: int | None = None
-    #: Requests that are open at once.
+    #: Open requests.
     open_requests: int | None = None
-    #: Bytes of inputs of open requests.
+    #: Input bytes of open requests.
     open_bytes: int | None = None
-    #: The smallest and the largest SLO that a request may have.
+    #: Smallest and largest SLO of a request.
     slo_ns_min: int | None = None
     slo_ns_max: int | None = None
-    #: Its fair share of the GPUs, where others want them too, is so many times that of a tenant with 1. Under
-    #: policy edf_mh only.
+    #: Weight of its fair share when GPU time is short; other tenants have 1. Only with policy edf_mh.
     weight: float = 1.0
+    #: Largest weight of a request, which says what its answer is worth. Tenants without a quota have 1.
+    request_weight_max: float = 1.0
 
     def __post_init__(self) -> None:
         """Look whether such bounds can be.
@@ -90,12 +96,12 @@ class Exceeded:
 
     #: Name of the bound, as in `Quota`.
     bound: str
-    #: What the request has, or the tenant with it; None where the bound is a rate.
-    found: int | None
+    #: What was found: of the request, or of the tenant with it. None if the bound is a rate.
+    found: float | None
     expected: float
-    #: After this time it would be let in if nothing else came; None: never, or nobody knows.
+    #: After this time it would be admitted if nothing else came. None if never, or unknown.
     retry_ns: int | None = None
-    #: Until then the tenant is refused whatever comes, unless its quota changes; None: nobody knows.
+    #: Until then every request of the tenant is refused, unless its quota changes. None if unknown.
     until_ns: int | None = None
 
 
@@ -105,7 +111,7 @@ def interval_ns(rate_rps: float) -> int:
 
 
 class TenantUse:
-    """What one tenant has of its quota."""
+    """The use that one tenant makes of its quota."""
 
     __slots__ = (
         "_burst_ns",
@@ -193,7 +199,7 @@ class Quotas:
         """Begin with nothing open.
 
         Args:
-            quotas: by tenant; `OTHERS` stands for each that is not named. None: nobody has a quota.
+            quotas: by tenant; `OTHERS` stands for each that is not named. None means no quotas.
         """
         self.quotas: Mapping[str, Quota] = {}
         self._named: dict[str, TenantUse] = {}
@@ -230,7 +236,7 @@ class Quotas:
         self._named = named
 
     def __bool__(self) -> bool:
-        """Whether anybody has a quota."""
+        """Whether any tenant has a quota."""
         return bool(self.quotas)
 
     @property
@@ -248,11 +254,17 @@ class Quotas:
         return len(self._others)
 
     def uses(self) -> list[tuple[str, TenantUse]]:
-        """What tenants have now: all that are named, and the others that are remembered."""
+        """The present use by all named tenants, and by the others that are remembered."""
         return [*sorted(self._named.items()), *self._others.items()]
 
+    def excess_weight(self, name: str, weight: float) -> Exceeded | None:
+        """Find whether a request weighs more than its tenant's may. Returns None if not."""
+        quota = self.quotas.get(name) or self.quotas.get(OTHERS)
+        most = 1.0 if quota is None else quota.request_weight_max
+        return Exceeded("request_weight_max", weight, most) if weight > most else None
+
     def find(self, name: str, now_ns: int) -> TenantUse | None:
-        """Find what a tenant has of its quota; None: it has no quota. Takes the same time for any number of tenants."""
+        """Find what a tenant has of its quota; Returns None if it has no quota. Takes O(1)."""
         use = self._named.get(name)
         if use is not None:
             return use

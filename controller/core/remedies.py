@@ -1,17 +1,17 @@
-"""What stood in the way of a request that is refused, and what would have let it succeed.
+"""Explains why a request was refused, and what would have let it succeed.
 
-Asked once for a refusal, right after the event that led to it; what is true then is gone a moment later. Nothing
-here is part of a decision, and nothing that decides is changed.
+It is called once per refusal, right after the event that led to it, because the state changes a moment later. It takes
+no part in decisions and changes nothing that does.
 
-A remedy is a promise to whoever tries it, so it is stated on the safe side:
+A remedy is a promise to the client that tries it, so it errs on the safe side:
 
-* While next to nothing is dropped on lanes of the kind, the request was in a crowd that passes. An SLO helps that is
-  long enough for all that is open to go first.
-* While more is dropped, a longer SLO is a lottery: the crowd does not pass, and those with shorter SLOs go first. What
-  helps is as many further workers as would have run what was dropped, and an SLO that is long enough on an idle one.
+* If hardly anything is dropped on lanes of the kind, the load was a short burst. A longer SLO helps, if all open
+  requests can go first.
+* If more is dropped, the load lasts, and requests with shorter SLOs go first, so a longer SLO alone promises nothing.
+  More workers help, as many as would have run what was dropped, with an SLO that suffices on an idle worker.
 * Where the weights are not resident, the SLO has to leave time for a load. To pin the model is as good, while EXEC
   lanes have room: then nothing else has to change, neither the SLO nor the number of workers.
-* What nobody serves, has failed or was too late after all has no remedy that anybody could promise.
+* A request that no worker serves, that failed, or that was late after all has no remedy that could be promised.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ Lane = tuple[WorkerId, bool, bool, int, int, int, int]
 
 @dataclass(slots=True)
 class Remedy:
-    """What would have let a request succeed, all of it together; without any, nothing is promised."""
+    """The changes that together would have let a request succeed. Without any, nothing is promised."""
 
     #: Its SLO would have been this long; 0: its own is long enough.
     slo_ns: int = 0
-    #: Workers like those there are, beside them.
+    #: More workers like the present ones.
     more_workers: int = 0
 
     def __bool__(self) -> bool:
@@ -81,7 +81,7 @@ class Obstacles:
     num_open: int
     #: Part of the requests for lanes of its kind that were dropped of late.
     dropped_share: float
-    #: Some workers that have a copy; where there is none, some that could load one.
+    #: Some workers that have a copy, or could load one if none has.
     lanes: tuple[Lane, ...]
     remedy: Remedy
     #: To pin its model, and nothing else, would have let it succeed too.
@@ -158,7 +158,7 @@ class Remedies:
         served, dropped, for_exec = self._of_late(worker, now_ns)
         found.dropped_share = dropped / (served + dropped) if dropped else 0.0
         exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
-        # On lanes that nobody crowds it waits for the EXEC that runs, and for one more that has to go first.
+        # On lanes without a crowd it waits for the EXEC that runs, and for one more that has to go first.
         in_front_ns = 2 * max(worker.mean_exec_ns, exec_ns)
         least_ns = worker.link.usual_ns + max(worker.link.excess_ns, 0) + in_front_ns + exec_ns
         for copy in copies.values():
@@ -207,5 +207,5 @@ class Remedies:
 
 
 def _margin_ns(least_ns: int, margin_ns: int, margin_share: float) -> int:
-    """What an SLO has to be longer than the time that is needed, for the margin that is kept free of it."""
+    """The time to add to an SLO for the margin that is kept free of it."""
     return min(margin_ns, int(least_ns * margin_share / (1.0 - margin_share)) + 1)

@@ -1,10 +1,9 @@
-"""Who had how much of the lanes of late, and how much each may have before others go first.
+"""Measures each tenant's and model's use of the lanes, and the share that each may use before others go first.
 
-The fair share is the max-min one: whoever asks for less than it gets what it asks for, and leaves the rest to
-the others, who have as much as each other. It is the level L at which the sum over all of min(asked, L) is what
-the lanes gave. To find it by sorting would cost more the more tenants and models there are. Here each request
-that is served or dropped moves the level a little: it should have been served by min(1, L / asked), it was or it
-was not, and the level falls or rises by the difference. So does Core-Stateless Fair Queueing (Stoica, Shenker
+The fair share is the max-min one: a tenant that asks for less than the share gets all of it, and the others get equal
+parts of the rest. It is the level L at which the sum over all of min(asked, L) is what the lanes gave. Sorting would
+cost more, the more tenants and models there are. Here each request that is served or dropped moves the level a
+little: it should have been served with probability min(1, L / asked), and the level falls or rises by the difference. So does Core-Stateless Fair Queueing (Stoica, Shenker
 and Zhang, SIGCOMM 1998) without state per flow in its routers.
 """
 
@@ -15,23 +14,27 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 _RECENT_NS = 50 * NS_PER_MS
 #: Usage is counted in steps of this length: what lies in one step fades alike.
 STEP_NS = NS_PER_S // 16
-# What is older counts half as much after each of so many of them.
+# Usage counts half as much after each of so many of them.
 _STEPS_PER_HALF = 16
 _FADES = tuple(0.5 ** (steps / _STEPS_PER_HALF) for steps in range(8 * _STEPS_PER_HALF))
-# What became of requests counts half as much after this time.
+# Outcomes of requests count half as much after this time.
 _HALF_LIFE_NS = 2 * NS_PER_S
 # A model counts as having had so many more requests, served at the mean share. With fewer, one unlucky request of
 # a model that is seldom asked for makes it weigh more (with 1, a zoo of 1,500 models lost 4 points).
 _PRIOR = 16.0
-# Whoever asks for less than this part of what all lanes give floods nobody.
+# To ask for less than this part of what all lanes give is no flood.
 _FLOOD = 0.25
-# What a lane gives that is busy all the time, so faded.
+# Nor does it flood if the others ask for the second of these parts of what all lanes give: they would push each other
+# out without it. If they ask for less than the first, it alone pushes them out. Beside floods they ask for 0.5 to 1.0
+# of it, beside the most popular of 400 functions for 1.2 to 1.4.
+_FIT, _EXCEED = 1.0, 1.2
+# Time that a lane gives if it is always busy, faded like usage.
 _LANE_NS = 1.44 * _STEPS_PER_HALF * STEP_NS
 
-# Whoever asks for less than half of what those ask whose requests are dropped may use a quarter more than the
-# level: the level is the mean of noisy seconds, and its own noise is no flood. Whoever asks for as much as those
-# can count on half the level only, because where all ask alike, to even out what each was served costs answers
-# and isolates nobody: under 196 models asked alike for three times too much, 8 in 100.
+# A tenant or model that asks for less than half of what those ask whose requests are dropped may use a quarter more
+# than the level: the level is the mean of noisy seconds, and its own noise is no flood. One that asks for as much as
+# those can count on half the level only. Where all ask alike, to even out what each was served isolates none of them
+# and costs answers: 8 in 100 under 196 models asked alike for three times too much.
 _TOLERANCE = 1.25
 _SMALL = 0.5
 _FLOOR = 0.5
@@ -99,10 +102,10 @@ class ServedShare:
         self._served += served
         self._dropped += dropped
 
-    def beside(self, mean: float) -> float:
+    def smoothed(self, mean: float) -> float:
         """The share, as though some more requests had been served at the mean share.
 
-        One unlucky request of a model that is seldom asked for so says little.
+        So one refused request of a seldom used model changes little.
         """
         return (self._served + _PRIOR * mean) / (self._served + self._dropped + _PRIOR)
 
@@ -110,10 +113,12 @@ class ServedShare:
 class Usage:
     """Lane time that one tenant or model had, and what it asked for; older counts half as much each second."""
 
-    __slots__ = ("asked_ns", "step", "used_ns")
+    __slots__ = ("asked_ns", "floods", "step", "used_ns")
 
     def __init__(self) -> None:
         self.used_ns = 0.0
+        #: It asked for much of all lane time, and for more than the level, when it last asked.
+        self.floods = False
         #: What it used, and what the requests would have used that were dropped.
         self.asked_ns = 0.0
         #: Both are faded up to this step.
@@ -128,11 +133,12 @@ class Usage:
 
 
 class FairShare:
-    """The level up to which everybody may use lanes of one sort, per unit of weight."""
+    """The level up to which every model or tenant may use lanes of one sort, per unit of weight."""
 
     __slots__ = (
         "_asked_by_dropped",
         "_dropped_ns",
+        "_flood_ns",
         "_flood_step",
         "_served_ns",
         "_step",
@@ -145,11 +151,13 @@ class FairShare:
         #: Time that was asked for and not given; and this times what each who was dropped asks for.
         self._dropped_ns = 0.0
         self._asked_by_dropped = 0.0
+        #: What those asked for who ask for much of all lane time.
+        self._flood_ns = 0.0
         self._flood_step = -_STEPS_PER_HALF
         self._step = 0
 
     def served(self, usage: Usage, weight: float, time_ns: float, step: int) -> None:
-        """Somebody gets so much time of a lane."""
+        """A tenant or model gets so much time of a lane."""
         if usage.step != step:
             usage.fade(step)
         if self._step != step:
@@ -157,12 +165,14 @@ class FairShare:
         usage.used_ns += time_ns
         asked_ns = usage.asked_ns = usage.asked_ns + time_ns
         self._served_ns += time_ns
-        if asked_ns > weight * self.level_ns:
-            self._look_for_flood(asked_ns, step)
+        is_over = asked_ns > weight * self.level_ns
+        if is_over or usage.floods:
+            self._look_for_flood(usage, is_over, time_ns, step)
+        if is_over:
             self._move(time_ns * (1.0 - weight * self.level_ns / asked_ns))
 
     def dropped(self, usage: Usage, weight: float, time_ns: float, step: int) -> None:
-        """Somebody asked for so much time and does not get it."""
+        """A tenant or model asked for so much time and does not get it."""
         if usage.step != step:
             usage.fade(step)
         if self._step != step:
@@ -170,12 +180,13 @@ class FairShare:
         asked_ns = usage.asked_ns = usage.asked_ns + time_ns
         self._dropped_ns += time_ns
         self._asked_by_dropped += time_ns * asked_ns / weight
-        if asked_ns > weight * self.level_ns:
-            self._look_for_flood(asked_ns, step)
+        is_over = asked_ns > weight * self.level_ns
+        if is_over or usage.floods:
+            self._look_for_flood(usage, is_over, time_ns, step)
         self._move(-time_ns * min(1.0, weight * self.level_ns / asked_ns))
 
     def has_left(self, usage: Usage, weight: float, isolation: float, step: int) -> bool:
-        """Whether somebody used less than it can count on.
+        """Whether a tenant or model used less than it can count on.
 
         Args:
             usage: what it used, and asked for.
@@ -185,29 +196,58 @@ class FairShare:
         """
         if usage.step != step:
             usage.fade(step)
-        level_ns = _TOLERANCE * isolation * weight * self.level_ns
-        if usage.used_ns >= level_ns:
+        part = _TOLERANCE * isolation
+        level_ns = part * weight * self.level_ns
+        # Who asks for less than the level has all of that for its share.
+        if usage.used_ns >= level_ns or usage.used_ns > part * usage.asked_ns:
             return False
-        # What it asks beyond a part of what those ask, on average, whose requests are dropped.
+        # Demand beyond a part of the average demand of those whose requests are dropped.
         excess = usage.asked_ns / weight * self._dropped_ns - _SMALL * self._asked_by_dropped
         if excess <= 0.0:
             return True
-        part = 1.0 - (1.0 - _FLOOR) * excess / ((1.0 - _SMALL) * self._asked_by_dropped)
-        return usage.used_ns < level_ns * max(part, _FLOOR)
+        rest = 1.0 - (1.0 - _FLOOR) * excess / ((1.0 - _SMALL) * self._asked_by_dropped)
+        return usage.used_ns < level_ns * max(rest, _FLOOR)
 
     def have_left(self, usages: list[Usage], isolation: float, step: int) -> list[bool]:
         """`has_left` for each of some that have the weight 1."""
-        # Whoever used less than this has some left, whatever it asked for; what fades makes it less still.
-        least_ns = _TOLERANCE * isolation * self.level_ns * _FLOOR
-        return [u.used_ns < least_ns or self.has_left(u, 1.0, isolation, step) for u in usages]
+        # Usage below this always leaves some, whatever was asked for, and fading makes usage smaller.
+        part = _TOLERANCE * isolation
+        least_ns = part * self.level_ns * _FLOOR
+        return [
+            (u.used_ns < least_ns and u.used_ns <= part * u.asked_ns)
+            or self.has_left(u, 1.0, isolation, step)
+            for u in usages
+        ]
 
-    def _look_for_flood(self, asked_ns: float, step: int) -> None:
-        if asked_ns > _FLOOD * self._served_ns:
+    def _look_for_flood(self, usage: Usage, is_over: bool, time_ns: float, step: int) -> None:
+        """Keep the sum of what those ask for who flood.
+
+        Args:
+            usage: of one who asked for more.
+            is_over: it asks for more than the level.
+            time_ns: so much more.
+            step: the present.
+        """
+        asked_ns = usage.asked_ns
+        if is_over and asked_ns > _FLOOD * self._served_ns:
             self._flood_step = step
+            self._flood_ns += time_ns if usage.floods else asked_ns
+            usage.floods = True
+        elif usage.floods:
+            self._flood_ns -= asked_ns - time_ns
+            usage.floods = False
 
-    def flooded(self, step: int) -> bool:
-        """Whether somebody asked of late for much of all there is, and for more than the level."""
-        return step - self._flood_step < _STEPS_PER_HALF
+    def flood(self, step: int) -> float:
+        """How far a flood is what pushes others out, 0 to 1.
+
+        0: no tenant or model asked of late for much of all lane time, and for more than the level; or the others
+        would push each other out without it. 1: the others would all fit.
+        """
+        if step - self._flood_step >= _STEPS_PER_HALF:
+            return 0.0
+        others_ns = self._served_ns + self._dropped_ns - self._flood_ns
+        excess = (_EXCEED * self._served_ns - others_ns) / (_EXCEED - _FIT)
+        return min(max(excess / max(self._served_ns, 1.0), 0.0), 1.0)
 
     def _move(self, excess_ns: float) -> None:
         """More was served than is within the level, or less: it rises, or falls."""
@@ -217,11 +257,12 @@ class FairShare:
     def _fade(self, step: int) -> None:
         factor = _fading(step - self._step)
         if self._dropped_ns <= _FEW * self._served_ns:
-            # Nobody had more than all together, so while there was enough for all, nobody had more than its share.
+            # None had more than all together. So while there was enough for all, none had more than its share.
             self.level_ns = max(self.level_ns, self._served_ns)
         self._served_ns *= factor
         self._dropped_ns *= factor
         self._asked_by_dropped *= factor
+        self._flood_ns *= factor
         self._step = step
 
 

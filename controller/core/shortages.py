@@ -1,9 +1,9 @@
-"""What each kind of worker falls short of, and what one more of it would answer: signals for whoever scales.
+"""Measures what each kind of worker lacks, and what one more worker would answer: signals for autoscalers.
 
 Everything is counted as it happens, per kind: work done where a result comes, requests dropped where they are
 refused. Rates are differences between now and a sample of the counts, of which the last ten seconds are kept.
-Samples are taken where requests are dropped, and when somebody looks: while nothing is short and nobody looks, rates
-look back further, as far as `over_ns` says.
+Samples are taken when requests are dropped, and when statistics are read. Without either, rates look back further:
+`over_ns` says how far.
 
 | a request is dropped                           | for want of                                         |
 |------------------------------------------------|-----------------------------------------------------|
@@ -11,7 +11,7 @@ look back further, as far as `over_ns` says.
 | and its bytes take the link longer than that   | the link                                            |
 | and no copy is; none was evicted               | LOAD time: PCIe                                     |
 | and no copy is; one was evicted before         | pages: the weights were there once                  |
-| because nobody offers the model                | a worker, whatever its kind                         |
+| because no worker offers the model             | a worker, whatever its kind                         |
 
 A request counts for the kind of the first worker that has its model. Late answers are no shortage: they were
 predicted to be in time.
@@ -84,8 +84,8 @@ class Shortages:
     def dropped(self, request: Request, refusal: Refusal, now_ns: int) -> None:
         """A request is refused that was never sent.
 
-        It wanted for something only where somebody else had it. Where a lane is idle and nobody of its model waits,
-        the way to the worker alone took too long, or the load did, and nothing that is added makes these shorter.
+        It is a shortage only if other requests had what it lacked. Where a lane is idle and no request of its model
+        waits, the way to the worker or the load alone took too long, and more hardware does not make these shorter.
         """
         if now_ns >= self._due_ns:
             self.sample(now_ns)

@@ -1,11 +1,12 @@
-"""What the controller knows: requests, models, copies, workers. Plain records without rules.
+"""Records of requests, models, copies and workers. They have no rules.
 
 Each record's fields stand in blocks. The mechanism's fields are changed by `Books` (or, where the
-block or the field says so, by `Alarms`, `Dispatch` and `Scheduler`) and read by everybody. A policy's
+block or the field says so, by `Alarms`, `Dispatch`, `Requests` and `Results`) and read by all parts. A policy's
 fields are its own notes: the mechanism neither reads nor writes them. Both sides write the fields in the
 block "both".
 
-Records hash and compare by identity.
+Records hash and compare by identity. `Model` and `WorkerState` have 30 fields and more: most are read on the path
+of each request, where a record inside the record costs one more look-up.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from clockwright.actions import Infer, LoadWeights
-from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
+from clockwright.units import (
+    NS_PER_S,
+    ActionId,
+    ArchitectureId,
+    GpuKind,
+    ModelId,
+    RequestId,
+    WorkerId,
+)
+from clockwright.wire.actions import Infer, LoadWeights
 from controller.core.estimator import Estimates
 from controller.core.link import LinkPlan
 from controller.core.lost import Lost
@@ -31,7 +40,7 @@ MANY_COPIES: Final = 16
 
 
 class Phase(enum.IntEnum):
-    """Where a request is; `Books` has the table of what leads from one to the next."""
+    """Where a request is. The table in books.py says which call leads from one phase to the next."""
 
     WAITING = 0
     SENT = 1
@@ -61,33 +70,50 @@ class Request:
     due_ns: int
     #: No copy was resident at arrival.
     cold: bool
-    #: What it adds to its model's demand.
+    #: Its part of the model's demand.
     demand_ns: int
-    #: Whose request it is; empty: nobody's in particular.
+    #: The tenant whose request it is. May be empty.
     tenant: str = ""
     #: Size of its inputs; 0 where that is not known.
     num_bytes: int = 0
+    #: What an answer is worth for each of its rows: its weight, and only a part of that where its pipeline needs
+    #: more work after this.
+    row_worth: float = 1.0
 
     # --- the mechanism's ---
     phase: Phase = Phase.WAITING
-    #: The action that it is part of while it is `SENT`, and after; None once it was put back.
+    #: The action that it is part of while it is `SENT`, and after. None once it waits again.
     action_id: ActionId | None = None
-    #: A worker vanished with it; it waits for another. `Scheduler` notes that.
+    #: A worker vanished with it; it waits for another. `Requests` notes that.
     lost_worker: bool = False
     #: When `Alarms` looks at it again; its entry with this time is the one that counts.
     watch_ns: int = 0
-    #: Runs that failed with it. `Scheduler` notes that, and the next three.
+    #: Runs that failed with it. `Results` notes that, and the next three.
     num_failures: int = 0
-    #: What the engine said of the last of them.
+    #: The engine's message for the last of them.
     failure: str = ""
     #: Those in which it was alone.
     num_failures_alone: int = 0
     #: Requests that its next batch may have, because a larger one failed; 0: as many as fit.
     most_together: int = 0
 
+    # --- the promises' (`Promises`, `Requests`) ---
+    #: By then it has to be refused or promised; 0: its client did not ask for that.
+    decide_ns: int = 0
+    #: When it was promised; 0: it was not.
+    decided_ns: int = 0
+    #: The place that is reserved for it while it waits.
+    place: ReservedPlace | None = None
+
 
 #: Key by which a model's queue is sorted and searched.
 due_ns_of: Final[Callable[[Request], int]] = attrgetter("due_ns")
+
+
+def to_front(queue: list[Request], requests: list[Request]) -> None:
+    """Put some requests of a queue at its front, where they are a run until they leave in this event."""
+    chosen = set(map(id, requests))
+    queue[:] = requests + [each for each in queue if id(each) not in chosen]
 
 
 @dataclass(slots=True, eq=False)
@@ -103,8 +129,11 @@ class Model:
     #: Waiting requests by `due_ns`. A plain list: with 5,000 waiting, to cut a batch of 8 off the front
     #: costs 1.3 us, and 16 us in a `SortedKeyList`; its first and last, 0.03 us against 0.8.
     queue: list[Request] = field(default_factory=list)
-    #: Waiting requests with more than one row; batches of those cannot always be filled exactly.
-    num_multi_row: int = 0
+    #: Waiting requests with more than one row, or with rows of another worth than 1. Not every run of those is as good
+    #: as another of the same length, and batches of them cannot always be filled exactly.
+    num_unlike: int = 0
+    #: Those with rows of another worth than 1.
+    num_weighed: int = 0
     #: Their rows beyond the first of each, by `due_ns`.
     extra_rows: SumsInOrder = field(default_factory=SumsInOrder)
     #: Requests in Infer actions.
@@ -113,16 +142,16 @@ class Model:
     ready: dict[WorkerState, Readiness] = field(default_factory=dict)
     #: Estimates of the fastest kind of worker among `ready`: what the model is worth loading for.
     fastest: Estimates | None = None
-    #: What is known of it on each kind of worker among `ready`.
+    #: Its estimates on each kind of worker among `ready`.
     kinds: dict[GpuKind, Estimates] = field(default_factory=dict)
-    #: What is known of it on any of them, each once: clocks may differ within a kind.
+    #: All its estimates there, each once: clocks may differ within a kind.
     estimates: list[Estimates] = field(default_factory=list)
     #: Workers where the weights are resident or being loaded.
     copies: dict[WorkerState, Copy] = field(default_factory=dict)
     #: Where it has many copies: by kind of GPU the workers with an empty exec lane that ran it last.
     idle: dict[GpuKind, dict[WorkerState, None]] = field(default_factory=dict)
-    #: Likewise: workers that run it and whose exec lane nobody looks at, as far as is arranged, before a result
-    #: comes; and some that are no longer so. `Dispatch` notes them.
+    #: Likewise: workers that run it and whose exec lane is not looked at before a result comes, and some that no
+    #: longer are so. `ExecLanes` notes them.
     loose: dict[WorkerState, None] = field(default_factory=dict)
     removed: bool = False
     #: Workers that hold the weights too, but are avoided (health.py): in neither of the two above.
@@ -138,18 +167,25 @@ class Model:
     #: Appendix B's d_m: predicted execution time of its outstanding requests.
     demand_ns: int = 0
 
+    # --- the promises' ---
+    #: When a request of its clients that ask for certainty had to be decided last, and the mean gap between those.
+    decided_ns: int = 0
+    decide_gap_ns: int = NS_PER_S
+
     # --- both ---
-    #: Key with which the policy has it queued for loading; None: not queued. The mechanism only reads.
+    #: Key with which the policy has it queued for loading. None if it is not queued. The mechanism only reads.
     load_key: float | None = None
 
     # --- the policies' ---
     #: Until then it counts as short of copies: requests were refused although one was resident.
     short_until_ns: int = 0
-    #: What its requests without a known tenant used of the exec lanes.
+    #: Until then its idle lanes are not looked through to take its requests of batch clients: all refused.
+    held_until_ns: int = 0
+    #: Use of the exec lanes by its requests without a known tenant.
     usage: Usage = field(default_factory=Usage)
-    #: What became of its requests while it was resident.
+    #: Outcomes of its requests while it was resident.
     served: ServedShare = field(default_factory=ServedShare)
-    #: Until then whoever used up its share finds no room in its queue: others' requests were dropped.
+    #: Until then a tenant that used up its share finds no room in the queue: others' requests were dropped.
     crowded_until_ns: int = 0
     #: Noted once memory is about to be short.
     lost: Lost = field(default_factory=Lost)
@@ -164,12 +200,13 @@ class Model:
         """A worker holds it in host memory."""
         self.ready[worker] = readiness
         self.kinds[worker.gpu_kind] = readiness.estimates
+        self.held_until_ns = 0  # its lane has not refused anything
         # Where all workers are of one kind, one that comes or goes is news for every model, and tells nothing.
         if len(self.estimates) != 1 or self.estimates[0] is not readiness.estimates:
             self._find_fastest()
 
     def has_room_beside_pins(self) -> bool:
-        """Whether it has a copy, or some worker room for one beside what is pinned there."""
+        """Whether it has a copy, or some worker has room for one in addition to its pinned models."""
         if self.copies:
             return True
         for worker, readiness in self.ready.items():
@@ -207,19 +244,19 @@ class Suspension:
     readiness: Readiness
     #: It is not probed before.
     until_ns: int
-    #: What the worker said.
+    #: The worker's message.
     words: str
     #: A load failed; else it is a run that failed, or the worker that is slow or silent.
     load: bool
 
     def is_last_resort(self, now_ns: int) -> bool:
-        """Whether the model may be tried here all the same, where nobody else offers it."""
+        """Whether the model may run here all the same if no other worker offers it."""
         return not self.load or self.until_ns <= now_ns
 
 
 @dataclass(slots=True, eq=False)
 class Trouble:
-    """What is remembered of a worker's failures; `Health` changes it, and forgets it when all is well."""
+    """Failures of a worker. `Health` changes this record, and drops it when all is well."""
 
     #: It is avoided for all its models, and was probed in vain so often.
     sick: bool = False
@@ -255,10 +292,10 @@ class Copy:
     # --- the policies' ---
     #: Share of the model's demand that Appendix B allots to this GPU (a_m,g).
     allocation_ns: float = 0.0
-    #: Smallest key with which it stands in the worker's `strategies`, and that entry's serial; None: it does not.
+    #: Smallest key with which it stands in the worker's `strategies`, and that entry's serial. None if it does not.
     strategy_key: int | None = None
     strategy_serial: int = 0
-    #: What was found for it at the last look.
+    #: The batch that the last look found.
     batch: Batch | None = None
     #: When its model is expected next, as its entry among the worker's timers says.
     expected_ns: int = 0
@@ -277,6 +314,31 @@ class Batch:
     required_start_ns: int
     #: When it could begin: the lane is free and the weights are there.
     begin_ns: int
+    #: What its answers are worth, where its model's requests are unlike; 0: its number of requests.
+    worth: float = 0.0
+    #: Its requests by `due_ns`, where they are no run of the queue; None: they are. `first` is where the first of them
+    #: stands.
+    picked: list[Request] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ReservedPlace:
+    """A batch that its worker's exec lane will run in time, whatever else comes (promises.py)."""
+
+    copy: Copy
+    #: Promised requests, some of which may have left since the last look.
+    requests: list[Request] = field(default_factory=list)
+    #: Time that is kept for it even if it takes less by now: others may join, as long as no place is late for that.
+    reserved_ns: int = 0
+
+    # --- as of the last look at the lane ---
+    rows: int = 0
+    #: The earliest of its requests' `due_ns`.
+    due_ns: int = 0
+    #: How long it takes, with the time kept for others.
+    exec_ns: int = 0
+    #: When it ends if nothing but the places before it goes first.
+    end_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -309,7 +371,7 @@ class SentAction:
 
 @dataclass(slots=True)
 class KindCounts:
-    """What one kind of worker did, and fell short of, since the first of it joined (shortages.py)."""
+    """Work and shortages of one kind of worker since the first of it joined (shortages.py)."""
 
     #: Time of all workers until `counted_ns`, and how many there are since.
     worker_ns: int = 0
@@ -354,7 +416,7 @@ class WorkerState:
     link: LinkPlan
     #: Clock at the last look; 0 where that is not known.
     clock_mhz: int = 0
-    #: Estimates and batch sizes that it has measured since that look; `Scheduler` notes them.
+    #: Estimates and batch sizes that it has measured since that look; `Results` notes them.
     unconfirmed: set[tuple[Estimates, int]] = field(default_factory=set)
     exec_lane: Timeline = field(default_factory=Timeline)
     load_lane: Timeline = field(default_factory=Timeline)
@@ -366,11 +428,11 @@ class WorkerState:
     draining: bool = False
     #: Workers of another kind are there too.
     beside_others: bool = False
-    #: What all workers of its kind did, and what was missing there (shortages.py).
+    #: Work and shortages of all workers of its kind (shortages.py).
     counts: KindCounts = field(default_factory=KindCounts)
 
-    # --- the mechanism's: when to look again (`Alarms`, `Dispatch`, `Scheduler`) ---
-    #: When the timer looks at each lane again; None when nothing is armed.
+    # --- the mechanism's: when to look again (`Alarms`, `Dispatch`, `Results`) ---
+    #: When the timer looks at each lane again. None if nothing is armed.
     exec_wakeup_ns: int | None = None
     load_wakeup_ns: int | None = None
     #: Nothing can be evicted until an action ends.
@@ -381,7 +443,7 @@ class WorkerState:
     watched: bool = False
     #: The action whose time was up at the last look.
     suspected: ActionId | None = None
-    #: What is remembered of its failures; None as long as all is well.
+    #: Its failures. None as long as all is well.
     trouble: Trouble | None = None
 
     # --- both ---
@@ -392,12 +454,12 @@ class WorkerState:
     #: (key, -batch size, sequence, serial, copy), the smallest first: the policy keeps in it what could run
     #: (strategies.py). The mechanism asks for no batch while it is empty.
     strategies: list[tuple[int, int, int, int, Copy]] = field(default_factory=list)
-    #: Heap of (-expected next use, serial, copy): the policy keeps in it copies of models that are asked at even
-    #: gaps (eviction.py). The mechanism asks for a load that no request waits for only while it is not empty.
+    #: (`Copy.expected_ns`, sequence, copy): the policy keeps in it copies of models that are asked at even gaps
+    #: (eviction.py). The mechanism asks for a load that no request waits for only while it is not empty.
     timers: list[tuple[int, int, Copy]] = field(default_factory=list)
     #: Nor does it before this time.
     ahead_ns: int = 0
-    #: When a policy that holds batches back wants to be asked again; None when it holds none. The
+    #: When a policy that holds batches back wants to be asked again. None if it holds none. The
     #: mechanism clears it before it asks.
     retry_ns: int | None = None
     #: Likewise when a policy that leaves a load to another worker wants to be asked for loads again.
@@ -405,24 +467,28 @@ class WorkerState:
 
     #: The model in whose `idle` it stands.
     idle_with: Model | None = None
+    #: Places on its exec lane that are reserved (promises.py).
+    promised: list[ReservedPlace] = field(default_factory=list)
 
     # --- the policies' ---
     #: Number of the last change that it heard of (strategies.py).
     seen_change: int = 0
     #: Appendix B's l_g: sum of allocations.
     load_ns: float = 0.0
+    #: `edf_mh`: it refused work of batch clients, since as many others as may have some, and is asked again then.
+    held_until_ns: int = 0
     #: Reported end of the last EXEC.
     exec_end_ns: int = 0
     #: Mean duration of recent EXECs.
     mean_exec_ns: int = 0
 
     def fits_beside_pins(self, num_pages: int) -> bool:
-        """Whether a model of so many pages has room here beside what is pinned."""
+        """Whether a model of this many pages fits here in addition to the pinned models."""
         pinned = sum([copy.num_pages for copy in self.copies.values() if copy.model.pinned])
         return num_pages + pinned <= self.num_pages
 
     def leave_idle(self) -> None:
-        """It stands among no model's idle workers any more."""
+        """Remove it from the idle workers of its model."""
         model, self.idle_with = self.idle_with, None
         if model is not None:
             del model.idle[self.gpu_kind][self]

@@ -12,7 +12,7 @@ from controller.core.state import Model, WorkerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatistics:
-    """One GPU as the controller believes it to be."""
+    """One GPU as the controller knows it."""
 
     worker_id: WorkerId
     gpu_kind: GpuKind
@@ -51,7 +51,7 @@ class Statistics:
     num_sent: int
     workers: tuple[WorkerStatistics, ...]
     models: tuple[ModelStatistics, ...]
-    #: What each kind of worker falls short of.
+    #: What each kind of worker lacks.
     kinds: tuple[KindStatistics, ...]
     #: Requests dropped per second because no worker offers their model.
     dropped_without_worker_rps: float
@@ -59,7 +59,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What one GPU has to do, in numbers."""
+    """The work of one GPU, in numbers."""
 
     worker_id: WorkerId
     num_pages: int
@@ -78,7 +78,7 @@ HeldPages = tuple[ModelId, int, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLoad:
-    """What all workers have to do, for whoever asks often: nothing is listed by model."""
+    """The work of all workers. Cheap enough to be read often: it lists nothing by model."""
 
     workers: tuple[WorkerLoad, ...]
     kinds: tuple[KindStatistics, ...]
@@ -136,7 +136,7 @@ def held_pages_of(books: Books) -> dict[WorkerId, list[HeldPages]]:
 
 
 def model_statistics_of(books: Books, model_id: ModelId) -> ModelStatistics | None:
-    """Copy out what operators may see of one model; None: the scheduler has none of that name."""
+    """Copy out what operators may see of one model; Returns None if the scheduler does not know it."""
     model = books.models.get(model_id)
     return None if model is None else _model(model)
 

@@ -1,4 +1,4 @@
-"""When a lane (a GPU's exec or load executor) will be free, as the controller believes."""
+"""Predicts when a lane (a GPU's exec or load executor) will be free."""
 
 from __future__ import annotations
 

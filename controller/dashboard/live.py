@@ -1,4 +1,4 @@
-"""Looks that are made again once a second while somebody wants them."""
+"""Refreshes pages once a second while they have viewers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ VIEWERS_MAX: Final = 16
 #: Those who look once and wait for it.
 ASKERS_MAX: Final = 16
 
-# A look is followed by a pause of so many times as long, whoever wants the next one, so that looking never takes more
-# than a part of the event loop's time.
+# Each refresh is followed by a pause of this many times its own time, so that all refreshes together take a bounded
+# share of the event loop's time.
 _PAUSE_FACTOR: Final = 20
 
 
@@ -76,8 +76,8 @@ class Live:
         """Give one viewer each look that is the newest when it asks for the next.
 
         Args:
-            name: of what is looked at: who looks at the same shares the looks.
-            make: makes a look, and waits for nobody, as of `look`.
+            name: of the page: its viewers share refreshes.
+            make: makes the content without waiting, as for `look`.
         """
         topic = self._topics.setdefault(name, _Topic())
         topic.num_viewers += 1
@@ -103,11 +103,11 @@ class Live:
         """Make one look, when it is time for it: one after the other, with pauses.
 
         Args:
-            make: makes it, and waits for nobody: all others wait for it.
+            make: makes the content without waiting: all others wait for it.
         """
         self._num_askers += 1
         try:
-            # Only the first in line waits beside the viewers, who see no less of what is new however long the line is.
+            # Only the first in line competes with the viewers, so a long line does not slow their refreshes.
             async with self._asking:
                 return await self._share.run(make)
         finally:
@@ -124,8 +124,8 @@ class Live:
             try:
                 topic.newest = await self._share.run(make)
             except Exception:
-                # This is a bug of ours. Viewers see that nothing comes any more.
-                log.exception("a look cannot be made")
+                # This is our bug. Viewers see that updates have stopped.
+                log.exception("a page of the dashboard cannot be made")
             else:
                 topic.number += 1
                 topic.changed.set()

@@ -1,9 +1,9 @@
-"""Paths of the dashboard: the page's own files, and what its scripts ask for."""
+"""Paths of the dashboard: the page's own files, and the data of its scripts."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
@@ -13,7 +13,8 @@ import msgspec
 from clockwright.errors import ClockwrightError
 from controller.dashboard.live import ASKERS_MAX, VIEWERS_MAX, Live
 from controller.dashboard.views import DashboardViews
-from controller.metrics.door import Reply
+from controller.front.methods import CONTROL, METHODS, Method
+from controller.metrics.app import Reply
 
 _STATIC: Final = Path(__file__).parent / "static"
 _TYPES: Final = {
@@ -22,11 +23,11 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: Longest name in a query; names that there are are shorter.
+#: Longest name in a query; existing names are shorter.
 _NAME_CHARS_MAX: Final = 1024
 
-# Nothing but the files of this folder is run, drawn or asked; no text can become a part of a page; nobody may put the
-# page into another one.
+# Only files of this folder are run, drawn or requested; text cannot become markup; the page cannot be embedded in another
+# one.
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -41,26 +42,30 @@ _POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
+_OWN_ONLY: Final = (("cross-origin-resource-policy", "same-origin"),)
 _HEADERS: Final = (
-    f"Content-Security-Policy: {_POLICY}\r\nReferrer-Policy: no-referrer\r\n"
-    "Cross-Origin-Opener-Policy: same-origin\r\nCross-Origin-Resource-Policy: same-origin\r\n"
+    ("content-security-policy", _POLICY),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    *_OWN_ONLY,
 )
-_OWN_ONLY: Final = "Cross-Origin-Resource-Policy: same-origin\r\n"
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 
-_CONTROL: Final = "/clockwright.v1.ControlService/"
 #: What is looked at, and the method of ControlService whose role that takes.
-METHOD_OF: Final[Mapping[str, str]] = {
-    "/live/overview": "Status",
-    "/live/models": "ListModels",
-    "/live/pages": "ListWorkers",
-    "/live/timeline": "ListWorkers",
-    "/live/model": "ListModels",
-    "/live/applications": "ListApplications",
-    "/look/history": "Status",
-    "/look/request": "Explain",
+METHOD_OF: Final[Mapping[str, Method]] = {
+    path: METHODS[f"/{CONTROL}/{name}"]
+    for path, name in (
+        ("/live/overview", "Status"),
+        ("/live/models", "ListModels"),
+        ("/live/pages", "ListWorkers"),
+        ("/live/timeline", "ListWorkers"),
+        ("/live/model", "ListModels"),
+        ("/live/applications", "ListApplications"),
+        ("/look/history", "Status"),
+        ("/look/request", "Explain"),
+    )
 }
 
 
@@ -72,14 +77,6 @@ def page_files() -> dict[str, tuple[str, bytes]]:
         if path.suffix in _TYPES
     }
     return {**files, "/": files["/index.html"]}
-
-
-def method_of(files: Container[str], path: str) -> str | None:
-    """Say whose role a path takes, as `Site.method_of` does."""
-    if path in files:
-        return ""
-    method = METHOD_OF.get(path)
-    return None if method is None else _CONTROL + method
 
 
 def file_reply(file: tuple[str, bytes]) -> Reply:
@@ -98,7 +95,22 @@ def events_reply(events: AsyncGenerator[bytes, None]) -> Reply:
     return Reply(200, [], _EVENTS, _OWN_ONLY, stream=events)
 
 
-class DashboardSite:
+class PageFiles:
+    """The page's own files, which are public; the rest needs a role."""
+
+    def __init__(self) -> None:
+        self.files = page_files()
+
+    def has(self, path: str) -> bool:
+        """Do what `Site` says."""
+        return path in self.files or path in METHOD_OF
+
+    def method_of(self, path: str) -> Method | None:
+        """Do what `Site` says."""
+        return METHOD_OF.get(path)
+
+
+class DashboardSite(PageFiles):
     """Answers for the paths of the dashboard. It lives in the controller's event loop."""
 
     def __init__(self, views: DashboardViews, live: Live) -> None:
@@ -106,20 +118,20 @@ class DashboardSite:
 
         Args:
             views: make what the pages show.
-            live: has them made again for whoever watches.
+            live: refreshes them for viewers.
         """
+        super().__init__()
         self._views = views
         self._live = live
-        self._files = page_files()
 
-    def method_of(self, path: str) -> str | None:
-        """Path of the gRPC method whose role a page takes; empty: everybody may see it; None: there is none."""
-        return method_of(self._files, path)
+    def close(self) -> None:
+        """End all viewers' streams."""
+        self._live.close()
 
     async def reply(self, path: str, query: str) -> Reply:
         """Answer for a path that there is."""
-        if path in self._files:
-            return file_reply(self._files[path])
+        if path in self.files:
+            return file_reply(self.files[path])
         asked = {
             name: values[0][:_NAME_CHARS_MAX]
             for name, values in parse_qs(query, errors="replace").items()
@@ -159,7 +171,7 @@ class DashboardSite:
 
 
 def _refusal(words: str) -> Reply:
-    return Reply(503, [f"{words}\n".encode()], header="Retry-After: 5\r\n")
+    return Reply(503, [f"{words}\n".encode()], headers=[("retry-after", "5")])
 
 
 async def _told(make: Callable[[], Awaitable[bytes]]) -> bytes:

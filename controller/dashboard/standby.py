@@ -1,6 +1,6 @@
-"""What the dashboard says at a controller that stands by: that it does, and who leads.
+"""The dashboard of a standby controller: it names the leader.
 
-It is the same page, which asks again by itself: when this controller leads it shows what there is to see.
+It is the same page, which asks again by itself, and shows everything once this controller leads.
 """
 
 from __future__ import annotations
@@ -11,41 +11,37 @@ from typing import Final
 
 import msgspec
 
-from controller.dashboard.site import events_reply, file_reply, json_reply, method_of, page_files
-from controller.metrics.door import Reply
+from controller.dashboard.site import PageFiles, events_reply, file_reply, json_reply
+from controller.metrics.app import Reply
 
 _INTERVAL_S: Final = 1.0
 
-# The page's first words, before its scripts run, and for whoever runs none.
+# The page's text before its scripts run, and without scripts.
 _ASKING: Final = (
     b'<strong id="finding">ASKING</strong> <span id="words">The server has not answered yet.</span>'
 )
 _STANDBY: Final = b'<strong id="finding">STANDBY</strong> <span id="words">This controller stands by: another one leads.</span>'
 
 
-class StandbySite:
+class StandbySite(PageFiles):
     """Answers for the paths of the dashboard, where another controller leads."""
 
     def __init__(self, leader: Callable[[], str]) -> None:
         """Read the page's files.
 
         Args:
-            leader: says who leads.
+            leader: describes the leader.
         """
+        super().__init__()
         self._leader = leader
-        self._files = page_files()
-        content_type, page = self._files["/"]
+        content_type, page = self.files["/"]
         assert _ASKING in page
-        self._files["/"] = content_type, page.replace(_ASKING, _STANDBY)
-
-    def method_of(self, path: str) -> str | None:
-        """Path of the gRPC method whose role a page takes; empty: everybody may see it; None: there is none."""
-        return method_of(self._files, path)
+        self.files["/"] = content_type, page.replace(_ASKING, _STANDBY)
 
     async def reply(self, path: str, _: str) -> Reply:
         """Answer for a path that there is."""
-        if path in self._files:
-            return file_reply(self._files[path])
+        if path in self.files:
+            return file_reply(self.files[path])
         if path.startswith("/live/"):
             return events_reply(self._events())
         return json_reply(msgspec.json.encode({"error": self._words()}))

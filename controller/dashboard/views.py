@@ -1,8 +1,8 @@
-"""What the pages show, as JSON: read off the controller's parts when somebody asks.
+"""The content of the pages, as JSON: read from the controller's parts on request.
 
-Times are numbers in milliseconds, dates are Unix time in seconds. A look is made in the event loop, in slices, and waits
-for nobody: what only a store has is left out until it has come. What it reads of telemetry's tables is bounded: where more
-came, it looks back less far.
+Times are numbers in milliseconds, dates are Unix time in seconds. Content is made in the event loop, in slices,
+without waiting: data that only a store has is left out until it has arrived. The rows read from telemetry's tables are
+bounded: under a higher load it looks back less far.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from clockwright.errors import UnknownModelError
 from clockwright.findings import SLOW_FACTOR, PagesAsked, diagnose, times_slower, well
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.v1 import control_pb2 as pb
-from controller.catalogue import Entry, ModelState, name_of
 from controller.core import ClusterLoad, KindStatistics
-from controller.front.hindsight import explain_request
-from controller.front.oip import quote
-from controller.front.oip_json import fields_of
-from controller.front.pressure import MemoryState
-from controller.front.recent import kind_info, recent_actions, recent_requests
+from controller.front.admission.pressure import MemoryState
+from controller.front.oip.json_messages import fields_of
+from controller.front.oip.protocol import quote
+from controller.front.services.recent import kind_info, recent_actions, recent_requests
+from controller.front.services.request_report import explain_request
 from controller.metrics.capacity import required_workers
 from controller.metrics.page import Parts
+from controller.models.catalogue import Entry, ModelState, name_of
 from controller.selection.messages import application_info_at_hand
-from controller.telemetry import CANCELLED, OK, ActionRecord, Counts, RequestRecord
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import CANCELLED, OK, Counts
 
 #: How far the rates of models look back, and rows of which they are made at most.
 _WINDOW_NS: Final = 5 * NS_PER_S
 _ROWS_MAX: Final = 2000
-#: Models in a list, the busiest first: beside all else, and where nothing else is listed.
+#: Models in a list, the busiest first: on a page with other lists, and on a page of its own.
 _MODELS_SHOWN: Final = 12
 MODELS_MAX: Final = 100
 _WORKERS_MAX: Final = 200
@@ -76,7 +77,7 @@ class DashboardViews:
         self._num_by_state = dict.fromkeys(ModelState, 0)
         self._unfit: list[Entry] = []
         self._states_at_s = -_STATES_KEPT_S
-        # When somebody looked last, and how many requests had been refused at the door by then.
+        # Time of the last refresh, and the number of requests refused at the front by then.
         self._at_door: tuple[int, int] | None = None
 
     # --- pages --------------------------------------------------------------------------------
@@ -101,7 +102,6 @@ class DashboardViews:
             "p99_ms": recent.latency_ns_p99 / NS_PER_MS,
             "p50_share": recent.slo_share_p50,
             "p99_share": recent.slo_share_p99,
-            "cold_starts": recent.cold_starts,
         }
         told["waiting"] = runtime.num_waiting
         told["second"] = self._last_second(rows, now_ns)
@@ -160,7 +160,7 @@ class DashboardViews:
             min(_covered(actions, 13, since_ns, now_ns), _covered(requests, 6, since_ns, now_ns))
             / NS_PER_MS
         )
-        told["actions"] = [_action(row, now_ns) for row in actions if row[1] != "EvictWeights"]
+        told["actions"] = [_action(row, now_ns) for row in actions if row.type != "EvictWeights"]
         await asyncio.sleep(0)
         told["requests"] = [_request(row, now_ns) for row in requests]
         return _encode(told)
@@ -169,7 +169,7 @@ class DashboardViews:
         """One model: what it asks for, how it is served, and its last requests.
 
         Raises:
-            UnknownModelError: there is none of that name.
+            UnknownModelError: no model has that name.
         """
         parts = self._parts
         runtime, catalogue = parts.runtime, parts.catalogue
@@ -182,7 +182,7 @@ class DashboardViews:
         rows = [
             row
             for row in runtime.telemetry.requests_since(self._since(now_ns), _ROWS_MAX)
-            if row[1] == entry.model_id
+            if row.model_id == entry.model_id
         ]
         counts = runtime.telemetry.by_model.get(entry.model_id, Counts())
         row = runtime.model_statistics(entry.model_id)
@@ -200,7 +200,7 @@ class DashboardViews:
             "requests": counts.requests,
             "answered": counts.answered,
             "cancelled": counts.cancelled,
-            "cold_starts": counts.cold_starts,
+            "counters": counts.by_name(),
             "refusals": dict(counts.refusals),
             "resident_on": [] if row is None else row.resident_on,
             "waiting": 0 if row is None else row.num_waiting + row.num_sent,
@@ -230,11 +230,11 @@ class DashboardViews:
         return _encode(told)
 
     async def request(self, request_id: str) -> bytes:
-        """What became of a request.
+        """What happened to a request.
 
         Raises:
             BadRequestError: no request has such a name.
-            UnknownRequestError: there is none, or it is too long ago.
+            UnknownRequestError: it does not exist, or is too long ago.
         """
         told, _, _, _ = await self._head()
         found = explain_request(self._parts.runtime, request_id, lambda _: True)
@@ -256,13 +256,15 @@ class DashboardViews:
         rows = runtime.telemetry.requests_since(now_ns - _HISTORY_S * NS_PER_S, _HISTORY_ROWS_MAX)
         await asyncio.sleep(0)
         seconds: list[Mapping[str, Any]] = []
-        by_second = groupby(rows, key=lambda row: (row[6] - zero_ns) // NS_PER_S)
+        by_second = groupby(rows, key=lambda row: (row.departure_ns - zero_ns) // NS_PER_S)
         num_read = 0
         for second, each in by_second:
             found = list(each)
             num_read += len(found)
             if name:
-                found = [row for row in found if model is not None and row[1] == model.model_id]
+                found = [
+                    row for row in found if model is not None and row.model_id == model.model_id
+                ]
             if second * NS_PER_S + zero_ns < end_ns:
                 seconds.append({"at_s": second, **_summary(found, 1.0)})
             if num_read >= _ROWS_BETWEEN_TURNS:
@@ -379,7 +381,7 @@ class DashboardViews:
             # How far figures look back: of requests, and of kinds of workers.
             "over_s": recent.over_ns / NS_PER_S,
             "kinds_over_s": max((kind.over_ns for kind in load.kinds), default=0) / NS_PER_S,
-            "last_ago_s": (now_ns - newest[0][6]) / NS_PER_S if newest else None,
+            "last_ago_s": (now_ns - newest[0].departure_ns) / NS_PER_S if newest else None,
         }
         return told, load, recent, workers
 
@@ -404,49 +406,52 @@ class DashboardViews:
             self._unfit.sort(key=lambda entry: entry.name)
         self._states_at_s = now_s
 
-    def _pages_asked(self, rows: Sequence[RequestRecord]) -> PagesAsked:
+    def _pages_asked(self, rows: Sequence[RequestRow]) -> PagesAsked:
         """What the models need that some requests were for."""
         catalogue = self._parts.catalogue
         entries = {
-            model_id: catalogue.find(name_of(model_id)) for model_id in {row[1] for row in rows}
+            model_id: catalogue.find(name_of(model_id))
+            for model_id in {row.model_id for row in rows}
         }
         pages = {
             model_id: entry.num_pages for model_id, entry in entries.items() if entry is not None
         }
-        refused = {row[1] for row in rows if row[7] in ("COLD", "OVERLOADED")} & pages.keys()
+        refused = {
+            row.model_id for row in rows if row.outcome in ("COLD", "OVERLOADED")
+        } & pages.keys()
         least = min([pages[model_id] for model_id in refused], default=0)
         return PagesAsked(num_pages=sum(pages.values()), num_least=least)
 
     def _since(self, now_ns: int) -> int:
         return max(self._started_ns, now_ns - _WINDOW_NS)
 
-    def _last_second(self, rows: Sequence[RequestRecord], now_ns: int) -> dict[str, Any]:
+    def _last_second(self, rows: Sequence[RequestRow], now_ns: int) -> dict[str, Any]:
         """A point of the charts."""
         since_ns = max(self._started_ns, now_ns - NS_PER_S)
-        found = [row for row in rows if row[6] >= since_ns]
+        found = [row for row in rows if row.departure_ns >= since_ns]
         told = _summary(found, _covered(found, 6, since_ns, now_ns, _ROWS_MAX) / NS_PER_S)
         num_at_door = self._parts.runtime.telemetry.at_door.total()
         if self._at_door is not None and num_at_door > self._at_door[1]:
             before_ns, num_before = self._at_door
             rps = (num_at_door - num_before) * NS_PER_S / max(now_ns - before_ns, 1)
-            told["refused_rps"]["at the door"] = rps
+            told["refused_rps"]["at the front"] = rps
             told["asked_rps"] += rps
         self._at_door = (now_ns, num_at_door)
         return told
 
     def _busiest(
-        self, rows: Sequence[RequestRecord], now_ns: int, num_max: int
+        self, rows: Sequence[RequestRow], now_ns: int, num_max: int
     ) -> list[dict[str, Any]]:
         """Sum up requests of the last seconds by model, those that were asked most first."""
         if not rows:
             return []
         over_s = _covered(rows, 6, self._since(now_ns), now_ns, _ROWS_MAX) / NS_PER_S
-        numbers = Counter([row[1] for row in rows])
+        numbers = Counter([row.model_id for row in rows])
         order = [model_id for model_id, _ in numbers.most_common(num_max)]
-        by_model: dict[ModelId, list[RequestRecord]] = {model_id: [] for model_id in order}
+        by_model: dict[ModelId, list[RequestRow]] = {model_id: [] for model_id in order}
         for row in rows:
-            if row[1] in by_model:
-                by_model[row[1]].append(row)
+            if row.model_id in by_model:
+                by_model[row.model_id].append(row)
         backlogs = self._parts.runtime.backlogs(order)
         told = []
         for model_id, (num_waiting, num_copies) in zip(order, backlogs, strict=True):
@@ -461,20 +466,20 @@ class DashboardViews:
         return told
 
 
-def _summary(rows: Iterable[RequestRecord], over_s: float) -> dict[str, Any]:
+def _summary(rows: Iterable[RequestRow], over_s: float) -> dict[str, Any]:
     """Sum up requests that are over; those that clients withdrew do not count."""
     outcomes: dict[str, int] = {}
     latencies: list[int] = []
     shares: list[float] = []
     num_cold = 0
     for row in rows:
-        outcome = row[7]
+        outcome = row.outcome
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
         if outcome == OK:
-            latency_ns = row[6] - row[3]
+            latency_ns = row.departure_ns - row.arrival_ns
             latencies.append(latency_ns)
-            shares.append(latency_ns / max(row[4], 1))
-            num_cold += row[12]
+            shares.append(latency_ns / max(row.slo_ns, 1))
+            num_cold += row.cold
     num_good = outcomes.pop(OK, 0)
     outcomes.pop(CANCELLED, 0)
     num_asked = num_good + sum(outcomes.values())
@@ -508,42 +513,45 @@ def _covered(
     return max(now_ns - since_ns, 1)
 
 
-def _action(row: ActionRecord, now_ns: int) -> dict[str, Any]:
+def _action(row: ActionRow, now_ns: int) -> dict[str, Any]:
     """An action for the timeline; times are before now, so that they are negative."""
-    is_load = row[1] != "Infer"
-    step = row[15] if is_load else row[17]
+    is_load = row.type != "Infer"
+    step = row.load if is_load else row.exec
     return {
-        "id": row[0],
+        "id": row.action_id,
         "lane": "load" if is_load else "exec",
-        "worker": row[2],
-        "model": name_of(row[3]),
-        "batch": row[4],
-        "requests": row[6],
-        "earliest": _before(row[8], now_ns),
-        "latest": _before(row[9], now_ns),
-        "predicted": [_before(row[10], now_ns), _before(row[10] + row[11], now_ns)],
+        "worker": row.worker_id,
+        "model": name_of(row.model_id),
+        "batch": row.batch_size,
+        "requests": row.num_requests,
+        "earliest": _before(row.earliest_ns, now_ns),
+        "latest": _before(row.latest_ns, now_ns),
+        "predicted": [
+            _before(row.expected_begin_ns, now_ns),
+            _before(row.expected_begin_ns + row.expected_duration_ns, now_ns),
+        ],
         "ran": None
         if step is None
         else [_before(step.begin_ns, now_ns), _before(step.end_ns, now_ns)],
-        "error": "" if row[14] == "NONE" else row[14],
+        "error": "" if row.error == "NONE" else row.error,
     }
 
 
-def _request(row: RequestRecord, now_ns: int) -> dict[str, Any]:
+def _request(row: RequestRow, now_ns: int) -> dict[str, Any]:
     """A request that is over, as `_action`."""
     return {
         # Beyond 2^53 JavaScript would round it.
-        "id": str(row[0]),
-        "model": name_of(row[1]),
-        "arrived": _before(row[3], now_ns),
-        "deadline": _before(row[3] + row[4], now_ns),
-        "left": _before(row[6], now_ns),
-        "outcome": row[7],
-        "cold": row[12],
-        "worker": row[13],
-        "action": row[14],
-        "batch": row[15],
-        "rows": row[2],
+        "id": str(row.request_id),
+        "model": name_of(row.model_id),
+        "arrived": _before(row.arrival_ns, now_ns),
+        "deadline": _before(row.arrival_ns + row.slo_ns, now_ns),
+        "left": _before(row.departure_ns, now_ns),
+        "outcome": row.outcome,
+        "cold": row.cold,
+        "worker": row.worker_id,
+        "action": row.action_id,
+        "batch": row.batch_size,
+        "rows": row.rows,
     }
 
 

@@ -1,4 +1,4 @@
-"""How many workers what is asked now needs, from the core's statistics. No I/O."""
+"""How many workers the current load needs, from the core's statistics. No I/O."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 
 from controller.core import KindStatistics
 
-#: The part of a lane's time that may be taken, so that bursts find room while another worker starts.
+#: Target share of a lane's time in use, so that bursts have room while another worker starts.
 TARGET_BUSY: Final = 0.8
 
 
 def required_workers(kind: KindStatistics) -> int:
-    """Workers of a kind with which nothing would be refused and no lane be busier than `TARGET_BUSY`.
+    """Number of workers of a kind so that nothing is refused and no lane is busier than `TARGET_BUSY`.
 
-    Refused requests count as work of the lane that had no time for them, each as long as those that ran. For want
-    of links, PCIe and pages they need as many workers more as they are times what a worker serves now.
+    Refused requests count as work of the lane that had no time for them, each as long as those that ran. Requests
+    refused for lack of links, PCIe or pages need more workers in proportion to what a worker serves now.
     """
     if kind.num_workers == 0:
         return 0
@@ -32,7 +32,7 @@ def required_workers(kind: KindStatistics) -> int:
         more = 1.0
     required = math.ceil(max(exec_work, load_work) / TARGET_BUSY)
     if more:
-        # What is short now is short although all that are there do what they can.
+        # A shortage exists although all present workers do what they can.
         required = max(required, present) + math.ceil(more)
     elif kind.dropped_for_exec_rps:
         required = max(required, present + 1)

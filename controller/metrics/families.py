@@ -1,9 +1,12 @@
-"""Every name that is exported. `docs/metrics.md` has the same list, and a test compares."""
+"""Every exported metric. A test compares this list with `docs/metrics.md`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from controller.telemetry.tables import COUNTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,424 +26,326 @@ _WORKER = ("worker",)
 _KIND = ("gpu_kind",)
 _TENANT = ("tenant",)
 
+
+def _families(
+    kind: str, labels: tuple[str, ...], **told: tuple[str, str]
+) -> Iterator[MetricFamily]:
+    """Families of one kind and with the same labels; by name, their unit and meaning."""
+    for name, (unit, meaning) in told.items():
+        yield MetricFamily(name, kind, labels, unit, meaning)
+
+
 _ALL: Final = (
-    # Triton's: per model.
-    MetricFamily(
-        "nv_inference_request_success",
+    *_families(
         "counter",
         _MODEL,
-        "requests",
-        "Requests that were answered in time",
+        nv_inference_request_success=("requests", "Requests answered in time"),
+        nv_inference_count=("rows", "Rows of all batches that ran"),
+        nv_inference_exec_count=("batches", "Batches that ran"),
+        nv_inference_request_duration_us=(
+            "microseconds",
+            "Time from arrival to answer, summed over all requests answered in time",
+        ),
+        nv_inference_queue_duration_us=(
+            "microseconds",
+            "Time from arrival until the worker started the batch, summed over all requests"
+            " of batches",
+        ),
+        nv_inference_compute_input_duration_us=(
+            "microseconds",
+            "Time to copy inputs to the device, summed over all requests of batches",
+        ),
+        nv_inference_compute_infer_duration_us=(
+            "microseconds",
+            "Time in which the device computed, summed over all requests of batches",
+        ),
+        nv_inference_compute_output_duration_us=(
+            "microseconds",
+            "Time to copy outputs from the device, summed over all requests of batches",
+        ),
+        clockwright_model_loads_total=("loads", "Loads of the model's weights"),
+        clockwright_model_evictions_total=("evictions", "Evictions of the model's weights"),
     ),
-    MetricFamily(
-        "nv_inference_request_failure",
+    *_families(
         "counter",
         (*_MODEL, "reason"),
-        "requests",
-        "Requests that were not: REJECTED (refused, or late), CANCELED (the client went away), BACKEND (the"
-        " engine failed), OTHER (the worker or the model vanished)",
+        nv_inference_request_failure=(
+            "requests",
+            "Requests not answered in time: REJECTED (refused, or late), CANCELED (the"
+            " client disconnected), BACKEND (the engine failed), OTHER (the worker or the"
+            " model was lost)",
+        ),
     ),
-    MetricFamily(
-        "nv_inference_count", "counter", _MODEL, "rows", "Rows of all batches that were run"
-    ),
-    MetricFamily("nv_inference_exec_count", "counter", _MODEL, "batches", "Batches that were run"),
-    MetricFamily(
-        "nv_inference_request_duration_us",
-        "counter",
-        _MODEL,
-        "microseconds",
-        "Time from arrival to answer, over all requests that were answered in time",
-    ),
-    MetricFamily(
-        "nv_inference_queue_duration_us",
-        "counter",
-        _MODEL,
-        "microseconds",
-        "Time from arrival until the worker began with the batch, over all requests of batches",
-    ),
-    MetricFamily(
-        "nv_inference_compute_input_duration_us",
-        "counter",
-        _MODEL,
-        "microseconds",
-        "Time in which inputs were brought to the device, over all requests of batches",
-    ),
-    MetricFamily(
-        "nv_inference_compute_infer_duration_us",
-        "counter",
-        _MODEL,
-        "microseconds",
-        "Time in which the device computed, over all requests of batches",
-    ),
-    MetricFamily(
-        "nv_inference_compute_output_duration_us",
-        "counter",
-        _MODEL,
-        "microseconds",
-        "Time in which outputs were brought from the device, over all requests of batches",
-    ),
-    MetricFamily(
-        "nv_inference_pending_request_count",
+    *_families(
         "gauge",
         _MODEL,
-        "requests",
-        "Requests that wait and were not sent to a worker yet",
+        nv_inference_pending_request_count=(
+            "requests",
+            "Waiting requests that were not sent to a worker yet",
+        ),
+        clockwright_model_copies=("workers", "Workers where the weights are resident"),
     ),
-    # Triton's: devices and host.
-    MetricFamily(
-        "nv_gpu_utilization",
+    *_families(
         "gauge",
         ("gpu_uuid",),
-        "ratio",
-        "Part of the time since an earlier scrape in which the worker's device computed; gpu_uuid is the worker",
+        nv_gpu_utilization=(
+            "ratio",
+            "Share of the time since an earlier scrape in which the worker's device"
+            " computed; gpu_uuid is the worker",
+        ),
+        nv_gpu_memory_total_bytes=("bytes", "Size of the worker's weights cache"),
+        nv_gpu_memory_used_bytes=("bytes", "Bytes of the weights cache in use"),
     ),
-    MetricFamily(
-        "nv_gpu_memory_total_bytes",
-        "gauge",
-        ("gpu_uuid",),
-        "bytes",
-        "Memory of the worker for weights",
-    ),
-    MetricFamily(
-        "nv_gpu_memory_used_bytes", "gauge", ("gpu_uuid",), "bytes", "What weights take of it"
-    ),
-    MetricFamily(
-        "nv_cpu_utilization",
+    *_families(
         "gauge",
         (),
-        "ratio",
-        "Part of the time since an earlier scrape in which the processors of the controller's host were busy",
+        nv_cpu_utilization=(
+            "ratio",
+            "Share of the time since an earlier scrape in which the CPUs of the"
+            " controller's host were busy",
+        ),
+        nv_cpu_memory_total_bytes=("bytes", "Memory of the controller's host"),
+        nv_cpu_memory_used_bytes=("bytes", "Memory of the controller's host in use"),
+        clockwright_slo_attainment_ratio=(
+            "ratio",
+            "Share of requests answered in time since an earlier scrape; 1 without requests",
+        ),
+        clockwright_requests_waiting=(
+            "requests",
+            "Requests without an answer, sent to a worker or not",
+        ),
+        clockwright_cache_bytes=("bytes", "Size of the prediction cache"),
+        clockwright_open_requests=(
+            "requests",
+            "Open requests in the controller, including those of applications",
+        ),
+        clockwright_open_requests_limit=("requests", "Limit on open requests"),
+        clockwright_open_bytes=("bytes", "Bytes of open requests in the controller"),
+        clockwright_open_bytes_limit=("bytes", "Limit on bytes of open requests"),
+        clockwright_memory_bytes=("bytes", "Memory of the controller, including shared memory"),
+        clockwright_memory_limit_bytes=("bytes", "Limit on the controller's memory"),
+        clockwright_event_loop_lag_seconds=("seconds", "Delay of the controller's event loop"),
+        clockwright_fronts=("fronts", "Connected front processes"),
+        clockwright_leader=(
+            "",
+            "1 while this controller leads; 0 while another one leads, or before this one ends",
+        ),
+        clockwright_generation=(
+            "",
+            "Generation in which this controller leads; 0: without a lease",
+        ),
+        clockwright_ready=(
+            "",
+            "1 while the controller admits requests and every model is ready or refused",
+        ),
+        process_resident_memory_bytes=("bytes", "Resident memory"),
+        process_start_time_seconds=("seconds", "Start time in Unix time"),
+        process_open_fds=("handles", "Open file handles"),
+        process_max_fds=("handles", "Limit on open file handles"),
     ),
-    MetricFamily(
-        "nv_cpu_memory_total_bytes", "gauge", (), "bytes", "Memory of the controller's host"
-    ),
-    MetricFamily("nv_cpu_memory_used_bytes", "gauge", (), "bytes", "What is in use of it"),
-    # Requests.
-    MetricFamily(
-        "clockwright_requests_total",
+    *_families(
         "counter",
         (*_MODEL, "outcome", "reason"),
-        "requests",
-        "Requests that are over, by outcome (ok, refused, cancelled) and the refusal's name",
+        clockwright_requests_total=(
+            "requests",
+            "Finished requests, by outcome (ok, refused, cancelled) and the refusal's reason",
+        ),
     ),
-    MetricFamily(
-        "clockwright_cold_starts_total",
-        "counter",
-        _MODEL,
-        "requests",
-        "Requests that were answered in time although no worker had the weights resident when they arrived",
-    ),
-    MetricFamily(
-        "clockwright_request_duration_seconds",
+    *_families(
         "histogram",
         _MODEL,
-        "seconds",
-        "Time from arrival to answer of requests that were answered in time",
+        clockwright_request_duration_seconds=(
+            "seconds",
+            "Time from arrival to answer of requests answered in time",
+        ),
     ),
-    MetricFamily(
-        "clockwright_deadline_slack_seconds",
+    *_families(
         "histogram",
         (),
-        "seconds",
-        "Time from answer to deadline; below 0 the answer was late, and was reported as a refusal",
+        clockwright_deadline_slack_seconds=(
+            "seconds",
+            "Time from answer to deadline; if it is negative, the answer was late and was"
+            " reported as a refusal",
+        ),
     ),
-    MetricFamily(
-        "clockwright_refusal_duration_seconds",
+    *_families(
         "histogram",
         ("reason",),
-        "seconds",
-        "Time from arrival to refusal",
+        clockwright_refusal_duration_seconds=("seconds", "Time from arrival to refusal"),
     ),
-    MetricFamily(
-        "clockwright_prediction_error_seconds",
+    *_families(
         "histogram",
         ("predicted",),
-        "seconds",
-        "How much later than predicted answers left (departure), and how much longer batches (exec) and weights"
-        " (load) took the device",
+        clockwright_prediction_error_seconds=(
+            "seconds",
+            "Measured minus predicted time: of answers (departure), and of the device's"
+            " time for batches (exec) and weights (load)",
+        ),
     ),
-    MetricFamily(
-        "clockwright_slo_attainment_ratio",
-        "gauge",
-        (),
-        "ratio",
-        "Part of the requests that were answered in time since an earlier scrape; 1 where there were none",
-    ),
-    MetricFamily(
-        "clockwright_requests_waiting",
-        "gauge",
-        (),
-        "requests",
-        "Requests without an answer yet, sent to a worker or not",
-    ),
-    MetricFamily(
-        "clockwright_requests_refused_at_door_total",
+    *_families(
         "counter",
         ("reason",),
-        "requests",
-        "Requests that were refused before they counted for a model: for a quota, for want of memory, or because a"
-        " front or the controller was busy",
+        clockwright_requests_refused_at_door_total=(
+            "requests",
+            "Requests refused before they counted for a model: for a quota, for lack of"
+            " memory, or because a front or the controller was busy",
+        ),
+        clockwright_calls_denied_total=("calls", "Calls that the caller's roles do not allow"),
     ),
-    MetricFamily(
-        "clockwright_calls_denied_total",
+    *_families(
         "counter",
-        ("reason",),
-        "calls",
-        "Calls that their caller may not make",
+        (),
+        clockwright_bad_requests_total=(
+            "requests",
+            "Requests for inference that are malformed, do not fit their model, or name an unknown one",
+        ),
     ),
-    # Models.
-    MetricFamily(
-        "clockwright_models",
+    *_families(
+        "gauge",
+        ("model",),
+        clockwright_requests_behind_long_runs_per_second=(
+            "requests per second",
+            "Requests to other models that were refused in the last seconds while a run of this model, longer than"
+            " their SLO, held a device",
+        ),
+    ),
+    *_families(
         "gauge",
         ("state",),
-        "models",
-        "Models by state: READY, LOADING (no worker has judged them) and UNAVAILABLE",
+        clockwright_models=(
+            "models",
+            "Models by state: READY, LOADING (not prepared by any worker yet) and UNAVAILABLE",
+        ),
+        clockwright_workers=("workers", "Workers by state: JOINING, READY and DRAINING"),
+        clockwright_memory_state=(
+            "",
+            "1 for the current state: large requests, or all, are refused while memory is short",
+        ),
     ),
-    MetricFamily(
-        "clockwright_model_loads_total",
-        "counter",
-        _MODEL,
-        "loads",
-        "Times that weights were loaded",
-    ),
-    MetricFamily(
-        "clockwright_model_evictions_total",
-        "counter",
-        _MODEL,
-        "evictions",
-        "Times that weights made room",
-    ),
-    MetricFamily(
-        "clockwright_model_copies", "gauge", _MODEL, "workers", "Workers where weights are resident"
-    ),
-    # Workers.
-    MetricFamily(
-        "clockwright_worker_info",
+    *_families(
         "gauge",
-        ("worker", "gpu_kind", "device", "host"),
-        "",
-        "1; its labels say what a worker is",
+        (*_WORKER, "gpu_kind", "device", "host"),
+        clockwright_worker_info=("", "Always 1; the labels describe the worker"),
     ),
-    MetricFamily(
-        "clockwright_workers",
-        "gauge",
-        ("state",),
-        "workers",
-        "Workers by state: JOINING, READY and DRAINING",
-    ),
-    MetricFamily(
-        "clockwright_pages",
+    *_families(
         "gauge",
         (*_WORKER, "state"),
-        "pages",
-        "Pages of a worker's memory for weights, by state: resident, loading, free",
+        clockwright_pages=(
+            "pages",
+            "Pages of a worker's weights cache, by state: resident, loading, free",
+        ),
     ),
-    MetricFamily("clockwright_page_bytes", "gauge", _WORKER, "bytes", "Size of a page"),
-    MetricFamily(
-        "clockwright_gpu_exec_seconds_total",
+    *_families(
+        "gauge",
+        _WORKER,
+        clockwright_page_bytes=("bytes", "Size of a page"),
+        clockwright_actions_in_flight=("actions", "Actions sent to a worker and not yet answered"),
+        clockwright_models_suspended=(
+            "models",
+            "Models that a worker gets no requests for, because they failed there, or it is"
+            " slow or silent",
+        ),
+        clockwright_worker_complaints=(
+            "complaints",
+            "Problems that a worker's GPU reports: errors, and reasons for low clocks",
+        ),
+        clockwright_gpu_clock_hertz=("hertz", "Clock of a worker's GPU, if it is known"),
+        clockwright_worker_round_trip_seconds=(
+            "seconds",
+            "Shortest recent round trip of a heartbeat to a worker",
+        ),
+    ),
+    *_families(
         "counter",
         _WORKER,
-        "seconds",
-        "Time in which a worker's device computed",
+        clockwright_gpu_exec_seconds_total=("seconds", "Time in which a worker's device computed"),
+        clockwright_gpu_load_seconds_total=(
+            "seconds",
+            "Time in which weights were copied to a worker's device",
+        ),
     ),
-    MetricFamily(
-        "clockwright_gpu_load_seconds_total",
-        "counter",
-        _WORKER,
-        "seconds",
-        "Time in which weights were on their way to a worker's device",
-    ),
-    MetricFamily(
-        "clockwright_lane_backlog_seconds",
+    *_families(
         "gauge",
         (*_WORKER, "lane"),
-        "seconds",
-        "How long what was sent to a worker will take by prediction, by lane: exec, load",
+        clockwright_lane_backlog_seconds=(
+            "seconds",
+            "Predicted time for all actions sent to a worker, by lane: exec, load",
+        ),
     ),
-    MetricFamily(
-        "clockwright_actions_total",
+    *_families(
         "counter",
         (*_WORKER, "type", "error"),
-        "actions",
-        "Actions that are over, by type and by what went wrong (NONE: nothing)",
+        clockwright_actions_total=(
+            "actions",
+            "Finished actions, by type and error (NONE: success)",
+        ),
     ),
-    MetricFamily(
-        "clockwright_actions_in_flight",
-        "gauge",
-        _WORKER,
-        "actions",
-        "Actions that a worker has and has not answered",
-    ),
-    MetricFamily(
-        "clockwright_models_suspended",
-        "gauge",
-        _WORKER,
-        "models",
-        "Models that get nothing at a worker, because they failed there, or it is slow or silent",
-    ),
-    MetricFamily(
-        "clockwright_worker_complaints",
-        "gauge",
-        _WORKER,
-        "complaints",
-        "What a worker's GPU says that is wrong, or makes it slower than it could be",
-    ),
-    MetricFamily(
-        "clockwright_gpu_clock_hertz",
-        "gauge",
-        _WORKER,
-        "hertz",
-        "Clock of a worker's GPU, where it says",
-    ),
-    MetricFamily(
-        "clockwright_worker_round_trip_seconds",
-        "gauge",
-        _WORKER,
-        "seconds",
-        "Time of a heartbeat to a worker and back, the shortest lately",
-    ),
-    # Capacity.
-    MetricFamily(
-        "clockwright_required_workers",
+    *_families(
         "gauge",
         _KIND,
-        "workers",
-        "Workers of a kind that what is asked now needs; for whoever scales",
+        clockwright_required_workers=(
+            "workers",
+            "Workers of a kind that the current load needs; for autoscaling",
+        ),
+        clockwright_one_more_requests_per_second=(
+            "requests per second",
+            "Requests that one more worker of a kind would answer",
+        ),
     ),
-    MetricFamily(
-        "clockwright_lane_busy_ratio",
+    *_families(
         "gauge",
         (*_KIND, "lane"),
-        "ratio",
-        "Part of the last seconds in which the workers of a kind were busy, by lane: exec, load",
+        clockwright_lane_busy_ratio=(
+            "ratio",
+            "Share of the last seconds in which the workers of a kind were busy, by lane:"
+            " exec, load",
+        ),
     ),
-    MetricFamily(
-        "clockwright_shortage_requests_per_second",
+    *_families(
         "gauge",
         (*_KIND, "resource"),
-        "requests per second",
-        "Requests refused in the last seconds for want of exec, link, load (PCIe) or pages; worker: nobody offers the"
-        " model",
+        clockwright_shortage_requests_per_second=(
+            "requests per second",
+            "Requests refused in the last seconds for lack of exec, link, load (PCIe),"
+            " pages, or worker (no worker offers the model)",
+        ),
     ),
-    MetricFamily(
-        "clockwright_one_more_requests_per_second",
-        "gauge",
-        _KIND,
-        "requests per second",
-        "Requests that one more worker of a kind would answer",
-    ),
-    # Tenants.
-    MetricFamily(
-        "clockwright_quota_admitted_total",
+    *_families(
         "counter",
         _TENANT,
-        "requests",
-        "Requests that were inside a tenant's quota",
+        clockwright_quota_admitted_total=("requests", "Requests within a tenant's quota"),
+        clockwright_quota_refused_total=("requests", "Requests over a tenant's quota"),
     ),
-    MetricFamily(
-        "clockwright_quota_refused_total",
-        "counter",
-        _TENANT,
-        "requests",
-        "Requests that were beyond a tenant's quota",
-    ),
-    MetricFamily(
-        "clockwright_quota_open_requests",
+    *_families(
         "gauge",
         _TENANT,
-        "requests",
-        "Requests that a tenant with a quota has open",
+        clockwright_quota_open_requests=("requests", "Open requests of a tenant with a quota"),
+        clockwright_quota_open_bytes=(
+            "bytes",
+            "Input bytes of the open requests of a tenant with a quota",
+        ),
     ),
-    MetricFamily(
-        "clockwright_quota_open_bytes", "gauge", _TENANT, "bytes", "Bytes of their inputs"
-    ),
-    # The prediction cache.
-    MetricFamily(
-        "clockwright_cache_lookups_total",
+    *_families(
         "counter",
         ("result",),
-        "lookups",
-        "Look-ups in the prediction cache, by result: hit, join (somebody asks for the same at the moment), miss",
+        clockwright_cache_lookups_total=(
+            "lookups",
+            "Look-ups in the prediction cache, by result: hit, join (another request for"
+            " the same is running), miss",
+        ),
     ),
-    MetricFamily(
-        "clockwright_cache_bytes", "gauge", (), "bytes", "What the prediction cache takes"
-    ),
-    # The controller.
-    MetricFamily(
-        "clockwright_open_requests",
-        "gauge",
-        (),
-        "requests",
-        "Requests inside the controller's door, with those of applications",
-    ),
-    MetricFamily(
-        "clockwright_open_requests_limit", "gauge", (), "requests", "How many there may be"
-    ),
-    MetricFamily(
-        "clockwright_open_bytes", "gauge", (), "bytes", "Bytes of requests inside the door"
-    ),
-    MetricFamily("clockwright_open_bytes_limit", "gauge", (), "bytes", "How many there may be"),
-    MetricFamily(
-        "clockwright_memory_bytes",
-        "gauge",
-        (),
-        "bytes",
-        "Memory that the controller takes up, shared memory included",
-    ),
-    MetricFamily("clockwright_memory_limit_bytes", "gauge", (), "bytes", "What it may take"),
-    MetricFamily(
-        "clockwright_memory_state",
-        "gauge",
-        ("state",),
-        "",
-        "1 for the state that holds: large requests, or all, are refused while memory is short",
-    ),
-    MetricFamily(
-        "clockwright_throttle_requests_per_second",
-        "gauge",
-        (),
-        "requests per second",
-        "Requests that the controller's event loop has time for, and lets in; +Inf: all",
-    ),
-    MetricFamily(
-        "clockwright_event_loop_lag_seconds",
-        "gauge",
-        (),
-        "seconds",
-        "How late the controller's event loop is",
-    ),
-    MetricFamily("clockwright_fronts", "gauge", (), "fronts", "Fronts that are connected"),
-    MetricFamily(
-        "clockwright_leader",
-        "gauge",
-        (),
-        "",
-        "1 while this controller leads; 0 while another does, or it is about to end",
-    ),
-    MetricFamily(
-        "clockwright_generation", "gauge", (), "", "The generation in which it leads; 0: none"
-    ),
-    MetricFamily(
-        "clockwright_ready",
-        "gauge",
-        (),
-        "",
-        "1 while requests are taken and every model is ready or known to be unfit",
-    ),
-    MetricFamily(
-        "clockwright_build_info",
+    *_families(
         "gauge",
         ("version", "policy"),
-        "",
-        "1; its labels say what runs here",
+        clockwright_build_info=("", "Always 1; the labels describe the software"),
     ),
-    # The process, by the names that all exporters have.
-    MetricFamily("process_cpu_seconds_total", "counter", (), "seconds", "Processor time"),
-    MetricFamily("process_resident_memory_bytes", "gauge", (), "bytes", "Memory in RAM"),
-    MetricFamily("process_start_time_seconds", "gauge", (), "seconds", "Start in Unix time"),
-    MetricFamily("process_open_fds", "gauge", (), "handles", "Open file handles"),
-    MetricFamily("process_max_fds", "gauge", (), "handles", "How many there may be"),
+    *_families(
+        "counter",
+        (),
+        process_cpu_seconds_total=("seconds", "CPU time"),
+    ),
+    *(MetricFamily(each.metric, "counter", _MODEL, each.unit, each.help) for each in COUNTERS),
 )
 
-#: All of them, by name, in the order of the page.
+#: All of them, by name.
 FAMILIES: Final = {family.name: family for family in _ALL}

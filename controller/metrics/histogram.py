@@ -1,4 +1,4 @@
-"""How many times fell into which bucket. No I/O."""
+"""Histograms of times. No I/O."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Buckets:
         self.bounds_ns = tuple(round(bound_s * NS_PER_S) for bound_s in bounds_s)
         #: The bounds as a page has them; the last bucket has none.
         self.le = (*(repr(float(bound_s)) for bound_s in bounds_s), "+Inf")
-        #: Whether something below 0 is counted too: then a sum would be no counter.
+        #: Whether negative values are counted too: then a sum is not a counter.
         self.signed = bounds_s[0] < 0
 
 
 class Histogram:
-    """How many times fell into each bucket, and their sum."""
+    """Counts per bucket, and the sum."""
 
     __slots__ = ("buckets", "counts", "sum_ns", "template")
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
-        #: How many are in each bucket alone.
+        #: Counts of each bucket alone.
         self.counts = [0] * len(buckets.le)
         self.sum_ns = 0
-        #: Its lines on a page, with gaps for numbers; whoever writes them keeps that here.
+        #: Cache of its lines on a page, with gaps for numbers.
         self.template = ""
 
     def add(self, time_ns: int) -> None:
@@ -39,5 +39,5 @@ class Histogram:
         self.sum_ns += time_ns
 
     def cumulative(self) -> list[float]:
-        """How many are at most each bound; the last counts all."""
+        """Cumulative counts by bound; the last counts all."""
         return list(accumulate(self.counts))

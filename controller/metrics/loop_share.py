@@ -1,4 +1,4 @@
-"""Work that may take a part of the event loop's time, and no more, however much of it is wanted."""
+"""Limits work to a share of the event loop's time."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ T = TypeVar("T")
 
 
 class LoopShare:
-    """Has pieces of work done one after the other, with pauses. It lives in one event loop."""
+    """Runs pieces of work one after the other, with pauses. It lives in one event loop."""
 
     def __init__(self, pause_factor: int, *, clock: Callable[[], float] = time.thread_time) -> None:
-        """Begin with nothing done.
+        """Start without work.
 
         Args:
-            pause_factor: each piece is followed by a pause of so many times as long.
-            clock: how much the loop's thread has worked, in seconds. So what others do between the steps of a
-                piece does not count, and neither does a process that was stopped.
+            pause_factor: each piece is followed by a pause of this many times its own time.
+            clock: CPU time of the loop's thread, in seconds, so that neither other work between the steps of a
+                piece nor a stopped process counts.
         """
         self._pause_factor = pause_factor
         self._clock = clock
         self._turn = asyncio.Lock()
-        #: When the next piece may begin, by the loop's clock.
+        #: When the next piece may start, by the loop's clock.
         self._next_s = 0.0
-        # By the piece that is done.
+        # Set by the finished piece.
         self._worked_s = 0.0
 
     async def run(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Do a piece of work when it is time for it.
+        """Run a piece of work when its turn comes.
 
         Args:
-            make: does it, and lets others have their turn in between. The next piece waits for its end, so it may
-                wait for nothing else.
+            make: does the work, and yields in between. The next piece waits for its end, so it must not wait for
+                anything else.
         """
         loop = asyncio.get_running_loop()
         async with self._turn:
@@ -62,5 +62,5 @@ class LoopShare:
             error = None
             try:
                 yield waits_for
-            except BaseException as thrown:  # It is the piece's, a cancellation above all.
+            except BaseException as thrown:  # It belongs to the piece; usually a cancellation.
                 error = thrown

@@ -1,50 +1,51 @@
-"""What each family says now, collected from the controller's parts.
+"""The current values of all families, collected from the controller's parts.
 
-A page is made in the event loop, in slices: what is listed by model may be long, and requests have their turn in
-between. So its figures are not all of one moment; those of one histogram are.
+A page is made in the event loop, in slices, because lists by model may be long; requests are served in between. So its
+figures are not all of one moment; those of one histogram are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Final
 
 from clockwright import __version__
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ModelId
 from clockwright.v1 import inference_pb2 as pb
-from controller.catalogue import Catalogue, ModelState
+from controller.access.quota_book import QuotaBook
 from controller.core import ClusterLoad
-from controller.front.door import Door
-from controller.front.front_link import FrontLinks
-from controller.front.pressure import MemoryPressure, MemoryState
-from controller.front.throttle import Throttle
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.admission.pressure import MemoryPressure, MemoryState
+from controller.front.remote.front_link import FrontLinks
+from controller.links.worker_link import WorkerLinks
 from controller.metrics.capacity import required_workers
 from controller.metrics.loop_share import LoopShare
 from controller.metrics.process import Changes, ProcessFigures
 from controller.metrics.tally import NAMES_MAX, OTHER, ModelTally, Tally, WorkerTally
 from controller.metrics.text import Text, labels_of
-from controller.quota_book import QuotaBook
+from controller.models.catalogue import Catalogue, ModelState, name_of
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
-from controller.telemetry import CANCELLED, OK
-from controller.worker_link import WorkerLinks
+from controller.telemetry.tables import CANCELLED, COUNTERS, OK
 
-# A page gives way to requests after so long, which it looks for after so many models.
+# A page yields to requests after this time, which it checks after this many models.
 _SLICE_NS: Final = NS_PER_MS
 
-# After a page there is none for so many times as long as it took.
+# After a page, there is a pause of this many times its own time.
 _PAUSE_FACTOR: Final = 9
 _MODELS_BETWEEN_LOOKS: Final = 50
+# How far a look for long runs goes back, and how many rows it takes at most.
+_LONG_RUNS_NS, _LONG_RUNS_ROWS_MAX = 5 * NS_PER_S, 2000
 
 _REASONS: Final = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-# Triton's word for what became of a request; REJECTED where none is here.
+# Triton's name of each outcome; REJECTED for all others.
 _REASON_OF: Final = {
     CANCELLED: "CANCELED",
     Refusal.FAILED.value: "BACKEND",
@@ -52,7 +53,7 @@ _REASON_OF: Final = {
     Refusal.MODEL_REMOVED.value: "OTHER",
 }
 
-#: Counters by model that need no other labels, and where they stand.
+#: Counters by model without other labels, and their attributes.
 _BY_MODEL: Final[dict[str, Callable[[ModelTally], int]]] = {
     "nv_inference_request_success": lambda model: model.answered,
     "nv_inference_count": lambda model: model.rows,
@@ -62,9 +63,9 @@ _BY_MODEL: Final[dict[str, Callable[[ModelTally], int]]] = {
     "nv_inference_compute_input_duration_us": lambda model: model.input_ns // NS_PER_US,
     "nv_inference_compute_infer_duration_us": lambda model: model.exec_ns // NS_PER_US,
     "nv_inference_compute_output_duration_us": lambda model: model.output_ns // NS_PER_US,
-    "clockwright_cold_starts_total": lambda model: model.cold_starts,
     "clockwright_model_loads_total": lambda model: model.loads,
     "clockwright_model_evictions_total": lambda model: model.evictions,
+    **{each.metric: methodcaller("counter", index) for index, each in enumerate(COUNTERS)},
 }
 
 #: Families whose samples are made worker by worker.
@@ -81,7 +82,7 @@ _BY_WORKER: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a controller that a page tells of."""
+    """The parts of a controller that a page shows."""
 
     runtime: Runtime
     catalogue: Catalogue
@@ -89,12 +90,11 @@ class Parts:
     fronts: FrontLinks
     applications: Applications
     quotas: QuotaBook
-    door: Door
-    throttle: Throttle
+    door: AdmissionLimits
     memory: MemoryPressure
-    #: How late the event loop is.
+    #: Delay of the event loop.
     lag_ns: Callable[[], int]
-    #: In which generation it leads; 0: there are none.
+    #: Generation in which it leads; 0: without a lease.
     generation: int
     #: Name of the scheduler's policy.
     policy: str
@@ -108,7 +108,7 @@ class Page:
 
         Args:
             parts: of the controller.
-            names_max: models, and tenants, that are told apart.
+            names_max: models, and tenants, that are counted apart.
         """
         self._parts = parts
         self._names_max = names_max
@@ -121,10 +121,10 @@ class Page:
         self._share = LoopShare(_PAUSE_FACTOR)
 
     async def make(self, *, openmetrics: bool) -> list[bytes]:
-        """Make a page, in pieces; who asks while one is made gets the same."""
+        """Make a page, in pieces; concurrent scrapes get the same page."""
         making = self._making.get(openmetrics)
         if making is None:
-            # Whoever asks without a pause takes a tenth of the loop's time, not half.
+            # A client that scrapes without a pause gets a tenth of the loop's time, not half.
             make = partial(self._make, Text(openmetrics=openmetrics))
             making = asyncio.create_task(self._share.run(make))
             self._making[openmetrics] = making
@@ -132,11 +132,11 @@ class Page:
         return await asyncio.shield(making)
 
     def fill_statistics(self, model_id: ModelId, told: pb.ModelStatistics) -> None:
-        """Fill in Triton's statistics of a model, which say the same as its metrics.
+        """Fill in Triton's statistics of a model, with the same values as its metrics.
 
         Args:
-            model_id: which; one that is counted together with others is left as it is.
-            told: is filled in. As Triton has it, each time is of all successful requests together.
+            model_id: the model; one that is counted together with others is left unchanged.
+            told: filled in. As with Triton, each time is the sum over all successful requests.
         """
         self._parts.runtime.telemetry.count()
         model = self.tally.find(model_id)
@@ -173,7 +173,7 @@ class Page:
         return None if entry is None else (entry.name, entry.version)
 
     async def _give_way(self) -> None:
-        """Let requests have their turn, if this slice is over."""
+        """Yield to requests, if this slice is over."""
         now_ns = time.perf_counter_ns()
         if now_ns - self._slice_began_ns >= _SLICE_NS:
             await asyncio.sleep(0)
@@ -202,7 +202,7 @@ class Page:
         states: list[ModelState] = []
         waiting: Counter[ModelTally] = Counter()
         copies: Counter[ModelTally] = Counter()
-        # What nobody has asked for yet is listed too where all have room.
+        # Models without requests are listed too, if there is room for all.
         has_room = len(served) <= self._names_max
         for begin in range(0, len(served), _MODELS_BETWEEN_LOOKS):
             entries = served[begin : begin + _MODELS_BETWEEN_LOOKS]
@@ -232,7 +232,7 @@ class Page:
         name = "clockwright_request_duration_seconds"
         text.begin(name)
         for index, counted in enumerate(models):
-            # For a model that was never asked it says nothing that the other counters do not.
+            # For a model without requests it adds nothing to the other counters.
             if counted.durations.sum_ns:
                 text.histogram(name, counted.labels, counted.durations)
             if index % _MODELS_BETWEEN_LOOKS == 0:
@@ -283,6 +283,14 @@ class Page:
         text.each(
             "clockwright_calls_denied_total",
             [(labels_of(reason=denial.value), num) for denial, num in telemetry.denials.items()],
+        )
+        text.one("clockwright_bad_requests_total", telemetry.bad_requests)
+        since_ns = self._parts.runtime.clock() - _LONG_RUNS_NS
+        runs = telemetry.long_runs_since(since_ns, _LONG_RUNS_ROWS_MAX)
+        behind = [] if runs is None else [(runs.model_id, runs.num_refused / _LONG_RUNS_NS)]
+        text.each(
+            "clockwright_requests_behind_long_runs_per_second",
+            [(labels_of(model=name_of(model)), rate * NS_PER_S) for model, rate in behind],
         )
         cache = self._parts.applications.cache_statistics()
         lookups = {"hit": cache.hits, "join": cache.joins, "miss": cache.misses}
@@ -348,7 +356,7 @@ class Page:
             elapsed_ns, busy_ns = self._busy.since_earlier(
                 row.worker_id, (time.monotonic_ns(), tally.exec_ns)
             )
-            # What began before and ended since counts as a whole.
+            # Work that started before and ended since counts as a whole.
             samples["nv_gpu_utilization"].append((gpu, min(1.0, busy_ns / max(elapsed_ns, 1))))
             exec_s, load_s = tally.exec_ns / NS_PER_S, tally.load_ns / NS_PER_S
             samples["clockwright_gpu_exec_seconds_total"].append((worker, exec_s))
@@ -397,11 +405,6 @@ class Page:
             "clockwright_memory_state",
             [(labels_of(state=each.value), int(each is memory.state)) for each in MemoryState],
         )
-        rate_rps = parts.throttle.rate_rps
-        text.one(
-            "clockwright_throttle_requests_per_second",
-            math.inf if rate_rps is None else rate_rps,
-        )
         text.one("clockwright_event_loop_lag_seconds", parts.lag_ns() / NS_PER_S)
         text.one("clockwright_fronts", parts.fronts.num_fronts)
         text.one("clockwright_leader", int(not parts.runtime.draining))
@@ -430,7 +433,7 @@ def _failures(model: ModelTally) -> str:
 
 
 def _outcomes(model: ModelTally) -> str:
-    """The lines of all requests that are over."""
+    """The lines of all finished requests."""
     numbers = {OK: model.answered, **model.unanswered}
     return "".join(
         [
@@ -446,7 +449,7 @@ def _outcome(outcome: str) -> str:
 
 
 def _capacity(text: Text, load: ClusterLoad) -> None:
-    """The families of kinds of workers, for whoever scales."""
+    """The families of kinds of workers, for autoscaling."""
     kinds = [(labels_of(gpu_kind=kind.gpu_kind), kind) for kind in load.kinds]
     text.each(
         "clockwright_required_workers",

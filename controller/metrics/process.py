@@ -1,4 +1,4 @@
-"""What the process and its host take, which is told while a controller leads and while it stands by."""
+"""Figures of the process and its host, reported by leader and standby."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from clockwright.units import NS_PER_S
-from controller.memory import resident_bytes
+from controller.front.admission.memory import resident_bytes
 from controller.metrics.text import Text
 
-# What changes is compared with a sample that is no younger, so that two who scrape do not see each other's
-# moments.
+# Changes are relative to a sample of at least this age, so that two scrapers do not shorten each other's
+# intervals.
 _LEAST_NS: Final = NS_PER_S
 
 _STAT, _MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
@@ -23,7 +23,7 @@ _OWN_STAT, _HANDLES = Path("/proc/self/stat"), Path("/proc/self/fd")
 
 
 class Changes:
-    """What has changed since an earlier look, by what it is; the first element of a sample is a time."""
+    """Changes since an earlier sample, by name; the first element of a sample is a time."""
 
     def __init__(self) -> None:
         self._samples: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -31,7 +31,7 @@ class Changes:
     def since_earlier(
         self, what: str, sample: tuple[int, ...], *, least: int = _LEAST_NS
     ) -> tuple[int, ...]:
-        """Differences to a sample that is `least` older, or as old as there is; at first to that of this moment."""
+        """Differences to a sample that is at least `least` older, or the oldest; at first to the present one."""
         earlier, last = self._samples.get(what, (sample, sample))
         if sample[0] - last[0] >= least:
             earlier, last = last, sample
@@ -44,7 +44,7 @@ class Changes:
 
 
 class ProcessFigures:
-    """Figures of this process, by the names that all exporters have, and of its host, by Triton's."""
+    """Figures of this process, under the usual exporters' names, and of its host, under Triton's."""
 
     def __init__(self) -> None:
         self._started_s = _started_s()
@@ -55,7 +55,7 @@ class ProcessFigures:
         busy, total = 0, 0
         with suppress(OSError):
             times = list(map(int, _STAT.read_text().partition("\n")[0].split()[1:9]))
-            # The fourth and fifth are idle time, and idle time while a disk was waited for.
+            # The fourth and fifth are idle time, and idle time with waiting for a disk.
             busy, total = sum(times) - times[3] - times[4], sum(times)
         elapsed, used = self._changes.since_earlier("host", (total, busy), least=1)
         text.one("nv_cpu_utilization", used / elapsed if elapsed else 0.0)
@@ -75,7 +75,7 @@ class ProcessFigures:
 
 
 def _started_s() -> float:
-    """When this process started, in Unix time; where nobody tells, it is now."""
+    """Start of this process in Unix time; now, if the system does not tell it."""
     now_s = time.time()
     try:
         # The name, in parentheses, may have spaces; behind it are the third field and all others.

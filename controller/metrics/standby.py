@@ -1,4 +1,4 @@
-"""What a controller says that stands by: another one leads."""
+"""Metrics of a standby controller: another one leads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from controller.metrics.text import Text, labels_of
 
 
 class StandbyPage:
-    """Makes pages of a controller that stands by."""
+    """Makes pages of a standby controller."""
 
     def __init__(self, policy: str) -> None:
         """Begin.

@@ -1,7 +1,7 @@
-"""Counts and times of requests and actions by model and worker, made of telemetry's records. No I/O and no clock.
+"""Counts and times of requests and actions by model and worker, from telemetry's records. No I/O and no clock.
 
-What became of a model's requests telemetry counts itself, whether somebody measures or not; here it is only put
-together under a name.
+Telemetry counts the outcomes of a model's requests itself, also if metrics are off; here they are only combined under
+a name.
 """
 
 from __future__ import annotations
@@ -11,44 +11,43 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from clockwright.errors import Refusal
 from clockwright.units import ActionId, ModelId, WorkerId
 from controller.metrics.histogram import Buckets, Histogram
 from controller.metrics.text import escape
-from controller.telemetry import CANCELLED, OK, ActionRecord, Counts, RequestRecord, Telemetry
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import CANCELLED, OK, Counts, Telemetry
 
-#: Values of a label that comes from outside which are told apart. llm-d's router has the same bound.
+#: Limit on the values of a label from clients. llm-d's router has the same bound.
 NAMES_MAX: Final = 1000
-#: Stands for all the others.
+#: Label for all others.
 OTHER: Final = "other"
 
-# Workers that nobody scraped before they left are forgotten from here on.
+# Workers that left and were not scraped since are forgotten beyond this number.
 _WORKERS_MAX = 10_000
 
-_LATE: Final = Refusal.LATE.value
 _NO_ERROR: Final = "NONE"
 
 
-#: How long answers took: models on a GPU take milliseconds, and SLOs are about that or some seconds.
+#: Latency of answers: models on a GPU take milliseconds, and SLOs are milliseconds to seconds.
 DURATIONS: Final = Buckets(
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 )
-#: How long before the deadline answers left. Below 0 they were too late.
+#: Time from answer to deadline; negative if the answer was late.
 SLACKS: Final = Buckets(
     *(-1.0, -0.1, -0.01, -0.001, 0.0),
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
-#: How long it took to refuse: at once where a request can never be in time.
+#: Time to refusal: short if a request can never be in time.
 REFUSALS: Final = Buckets(
     *(0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 )
-#: How much later something was than predicted. Below 0 it was earlier.
+#: Measured minus predicted time.
 ERRORS: Final = Buckets(
     *(-0.1, -0.025, -0.01, -0.0025, -0.001, -0.00025, -0.0001, 0.0),
     *(0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.1),
 )
 
-#: What is predicted: when an answer leaves, and how long a device takes for a batch and for weights.
+#: Predicted values: departure of an answer, and the device's time for a batch and for weights.
 PREDICTED: Final = ("departure", "exec", "load")
 
 
@@ -66,7 +65,7 @@ class SizeTally:
 
 
 class ModelTally:
-    """Totals of one model, or of all that have no name here."""
+    """Totals of one model, or of all without a name here."""
 
     __slots__ = (
         "batches",
@@ -87,15 +86,15 @@ class ModelTally:
     )
 
     def __init__(self, name: str, version: str) -> None:
-        #: As they stand between the braces of a line.
+        #: Its labels, as between the braces of a line.
         self.labels = f'model="{escape(name)}",version="{escape(version)}"'
-        #: What telemetry counts of each generation of the model that there is.
+        #: Telemetry's counts of each present generation of the model.
         self.generations: dict[ModelId, Counts] = {}
-        #: The same of generations that are gone; and of all that have no name here.
+        #: The same of past generations, and of all models without a name here.
         self.past = Counts()
-        #: When the last one was answered or refused; 0: none was.
+        #: When the last request was answered or refused; 0: never.
         self.last_ns = 0
-        #: How long it took to refuse, all together.
+        #: Sum of the times to refusal.
         self.refused_ns = 0
         self.durations = Histogram(DURATIONS)
         #: Batches, and rows in them.
@@ -116,11 +115,10 @@ class ModelTally:
         """Requests that were answered in time."""
         return sum([counts.answered for counts in self.generations.values()], self.past.answered)
 
-    @property
-    def cold_starts(self) -> int:
-        """Those of them whose model was not resident when they arrived."""
+    def counter(self, index: int) -> int:
+        """One of `COUNTERS`."""
         generations = self.generations.values()
-        return sum([counts.cold_starts for counts in generations], self.past.cold_starts)
+        return sum([counts.counters[index] for counts in generations], self.past.counters[index])
 
     @property
     def unanswered(self) -> Counter[str]:
@@ -145,7 +143,7 @@ class WorkerTally:
 
 
 class Tally:
-    """Counts what telemetry hands over."""
+    """Counts telemetry's records."""
 
     def __init__(
         self,
@@ -157,14 +155,14 @@ class Tally:
         """Begin to count, from the next request on.
 
         Args:
-            telemetry: hands over its records.
+            telemetry: gives its records.
             describe: finds a model's public name and version; None: it is gone.
             names_max: models that are counted apart.
         """
         self._describe = describe
         self._by_model = telemetry.by_model
         self.names_max = names_max
-        #: Models that are counted apart, by name and version: the first that were asked.
+        #: Models that are counted apart, by name and version: the first with requests.
         self.models: dict[tuple[str, str], ModelTally] = {}
         #: All others together.
         self.others = ModelTally(OTHER, "")
@@ -173,12 +171,12 @@ class Tally:
         self.refusals: dict[str, Histogram] = {}
         self.errors = {what: Histogram(ERRORS) for what in PREDICTED}
         self._by_id: dict[ModelId, ModelTally] = {}
-        # Requests that are answered by an action whose own record is still to come, and the sum of their arrivals.
+        # Requests answered by an action whose own row has not arrived, and the sum of their arrivals.
         self._answered: dict[ActionId, list[int]] = {}
         telemetry.count_by(self._take, self._forget)
 
-    def _take(self, requests: Sequence[RequestRecord], actions: Sequence[ActionRecord]) -> None:
-        """Count requests and actions that are over; an action never comes before the requests that it answered."""
+    def _take(self, requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
+        """Count finished requests and actions; an action never comes before the requests that it answered."""
         by_id, answered, others = self._by_id, self._answered, self.others
         slacks, departures = self.slacks, self.errors["departure"]
         slack_counts, departure_counts = slacks.counts, departures.counts
@@ -187,27 +185,27 @@ class Tally:
             SLACKS.bounds_ns,
             ERRORS.bounds_ns,
         )
-        for record in requests:
-            model_id, arrival_ns, slo_ns = record[1], record[3], record[4]
-            departure_ns, outcome, action_id = record[6], record[7], record[14]
+        for row in requests:
+            model_id, arrival_ns, slo_ns = row.model_id, row.arrival_ns, row.slo_ns
+            departure_ns, outcome, action_id = row.departure_ns, row.outcome, row.action_id
             model = by_id.get(model_id) or self._find(model_id)
             if model is others:
-                model.past.add(outcome, cold=record[12])
+                model.past.add(row)
             latency_ns = departure_ns - arrival_ns
             if action_id is None:
                 if outcome != CANCELLED:
-                    self._refused(model, record)
+                    self._refused(model, row)
                 continue
-            # What is done for each answer is written out: a call takes as long as all it would do.
+            # The work per answer is inlined: a call would take as long as the work.
             slack_counts[bisect_left(slacks_ns, slo_ns - latency_ns)] += 1
-            departure_counts[bisect_left(errors_ns, departure_ns - record[16])] += 1
+            departure_counts[bisect_left(errors_ns, departure_ns - row.expected_departure_ns)] += 1
             if outcome == OK:
                 durations = model.durations
                 durations.counts[bisect_left(durations_ns, latency_ns)] += 1
                 durations.sum_ns += latency_ns
                 model.last_ns = departure_ns
             else:
-                self._refused(model, record)
+                self._refused(model, row)
             sums = answered.get(action_id)
             if sums is None:
                 answered[action_id] = [1, arrival_ns]
@@ -218,12 +216,12 @@ class Tally:
             self._take_action(action)
 
     def add(self, model_id: ModelId) -> None:
-        """Count a model apart, although nobody has asked for it yet, if there is room."""
+        """Count a model without requests apart, if there is room."""
         if model_id not in self._by_id:
             self._find(model_id)
 
     def find(self, model_id: ModelId) -> ModelTally:
-        """Where a model is counted, or would be if somebody asked for it now."""
+        """The totals in which a model is counted, or would be at its first request."""
         model = self._by_id.get(model_id)
         if model is not None:
             return model
@@ -231,14 +229,12 @@ class Tally:
         return self.others if described is None else self.models.get(described, self.others)
 
     def _forget(self, model_id: ModelId) -> None:
-        """A model is removed, and its counts with it, unless another generation has the same name and version."""
+        """Remove a model and its counts, unless another generation has the same name and version."""
         model = self._by_id.pop(model_id, None)
         if model is None or model is self.others:
             return
         past, counts = model.past, model.generations.pop(model_id)
-        past.answered += counts.answered
-        past.cold_starts += counts.cold_starts
-        past.unanswered.update(counts.unanswered)
+        past.merge(counts)
         if not model.generations:
             self.models = {key: each for key, each in self.models.items() if each is not model}
 
@@ -248,7 +244,7 @@ class Tally:
             return self.others
         model = self.models.get(described)
         if model is None:
-            # A model may be called like this too.
+            # A model may have this name too.
             if described[0] == OTHER or len(self.models) >= self.names_max:
                 model = self.others
             else:
@@ -258,9 +254,9 @@ class Tally:
         self._by_id[model_id] = model
         return model
 
-    def _refused(self, model: ModelTally, record: RequestRecord) -> None:
-        departure_ns, reason = record[6], record[7]
-        latency_ns = departure_ns - record[3]
+    def _refused(self, model: ModelTally, row: RequestRow) -> None:
+        departure_ns, reason = row.departure_ns, row.outcome
+        latency_ns = departure_ns - row.arrival_ns
         model.last_ns = departure_ns
         model.refused_ns += latency_ns
         refusals = self.refusals.get(reason)
@@ -268,10 +264,11 @@ class Tally:
             refusals = self.refusals[reason] = Histogram(REFUSALS)
         refusals.add(latency_ns)
 
-    def _take_action(self, record: ActionRecord) -> None:
-        action_id, kind, worker_id, model_id = record[0], record[1], record[2], record[3]
-        rows, expected_ns, error = record[5], record[11], record[14]
-        load, brought_in, exec_, brought_out = record[15], record[16], record[17], record[18]
+    def _take_action(self, row: ActionRow) -> None:
+        action_id, kind = row.action_id, row.type
+        worker_id, model_id = row.worker_id, row.model_id
+        rows, expected_ns, error = row.rows, row.expected_duration_ns, row.error
+        load, brought_in, exec_, brought_out = row.load, row.input, row.exec, row.output
         worker = self.workers.get(worker_id)
         if worker is None:
             if len(self.workers) >= _WORKERS_MAX:

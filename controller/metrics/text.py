@@ -1,7 +1,7 @@
-"""The lines of a page, as Prometheus reads them (text format 0.0.4), or OpenMetrics 1.0. No I/O.
+"""The lines of a page in Prometheus' text format 0.0.4, or OpenMetrics 1.0. No I/O.
 
-Counters of Triton do not end in `_total`, as OpenMetrics demands. There they are of unknown type, which changes
-nothing for whoever asks for them.
+Triton's counters do not end in `_total`, as OpenMetrics demands, so they have the type `unknown` there. Queries work
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from controller.metrics.histogram import Histogram
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-# A piece is encoded in a tenth of a millisecond.
+# Encoding a piece takes a tenth of a millisecond.
 _PIECE_CHARS: Final = 64 << 10
 
 _TOTAL: Final = "_total"
@@ -25,17 +25,17 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def escape(value: str) -> str:
-    """Write a label's value as it stands between quotes."""
+    """Write a label's value as between quotes."""
     return value.translate(_ESCAPED)
 
 
 def labels_of(**labels: str) -> str:
-    """Write labels as they stand between the braces of a line."""
+    """Write labels as between the braces of a line."""
     return ",".join([f'{name}="{escape(value)}"' for name, value in labels.items()])
 
 
 def _template(name: str, labels: str, histogram: Histogram) -> str:
-    """The lines of a histogram, with a gap for each number: to fill them in takes a third of the time."""
+    """The lines of a histogram, with a gap for each number; filling the gaps takes a third of the time."""
     before = f"{labels}," if labels else ""
     lines = [f'{name}_bucket{{{before}le="{le}"}} ' for le in histogram.buckets.le]
     if not histogram.buckets.signed:
@@ -49,7 +49,7 @@ class Text:
 
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
-        #: What is not a piece yet, and how long it is.
+        #: Lines that are not a piece yet, and their length.
         self._parts: list[str] = []
         self._num_chars = 0
         self._pieces: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The applications there are, and what feedback teaches them: the door of the selection layer.
+"""All applications, and their learning from feedback: the entry point of the selection layer.
 
 Everything runs in the controller's event loop thread. The policies and the pure modules in `core` decide.
 """
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from clockwright.bulk import Buffer
 from clockwright.errors import (
     BadRequestError,
     ConfigError,
@@ -21,9 +20,10 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
-from clockwright.units import NS_PER_S, ModelId
-from controller.catalogue import Catalogue, ModelState
-from controller.model_folder import check_name
+from clockwright.units import NS_PER_S
+from controller.models.catalogue import Catalogue, ModelState
+from controller.models.model_folder import check_name
+from controller.models.state_file import StateFile
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import ContextStates, migrated
@@ -37,13 +37,12 @@ from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
-from controller.selection.queries import Answered, Queries, row_id
+from controller.selection.queries import Queries, row_id
 from controller.selection.stores import Store
-from controller.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
-# Feedbacks taken in before requests get their turn.
+# Feedbacks processed before requests are served.
 _FEEDBACK_SLICE = 64
 
 
@@ -57,7 +56,7 @@ class FeedbackResult:
     losses: Mapping[str, float] = field(default_factory=dict)
     #: Weights in the context's state afterwards; empty when nothing has changed.
     weights: Mapping[str, float] = field(default_factory=dict)
-    #: Why learning from it has failed, or why there was nothing to learn; may be empty.
+    #: Why learning from it failed, or why it taught nothing; may be empty.
     message: str = ""
 
 
@@ -78,8 +77,8 @@ class Applications:
         """Start empty; `restore` brings back the applications in the store.
 
         Args:
-            runtime: asks the models.
-            catalogue: knows them.
+            runtime: runs the models.
+            catalogue: of the models.
             config: the settings.
             state: keeps the applications, unless the settings name another store.
 
@@ -94,7 +93,8 @@ class Applications:
         self._journal = Journal(
             capacity=config.feedback_max, ttl_ns=round(config.feedback_ttl_s * NS_PER_S)
         )
-        self._queries = Queries(runtime, catalogue, config, self._states, self._journal)
+        #: The stage of the port that answers them, and models.
+        self.queries = Queries(runtime, catalogue, config, self._states, self._journal)
         self._plugins = plugin_policies()
         self._running: dict[str, LiveApplication] = {}
 
@@ -113,7 +113,7 @@ class Applications:
         self._states.start(self._refill)
 
     async def _refill(self) -> None:
-        """Write all applications and global states again: the store has lost them."""
+        """Write all applications and global states again after the store lost them."""
         async with self._states.changing:
             for running in self.all:
                 await self._store.save_application(
@@ -140,7 +140,7 @@ class Applications:
 
     async def close(self) -> None:
         """Write all changes that are not written yet, and close the store."""
-        self._queries.close()
+        self.queries.close()
         await self._states.close()
         await self._store.close()
 
@@ -150,7 +150,7 @@ class Applications:
         """Add an application, or change one. It keeps what it has learned unless its policy changes.
 
         Raises:
-            ModelError: the name is taken, or a model is not there or does not fit.
+            ModelError: the name is taken, or a model does not exist or does not fit.
             NoRoomError: there are too many applications.
             ConfigError: the policy or its options are wrong.
             StoreError: it cannot be written; nothing has changed.
@@ -190,7 +190,7 @@ class Applications:
         """Remove an application with all it has learned.
 
         Raises:
-            UnknownModelError: there is none of that name.
+            UnknownModelError: no application has that name.
             StoreError: it cannot be erased; nothing has changed.
         """
         async with self._states.changing:
@@ -210,7 +210,7 @@ class Applications:
             Whether the context had a state.
 
         Raises:
-            UnknownModelError: there is no such application.
+            UnknownModelError: the application does not exist.
             BadRequestError: the context is empty; the global state goes with its application.
             StoreError: it cannot be erased; nothing has changed.
         """
@@ -249,7 +249,7 @@ class Applications:
                 raise ModelError(f"application {application.name}: there is no model {name}")
         if running.look_at(models) is None and not running.misfits:
             raise ModelError(
-                f"application {application.name}: no worker has looked at its models yet"
+                f"application {application.name}: no worker has prepared its models yet"
             )
         for name, reason in running.misfits.items():
             raise ModelError(f"application {application.name}: model {name} does not fit: {reason}")
@@ -303,7 +303,7 @@ class Applications:
         """As `weights`, without waiting for the store.
 
         Raises:
-            StoreError: the state is not in memory; who asks again may find it there.
+            StoreError: the state is not in memory; a later call may find it there.
         """
         return _weights(running, self._states.at_hand(running, context))
 
@@ -313,65 +313,7 @@ class Applications:
 
     def cache_statistics(self) -> CacheStatistics:
         """Statistics of the prediction cache, which all applications share, and the models that ask for it."""
-        return self._queries.cache_statistics()
-
-    async def answer(
-        self,
-        running: LiveApplication,
-        inputs: Sequence[Buffer],
-        *,
-        rows: int = 1,
-        arrival_ns: int,
-        slo_ns: int,
-        context: str,
-        tenant: str = "",
-        asker: str = "",
-        name: str = "",
-    ) -> Answered:
-        """Answer a query inside its SLO, which its client may have named. The query fits the application's shape.
-
-        Each row is combined on its own. With several, feedback is given by row: to `ID/0`, `ID/1` and so on.
-
-        Raises:
-            RefusedError: there is neither an answer in time nor a default.
-        """
-        return await self._queries.answer(
-            running,
-            inputs,
-            rows=rows,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
-            context=context,
-            tenant=tenant,
-            asker=asker,
-            name=name,
-        )
-
-    async def predict(
-        self,
-        model_id: ModelId,
-        inputs: Sequence[Buffer],
-        *,
-        rows: int,
-        arrival_ns: int,
-        slo_ns: int,
-        tenant: str,
-        name: str,
-    ) -> Answered:
-        """Ask one model, through the prediction cache; the client may have named the request.
-
-        Raises:
-            RefusedError: there is no answer in time.
-        """
-        return await self._queries.predict(
-            model_id,
-            inputs,
-            rows=rows,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
-            tenant=tenant,
-            name=name,
-        )
+        return self.queries.cache.statistics()
 
     # --- feedback -----------------------------------------------------------------------------
 
@@ -382,7 +324,7 @@ class Applications:
 
         Args:
             items: the feedback.
-            asker: who gives it; of queries that others asked nothing is known to it.
+            asker: the caller; queries of other callers do not exist for it.
 
         Raises:
             BadRequestError: an item is malformed; nothing has been learned from any.
@@ -439,7 +381,7 @@ class Applications:
         return FeedbackResult(item.query_id, joined.status, joined.losses, weights)
 
     def _find(self, query_id: str, asker: str) -> AnsweredQuery | None:
-        """Find a query that this one asked."""
+        """Find a query of this caller."""
         record = self._journal.find(query_id, now_ns=self._clock())
         return record if record is not None and record.asker == asker else None
 
@@ -450,10 +392,10 @@ def _record(running: LiveApplication) -> dict[str, Any]:
 
 
 def _weights(running: LiveApplication, state: Any) -> tuple[dict[str, float], str]:  # noqa: ANN401
-    """Say what a state believes of each model, and what there is to remark."""
+    """Return a state's weights of the models, and its remark."""
     weights: dict[str, float] = {}
     remarks = []
-    # The complaint names it if the policy fails here.
+    # The message names it if the policy fails here.
     with suppress(PolicyError):
         weights = running.policy.weights(state)
         remarks.append(running.policy.remark(state))

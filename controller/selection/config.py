@@ -6,15 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clockwright.errors import ConfigError
+from clockwright.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig:
     """Everything about the selection layer that can be tuned, and what goes wrong at the extremes."""
 
-    #: URL of a Redis, or a state file of their own, for applications and their states; None: the controller's
-    #: state folder, or where it has none, nothing.
-    store: str | Path | None = None
+    #: None: the controller's state folder, or where it has none, nothing.
+    store: str | Path | None = setting(
+        None,
+        flag="selection_store",
+        kind=str,
+        metavar="FILE|URL",
+        help="Store for applications and what they learn, instead of the state folder: a file, or "
+        "redis://HOST:PORT/DB.",
+    )
     #: States of contexts kept in memory. Too few: users wait for the store.
     contexts_max: int = 100_000
     #: Size of the prediction cache, inputs and outputs together; 0 switches it off.

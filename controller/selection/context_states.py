@@ -1,8 +1,8 @@
-"""States of contexts: read from the store when they are needed, written back when they have changed.
+"""States of contexts: read from the store when needed, written back when changed.
 
-Everything but the store's own work runs in the controller's event loop thread. While the store is away,
+Everything except the store's own work runs in the controller's event loop thread. While the store is unreachable,
 queries are answered from the states in memory, and changes wait. Feedback for a context that is not in
-memory fails then: the state it would make is no successor of the one in the store.
+memory fails then, because its new state would not follow from the one in the store.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 _FLUSH_INTERVAL_S = 1.0
 
-# Users whose states are being read at a time. While a store hangs, everybody else gets the global state.
+# Limit on concurrent reads of states. While a store hangs, all other users get the global state.
 _READS_MAX = 1000
-# Who only looks has none read while so many are, whatever he names: room is for those who ask for answers.
+# Callers that only display a state start no read beyond this number: queries have priority.
 _LOOKS_READS_MAX = 16
 
-# States written at a time. The event loop's part of such a slice takes much less than a millisecond.
+# States written at once. The event loop's part of such a slice takes much less than a millisecond.
 _SLICE = 500
 
 
@@ -59,7 +59,7 @@ class ContextStates:
         #: Held while a state is written or erased: a write that overtakes an erasure would undo it.
         self.changing = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
-        #: Reads under way; whoever wants the same state waits for the same read.
+        #: Reads in progress; all users of a state wait for the same read.
         self._reading: dict[Address, asyncio.Task[None]] = {}
         self._away = False
         #: The store came back empty, and not all is written again yet.
@@ -71,8 +71,8 @@ class ContextStates:
         """Write changes from now on, once a second.
 
         Args:
-            refill: writes what there is beside states, after the store has lost everything. It may raise
-                StoreError, and is called again then.
+            refill: writes everything except states after the store lost its contents. It may raise StoreError, and is
+                called again then.
         """
         self._flushing = asyncio.create_task(self._keep_flushing(refill))
 
@@ -96,35 +96,26 @@ class ContextStates:
         Raises:
             StoreError: the state is not in memory, and the store cannot be read.
         """
-        if not context or not running.policy.per_context:
-            return running.state
-        held = self._in_memory(running, context)
-        if held is None and not self._contexts.is_stateless(running.application.name, context):
-            # Who gives up waiting must not take the state from the others, nor from the next query.
+        if not self.is_at_hand(running, context):
+            # A caller that stops waiting must not cancel the read for others, nor for the next query.
             await asyncio.shield(self._reading_of(running, context, _READS_MAX))
-            held = self._in_memory(running, context)
-        return running.state if held is None else held.state
+        return self.in_memory(running, context)
 
     def at_hand(self, running: LiveApplication, context: str) -> Any:  # noqa: ANN401
         """Give the state of a context, the global one where it has none, without waiting for the store.
 
         Raises:
-            StoreError: the state is not in memory. The store is asked for it, and who comes again may find it.
+            StoreError: the state is not in memory. It is being read, and a later call may find it.
         """
-        if not context or not running.policy.per_context:
-            return running.state
-        held = self._in_memory(running, context)
-        if held is None and not self._contexts.is_stateless(running.application.name, context):
+        if not self.is_at_hand(running, context):
             self._reading_of(running, context, _LOOKS_READS_MAX)
-            raise StoreError(
-                f"{self._store.name} has not said yet what it learned from {context!r}"
-            )
-        return running.state if held is None else held.state
+            raise StoreError(f"{self._store.name} has not returned the state of {context!r} yet")
+        return self.in_memory(running, context)
 
     def _reading_of(
         self, running: LiveApplication, context: str, reads_max: int
     ) -> asyncio.Task[None]:
-        """Have the state of a context read, which ends when it is in memory or known not to be there."""
+        """Read the state of a context, until it is in memory or known not to exist."""
         address = running.application.name, context
         reading = self._reading.get(address)
         if reading is None:
@@ -135,17 +126,28 @@ class ContextStates:
             reading.add_done_callback(partial(self._read_over, address))
         return reading
 
-    async def read_in_time(self, running: LiveApplication, context: str, limit_s: float) -> Any:  # noqa: ANN401
-        """Read the state of a context; the global one where it has none or the store is too slow."""
+    def is_at_hand(self, running: LiveApplication, context: str) -> bool:
+        """Whether the state of a context is in memory, or is known to be the global one."""
+        if not context or not running.policy.per_context:
+            return True
+        name = running.application.name
+        return (
+            self._contexts.find(name, context) is not None
+            or self._contexts.is_stateless(name, context)
+            or (not self._store.persistent and not self._contexts.has_dropped)
+        )
+
+    def in_memory(self, running: LiveApplication, context: str) -> Any:  # noqa: ANN401
+        """Give the state of a context that is in memory, or the global one."""
         if not context or not running.policy.per_context:
             return running.state
         held = self._in_memory(running, context)
-        if held is not None:
-            return held.state
-        if self._contexts.is_stateless(running.application.name, context):
-            return running.state
+        return running.state if held is None else held.state
+
+    async def read_in_time(self, running: LiveApplication, context: str, limit_s: float) -> Any:  # noqa: ANN401
+        """Read the state of a context; the global one where it has none or the store is too slow."""
         try:
-            # A store in memory is near: it still has a state that was evicted here, so no limit is needed.
+            # A store in memory is fast, and still has a state that was evicted here, so no limit is needed.
             async with asyncio.timeout(limit_s if self._store.persistent else None):
                 return await self.read(running, context)
         except (TimeoutError, StoreError):
@@ -169,10 +171,10 @@ class ContextStates:
     def _read_over(self, address: Address, reading: asyncio.Task[None]) -> None:
         del self._reading[address]
         if not reading.cancelled():
-            reading.exception()  # Whoever wanted to know has given up, perhaps; the store's absence is logged once.
+            reading.exception()  # Its waiters may have stopped waiting; the store's failure is logged once.
 
     async def restore(self, running: LiveApplication) -> None:
-        """Give an application the global state that the store has of it.
+        """Give an application its global state from the store.
 
         Raises:
             StoreError: the store cannot be read.
@@ -204,7 +206,7 @@ class ContextStates:
     # --- changing -----------------------------------------------------------------------------
 
     def set(self, running: LiveApplication, context: str, state: Any) -> None:  # noqa: ANN401
-        """Take in a new state, also a global one, to be written."""
+        """Accept a new state, also a global one, to be written."""
         self._contexts.set(running.application.name, context, _Held(running, state))
 
     def forget(self, application: str, context: str | None = None) -> bool:
@@ -234,7 +236,7 @@ class ContextStates:
                 if name not in self._unwritable:
                     self._unwritable.add(name)
                     log.error(
-                        "application %s: the state of %r, and of others perhaps, cannot be written: %r",
+                        "application %s: the state of %r, and perhaps others, cannot be written: %r",
                         name,
                         context,
                         fault,
@@ -252,7 +254,7 @@ class ContextStates:
             self._note_absence(error)
             return
         if self._lost:
-            log.warning("%s is back, empty; what is known here is written again", self._store.name)
+            log.warning("%s is back, empty; writing everything in memory again", self._store.name)
         elif self._away:
             lost = self._contexts.num_lost
             log.info("%s is back; changes lost since the start: %d", self._store.name, lost)
@@ -265,18 +267,18 @@ class ContextStates:
                 await self._look_after_store(refill)
                 await self.flush()
             except Exception:
-                # Nobody foresaw this error. The next write is tried all the same.
-                log.exception("what has changed was not written")
+                # This error is unexpected. The next write is tried anyway.
+                log.exception("changed states were not written")
 
     def _note_absence(self, error: StoreError) -> None:
         """Log once that the store is away."""
         if not self._away:
             self._away = True
-            log.error("%s; what is in memory serves, and is written when it is back", error)
+            log.error("%s; serving from memory, which is written when it is back", error)
 
 
 def _restored(running: LiveApplication, record: Mapping[str, Any] | None) -> _Held | None:
-    """Restore the state in a record; None: there is none, or none of this policy and version."""
+    """Restore the state in a record. Returns None without a state of this policy and version."""
     if record is None:
         return None
     name, policy = running.application.policy, running.policy

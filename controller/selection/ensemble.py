@@ -1,8 +1,8 @@
-"""Asks several models one question: a request for each, with one deadline, through the cache.
+"""Sends one query to several models: a request for each, with one deadline, through the cache.
 
-A member that has not answered when time is up is left behind. Its request is withdrawn unless a worker has
-it already, so that no batch runs for which nobody waits any more. What the worker answers then still goes
-into the cache, and to those who left, for the feedback to come.
+A member that has not answered in time is left out. Its request is withdrawn unless a worker has it already, so that no
+batch runs without a waiting query. A late answer still goes into the cache, and to the queries that left it out, for
+later feedback.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from clockwright.bulk import Buffer
-from clockwright.errors import Refusal, RefusedError
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, ModelId, RequestId
-from controller.runtime import Answer, Runtime
+from clockwright.wire.bulk import Buffer, total_bytes
+from controller.port import Answered, Ask, Refused, Told
+from controller.runtime import Runtime
 from controller.selection.core.cache import Key, PredictionCache
 
 #: Tensor bytes per output, in the model's order.
@@ -21,76 +22,99 @@ Outputs = tuple[bytes, ...]
 
 
 class Flight:
-    """A request under way, and all ensembles that wait for it."""
+    """A request under way, which is the sink of its answer, and all ensembles that wait for it."""
 
-    __slots__ = ("_future", "_left", "_waiting", "request_id")
+    __slots__ = ("_cache", "_is_answered", "_left", "_runtime", "_waiting", "key", "request_id")
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime, cache: Cache | None, key: Key | None) -> None:
         #: Its number.
         self.request_id = RequestId(0)
-        self._future: asyncio.Future[Answer] | None = None
+        self._runtime = runtime
+        self._cache = cache
+        self.key = key
         self._waiting: dict[tuple[Ensemble, str], bool] = {}
         self._left: list[tuple[Ensemble, str]] = []
-
-    def start(self, request_id: RequestId, future: asyncio.Future[Answer]) -> None:
-        """Note the request that is under way."""
-        self.request_id = request_id
-        self._future = future
+        self._is_answered = False
 
     def join(self, ensemble: Ensemble, member: str, *, first: bool) -> None:
         """Have an ensemble told when the request ends; `first`: the ensemble made the request."""
         self._waiting[ensemble, member] = first
 
     def leave(self, ensemble: Ensemble, member: str) -> None:
-        """Let an ensemble wait no more. When the last one leaves, the request is withdrawn."""
+        """Remove an ensemble. When the last one leaves, the request is withdrawn."""
         if self._waiting.pop((ensemble, member), None) is not None:
             self._left.append((ensemble, member))
-        if not self._waiting and self._future is not None:
-            self._future.cancel()
+        if not self._waiting:
+            self._end()
+            self._runtime.withdraw(self.request_id)
 
-    def came_late(self, outputs: Outputs) -> None:
-        """Tell those who have left that there is an answer after all."""
+    def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
+        """Tell all that wait how the request ended."""
+        self._end()
+        kept: Outputs | None = None
+        refusal = told.refusal if isinstance(told, Refused) else Refusal.FAILED
+        if isinstance(told, Answered):
+            self._is_answered = True
+            kept = self._keep(outputs)
+            self._came_late(kept)
+        waiting, self._waiting = self._waiting, {}
+        for (ensemble, member), first in waiting.items():
+            ensemble.member_ended(member, kept, refusal, first=first)
+
+    def came(self, outputs: Sequence[Buffer]) -> None:
+        """Take outputs of a worker, which may come when the request is over: tell those who have left."""
+        if not self._is_answered:
+            self._came_late(self._keep(outputs))
+
+    def _came_late(self, outputs: Outputs) -> None:
         left, self._left = self._left, []
         for ensemble, member in left:
             if ensemble.late is not None:
                 ensemble.late(member, outputs)
 
-    def ended(self, outputs: Outputs | None, refusal: Refusal) -> None:
-        """Tell all that wait how the request ended; `outputs` is None after a refusal."""
-        waiting, self._waiting = self._waiting, {}
-        if outputs is not None:
-            self.came_late(outputs)
-        for (ensemble, member), first in waiting.items():
-            ensemble.member_ended(member, outputs, refusal, first=first)
+    def _keep(self, views: Sequence[Buffer]) -> Outputs:
+        if self._cache is None or self.key is None:
+            return tuple(map(bytes, views))
+        return keep(self._cache, self.key, views, self._runtime.clock())
+
+    def _end(self) -> None:
+        if self._cache is not None and self.key is not None:
+            self._cache.end(self.key, self)
 
 
 Cache = PredictionCache[Outputs, Flight]
 
 
+def keep(cache: Cache, key: Key, views: Sequence[Buffer], now_ns: int) -> Outputs:
+    """Copy outputs, which are views into the message of a whole batch, into the cache."""
+    outputs = tuple(map(bytes, views))
+    cache.put(key, outputs, total_bytes(outputs), now_ns=now_ns)
+    return outputs
+
+
+def _nothing() -> None:
+    pass
+
+
 class Ensemble:
-    """One question to several models, and their answers so far."""
+    """One query to several models, and their answers so far."""
 
     def __init__(
         self,
         runtime: Runtime,
         cache: Cache | None,
+        ask: Ask,
         inputs: Sequence[Buffer],
-        *,
-        rows: int,
-        arrival_ns: int,
-        slo_ns: int,
-        tenant: str = "",
+        over: Callable[[], object],
     ) -> None:
-        """Prepare a question; `ask` asks it.
+        """Prepare a query; `ask` sends it.
 
         Args:
             runtime: takes the requests.
             cache: is looked into before a model is asked; None: it never is.
+            ask: every request.
             inputs: tensor bytes per input; kept until all have answered or been left behind.
-            rows: of every request.
-            arrival_ns: when the question arrived, on the controller's clock.
-            slo_ns: the SLO of every request.
-            tenant: the tenant of every request.
+            over: called once, in a later turn of the event loop than `wait`, unless the ensemble is left before.
         """
         #: Outputs of each member that has answered.
         self.answers: dict[str, Outputs] = {}
@@ -98,25 +122,23 @@ class Ensemble:
         self.missing: dict[str, Refusal] = {}
         #: Number of the request to each member that was asked; the last one, where it was asked again.
         self.numbers: dict[str, RequestId] = {}
-        #: Takes the outputs of a member that was left behind; None: nobody wants them.
+        #: Called with the outputs of a member that was left out; None: they are dropped.
         self.late: Callable[[str, Outputs], None] | None = None
         self._runtime = runtime
         self._cache = cache if cache is not None and cache.on else None
+        self._ask = ask
         self._inputs = inputs
         self._key_inputs = tuple(map(bytes, inputs)) if self._cache is not None else ()
-        self._rows = rows
-        self._arrival_ns = arrival_ns
-        self._slo_ns = slo_ns
-        self._tenant = tenant
         self._under_way: dict[str, tuple[Flight, ModelId]] = {}
-        self._over: asyncio.Future[None] | None = None
+        self._over = over
+        self._timer: asyncio.Handle | None = None
 
     def ask(self, member: str, model_id: ModelId) -> None:
         """Ask a member, unless the cache has its answer or knows that it is on its way."""
         if self._cache is None:
             self._start(member, model_id)
             return
-        deadline_ns = self._arrival_ns + self._slo_ns
+        deadline_ns = self._ask.arrival_ns + self._ask.slo_ns
         key = Key(model_id, self._key_inputs)
         found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=self._runtime.clock())
         if isinstance(found, Flight):
@@ -128,32 +150,35 @@ class Ensemble:
         else:
             self._start(member, model_id)
 
-    async def wait(self, until_ns: int) -> None:
-        """Wait until all members have answered or failed, or until a time, and leave the rest behind.
+    def wait(self, until_ns: int) -> None:
+        """Be over when all members have answered or failed, or at a time, and leave the rest behind."""
+        loop = asyncio.get_running_loop()
+        if self._under_way:
+            delay_s = max(until_ns - self._runtime.clock(), 0) / NS_PER_S
+            self._timer = loop.call_later(delay_s, self._end)
+        else:
+            self._timer = loop.call_soon(self._end)
 
-        When it is cancelled, it leaves all behind.
-        """
-        try:
-            if self._under_way:
-                loop = asyncio.get_running_loop()
-                self._over = loop.create_future()
-                delay_s = max(until_ns - self._runtime.clock(), 0) / NS_PER_S
-                timer = loop.call_later(delay_s, self._end)
-                try:
-                    await self._over
-                finally:
-                    timer.cancel()
-        finally:
-            for member, (flight, _) in self._under_way.items():
-                self.missing[member] = Refusal.LATE
-                flight.leave(self, member)
-            self._under_way.clear()
+    def leave(self) -> None:
+        """Leave behind all members that have not answered."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        under_way, self._under_way = self._under_way, {}
+        for member, (flight, _) in under_way.items():
+            self.missing[member] = Refusal.LATE
+            flight.leave(self, member)
+        # It may hold the ensemble, which would then wait for the garbage collector with all its tensors.
+        self._over = _nothing
 
     def member_ended(
         self, member: str, outputs: Outputs | None, refusal: Refusal, *, first: bool
     ) -> None:
         """Take in how a member's request ended; `first`: this ensemble made the request."""
-        _, model_id = self._under_way.pop(member)
+        entry = self._under_way.pop(member, None)
+        if entry is None:
+            return  # It is being left behind: the scheduler refused it when it heard of another one.
+        _, model_id = entry
         if outputs is not None:
             self.answers[member] = outputs
         elif not first and refusal is not Refusal.MODEL_REMOVED:
@@ -161,56 +186,25 @@ class Ensemble:
             self._start(member, model_id)
         else:
             self.missing[member] = refusal
-        if not self._under_way:
-            self._end()
+        if not self._under_way and self._timer is not None:
+            self._timer.cancel()
+            # A policy may take long, and other answers wait to be told.
+            self._timer = asyncio.get_running_loop().call_soon(self._end)
 
     def _end(self) -> None:
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
+        over = self._over
+        self.leave()
+        over()
 
     def _start(self, member: str, model_id: ModelId) -> None:
-        flight = Flight()
-        cache, key = self._cache, Key(model_id, self._key_inputs)
-
-        def keep(views: Sequence[Buffer]) -> Outputs:
-            # Outputs are copied: they are views into the message of the whole batch.
-            outputs = tuple(map(bytes, views))
-            if cache is not None:
-                cache.put(key, outputs, sum(map(len, outputs)), now_ns=self._runtime.clock())
-            return outputs
-
-        def came(views: Sequence[Buffer]) -> None:
-            if future.cancelled() or (future.done() and future.exception() is not None):
-                flight.came_late(keep(views))
-
-        future = self._runtime.submit(
-            model_id,
-            self._inputs,
-            rows=self._rows,
-            arrival_ns=self._arrival_ns,
-            slo_ns=self._slo_ns,
-            tenant=self._tenant,
-            late=came,
+        cache = self._cache
+        key = None if cache is None else Key(model_id, self._key_inputs)
+        flight = Flight(self._runtime, cache, key)
+        flight.request_id = self._runtime.ask(
+            model_id, self._ask, self._inputs, flight, late=flight.came
         )
-        flight.start(self._runtime.last_id, future)
         self.numbers[member] = flight.request_id
         flight.join(self, member, first=True)
         self._under_way[member] = flight, model_id
-        if cache is not None:
-            cache.begin(key, flight, deadline_ns=self._arrival_ns + self._slo_ns)
-
-        def ended(future: asyncio.Future[Answer]) -> None:
-            if cache is not None:
-                cache.end(key, flight)
-            if future.cancelled():
-                # All ensembles have left, or the loop is ending.
-                flight.ended(None, Refusal.LATE)
-                return
-            error = future.exception()
-            if error is not None:
-                refusal = error.refusal if isinstance(error, RefusedError) else Refusal.FAILED
-                flight.ended(None, refusal)
-                return
-            flight.ended(keep(future.result().outputs), Refusal.LATE)
-
-        future.add_done_callback(ended)
+        if cache is not None and key is not None:
+            cache.begin(key, flight, deadline_ns=self._ask.arrival_ns + self._ask.slo_ns)

@@ -1,7 +1,7 @@
-"""A policy whose failures cost its own application an answer, and nothing else.
+"""A policy whose failures affect only its own application.
 
-Anybody's package may bring a policy. It runs in the event loop that serves everybody, so whatever it
-raises is caught here, `SystemExit` and the like included: a policy has no reason to end the controller.
+Any package may provide a policy. It runs in the event loop that serves all clients, so all its exceptions are caught
+here, also `SystemExit`: a policy has no reason to end the controller.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ T = TypeVar("T")
 # A policy that fails on every query writes no more lines than this.
 _LOG_INTERVAL_S = 60.0
 
-# People read remarks and errors. What a policy says beyond this is cut off.
+# Remarks and errors are for people; longer text of a policy is cut off.
 _CHARS_MAX = 500
 
 
 class PolicyError(Exception):
-    """A policy has raised something, or has returned what it must not; the message says what."""
+    """A policy raised an exception or returned an invalid value; the message says which."""
 
 
 class GuardedPolicy:
-    """Passes every call on to a policy, and turns all that goes wrong into `PolicyError`."""
+    """Passes every call to a policy, and turns every failure into `PolicyError`."""
 
     def __init__(self, name: str, policy: Policy[Any]) -> None:
         """Guard a policy.
 
         Raises:
-            PolicyError: it cannot even say what kind of policy it is.
+            PolicyError: it fails when it is asked for its attributes.
         """
         self._name = name
         self._policy = policy
@@ -59,7 +59,7 @@ class GuardedPolicy:
 
     @property
     def complaint(self) -> str:
-        """What people should know of failures so far; empty: there were none."""
+        """Remark on failures so far; empty without any."""
         if not self._num_failures:
             return ""
         return f"the policy has failed {self._num_failures} times, last in {self._last_failure}"
@@ -142,7 +142,7 @@ class GuardedPolicy:
 
 
 def words_of(error: BaseException) -> str:
-    """Describe an exception of a stranger's, whose own words may raise another."""
+    """Describe an exception of another package, whose `str` may raise another one."""
     try:
         return repr(error)
     except BaseException:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clockwright.tensors import TensorSpec
-from controller.catalogue import Entry
+from clockwright.wire.tensors import TensorSpec
+from controller.models.catalogue import Entry
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
@@ -34,29 +34,34 @@ class LiveApplication:
     """One revision of one application."""
 
     def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:
-        """Begin with a state in which nothing is known.
+        """Start with an untrained state.
 
         Raises:
             ConfigError: an option of the policy does not fit the application.
-            PolicyError: the policy fails already.
+            PolicyError: the policy fails.
         """
         self.application = application
         self.policy = GuardedPolicy(application.policy, policy)
         #: Number of this revision, from 1; clients see it as the version.
         self.revision = revision
-        #: The application was removed, or replaced by another revision. What it learns now is lost.
+        #: The application was removed, or replaced by another revision. Later feedback is lost.
         self.retired = False
-        #: The state in which nothing is known.
+        #: The untrained state.
         self.fresh: Any = self.policy.init(application.models)
         #: The global state, which serves contexts without a state of their own.
         self.state: Any = self.fresh
         self.counts = QueryCounts()
         #: Models that do not fit the application, and why. They are never asked.
         self.misfits: dict[str, str] = {}
-        #: Inputs and outputs of each model, as the shape was made of.
+        #: Inputs and outputs of each model that the shape was made from.
         self._described: tuple[tuple[Sequence[TensorSpec], Sequence[TensorSpec]] | None, ...] = ()
         self._shape: Shape | None = None
         self._readings: dict[str, Reading] = {}
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.application.name
 
     @property
     def version(self) -> str:

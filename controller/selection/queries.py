@@ -1,4 +1,4 @@
-"""Answers a query: choose members, ask them, combine the answers in time, and note all for feedback.
+"""Answers a query: choose members, ask them, combine the answers in time, and record all for feedback.
 
 This shell reads the clock and makes the requests. The policy and the pure modules in `core` decide.
 """
@@ -6,25 +6,26 @@ This shell reads the clock and makes the requests. The policy and the pure modul
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
 
-from clockwright.bulk import Buffer
-from clockwright.errors import Refusal, RefusedError
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
-from controller.catalogue import Catalogue, Entry
+from clockwright.wire.bulk import Buffer
 from controller.core.admission import margin_of
-from controller.past_requests import OPEN
+from controller.models.catalogue import Catalogue, Entry
+from controller.port import Answered, Ask, Failed, Refused, Sink, Told
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import ContextStates
-from controller.selection.core.cache import CacheStatistics, Key, PredictionCache
+from controller.selection.core.cache import PredictionCache
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import AnsweredQuery, Journal
@@ -33,40 +34,37 @@ from controller.selection.core.shape import Shape
 from controller.selection.ensemble import Cache, Ensemble, Outputs
 from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
-from controller.telemetry import CANCELLED, OK
+from controller.selection.predictions import Predictions
+from controller.telemetry.past_requests import OPEN, QueryMade
+from controller.telemetry.tables import CANCELLED, OK
+
+log = logging.getLogger(__name__)
 
 LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
 
-# Time kept free for combining, encoding and the way back, by the scheduler's rule and its default numbers: so
-# no member is awaited longer than planned. A weak spot: a margin that is configured, or measured to be less,
-# does not reach this far.
+# Time reserved for combining, encoding and sending the answer, by the scheduler's rule and its default numbers, so
+# that no member is awaited longer than planned. A weakness: a margin that is configured, or measured to be
+# shorter, is not used here.
 _REPLY_RESERVE_NS = 5 * NS_PER_MS
 _REPLY_RESERVE_SHARE = 0.1
 
 # A query waits this part of its SLO for its user's state in the store. Then the global state serves it.
 _LOAD_SHARE = 0.2
 
-# The scheduler is told once a second that a cold model is wanted. If told at every query, a weights cache
-# that cannot hold all models would do nothing but load.
+# The scheduler is told once a second that a cold model is wanted. If it were told at every query, a weights cache
+# that cannot hold all models would load all the time.
 _WANT_INTERVAL_NS = NS_PER_S
 
 # Random bytes in a query id.
 QUERY_ID_BYTES = 16
 
+# gRPC's status INTERNAL.
+_INTERNAL = 13
+
 # Least SLO of a shadow: no query waits for it.
 _SHADOW_SLO_NS = NS_PER_S
-# Queries whose shadows may be under way at a time; those of others are not asked.
+# Limit on queries with shadows in flight; others run without shadows.
 _SHADOWS_MAX = 256
-
-
-@dataclass(slots=True)
-class Answered:
-    """The answer to a query, or that of a model which the cache may have known."""
-
-    #: Tensor bytes per output.
-    outputs: Sequence[Buffer]
-    #: Parameters of the response: `query_id`, `confidence` and so on; none of a model's.
-    parameters: dict[str, bool | int | str]
 
 
 @dataclass(slots=True)
@@ -74,30 +72,30 @@ class _Open:
     """A query that has no answer yet."""
 
     running: LiveApplication
-    context: str
+    ask: Ask
     inputs: Sequence[Buffer]
-    rows: int
-    arrival_ns: int
-    slo_ns: int
-    asker: str
-    shape: Shape
-    #: Id of each model of the application that is there, by public name.
-    ids: Mapping[str, ModelId]
-    #: Whose it is, and what its client calls it; both may be empty.
-    tenant: str
-    name: str
+    sink: Sink
     #: Among those of requests.
     request_id: RequestId
+    #: Reads its user's state; None: that was at hand.
+    reading: asyncio.Task[None] | None = None
+    # What follows is known when its models are asked.
+    state: Any = None
+    shape: Shape | None = None
+    query: Query | None = None
+    #: Id of each model of the application that is there, by public name.
+    ids: Mapping[str, ModelId] = field(default_factory=dict)
+    asked: Ensemble | None = None
     choice: Choice = field(default_factory=lambda: Choice(()))
     #: Answers that came in time and could be read, by member; a prediction per row.
     predictions: dict[str, list[Prediction]] = field(default_factory=dict)
-    #: The combined answer to each row; empty: there is none.
+    #: The combined answer of each row; empty: no answer.
     combined: list[Combined] = field(default_factory=list)
     #: The same as tensor bytes, unless they are one model's outputs as they are.
     encoded: list[list[bytes]] = field(default_factory=list)
-    #: Why the default is served for some row, or the query refused; empty: there is an answer.
+    #: Why a row gets the default, or the query is refused; empty: it is answered.
     reason: str = ""
-    #: What the policy has raised; empty: nothing.
+    #: The policy's failure; empty: it did not fail.
     fault: str = ""
 
     def is_unsure(self, row: int) -> bool:
@@ -112,7 +110,7 @@ class _Open:
 
 
 class Queries:
-    """Answers queries to all applications."""
+    """Answers queries to all applications: a stage of the port."""
 
     def __init__(
         self,
@@ -122,131 +120,136 @@ class Queries:
         states: ContextStates,
         journal: Journal,
     ) -> None:
-        """Ask through a runtime, choose by the `states`, and note every answer in the `journal`."""
+        """Use a runtime, choose by the `states`, and record every answer in the `journal`."""
         self._runtime = runtime
         self._catalogue = catalogue
         self._states = states
         self._journal = journal
-        self._cache: Cache = PredictionCache(
+        self.cache: Cache = PredictionCache(
             capacity_bytes=config.cache_bytes, ttl_ns=round(config.cache_ttl_s * NS_PER_S)
         )
+        self._models = Predictions(runtime, self.cache)
         self._rng = Random(config.seed)
         self._wanted_ns: dict[ModelId, int] = {}
-        self._shadowing: set[asyncio.Task[None]] = set()
+        self._open: dict[RequestId, _Open] = {}
+        self._shadowing: set[Ensemble] = set()
+        runtime.past.find_open_query = self._find_open
 
     def close(self) -> None:
-        """Give up all shadows that are under way."""
-        for task in self._shadowing:
-            task.cancel()
+        """Give up all queries and shadows that are under way."""
+        for request_id in list(self._open):
+            self.withdraw(request_id)
+        for shadows in self._shadowing:
+            shadows.leave()
 
-    def cache_statistics(self) -> CacheStatistics:
-        """Statistics of the prediction cache, which all applications share, and the models that ask for it."""
-        return self._cache.statistics()
+    def ask(
+        self, subject: Entry | LiveApplication, ask: Ask, inputs: Sequence[Buffer], sink: Sink
+    ) -> RequestId:
+        """Do what `PortStage` says: answer a query, and pass on what is asked of a model.
 
-    async def predict(
-        self,
-        model_id: ModelId,
-        inputs: Sequence[Buffer],
-        *,
-        rows: int,
-        arrival_ns: int,
-        slo_ns: int,
-        tenant: str,
-        name: str,
-    ) -> Answered:
-        """Ask one model, unless the cache has its answer.
-
-        Raises:
-            RefusedError: there is no answer in time.
+        Each row is combined on its own. With several, feedback is given by row: to `ID/0`, `ID/1` and so on.
         """
-        cache, clock = self._cache, self._runtime.clock
-        key = Key(model_id, tuple(map(bytes, inputs)))
-        # No computation under way was promised by such a deadline. Whoever joined one that is refused would
-        # have to ask again, and would then hear of it later than anybody else.
-        found = cache.request(key, deadline_ns=0, now_ns=clock())
-        if isinstance(found, tuple):
-            return Answered(found, {})
-
-        def keep(views: Sequence[Buffer]) -> None:
-            outputs = tuple(map(bytes, views))
-            cache.put(key, outputs, sum(map(len, outputs)), now_ns=clock())
-
-        answer = await self._runtime.submit(
-            model_id,
-            inputs,
-            rows=rows,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
-            tenant=tenant,
-            late=keep if cache.on else None,
-            name=name,
-        )
-        return Answered(answer.outputs, {})
-
-    async def answer(
-        self,
-        running: LiveApplication,
-        inputs: Sequence[Buffer],
-        *,
-        rows: int,
-        arrival_ns: int,
-        slo_ns: int,
-        context: str,
-        tenant: str,
-        asker: str,
-        name: str,
-    ) -> Answered:
-        """Answer a query inside its SLO. The query fits the application's shape.
-
-        Raises:
-            RefusedError: there is neither an answer in time nor a default.
-        """
-        application, policy = running.application, running.policy
+        if isinstance(subject, Entry):
+            return self._models.ask(subject, ask, inputs, sink)
+        running = subject
         running.counts.queries += 1
-        request_id = self._runtime.number_query()
-        if name:
-            self._runtime.past.named(name, request_id, tenant)
-        state = await self._states.read_in_time(running, context, slo_ns * _LOAD_SHARE / NS_PER_S)
-        models = [self._catalogue.find(model) for model in application.models]
-        shape = running.look_at(models)
-        if shape is None:
+        request_id = self._runtime.number(ask)
+        asking = self._open[request_id] = _Open(running, ask, inputs, sink, request_id)
+        if self._states.is_at_hand(running, ask.context):
+            self._start(asking, self._states.in_memory(running, ask.context))
+        else:
+            asking.reading = asyncio.create_task(self._read_state(asking))
+        return request_id
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """Cancel a query or a request."""
+        asking = self._open.pop(request_id, None)
+        if asking is None:
+            self._models.withdraw(request_id)
+        else:
+            if asking.reading is not None:
+                asking.reading.cancel()
+            if asking.asked is not None:
+                asking.asked.leave()
+                self._note(asking, CANCELLED)
+
+    async def _read_state(self, asking: _Open) -> None:
+        limit_s = asking.ask.slo_ns * _LOAD_SHARE / NS_PER_S
+        try:
+            state = await self._states.read_in_time(asking.running, asking.ask.context, limit_s)
+        except Exception as error:
+            self._fail(asking, error)
+            return
+        asking.reading = None
+        self._start(asking, state)
+
+    def _start(self, asking: _Open, state: Any) -> None:  # noqa: ANN401
+        try:
+            self._begin(asking, state)
+        except Exception as error:
+            # Later, because the stages before this one do not know the query yet.
+            asyncio.get_running_loop().call_soon(self._fail, asking, error)
+
+    def _begin(self, asking: _Open, state: Any) -> None:  # noqa: ANN401
+        """Choose models, and ask them."""
+        running, ask, policy = asking.running, asking.ask, asking.running.policy
+        models = [self._catalogue.find(model) for model in running.application.models]
+        asking.state, asking.shape = state, running.look_at(models)
+        asking.ids = {model.name: model.model_id for model in models if model is not None}
+        asked = asking.asked = self._ensemble(asking, ask, partial(self._end, asking))
+        if asking.shape is not None:
+            query = asking.query = Query(self._candidates(asking, models), ask.context, self._rng)
+            try:
+                asking.choice = policy.select(state, query)
+            except PolicyError as error:
+                asking.failed(error)
+            self._ask_members(asking, asked)
+        reserve_ns = margin_of(ask.slo_ns, _REPLY_RESERVE_NS, _REPLY_RESERVE_SHARE)
+        asked.wait(ask.arrival_ns + ask.slo_ns - reserve_ns)
+
+    def _end(self, asking: _Open) -> None:
+        """Tell what came of a query: its members have answered, or its time is up."""
+        if self._open.pop(asking.request_id, None) is None:
+            return
+        try:
+            told, outputs = self._answer(asking)
+        except Exception as error:
+            told, outputs = _bug(asking, error), ()
+        # Else the two would keep each other until the garbage collector comes by.
+        asking.asked = None
+        asking.sink.told(asking.request_id, told, outputs)
+
+    def _fail(self, asking: _Open, error: Exception) -> None:
+        """Answer a query that could not begin."""
+        if self._open.pop(asking.request_id, None) is None:
+            return
+        if asking.asked is not None:
+            asking.asked.leave()
+        asking.sink.told(asking.request_id, _bug(asking, error), ())
+
+    def _answer(self, asking: _Open) -> tuple[Told, Sequence[Buffer]]:
+        application, asked = asking.running.application, asking.asked
+        assert asked is not None
+        if asking.shape is None:
             refusal = Refusal.NO_WORKER
-            running.counts.refusals[refusal.value] += 1
-            error = RefusedError(refusal, f"application {application.name} has no models")
-            self._runtime.past.queried(
-                *(name, request_id, application.name, tenant, rows, arrival_ns, slo_ns),
-                *(self._runtime.clock(), refusal.value, error.message, ()),
-            )
-            raise error
-        ids = {model.name: model.model_id for model in models if model is not None}
-        asking = _Open(
-            *(running, context, inputs, rows, arrival_ns, slo_ns, asker, shape, ids),
-            *(tenant, name, request_id),
-        )
-        query = Query(self._candidates(asking, models), context, self._rng)
-        try:
-            asking.choice = policy.select(state, query)
-        except PolicyError as error:
-            asking.failed(error)
-        asked = self._ask(asking)
-        self._note(asking, asked, OPEN)
-        reserve_ns = margin_of(slo_ns, _REPLY_RESERVE_NS, _REPLY_RESERVE_SHARE)
-        try:
-            await asked.wait(arrival_ns + slo_ns - reserve_ns)
-        except asyncio.CancelledError:
-            self._note(asking, asked, CANCELLED)
-            raise
+            asking.running.counts.refusals[refusal.value] += 1
+            words = f"application {application.name} has no models"
+            self._note(asking, refusal.value, words)
+            return Refused(refusal, {}, message=words), ()
         self._read(asking, asked)
         self._watch(asking, asked)
         if asking.predictions:
-            self._combine(asking, state, query)
+            self._combine(asking)
         elif not asking.reason:
-            asking.reason = _worst(query, asking.choice, asked)
+            asking.reason = _worst(asking, asked)
         has_default = application.default_label is not None
         detail = asking.fault
         if asking.reason and has_default:
             detail = detail or f"some row has the default: {asking.reason}"
-        self._note(asking, asked, OK if has_default else asking.reason or OK, detail)
+        self._note(asking, OK if has_default else asking.reason or OK, detail)
+        if asking.reason and not has_default:
+            asking.running.counts.refusals[asking.reason] += 1
+            return _refused(asking), ()
         return self._reply(asking, asked)
 
     def _candidates(self, asking: _Open, models: Sequence[Entry | None]) -> tuple[Candidate, ...]:
@@ -254,29 +257,28 @@ class Queries:
         fit = [m for m in models if m is not None and running.reading(m.name) is not None]
         forecasts = self._runtime.forecast(
             [model.model_id for model in fit],
-            rows=asking.rows,
-            arrival_ns=asking.arrival_ns,
-            slo_ns=asking.slo_ns,
-            together=False,
+            asking.ask,
             num_bytes=sum(map(len, asking.inputs)),
+            together=False,
         )
-        waited_ns = self._runtime.clock() - asking.arrival_ns
+        waited_ns = self._runtime.clock() - asking.ask.arrival_ns
         known: dict[str, Candidate] = {}
         for model, predicted in zip(fit, forecasts, strict=True):
-            refusal = predicted.refusal
+            refusal, latency_ns = predicted.refusal, waited_ns + predicted.wait_ns
             if refusal is Refusal.COLD:
                 self._want(model.model_id)
+            reason = "" if refusal is None else refusal.value
             known[model.name] = Candidate(
-                model.name,
-                refusal is None,
-                waited_ns + predicted.wait_ns,
-                predicted.exec_ns,
-                refusal.value if refusal else "",
+                model.name, refusal is None, latency_ns, predicted.exec_ns, reason
             )
+        if len(known) == len(models):
+            return tuple(known.values())
         missing = Refusal.NO_WORKER.value
         return tuple(
-            known.get(name) or Candidate(name, False, reason=missing)
-            for name in running.application.models
+            [
+                known.get(name) or Candidate(name, False, reason=missing)
+                for name in running.application.models
+            ]
         )
 
     def _want(self, model_id: ModelId) -> None:
@@ -287,74 +289,78 @@ class Queries:
             self._wanted_ns[model_id] = at_ns
             self._runtime.want(model_id)
 
-    def _ask(self, asking: _Open) -> Ensemble:
+    def _ask_members(self, asking: _Open, asked: Ensemble) -> None:
         """Ask the members that fit into the SLO together, leaving out the least important first."""
         ids, members = asking.ids, asking.choice.members
-        asked = self._ensemble(asking, asking.arrival_ns, asking.slo_ns, asking.tenant)
         forecasts = []
         if len(members) > 1:
             forecasts = self._runtime.forecast(
                 [ids[member] for member in members],
-                rows=asking.rows,
-                arrival_ns=asking.arrival_ns,
-                slo_ns=asking.slo_ns,
-                together=True,
+                asking.ask,
                 num_bytes=sum(map(len, asking.inputs)),
+                together=True,
             )
         for index, member in enumerate(members):
-            if forecasts and forecasts[index].refusal is not None:
-                continue
-            asked.ask(member, ids[member])
-        return asked
+            if not forecasts or forecasts[index].refusal is None:
+                asked.ask(member, ids[member])
 
-    def _ensemble(self, asking: _Open, arrival_ns: int, slo_ns: int, tenant: str = "") -> Ensemble:
-        cache = self._cache if asking.running.application.cache else None
-        return Ensemble(
-            self._runtime,
-            cache,
-            asking.inputs,
-            rows=asking.rows,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
-            tenant=tenant,
-        )
+    def _ensemble(self, asking: _Open, ask: Ask, over: Callable[[], object]) -> Ensemble:
+        """Prepare requests to an application's models; they have no names of their own."""
+        cache = self.cache if asking.running.application.cache else None
+        own = Ask(0, ask.rows, ask.arrival_ns, ask.slo_ns, ask.tenant)
+        own.weight, own.work_ahead_ns = ask.weight, ask.work_ahead_ns
+        return Ensemble(self._runtime, cache, own, asking.inputs, over)
 
     def _read(self, asking: _Open, asked: Ensemble) -> None:
         running = asking.running
         for member in asking.choice.members:
             if member in asked.answers:
                 reading = running.reading(member)
-                rows = reading.read(asked.answers[member], asking.rows) if reading else None
+                rows = reading.read(asked.answers[member], asking.ask.rows) if reading else None
                 if rows is not None:
                     asking.predictions[member] = rows
                     continue
                 asked.missing[member] = Refusal.FAILED
             running.counts.missing[member] += 1
 
-    def _combine(self, asking: _Open, state: Any, query: Query) -> None:  # noqa: ANN401
+    def _combine(self, asking: _Open) -> None:
         application, policy = asking.running.application, asking.running.policy
+        shape, query = asking.shape, asking.query
+        assert shape is not None
+        assert query is not None
         combined, encoded = [], []
         try:
-            for row in range(asking.rows):
+            for row in range(asking.ask.rows):
                 said = {member: rows[row] for member, rows in asking.predictions.items()}
                 combined.append(
-                    policy.combine(state, query, asking.choice, said, application.combination)
+                    policy.combine(
+                        asking.state, query, asking.choice, said, application.combination
+                    )
                 )
                 if application.combination is not Rule.ONE:
                     try:
-                        encoded.append(asking.shape.encode(combined[-1]))
+                        encoded.append(shape.encode(combined[-1]))
                     except (struct.error, OverflowError) as error:  # It does not fit the datatype.
                         raise policy.failed("combine", repr(error)) from None
         except PolicyError as error:
             asking.failed(error)
             return
         asking.combined, asking.encoded = combined, encoded
-        if any(asking.is_unsure(row) for row in range(asking.rows)):
+        if any(asking.is_unsure(row) for row in range(asking.ask.rows)):
             asking.reason = LOW_CONFIDENCE
 
-    def _note(self, asking: _Open, asked: Ensemble, outcome: str, detail: str = "") -> None:
-        """Keep for whoever asks about it how a query is going, or went."""
-        members = []
+    def _find_open(self, request_id: RequestId) -> QueryMade | None:
+        """Tell `explain` of a query whose models have been asked; None: it is not open."""
+        asking = self._open.get(request_id)
+        return None if asking is None or asking.asked is None else self._made(asking, OPEN, "")
+
+    def _note(self, asking: _Open, outcome: str, detail: str = "") -> None:
+        """Record for `explain` how a query ended."""
+        self._runtime.past.queried(self._made(asking, outcome, detail))
+
+    def _made(self, asking: _Open, outcome: str, detail: str) -> QueryMade:
+        members, asked, ask = [], asking.asked, asking.ask
+        assert asked is not None
         for member in asking.choice.members:
             number = asked.numbers.get(member, 0)
             if member in asked.missing:
@@ -364,10 +370,18 @@ class Queries:
             else:
                 became = OPEN if number else Refusal.OVERLOADED.value
             members.append((member, number, became))
-        self._runtime.past.queried(
-            *(asking.name, asking.request_id, asking.running.application.name, asking.tenant),
-            *(asking.rows, asking.arrival_ns, asking.slo_ns, self._runtime.clock()),
-            *(outcome, detail, tuple(members)),
+        return QueryMade(
+            ask.name,
+            asking.request_id,
+            asking.running.application.name,
+            ask.tenant,
+            ask.rows,
+            ask.arrival_ns,
+            ask.slo_ns,
+            self._runtime.clock(),
+            outcome,
+            detail,
+            tuple(members),
         )
 
     def _watch(self, asking: _Open, asked: Ensemble) -> None:
@@ -385,17 +399,15 @@ class Queries:
             self._states.set(running, GLOBAL, served)
         running.state = served
 
-    def _reply(self, asking: _Open, asked: Ensemble) -> Answered:
-        application, counts = asking.running.application, asking.running.counts
-        choice, reason, rows = asking.choice, asking.reason, range(asking.rows)
-        if reason and application.default_label is None:
-            counts.refusals[reason] += 1
-            raise _refused(asking)
+    def _reply(self, asking: _Open, asked: Ensemble) -> tuple[Answered, Sequence[Buffer]]:
+        application, shape, choice = asking.running.application, asking.shape, asking.choice
+        assert shape is not None
+        reason, rows = asking.reason, range(asking.ask.rows)
         if reason:
-            counts.defaults[reason] += 1
+            asking.running.counts.defaults[reason] += 1
         query_id = self._enter(asking)
-        self._runtime.past.named(query_id, asking.request_id, asking.tenant)
-        asked.late = partial(self._vote_late, asking.running, query_id, asking.rows)
+        self._runtime.past.named(query_id, asking.request_id, asking.ask.tenant)
+        asked.late = partial(self._vote_late, asking.running, query_id, asking.ask.rows)
         self._shadow(asking, query_id)
         outputs: Sequence[Buffer]
         if application.combination is Rule.ONE:
@@ -405,10 +417,10 @@ class Queries:
             encoded = asking.encoded
             if reason:
                 assert application.default_label is not None
-                default = asking.shape.encode(Combined(application.default_label, 0.0))
+                default = shape.encode(Combined(application.default_label, 0.0))
                 encoded = [default if asking.is_unsure(row) else encoded[row] for row in rows]
             outputs = [b"".join(parts) for parts in zip(*encoded, strict=True)]
-        combined = asking.combined or [Combined(0, 0.0, weight_mass=0.0)] * asking.rows
+        combined = asking.combined or [Combined(0, 0.0, weight_mass=0.0)] * asking.ask.rows
         parameters: dict[str, bool | int | str] = {
             "query_id": query_id,
             "confidence": ",".join(f"{answer.confidence:.4f}" for answer in combined),
@@ -420,64 +432,76 @@ class Queries:
         if reason:
             parameters["default_reason"] = reason
             unsure = [row for row in rows if asking.is_unsure(row)]
-            if len(unsure) < asking.rows:
+            if len(unsure) < asking.ask.rows:
                 parameters["default_rows"] = ",".join(map(str, unsure))
-        return Answered(outputs, parameters)
+        due_ns = asking.ask.arrival_ns + asking.ask.slo_ns
+        return Answered(due_ns, parameters), outputs
 
     def _enter(self, asking: _Open) -> str:
-        """Enter the query into the journal; returns its id."""
-        # Whoever has an id can give the feedback, so nobody may guess another one's from his own.
+        """Add the query to the journal. Returns its id."""
+        # An id allows feedback, so it must not be possible to guess another query's id from it.
         query_id = secrets.token_hex(QUERY_ID_BYTES)
         running, choice, at_ns = asking.running, asking.choice, self._runtime.clock()
+        labelled = asking.shape is not None and asking.shape.labelled
         # A query to an earlier revision of the application cannot teach the present one.
         if running.retired:
             return query_id
-        for row in range(asking.rows):
+        for row in range(asking.ask.rows):
             combined = asking.combined[row] if asking.combined else None
             record = AnsweredQuery(
                 application=running.application.name,
-                context=asking.context,
+                context=asking.ask.context,
                 choice=choice,
                 votes={member: said[row].label for member, said in asking.predictions.items()},
                 combined=None if combined is None else combined.label,
                 propensity=1.0 if combined is None else combined.propensity,
                 is_default=bool(asking.reason) and asking.is_unsure(row),
                 at_ns=at_ns,
-                asker=asking.asker,
-                labelled=asking.shape.labelled,
+                asker=asking.ask.owner,
+                labelled=labelled,
             )
-            self._journal.add(row_id(query_id, row, asking.rows), record)
+            self._journal.add(row_id(query_id, row, asking.ask.rows), record)
         return query_id
 
     def _shadow(self, asking: _Open, query_id: str) -> None:
-        """Ask shadows now that the answer is made, with so long an SLO that all other requests go first."""
+        """Send requests to shadows after the answer, with an SLO so long that all other requests go first."""
         running = asking.running
         shadows = [name for name in asking.choice.shadows if running.reading(name) is not None]
         if not shadows or len(self._shadowing) >= _SHADOWS_MAX:
             return
-        long_ns = max(_SHADOW_SLO_NS, 10 * asking.slo_ns)
+        long_ns = max(_SHADOW_SLO_NS, 10 * asking.ask.slo_ns)
         at_ns = self._runtime.clock()
-        asked = self._ensemble(asking, at_ns, long_ns)
+        patient = Ask(0, asking.ask.rows, at_ns, long_ns)
+        asked = self._ensemble(
+            asking, patient, lambda: self._shadowed(running, query_id, patient.rows, asked)
+        )
+        for name in shadows:
+            asked.ask(name, asking.ids[name])
+        self._shadowing.add(asked)
+        asked.wait(at_ns + long_ns)
 
-        async def ask() -> None:
-            for name in shadows:
-                asked.ask(name, asking.ids[name])
-            await asked.wait(at_ns + long_ns)
-            for name, outputs in asked.answers.items():
-                self._vote_late(running, query_id, asking.rows, name, outputs)
-
-        task = asyncio.create_task(ask())
-        self._shadowing.add(task)
-        task.add_done_callback(self._shadowing.discard)
+    def _shadowed(
+        self, running: LiveApplication, query_id: str, rows: int, asked: Ensemble
+    ) -> None:
+        self._shadowing.discard(asked)
+        for name, outputs in asked.answers.items():
+            self._vote_late(running, query_id, rows, name, outputs)
 
     def _vote_late(
         self, running: LiveApplication, query_id: str, rows: int, model: str, outputs: Outputs
     ) -> None:
-        """Enter what a model said after the query was answered; feedback to come counts it."""
+        """Record a model's answer after the query was answered; later feedback counts it."""
         reading = running.reading(model)
         said = reading.read(outputs, rows) if reading is not None else None
         for row, prediction in enumerate(said or ()):
             self._journal.add_vote(row_id(query_id, row, rows), model, prediction.label)
+
+
+def _bug(asking: _Open, error: Exception) -> Failed:
+    """Log an error that is ours, or a store's or policy's of another package, and say so to the client."""
+    name = asking.running.application.name
+    log.error("application %s: a query failed", name, exc_info=error)
+    return Failed(_INTERNAL, f"internal error: {type(error).__name__}")
 
 
 def row_id(query_id: str, row: int, rows: int) -> str:
@@ -485,25 +509,28 @@ def row_id(query_id: str, row: int, rows: int) -> str:
     return query_id if rows == 1 else f"{query_id}/{row}"
 
 
-def _worst(query: Query, choice: Choice, asked: Ensemble) -> str:
+def _worst(asking: _Open, asked: Ensemble) -> str:
     """Find the commonest reason why no model answered: of those asked, or else of those left out."""
     reasons = [refusal.value for refusal in asked.missing.values()]
-    if not reasons and choice.members:
+    if not reasons and asking.choice.members:
         return Refusal.OVERLOADED.value
-    reasons = reasons or [c.reason for c in query.candidates if c.reason]
+    if not reasons and asking.query is not None:
+        reasons = [c.reason for c in asking.query.candidates if c.reason]
     counted = Counter(reasons)
     return max(counted, key=counted.__getitem__) if counted else Refusal.NO_WORKER.value
 
 
-def _refused(asking: _Open) -> RefusedError:
+def _refused(asking: _Open) -> Refused:
     application, combined = asking.running.application, asking.combined
-    figures = {"slo_ns": asking.slo_ns, "request_id": asking.request_id}
+    refusal = Refusal(asking.reason)
     if combined:
-        text = (
-            f"application {application.name}: confidence {min(c.confidence for c in combined):.2f} is below"
-            f" {application.confidence_threshold:g}, and it has no default"
+        refusal = Refusal.LOW_CONFIDENCE
+        why = (
+            f"confidence {min(c.confidence for c in combined):.2f} is below"
+            f" {application.confidence_threshold:g}"
         )
-        return RefusedError(Refusal.LOW_CONFIDENCE, text, figures=figures)
-    what = asking.fault or "no model answered in time"
-    text = f"application {application.name}: {what}, and it has no default"
-    return RefusedError(Refusal(asking.reason), text, figures=figures)
+    else:
+        why = asking.fault or "no model answered in time"
+    figures = {"slo_ns": asking.ask.slo_ns, "request_id": asking.request_id}
+    words = f"application {application.name}: {why}, and it has no default"
+    return Refused(refusal, figures, message=words)

@@ -6,10 +6,9 @@ sends four requests at a time, with 4 bytes of input each; a worker runs one Inf
 batch size, and has room for all models. Arrivals are Poisson, popularity is Zipf with exponent 0.9, and the SLO is 100 ms.
 
 The rate rises by steps as long as every request of a step is answered in time. A step counts as passed as soon
-as one of three tries passes it, since whoever else uses the machine can only make a try fail. The figure is
+as one of three tries passes it, since other processes on the machine can only make a try fail. The figure is
 what was answered per second in the last step that passed: `fed_rps_15` and `fed_rps_4000` by models in use, and
-with `_native` what `make native` compiled. Then it is asked three times as much for a while; `recovered_s` is how
-long it takes until half of what it can do is answered in time again.
+with `_native` what `make native` compiled.
 """
 
 from __future__ import annotations
@@ -29,23 +28,27 @@ import time
 from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 import grpc
+import msgspec
 import uvloop
 
-from clockwright import frames, wire
-from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
+from clockwright.errors import Refusal
 from clockwright.process import freeze_garbage, keep_big_blocks
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId
-from clockwright.v1 import front_pb2 as front_pb
-from clockwright.v1 import worker_pb2 as pb
-from controller.app import running
-from controller.config import ControllerConfig
-from controller.front import link_frames
+from clockwright.wire import frames
+from clockwright.wire import peer as wire
+from clockwright.wire import worker_messages as pb
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
+from clockwright.wire.tensors import TensorSpec
+from controller.front.remote import link_frames
+from controller.port import Answered, Ask, Refused
+from controller.process.app import running
+from controller.process.config import ControllerConfig
 from experiments.live.processor_time import cpu_ns
 from experiments.native import ENVIRONMENT
 from experiments.study.bench import Findings, bench, need_cores
@@ -63,10 +66,8 @@ CALM_RPS = 200.0
 FIRST_RPS, GROWTH = 10_000.0, 1.1
 STEP_S, WARM_S = 2.0, 0.5
 TRIES = 3
-# Asked for so many times what it can do, and then watched for so long at most.
-OVERLOAD, RECOVERY_STEP_S, RECOVERY_LIMIT_S = 3.0, 0.25, 10.0
 _CALM_STEPS_MAX = 20
-# Until every model is loaded somewhere, no request is in a hurry.
+# Until every model is loaded somewhere, no request has a short deadline.
 _PATIENCE_NS = 10 * NS_PER_S
 # A machine that has other work takes its time to describe 4,000 models.
 _JOIN_LIMIT_NS = 100 * NS_PER_S
@@ -77,15 +78,12 @@ _OPEN_MAX = 10_000
 
 _CONTROLLER_CORE, _PUMP_CORE = 0, 1
 _MODEL = "fed"
-_TENSOR = pb.TensorSpec(name="x", datatype="FP32", row_shape=[1])
+_TENSOR = TensorSpec("x", "FP32", (1,))
 
 _INPUTS: Final = (bytes(4),)
 _LENGTHS: Final = (4,)
 
-_ATTACH = "/clockwright.v1.FrontService/Attach"
 _ATTACH_LIMIT_S = 10.0
-# What the throttle of the controller's loop says, as a status.
-_KEPT_OUT: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 
 # --- the controller's process ---------------------------------------------------------------------
@@ -112,100 +110,93 @@ async def serve(models: Path, num_models: int) -> None:
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker: what is due on its lanes."""
+    """One worker: its connection, and what is due on its lanes."""
 
     sock: socket.socket
     reader: frames.FrameReader = field(default_factory=frames.FrameReader)
     exec_free_ns: int = 0
     load_free_ns: int = 0
     unsent: list[Any] = field(default_factory=list)
+    least_delta_ns: int | None = None
+
+    def receive(self) -> list[frames.Frame]:
+        """Answer what has come but for actions, and return those."""
+        num_bytes = self.sock.recv_into(self.reader.room())
+        if not num_bytes:
+            raise RuntimeError("the controller has let a worker go")
+        now_ns = time.monotonic_ns()
+        actions = []
+        for frame in self.reader.received(num_bytes):
+            if not pb.is_message(frame[0]):
+                actions.append(frame)
+                continue
+            message = pb.decode_to_worker(frame)
+            if isinstance(message, pb.Heartbeat):
+                delta_ns = now_ns - message.sent_ns
+                if self.least_delta_ns is None or delta_ns < self.least_delta_ns:
+                    self.least_delta_ns = delta_ns
+                self._say(pb.Heartbeat(time.monotonic_ns(), self.least_delta_ns))
+            elif isinstance(message, pb.ModelOffer):
+                self._say(_ready(message.model_id))
+        return actions
+
+    def _say(self, message: pb.FromWorker) -> None:
+        _send_all(self.sock, b"".join(pb.frame(message)))
 
 
-class _Control(threading.Thread):
-    """The streams of all workers: registration, heartbeats and models."""
+class _Joining(threading.Thread):
+    """Answers the controller's offers until it has begun to measure."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, workers: Sequence[_Worker]) -> None:
         super().__init__(daemon=True)
-        self.dialled: list[socket.socket] = []
-        self._port = port
+        self._workers = {worker.sock: worker for worker in workers}
+        self._stopped = threading.Event()
 
     def run(self) -> None:
-        with suppress(grpc.aio.AioRpcError):
-            asyncio.run(self._run())
+        while not self._stopped.is_set():
+            for sock in select.select(list(self._workers), (), (), 0.1)[0]:
+                self._workers[sock].receive()
 
-    async def _run(self) -> None:
-        options = [("grpc.max_receive_message_length", -1)]
-        channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options=options)
-        async with channel:
-            await asyncio.gather(
-                *(self._attach(channel, f"w{number}") for number in range(NUM_WORKERS))
-            )
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
 
-    async def _attach(self, channel: Any, name: str) -> None:  # noqa: ANN401
-        call = channel.stream_stream(wire.ATTACH_METHOD)()
-        register = pb.Register(
-            protocol_version=wire.PROTOCOL_VERSION,
-            worker_id=name,
-            device="pump",
-            gpu_kind="pump",
-            num_pages=max(NUM_MODELS) + 1,
-            page_bytes=1 << 24,
-            arena_bytes=1 << 24,
-            host="here",
-            pid=os.getpid(),
+
+def _dial_as_workers(port: int) -> list[_Worker]:
+    """Connect all workers."""
+    return [
+        _Worker(sock)
+        for sock in _join(
+            port,
+            wire.WORKER_SERVICE,
+            [
+                pb.Register(
+                    protocol_version=wire.PROTOCOL_VERSION,
+                    worker_id=f"w{number}",
+                    device="pump",
+                    gpu_kind="pump",
+                    num_pages=max(NUM_MODELS) + 1,
+                    page_bytes=1 << 24,
+                    arena_bytes=1 << 24,
+                    host="here",
+                    pid=os.getpid(),
+                )
+                for number in range(NUM_WORKERS)
+            ],
         )
-        await call.write(pb.FromWorker(register=register).SerializeToString())
-        outgoing: deque[bytes] = deque()
-        deltas_ns: list[int] = []
-        beating: asyncio.Task[None] | None = None
-        writing = asyncio.Lock()
-        async for data in call:
-            now_ns = time.monotonic_ns()
-            first = pb.ToWorker.FromString(data)
-            for message in (first, *map(pb.ToWorker.FromString, first.next)):
-                kind = message.WhichOneof("kind")
-                if kind == "welcome":
-                    self.dialled.append(_dial(message.welcome))
-                    interval_s = message.welcome.heartbeat_interval_ms / 1e3
-                    beats = self._beat(call, writing, deltas_ns, interval_s)
-                    beating = asyncio.create_task(beats)
-                elif kind == "heartbeat":
-                    deltas_ns.append(now_ns - message.heartbeat.sent_ns)
-                elif kind == "model_offer":
-                    ready = _ready(message.model_offer.model_id)
-                    outgoing.append(pb.FromWorker(model_ready=ready).SerializeToString())
-            async with writing:
-                while outgoing:
-                    await call.write(wire.take_together(outgoing))
-        if beating is not None:
-            beating.cancel()
-
-    async def _beat(
-        self,
-        call: Any,  # noqa: ANN401
-        writing: asyncio.Lock,
-        deltas_ns: list[int],
-        interval_s: float,
-    ) -> None:
-        while True:
-            beat = pb.Heartbeat(sent_ns=time.monotonic_ns())
-            if deltas_ns:
-                beat.min_delta_ns = min(deltas_ns)
-            async with writing:
-                await call.write(pb.FromWorker(heartbeat=beat).SerializeToString())
-            await asyncio.sleep(interval_s)
+    ]
 
 
-def _ready(model_id: str) -> pb.ModelReady:
-    return pb.ModelReady(
+def _ready(model_id: str) -> pb.ReadyModel:
+    return pb.ReadyModel(
         model_id=model_id,
         architecture_id="fed",
         num_pages=1,
         weights_bytes=1000,
-        inputs=[_TENSOR],
-        outputs=[_TENSOR],
+        inputs=(_TENSOR,),
+        outputs=(_TENSOR,),
         load_ns=NS_PER_MS,
-        batches=[pb.BatchProfile(batch_size=n, exec_ns=ns) for n, ns in EXEC_NS.items()],
+        batches=tuple(pb.BatchProfile(*each) for each in EXEC_NS.items()),
     )
 
 
@@ -231,30 +222,29 @@ class _Front:
 
 def _dial_as_fronts(port: int) -> list[socket.socket]:
     """Connect so many fronts."""
+    names = [f"front{number}" for number in range(NUM_FRONTS)]
+    registers = [
+        wire.FrontRegister(wire.PROTOCOL_VERSION, name, os.getpid(), instance=name)
+        for name in names
+    ]
+    return _join(port, wire.FRONT_SERVICE, registers)
+
+
+def _join(port: int, service: str, registers: Sequence[msgspec.Struct]) -> list[socket.socket]:
     found = []
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         attach: Any = channel.unary_unary(
-            _ATTACH,
-            request_serializer=front_pb.AttachFrontRequest.SerializeToString,
-            response_deserializer=front_pb.AttachFrontResponse.FromString,
+            f"/{service}/{wire.ATTACH}", request_serializer=bytes, response_deserializer=bytes
         )
-        for number in range(NUM_FRONTS):
-            request = front_pb.AttachFrontRequest(
-                protocol_version=wire.PROTOCOL_VERSION,
-                host=f"front{number}",
-                pid=os.getpid(),
-                instance=f"front{number}",
-            )
-            found.append(_dial(attach(request, timeout=_ATTACH_LIMIT_S)))
+        for register in registers:
+            answer = attach(wire.encode(register), timeout=_ATTACH_LIMIT_S)
+            welcome = msgspec.msgpack.decode(answer, type=wire.Welcome)
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(welcome.socket_path)
+            sock.sendall(frames.greeting(welcome.token))
+            sock.setblocking(False)
+            found.append(sock)
     return found
-
-
-def _dial(welcome: Any) -> socket.socket:  # noqa: ANN401  of a worker or a front
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(welcome.socket_path)
-    sock.sendall(frames.greeting(welcome.token))
-    sock.setblocking(False)
-    return sock
 
 
 # --- the pump -------------------------------------------------------------------------------------
@@ -285,11 +275,11 @@ class Pump:
     """Plays fronts and workers, on the controller's sockets."""
 
     def __init__(
-        self, workers: Sequence[socket.socket], fronts: Sequence[socket.socket], num_models: int
+        self, workers: Sequence[_Worker], fronts: Sequence[socket.socket], num_models: int
     ) -> None:
         self._poller = select.epoll()
         self._takers: dict[int, Callable[[], None]] = {}
-        self._workers = [_Worker(sock) for sock in workers]
+        self._workers = workers
         for worker in self._workers:
             self._register(worker.sock, lambda worker=worker: self._actions(worker))  # type: ignore[misc]
         self._fronts = [_Front(sock) for sock in fronts]
@@ -297,7 +287,7 @@ class Pump:
             self._register(front.sock, lambda front=front: self._told(front))  # type: ignore[misc]
         self._turns = itertools.cycle(self._fronts)
         # The message that the next front will send, and when it got its first request; 0: it has none.
-        self._waiting: list[tuple[object, ...]] = []
+        self._waiting: list[Ask] = []
         self._since_ns = 0
         # Results that are due: time, order, worker, frame.
         self._due: list[tuple[int, int, _Worker, list[Any]]] = []
@@ -404,9 +394,8 @@ class Pump:
         self._step.num_asked += 1
         if not self._waiting:
             self._since_ns = time.monotonic_ns()
-        name = self._names[model]
-        # It needs no explanation, and has no tenant, context, owner or name; its input is in the payload.
-        ask = (number, name, 1, arrival_ns, slo_ns, False, "", "", _LENGTHS, (), "", "")
+        # Its input is in the payload.
+        ask = Ask(self._names[model], 1, arrival_ns, slo_ns, ask_id=number, lengths=_LENGTHS)
         self._waiting.append(ask)
         if len(self._waiting) == REQUESTS_PER_MESSAGE:
             self._send_requests()
@@ -427,24 +416,22 @@ class Pump:
         step, still_open = self._step, self._open
         for header, _ in front.reader.received(num_bytes):
             message = link_frames.decode_from_controller(header)
-            if isinstance(message, link_frames.Told):
-                for answered in message.answered:
-                    found = still_open.pop(answered.ask_id, None)
+            if isinstance(message, link_frames.Answers):
+                for told in message.told:
+                    found = still_open.pop(told.ask_id, None)
                     if found is None:
                         continue
                     arrival_ns, slo_ns = found
                     latency_ns = now_ns - arrival_ns
-                    if latency_ns <= slo_ns:
+                    if isinstance(told, Refused):
+                        # The entrance of the controller's loop says it in words.
+                        kept_out = told.message and told.refusal is Refusal.OVERLOADED
+                        step.refused["kept out" if kept_out else told.refusal.value] += 1
+                    elif not isinstance(told, Answered):
+                        raise RuntimeError(f"found {told}, expected an answer or a refusal")
+                    elif latency_ns <= slo_ns:
                         step.num_in_time += 1
                         step.latencies_ns.append(latency_ns)
-                for refused in message.refused:
-                    if still_open.pop(refused.ask_id, None) is not None:
-                        step.refused[refused.refusal.value] += 1
-                for failure in message.failed:
-                    assert failure.code == _KEPT_OUT, failure.text
-                    if still_open.pop(failure.ask_id, None) is not None:
-                        step.refused["kept out"] += 1
-                assert not message.stale, "a model changed"
             elif isinstance(message, link_frames.Beat):
                 front.is_known = message.known
                 front.least_delta_ns = min(front.least_delta_ns, now_ns - message.sent_ns)
@@ -456,11 +443,8 @@ class Pump:
     # --- as a worker --------------------------------------------------------------------------
 
     def _actions(self, worker: _Worker) -> None:
-        num_bytes = worker.sock.recv_into(worker.reader.room())
-        if not num_bytes:
-            raise RuntimeError("the controller has let a worker go")
         now_ns = time.monotonic_ns()
-        for frame in worker.reader.received(num_bytes):
+        for frame in worker.receive():
             order, _, _ = frames.decode_order(frame)
             if isinstance(order, Infer):
                 self._step.num_actions += 1
@@ -517,10 +501,10 @@ def _send_all(sock: socket.socket, data: bytes) -> None:
 
 
 class Feeder(Protocol):
-    """Whoever can ask at a rate."""
+    """A client that asks at a rate."""
 
     def run(self, rate_rps: float, seconds: float, seed: int, /) -> RateStep:
-        """Ask for a while, and say what came of it."""
+        """Ask for a while, and say the outcome."""
 
 
 def climb(
@@ -556,20 +540,6 @@ def climb(
         rate_rps *= GROWTH
 
 
-def recovered_after_s(pump: Feeder, rate_rps: float) -> float:
-    """Overload a controller that answers so many requests per second, and then ask half of that.
-
-    Returns:
-        After how many seconds all is in time again, by steps; `RECOVERY_LIMIT_S`: not before that.
-    """
-    pump.run(OVERLOAD * rate_rps, STEP_S, 1)
-    num_steps = round(RECOVERY_LIMIT_S / RECOVERY_STEP_S)
-    for number in range(num_steps):
-        if pump.run(rate_rps / 2, RECOVERY_STEP_S, number + 2).passed:
-            return number * RECOVERY_STEP_S
-    return RECOVERY_LIMIT_S
-
-
 def _calm(pump: Feeder, seeds: Iterator[int]) -> None:
     """Wait until nothing is left of an overload before."""
     for _ in range(_CALM_STEPS_MAX):
@@ -588,7 +558,7 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "models" / _MODEL
         (folder / "1").mkdir(parents=True)
-        (folder / "1" / "model.onnx").write_bytes(b"nobody reads it")
+        (folder / "1" / "model.onnx").write_bytes(b"not read")
         (folder / "config.toml").write_text(f"copies = {num_models}\n")
         command = [sys.executable, "-m", "experiments.bench.controller"]
         command += [str(folder.parent), str(num_models)]
@@ -603,10 +573,12 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
         assert process.stdout is not None
         try:
             port = int(process.stdout.readline())
-            control = _Control(port)
-            control.start()
+            workers = _dial_as_workers(port)
+            joining = _Joining(workers)
+            joining.start()
             process.stdout.readline()
-            with Pump(control.dialled, _dial_as_fronts(port), num_models) as pump:
+            joining.stop()
+            with Pump(workers, _dial_as_fronts(port), num_models) as pump:
                 pump.join()
                 yield pump, process.pid
         finally:
@@ -614,7 +586,6 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
             process.kill()
             process.wait()
             process.stdout.close()
-            control.join()
 
 
 def measure_fed(num_models: int, environment: Mapping[str, str]) -> dict[str, float]:
@@ -623,7 +594,6 @@ def measure_fed(num_models: int, environment: Mapping[str, str]) -> dict[str, fl
         pump.ask_each()
         freeze_garbage()
         rate_rps, step = climb(pump, lambda: cpu_ns([pid]), _show)
-        recovered_s = recovered_after_s(pump, rate_rps)
     latencies_ns = sorted(step.latencies_ns)
     return {
         "fed_rps": step.num_in_time / STEP_S,
@@ -632,7 +602,6 @@ def measure_fed(num_models: int, environment: Mapping[str, str]) -> dict[str, fl
         "cpu_us": step.cpu_ns / step.num_in_time / 1e3,
         "p50_ms": latencies_ns[len(latencies_ns) // 2] / NS_PER_MS,
         "p99_ms": latencies_ns[int(len(latencies_ns) * 0.99)] / NS_PER_MS,
-        "recovered_s": recovered_s,
     }
 
 

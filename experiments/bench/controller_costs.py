@@ -1,6 +1,6 @@
 """What front, controller and worker take of their processors per request and per action, live: `costs.json`.
 
-`make bench-costs`, in half a minute. A real `clockwright up` with a modelled device of 1 us, asked by closed loops
+`make bench NAME=bench-controller-costs`, in half a minute. A real `clockwright up` with a modelled device of 1 us, asked by closed loops
 of the independent client (`open_loop`): first a model of batch size 1, so that every request is an action, then
 one of sizes up to 16. The processor time of the controller's process is that of so many requests and so many
 actions; both runs together tell the two apart. The simulator charges what is recorded here

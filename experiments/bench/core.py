@@ -9,12 +9,13 @@ The simulator plays the events, and nothing but the core is timed. The cases:
 * 4026x20_cold: the same as soon as the models are there, with popularity so flat (exponent 0.9) that the
   caches hold a part of what is asked for, and loads are fought over.
 * 8x500: 8 instances of ResNet50 on 500 GPUs, with some 60 copies of each; 125,000 r/s, SLO 100 ms.
+* batch_60: one instance of ResNet50 on 60 GPUs; 2,000 r/s of batch clients, SLO 10 s.
 
 Each case runs some virtual time unmeasured, but for 4026x20_cold until the caches are full. The mean is
 all time in the core divided by the requests that arrived; p99.9 is over single calls, which is how long
 a request can be held up by another's event.
 
-`make bench` has the cases under `clockwork`; `bench-core` has `clockwork` and `edf_mh`, or others, in the same cases, by turns.
+`make bench NAME=bench-serve` has the cases under `clockwork`; `bench-core` has `clockwork` and `edf_mh`, or others, in the same cases, by turns.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Setting:
     #: Time before anything counts.
     warm_s: float
     measured_s: float
+    slo_ns: int = SLO_NS
 
     def case_of(self, seed: int, policy: str = "clockwork") -> Case:
         """The case to simulate: Poisson arrivals, and EXECs that vary by 1 %."""
@@ -74,7 +76,7 @@ class Setting:
         arrivals = Recorded(
             times_ns=np.array(times_ns, np.int64),
             models=np.array(asked, np.int64),
-            slo_ns=SLO_NS,
+            slo_ns=self.slo_ns,
             end_ns=until_ns,
         )
         names = tuple(model.model_id for model in self.models)
@@ -99,7 +101,13 @@ def table1_models(varieties: int, copies: int) -> tuple[HostedModel, ...]:
 
 
 def _resnet50(
-    copies: int, num_workers: int, rate_rps: float, *, warm_s: float, measured_s: float
+    copies: int,
+    num_workers: int,
+    rate_rps: float,
+    *,
+    warm_s: float,
+    measured_s: float,
+    slo_ns: int = SLO_NS,
 ) -> Setting:
     return Setting(
         models=copies_of(load_profile("table1").rows["resnet50_v1b"], copies),
@@ -108,6 +116,7 @@ def _resnet50(
         zipf=0,
         warm_s=warm_s,
         measured_s=measured_s,
+        slo_ns=slo_ns,
     )
 
 
@@ -128,6 +137,7 @@ SETTINGS: dict[str, Callable[[], Setting]] = {
     "4026x20": lambda: _zoo(20, 7290),
     "4026x20_cold": lambda: _zoo(20, 7290, zipf=0.9, warm_s=1),
     "8x500": lambda: _resnet50(8, 500, 125_000, warm_s=0.5, measured_s=0.5),
+    "batch_60": lambda: _resnet50(1, 60, 2000, warm_s=2, measured_s=4, slo_ns=10 * NS_PER_S),
 }
 
 

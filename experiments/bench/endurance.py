@@ -1,9 +1,9 @@
 """Does a server stay as it was: overload for as long as one likes, and a neighbour who floods it.
 
-`make bench-endurance`, in half an hour, on a machine with nothing else to do; the record is `endurance.json`. A real
+`make bench NAME=bench-endurance`, in half an hour, on a machine with nothing else to do; the record is `endurance.json`. A real
 `clockwright up` with modelled devices of exactly 10 ms per request, SLO 100 ms, and `open_loop` as the client.
 
-* `overload`: the case of `bench_overload` at one and a half times and three times what the device can do, each for
+* `overload`: the case of `experiments.bench.serve` at one and a half times and three times what the device can do, each for
   `--seconds`. Goodput, the time to a refusal and the memory of the server, by tenths of the run: `decay_pct` is
   how much less is answered in the last tenth than in the first.
 * `neighbour`: own requests, a fifth of what a device can do, without and with a neighbour who asks ten times what
@@ -49,7 +49,7 @@ class Setting:
     #: Length of each overload.
     seconds: float = 600.0
     multiples: tuple[float, ...] = (1.5, 3.0)
-    #: Own requests alone, then beside the neighbour: so many times, each for so long.
+    #: Own requests alone, then together with the neighbour: so many times, each for so long.
     turns: int = 5
     turn_seconds: float = 20.0
     own_share: float = 0.2
@@ -169,7 +169,7 @@ def neighbour_figures(accounts: Mapping[str, Sequence[Account]]) -> dict[str, fl
     """Name every number; medians over the turns, and the ratio of a turn's two p99.
 
     Args:
-        accounts: by `alone`, `beside` and `flood`, one for each turn.
+        accounts: those of own requests without and with the neighbour, and the neighbour's, one for each turn.
     """
     figures: dict[str, float] = {}
     for name, found in accounts.items():

@@ -1,7 +1,7 @@
 """Is a remedy right that the controller states for a refusal? Each of 1,000 is tried.
 
 A simulated cluster of two GPUs serves more models than have room, and gets more than it can do: all of the time a
-little of what nobody could answer, seconds of overload, and short crowds. 1,000 of the refusals are drawn. For each of
+little of what no policy could answer, seconds of overload, and short crowds. 1,000 of the refusals are drawn. For each of
 them the run is played again with the remedy that was stated when it was refused, and with nothing else changed:
 
 * with the further workers that it names, from the beginning on;
@@ -173,7 +173,7 @@ class _Try:
     def __init__(self, tried: Mapping[RequestId, Remedy]) -> None:
         self.ends: dict[RequestId, Refusal | None] = {}
         self._tried = tried
-        # In a child: who was given another SLO, and where to say what became of it.
+        # In a child: who was given another SLO, and where to say what happened to it.
         self._followed: tuple[RequestId, int] | None = None
 
     def arrived(self, request: RequestArrived) -> None:
@@ -213,7 +213,7 @@ def refusals(case: Case) -> tuple[list[Stated], int]:
     return listen.stated, done.num_requests
 
 
-#: What became of requests; None: they succeeded.
+#: What happened to requests; None: they succeeded.
 Ends = Mapping[RequestId, Refusal | None]
 
 

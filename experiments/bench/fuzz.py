@@ -2,15 +2,15 @@
 
 Messages of every kind that comes in from outside (requests, in JSON too, frames of HTTP/2, of workers and of fronts,
 HTTP/1.1 for REST, for metrics and for dashboards, reflection, operators' messages, credentials) are made from good ones:
-bytes changed, cut, doubled, put together anew, and in texts words changed for others. Most go to what reads them, in this
-process; some go over sockets to all ports of a server that runs, while somebody asks it whether it lives.
+bytes changed, cut, doubled, put together again, and in texts words changed for others. Most go to what reads them, in this
+process; some go over sockets to all ports of a server that runs, which must answer good calls among them.
 
-    make bench-fuzz
-    make bench-fuzz MESSAGES=100000
+    make bench NAME=bench-fuzz
+    make bench NAME=bench-fuzz ARGS="--messages 100000"
 
 Four figures go to `guard.json`, part `fuzz`: `fuzzed_messages`; `fuzz_crashes`, which counts whatever is raised that
 no caller expects, internal errors that a server admits to, and servers that ended; `loop_stall_ms_max`, the longest
-that one message took its reader without letting others have their turn, or that the server let somebody wait while
+that one message took its reader without letting others have their turn, or that the server let a client wait while
 there was a processor for it; `rss_growth_mib`, of this process or of the server, whichever grew more.
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import random
 import re
 import selectors
@@ -29,9 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
 from itertools import cycle, islice
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -39,25 +36,26 @@ from urllib.parse import urlsplit
 import grpc
 from google.protobuf.message import DecodeError
 
-from clockwright import frame_headers, frames
-from clockwright.actions import Infer, LoadWeights, Result, StepTime
-from clockwright.channel import OPTIONS
+from clockwright.client.channel import OPTIONS
 from clockwright.errors import BadRequestError, ClockwrightError, ProtocolError
-from clockwright.tensors import TensorSpec
 from clockwright.units import ActionId, ModelId
-from clockwright.v1 import control_pb2, inference_pb2, worker_pb2
+from clockwright.v1 import control_pb2, inference_pb2
+from clockwright.wire import frame_headers, frames, peer, worker_messages
+from clockwright.wire.actions import Infer, LoadWeights, Result, StepTime
+from clockwright.wire.tensors import TensorSpec
 from controller.access.authoriser import Authoriser, Rules, credentials_of
 from controller.access.grants import Grant, digest
 from controller.access.roles import Role
-from controller.front import link_frames
-from controller.front.http2 import PREFACE, Http2Connection, Http2Error
-from controller.front.oip import Servable, parse_request, peek_request, read_request
-from controller.front.templates import cut_request
+from controller.front.http.http2 import PREFACE, Http2Connection, Http2Error
+from controller.front.methods import METHODS
+from controller.front.oip.protocol import Servable, parse_request, peek_request, read_request
+from controller.front.remote import link_frames
+from controller.front.services.templates import cut_request
+from controller.port import Answered, Ask, Failed, Stale, Told
 from controller.selection.messages import read_application, read_feedback
-from controller.worker_link import parse as parse_from_worker
 from experiments.bench import fuzz_http
 from experiments.live.local_server import LocalServer
-from experiments.live.open_loop_client import frame
+from experiments.live.open_loop_client import frame, header_block
 from experiments.live.processor_time import rss_bytes
 from experiments.study.bench import Findings, bench
 from modelzoo.build import write_model
@@ -109,7 +107,7 @@ class Found:
     rss_growth_bytes: int = 0
 
     def crash(self, what: str, message: bytes) -> None:
-        """Note what nobody expects."""
+        """Note an error that no caller expects."""
         self.num_crashes += 1
         self.crashes.setdefault(what, message)
 
@@ -208,7 +206,7 @@ def _read_request(data: bytes) -> None:
 
 
 class _Http2Reader:
-    """A connection that is opened anew whenever the last one has ended, or has taken enough."""
+    """A connection that is opened again whenever the last one has ended, or has taken enough."""
 
     _left = 0
     _connection: Http2Connection
@@ -236,7 +234,7 @@ class _Http2Reader:
 
 def _read_worker(data: bytes) -> None:
     with suppress(ProtocolError):
-        parse_from_worker(data)
+        worker_messages.decode_from_worker((data, b""))
 
 
 def _read_front(data: bytes) -> None:
@@ -256,7 +254,6 @@ def _read_data(data: bytes) -> None:
     for decode in decoders:
         with suppress(ProtocolError):
             decode(frame)
-    frames.mapped_number(data)
     reader = frames.FrameReader(header_bytes_max=1 << 16, payload_bytes_max=1 << 16)
     with suppress(ProtocolError):
         for begin in range(0, len(data), 4096):
@@ -287,24 +284,13 @@ def _read_credentials(data: bytes) -> None:
     text = data.decode("latin-1")
     with suppress(ClockwrightError):
         _AUTHORISER.admit(
-            "/inference.GRPCInferenceService/ModelInfer",
+            METHODS["/inference.GRPCInferenceService/ModelInfer"],
             credentials_of([("authorization", text), ("triton-grpc-protocol-x", text)]),
             now_s=0,
         )
 
 
 # --- good messages --------------------------------------------------------------------------------
-
-
-def _headers(path: str) -> bytes:
-    fields = [
-        *((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "h")),
-        *(("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "1S")),
-    ]
-    return b"".join(
-        b"\x00%c%s%c%s" % (len(name), name.encode(), len(value), value.encode())
-        for name, value in fields
-    )
 
 
 def _requests() -> list[bytes]:
@@ -330,7 +316,7 @@ def _conversations() -> list[bytes]:
     for number, request in enumerate(_requests()):
         stream_id = 2 * number + 1
         message = b"\x00" + struct.pack(">I", len(request)) + request
-        block = _headers("/inference.GRPCInferenceService/ModelInfer")
+        block = header_block("h") + b"\x00\x0cgrpc-timeout\x021S"
         parts.append(frame(1, 4, stream_id, block) + frame(0, 1, stream_id, message))
         parts.append(frame(1, 0, stream_id, block[:20]) + frame(9, 4, stream_id, block[20:]))
         parts.append(frame(3, 0, stream_id, bytes(4)))
@@ -344,28 +330,43 @@ def _conversations() -> list[bytes]:
 
 
 def _from_workers() -> list[bytes]:
-    spec = worker_pb2.TensorSpec(name="x", datatype="FP32", row_shape=[3])
-    ready = worker_pb2.ModelReady(
-        model_id="m", architecture_id="a", num_pages=1, load_ns=1, inputs=[spec], outputs=[spec]
+    specs = (TensorSpec("x", "FP32", (3,)),)
+    ready = worker_messages.ReadyModel(
+        "m",
+        "a",
+        num_pages=1,
+        load_ns=1,
+        inputs=specs,
+        outputs=specs,
+        batches=(worker_messages.BatchProfile(1, 1),),
     )
-    ready.batches.add(batch_size=1, exec_ns=1)
-    register = worker_pb2.Register(protocol_version=1, worker_id="w", device="cpu", gpu_kind="k")
-    return [
-        worker_pb2.FromWorker(register=register).SerializeToString(),
-        worker_pb2.FromWorker(model_ready=ready).SerializeToString(),
-        b"",
-    ]
+    card = worker_messages.CardReport(1000, 2000, ("hot",))
+    beat, mapped = worker_messages.Heartbeat(1, 2, card), worker_messages.MemoryMapped(1)
+    sent = (ready, beat, mapped, worker_messages.Drain("bye"))
+    return [*map(worker_messages.encode, sent)]
+
+
+def _registers() -> list[bytes]:
+    worker = worker_messages.Register(peer.PROTOCOL_VERSION, "w", "cpu", "k", 1, 1, 1)
+    front = peer.FrontRegister(peer.PROTOCOL_VERSION, "here", 1, instance="f")
+    return [*map(peer.encode, (worker, front)), b""]
 
 
 def _from_fronts() -> list[bytes]:
-    ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key", "name")
-    failed = (1, 3, "why", {"a-bin": b"x"})
+    ask = Ask(1, 1, 1, 1, "gold", "name", "ann", "key", ask_id=1, lengths=(12,))
+    told: list[Told] = [
+        Answered(1, ask_id=1, lengths=(12,)),
+        Failed(3, "why", {"a-bin": b"x"}, 1),
+        Stale(1),
+    ]
     there = link_frames.WorkerThere(1, "host", 9000, bytes(frame_headers.TOKEN_BYTES), b"")
     framed: tuple[Sequence[Any], ...] = (
         link_frames.encode_asks([ask, ask], []),
-        link_frames.encode_told([(1, 1, None, (12,), (), None)], [], [failed], [1], [], []),
+        link_frames.encode_answers(told, [], []),
         link_frames.encode(link_frames.Describe(1, "m", "")),
-        link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True)),
+        link_frames.encode(
+            link_frames.Described(1, 1, _SERVABLE, None, not_yet=False, is_held=True)
+        ),
         link_frames.encode(link_frames.FrontBeat(1, None, {}, {}, {}, ())),
         link_frames.encode_hand_on(1, 2, 0, []),
         link_frames.encode(there),
@@ -386,7 +387,6 @@ def _data_frames() -> list[bytes]:
         frames.encode_action(load),
         frames.encode_action(infer, [bytes(12), bytes(12)]),
         frames.encode_result(result, [bytes(12)]),
-        [frames.encode_memory(1 << 20, 1 << 20)],
         frames.encode_action(
             infer, [bytes(12)] * 2, places=[frame_headers.APART] * 2, fronts=(1, 2), generation=3
         ),
@@ -423,6 +423,7 @@ def good_messages() -> dict[str, list[bytes]]:
         "request": _requests(),
         "http2": _conversations(),
         "worker": _from_workers(),
+        "register": _registers(),
         "front": _from_fronts(),
         "data": _data_frames(),
         "operator": _from_operators(),
@@ -447,7 +448,7 @@ def readers() -> Iterator[dict[str, Read]]:
     """Who reads what comes from outside; some have an event loop, which ends with the block."""
     with closing(asyncio.new_event_loop()) as loop:
         rest = loop.run_until_complete(fuzz_http.rest_reader(_read_request))
-        metrics = fuzz_http.metrics_reader()
+        metrics = loop.run_until_complete(fuzz_http.metrics_reader())
         yield {
             "request": _read_request,
             "http2": _Http2Reader(),
@@ -459,7 +460,6 @@ def readers() -> Iterator[dict[str, Read]]:
             "json": fuzz_http.read_json_body,
             "rest": lambda data: loop.run_until_complete(rest(data)),
             "metrics": lambda data: loop.run_until_complete(metrics(data)),
-            "reflection": fuzz_http.read_reflection,
         }
 
 
@@ -483,7 +483,7 @@ def fuzz_readers(found: Found, num_messages: int, seed: int) -> None:
 
 
 def read_batch(found: Found, name: str, read: Read, mutator: Mutator, count: int) -> None:
-    """Have a reader read so many messages, and note what comes of it."""
+    """Have a reader read so many messages, and note the outcome of it."""
     clock = time.thread_time_ns  # What others take of the machine is no stall.
     stall_ns = 0
     for _ in range(count):
@@ -509,7 +509,8 @@ _METHODS: Final = {
         ("inference.GRPCInferenceService", "operator", "ModelReady ModelMetadata RepositoryIndex"),
         ("clockwright.v1.ControlService", "operator", "Status ListModels PutApplication Feedback"),
         ("clockwright.v1.ControlService", "operator", "SetQuota ListQuotas Explain"),
-        ("clockwright.v1.FrontService", "worker", "Attach"),
+        (peer.FRONT_SERVICE, "register", peer.ATTACH),
+        (peer.WORKER_SERVICE, "register", peer.ATTACH),
         ("grpc.health.v1.Health", "operator", "Check"),
         ("grpc.reflection.v1.ServerReflection", "reflection", "ServerReflectionInfo"),
     )
@@ -519,61 +520,11 @@ _LIVE = "/inference.GRPCInferenceService/ServerLive"
 # Calls under way at once, and messages that a raw connection sends before it hangs up.
 _CALLS_AT_ONCE: Final = 64
 _RAW_MESSAGES: Final = 50
-_ASK_PAUSE_S: Final = 0.01
 # Behind each message of HTTP, so that the server hangs up when it has answered; what it takes for the rest of the
 # message, or follows without an end, is left when nothing has come for so long.
 _LAST: Final = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _QUIET_S: Final = 0.2
 _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-
-
-@contextmanager
-def bystander(found: Found, address: str, process: int) -> Iterator[None]:
-    """Somebody who asks a server's REST again and again whether it lives, until the block ends.
-
-    It is a process of its own with one thread, so that all it waits for is the server. What the machine kept the two
-    waiting for a processor is not the server's doing, and does not count.
-    """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    asking = context.Process(target=_stand_by, args=(address, process, theirs), daemon=True)
-    asking.start()
-    ours.recv()  # It has begun.
-    try:
-        yield
-    finally:
-        ours.send(None)
-        stall_ns, num_unanswered = ours.recv()
-        asking.join()
-    found.stall_ns_max = max(found.stall_ns_max, stall_ns)
-    for _ in range(num_unanswered):
-        found.crash("somebody else was not answered", b"")
-
-
-def _stand_by(address: str, server: int, pipe: Connection) -> None:
-    threads = (Path(f"/proc/{server}/task/{server}/schedstat"), Path("/proc/self/schedstat"))
-    stall_ns, num_unanswered = 0, 0
-    client = HTTPConnection(address, timeout=60)
-    client.connect()
-    pipe.send(None)
-    while not pipe.poll(_ASK_PAUSE_S):
-        begin_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
-        try:
-            client.request("GET", "/v2/health/live")
-            answer = client.getresponse()
-            answer.read()
-            num_unanswered += answer.status != 200
-        except (OSError, HTTPException):
-            num_unanswered += 1
-            client.close()
-        end_ns = time.monotonic_ns() - _kept_waiting_ns(*threads)
-        stall_ns = max(stall_ns, end_ns - begin_ns)
-    pipe.send((stall_ns, num_unanswered))
-
-
-def _kept_waiting_ns(*threads: Path) -> int:
-    """How long the machine has kept threads waiting for a processor, together."""
-    return sum(int(thread.read_bytes().split()[1]) for thread in threads)
 
 
 def fuzz_server(
@@ -587,13 +538,10 @@ def fuzz_server(
         process: id of the server's process.
         num_messages: in all.
         seed: of every draw.
-        http: HOST:PORT of its other doors, by the readers whose messages go there; REST is one of them.
+        http: HOST:PORT of its other doors, by the readers whose messages go there.
     """
     breaking = mutators(f"{seed} live")
-    with (
-        bystander(found, http["rest"], process),
-        grpc.insecure_channel(address, options=OPTIONS) as channel,
-    ):
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
         for _ in found.rounds(num_messages, process):
             _call_batch(found, channel, breaking)
             _send_raw(found, address, breaking["http2"])
@@ -618,7 +566,7 @@ def _call_batch(found: Found, channel: grpc.Channel, breaking: Mapping[str, Muta
 
 def _send_raw(found: Found, address: str, mutator: Mutator) -> None:
     host, _, port = address.rpartition(":")
-    # It hangs up on who breaks the protocol.
+    # It closes the connection of a client that breaks the protocol.
     with socket.create_connection((host, int(port)), timeout=60) as sock, suppress(OSError):
         sock.sendall(PREFACE + frame(4, 0, 0, b""))
         for _ in range(_RAW_MESSAGES):
@@ -650,7 +598,7 @@ def _receive(sock: Any) -> bytes:  # noqa: ANN401  selectors know files of all k
     try:
         return bytes(sock.recv(1 << 16))
     except OSError:
-        return b""  # It has hung up on who breaks the protocol.
+        return b""  # It has closed the connection of a client that breaks the protocol.
 
 
 # --- the benchmark --------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""What the fuzz sends to REST, to the port of metrics and to reflection, and who reads it in its process.
+"""What the fuzz sends to REST, to the port of metrics and to reflection, and what reads the first two in its process.
 
-The doors are the real ones, from the first byte of HTTP on; behind them stands nobody who decides or computes.
+The listeners are the real ones, from the first byte of HTTP on. Behind them stands a stub that neither decides nor computes.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ import json
 import re
 import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, Final
 
-import grpc
 import msgspec
+from google.protobuf.message import Message
 from typing_extensions import override
 
-from clockwright.bulk import Buffer
 from clockwright.errors import BadRequestError
-from clockwright.v1 import inference_pb2, reflection_pb2
+from clockwright.v1 import reflection_pb2
+from clockwright.wire.bulk import join_bulk
+from clockwright.wire.tensors import TensorSpec
 from controller.access.authoriser import Authoriser
+from controller.access.caller import Caller
 from controller.dashboard.site import DashboardSite
-from controller.front.calls import Call
-from controller.front.door import Door
-from controller.front.oip_json import read_request
-from controller.front.reflection import METHOD, SERVICES, reflection_handlers
-from controller.front.rest import ROUTES, RestApp
-from controller.front.rest_server import RestServer
-from controller.front.throttle import Throttle
-from controller.front.turns import Turns
-from controller.metrics.door import REQUEST_BYTES_MAX, MetricsDoor
-from controller.slabs import Slabs
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.http.calls import Call, Directly
+from controller.front.http.http2_server import Http2Server
+from controller.front.http.rest import RestApp
+from controller.front.http.rest_server import RestServer
+from controller.front.methods import INFERENCE, METHODS, ROUTES, Method
+from controller.front.oip.json_form import JsonRequest, read_request
+from controller.front.oip.protocol import RAW_INPUT_FIELD, CheckedRequest, Servable
+from controller.links.slabs import Slabs
+from controller.metrics.app import MonitoringApp
 
 _MESSAGE_BYTES_MAX: Final = 4 << 20
 # Turns of the loop in which a request that is whole is answered, unless it is packed.
@@ -81,48 +82,10 @@ async def read_json_body(data: bytes) -> None:
     """Read a request for inference in JSON slice by slice; of HTTP there is no more before it than the JSON's length."""
     head, _, body = data.partition(b"\r\n\r\n")
     found = _JSON_BYTES.search(head)
-    # The door has looked at the number.
+    # The listener has checked the number.
     json_bytes = None if found is None else min(int(found[1]), len(body))
     with suppress(BadRequestError):
         await read_request(body, json_bytes, model="double", version="1", pause=_turn, slo_ms=10)
-
-
-class _Asked:
-    """What a handler of gRPC is told, and says."""
-
-    def __init__(self) -> None:
-        self.code = grpc.StatusCode.OK
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.code = code
-
-    def set_details(self, _: object) -> None:
-        pass
-
-    set_trailing_metadata = set_details
-
-    async def write(self, message: bytes) -> None:
-        reflection_pb2.ReflectionResponse.FromString(message)
-
-
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
-_METHOD: Final[Any] = SimpleNamespace(method=f"/{SERVICES[0]}/{METHOD}", invocation_metadata=())
-_REFLECT: Final[Any] = reflection_handlers()[0].service(_METHOD)
-
-
-async def read_reflection(data: bytes) -> None:
-    """Read a request for reflection.
-
-    Raises:
-        FaultError: the service admits to an error of its own.
-    """
-    asked = _Asked()
-    await _REFLECT.stream_stream(_once(data), asked)
-    if asked.code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-        raise FaultError(asked.code.name)
 
 
 class _Transport(asyncio.Transport):
@@ -132,10 +95,6 @@ class _Transport(asyncio.Transport):
         super().__init__()
         self.written = bytearray()
         self._closing = False
-
-    @override
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
 
     @override
     def write(self, data: Any) -> None:
@@ -167,22 +126,13 @@ class _Transport(asyncio.Transport):
             raise FaultError(bytes(self.written[-200:]).decode("latin-1"))
 
 
-class _Nobody:
-    """Answers every method with a message that says nothing."""
+def _silent(method: Method) -> Callable[[Message, Caller], Awaitable[Message]]:
+    """Answer a method with a message that says nothing."""
 
-    def __init__(self) -> None:
-        self._requests = {route.path: route.request for route in ROUTES}
+    async def answer(_: Message, __: Caller) -> Message:
+        return method.response()
 
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        request = self._requests[handler_call_details.method]
-
-        async def answer(data: bytes, _: object) -> bytes:
-            request.FromString(data)
-            return b""
-
-        return grpc.unary_unary_rpc_method_handler(answer)
+    return answer
 
 
 async def rest_reader(infer: Callable[[bytes], object]) -> Take:
@@ -192,43 +142,52 @@ async def rest_reader(infer: Callable[[bytes], object]) -> Take:
         infer: reads the requests for inference that come through.
 
     Returns:
-        Takes what a client sends before it hangs up, from the first byte of HTTP on; raises `FaultError` where the door
+        Takes what a client sends before it closes the connection, from the first byte of HTTP on; raises `FaultError` where the server
         admits to an error of its own, or what it raised.
     """
-    clock = time.monotonic_ns
-    door = Door(max_requests=100, max_bytes=1 << 30)
-    rest = RestApp(
-        clock=clock,
-        door=door,
-        throttle=Throttle(clock, lambda: (0, 0)),
-        authoriser=Authoriser(),
-        slabs=Slabs(0),
+    grpc = _server()
+    rest = RestApp(grpc)
+    servable = Servable("double", "1", (), (TensorSpec("y", "FP32", (3,)),), 1, None)
+    outputs = [struct.pack("<3f", 1, 2, float("nan"))]
+
+    def answer(call: Call, request: JsonRequest) -> None:
+        header = request.message.SerializeToString()
+        infer(join_bulk(header, RAW_INPUT_FIELD, request.raw))
+        asked = CheckedRequest("", 1, [], [0], 1, "default", False, "", "", b"")
+        request.answer = asked, servable, outputs, {}
+        call.answer((), 1 << 62, lambda _: BadRequestError("late"))
+
+    handlers: dict[Method, Any] = {method: _silent(method) for _, method in ROUTES}
+    rest.serve(handlers | {METHODS[f"/{INFERENCE}/ModelInfer"]: Directly(answer)})
+    return _taker(rest, grpc)
+
+
+def _server() -> Http2Server:
+    """A server of gRPC that listens nowhere."""
+    server = Http2Server(
+        clock=time.monotonic_ns,
+        door=AdmissionLimits(max_requests=100, max_bytes=1 << 30),
         max_message_bytes=_MESSAGE_BYTES_MAX,
+        max_connections=100,
+        slabs=Slabs(0),
+        authoriser=Authoriser(),
     )
-    nobody: Any = _Nobody()
-    rest.add_generic_rpc_handlers((nobody,))
-    message = inference_pb2.ModelInferResponse(model_name="double")
-    message.outputs.add(name="y", datatype="FP32", shape=[1, 3])
-    message.raw_output_contents.append(struct.pack("<3f", 1, 2, float("nan")))
-    answered = message.SerializeToString()
+    server.turns.stop()
+    return server
 
-    def answer(call: Call, data: Buffer) -> None:
-        infer(bytes(data))
-        call.answer([answered], 1 << 62, lambda _: BadRequestError("late"))
 
-    rest.answer_directly(answer)
+def _taker(asgi: Any, grpc: Http2Server) -> Take:  # noqa: ANN401  an ASGI application
+    """Make a server of HTTP/1.1 without a socket; gives what `rest_reader` does."""
     raised: list[Exception] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401  ASGI's
         try:
-            await rest(scope, receive, send)
+            await asgi(scope, receive, send)
         except Exception as error:
             raised.append(error)  # uvicorn would make a 500 of it, unless an answer has begun.
 
-    turns = Turns(clock)
-    asgi: Any = app
-    server = RestServer(asgi, door=door, turns=turns, max_connections=100)
-    turns.stop()
+    guarded: Any = app
+    server = RestServer(guarded, grpc)
     make: Any = server.config.http_protocol_class
     tasks = server.state.tasks
 
@@ -283,27 +242,17 @@ class _Pages:
         return [b"# EOF\n"] if openmetrics else []
 
 
-def metrics_reader() -> Take:
-    """Make the port of metrics and of the dashboard without a socket.
+async def metrics_reader() -> Take:
+    """Make the port of metrics and of the dashboard without a socket, in the loop that runs.
 
     Returns:
         As `rest_reader`.
     """
     views: Any = _Views()
     live: Any = _Live()
-    door = MetricsDoor(_Pages(), Authoriser(), site=DashboardSite(views, live))
-
-    async def take(data: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX, loop=loop)
-        transport = _Transport()
-        protocol = asyncio.StreamReaderProtocol(reader, door.serve, loop=loop)
-        reader.feed_data(data)
-        reader.feed_eof()
-        await door.serve(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-        transport.check()
-
-    return take
+    site = DashboardSite(views, live)
+    app = MonitoringApp(_Pages(), Authoriser(), only_here=False, site=site)
+    return _taker(app, _server())
 
 
 def with_lengths(message: bytes) -> bytes:
@@ -396,9 +345,9 @@ def rest_requests() -> list[bytes]:
             "options_json": '{"learning_rate": [0.5, {"a": 1}]}',
         },
     }
-    for route in ROUTES:
+    for route, method in ROUTES:
         path = "/" + route.pattern.replace("{", "").replace("}", "")
-        body = bodies.get(route.path.rpartition("/")[2])
+        body = bodies.get(method.name)
         query = "" if body else "?context=ann&name=a%20b"
         data = json.dumps(body).encode() if body else b""
         found.append(_http(f"{route.verb} {path}{query}", "Authorization: Bearer k", body=data))

@@ -1,4 +1,4 @@
-"""What a request costs a live server, beside bare servers of grpcio that do nothing else.
+"""What a request costs a live server, compared with bare servers of grpcio that do nothing else.
 
 Three servers answer the same requests: a real `clockwright up`, and a sync and an asyncio server of grpcio (the
 latter on uvloop) which parse a request and answer at once with as many bytes. All processes of all servers have one
@@ -9,19 +9,18 @@ CPU time is that of all processes of a server, as the kernel's scheduler counts 
 bytes out; `top` 602 kB in and 4 kB out; `echo` 602 kB in and out. The device of these is modelled and takes
 1 us, so that the server is what is measured; `mlp` is `small` on the processor.
 
-`--native` measures what `make native` compiled, too: as `small_us_c32_native`.
+`--native` measures what `make native` compiled, too: as `small_us_c32_native`. `native_large_ratio` is its processor time
+compared with that of the sources with 602 kB, and `native_large_memory_ratio` its memory: the worse of `top` and `echo`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,17 +33,23 @@ import uvloop
 
 from clockwright.process import keep_big_blocks
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench.request_cost import INFER, instant_device
+from experiments.bench.request_cost import (
+    INFER,
+    asker,
+    infer_request,
+    instant_device,
+    latencies,
+)
 from experiments.live.local_server import LocalServer
-from experiments.live.processor_time import cpu_ns, family
+from experiments.live.processor_time import cpu_ns, family, rss_bytes
 from experiments.native import ENVIRONMENT
 from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
 
 OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
-_WARM_S, _LIMIT_S = 0.3, 60.0
-#: Asks once, and says whether that was answered.
-Ask = Callable[[], Awaitable[bool]]
+_WARM_S = 0.3
+# What of the compiled build is compared, and the figure of it.
+_NATIVE_LARGE = {"us": "native_large_ratio", "rss_mb": "native_large_memory_ratio"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +80,6 @@ PAYLOADS = {
 }
 #: What is measured of every server: payload and clients.
 CASES = (("small", 1), ("small", 8), ("small", 32), ("top", 8), ("echo", 8))
-
-
-def infer_request(model: str, shape: Sequence[int], *, slo_ms: int = 10_000) -> bytes:
-    """Serialise a request with one FP32 tensor of zeros; by default its SLO is never missed."""
-    request = oip.ModelInferRequest(
-        model_name=model, raw_input_contents=[bytes(4 * math.prod(shape))]
-    )
-    request.inputs.add(name="input", datatype="FP32", shape=shape)
-    request.parameters["slo_ms"].int64_param = slo_ms
-    return request.SerializeToString()
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -151,65 +146,29 @@ def bare_server(kind: str) -> Iterator[tuple[str, int]]:
 # --- the generator --------------------------------------------------------------------------------
 
 
-async def cost(pid: int, askers: Sequence[Ask], warm_s: float, seconds: float) -> dict[str, float]:
-    """Have all ask a server for a while, one request after the other.
-
-    Args:
-        pid: the server's process.
-        askers: those who ask.
-        warm_s: before anything counts.
-        seconds: after which nobody begins another request who has had an answer.
+async def _turn(
+    address: str, pid: int, payload: str, num_clients: int, seconds: float
+) -> dict[str, float]:
+    """Have so many clients ask a server for a while, one request after the other.
 
     Returns:
-        us of the server's processors per answer, answers per second, and latencies.
+        us of the server's processors per answer, answers per second, latencies, and MB that the server has resident.
     """
-    await _ask(askers, warm_s)
-    pids = family(pid)
-    before_ns, begin_s = cpu_ns(pids), time.perf_counter()
-    latencies_s = sorted(await _ask(askers, seconds))
-    elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
+    request = infer_request(payload, PAYLOADS[payload].shape)
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        askers = [asker(channel, lambda: request)] * num_clients
+        await latencies(askers, _WARM_S)
+        pids = family(pid)
+        before_ns, begin_s = cpu_ns(pids), time.perf_counter()
+        latencies_s = sorted(await latencies(askers, seconds))
+        elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
         "us": used_ns / len(latencies_s) / 1e3,
         "rps": len(latencies_s) / elapsed_s,
         "p50_ms": latencies_s[len(latencies_s) // 2] * 1e3,
         "p99_ms": latencies_s[int(len(latencies_s) * 0.99)] * 1e3,
+        "rss_mb": sum(map(rss_bytes, pids)) / 1e6,
     }
-
-
-async def _ask(askers: Sequence[Ask], seconds: float) -> list[float]:
-    latencies_s: list[float] = []
-    end_s = time.perf_counter() + seconds
-
-    async def go_on(ask: Ask) -> None:
-        answered = False
-        while not answered or time.perf_counter() < end_s:
-            begin_s = time.perf_counter()
-            if await ask():
-                answered = True
-                latencies_s.append(time.perf_counter() - begin_s)
-
-    await asyncio.gather(*(go_on(ask) for ask in askers))
-    return latencies_s
-
-
-def asker(channel: Any, request: Callable[[], bytes]) -> Ask:  # noqa: ANN401
-    """Ask on a channel, each time with another request; all must be answered."""
-    call = channel.unary_unary(INFER)
-
-    async def ask() -> bool:
-        await call(request(), timeout=_LIMIT_S)
-        return True
-
-    return ask
-
-
-async def _turn(
-    address: str, pid: int, payload: str, num_clients: int, seconds: float
-) -> dict[str, float]:
-    request = infer_request(payload, PAYLOADS[payload].shape)
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        askers = [asker(channel, lambda: request)] * num_clients
-        return await cost(pid, askers, _WARM_S, seconds)
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -233,7 +192,7 @@ def measure(setting: Setting) -> Findings:
         }
         if setting.native:
             settings["native"] = (modelled, ENVIRONMENT)
-        # Processes keep the core of whoever starts them.
+        # Processes keep the core of the process that starts them.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[:1])
         addresses: dict[str, tuple[str, int]] = {}
@@ -248,11 +207,6 @@ def measure(setting: Setting) -> Findings:
         os.sched_setaffinity(0, cores[-1:])
         for number in range(setting.rounds):
             _run_round(addresses, samples, setting.seconds, backwards=number % 2 == 1)
-    return medians(samples)
-
-
-def medians(samples: Mapping[str, Sequence[float]]) -> Findings:
-    """Give the medians over the rounds, and all rounds."""
     rounds = {key: [round(value, 3) for value in values] for key, values in sorted(samples.items())}
     return Findings(
         {key: statistics.median(values) for key, values in rounds.items()}, {"rounds": rounds}
@@ -266,27 +220,33 @@ def _run_round(
     *,
     backwards: bool,
 ) -> None:
-    def turn(name: str, payload: str, num_clients: int, key: str) -> float:
+    def turn(name: str, payload: str, num_clients: int, key: str) -> dict[str, float]:
         found = uvloop.run(_turn(*addresses[name], payload, num_clients, seconds))
         for unit, value in found.items():
             samples.setdefault(key.format(unit=unit), []).append(value)
-        return found["us"]
+        return found
 
-    order = ("aio", "sync", "") if backwards else ("", "sync", "aio")
+    order = [name for name in ("", "native", "sync", "aio") if name in addresses]
+    if backwards:
+        order.reverse()
+    large: dict[str, float] = {}
     for payload, clients in CASES:
-        used_us = {
-            name: turn(
-                name, payload, clients, f"{payload}{'_' * bool(name)}{name}_{{unit}}_c{clients}"
-            )
-            for name in order
-        }
+        found = {}
+        for name in order:
+            key = f"{payload}_{name}_{{unit}}_c{clients}"
+            if name in ("", "native"):
+                key = f"{payload}_{{unit}}_c{clients}{'_' * bool(name)}{name}"
+            found[name] = turn(name, payload, clients, key)
         for name, suffix in (("sync", ""), ("aio", "_aio")):
-            ratio = used_us[""] / used_us[name]
+            ratio = found[""]["us"] / found[name]["us"]
             samples.setdefault(f"{payload}_ratio{suffix}_c{clients}", []).append(ratio)
+        if "native" in found and payload != "small":
+            for unit, figure in _NATIVE_LARGE.items():
+                ratio = found["native"][unit] / found[""][unit]
+                large[figure] = max(large.get(figure, 0.0), ratio)
+    for figure, ratio in large.items():
+        samples.setdefault(figure, []).append(ratio)
     turn("mlp", "small", 8, "mlp_{unit}_c8")
-    if "native" in addresses:
-        for clients in (1, 8, 32):
-            turn("native", "small", clients, f"small_{{unit}}_c{clients}_native")
 
 
 STUDY = bench("bench-live", Setting(), measure)

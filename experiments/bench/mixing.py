@@ -1,4 +1,4 @@
-"""`make bench-mixing`: models of all kinds, each asked while six other clients send outliers to it.
+"""`make bench NAME=bench-mixing`: models of all kinds, each asked while six other clients send outliers to it.
 
 Every model of `experiments.bench.mixing_models` is served by one local server on this machine's processor. One
 client asks a dozen rows again and again; six others send the same model rows that are scaled by 100, by -1
@@ -20,15 +20,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from clockwright.client import AsyncClient
+from clockwright.client.client import AsyncClient
+from clockwright.client.operator import Operator
 from clockwright.errors import RefusedError
-from clockwright.operator import Operator
 from experiments.bench.mixing_models import Array, MixingModel, Row, all_models
 from experiments.live.local_server import LocalServer
 from experiments.study.bench import Findings, bench
 
 _SCALES = (100.0, -1.0, 1e4, 0.0)
-# Nobody is in a hurry here: a model may have to be loaded, and seven clients share it.
+# The SLO is long: a model may have to be loaded, and seven clients share it.
 _SLO_MS = 20_000.0
 
 
@@ -86,7 +86,7 @@ def distance(found: Array, wanted: Array) -> float:
 
 
 async def ask(address: str, model: MixingModel, outcome: ModelMixing, setting: Setting) -> None:
-    """Ask a model's rows while strangers send outliers to it."""
+    """Ask a model's rows while other clients send outliers to it."""
     rows = model.rows(np.random.default_rng(setting.seed), setting.rows)
     expected = expected_answers(model, rows)
     generator = np.random.default_rng(setting.seed + 1)

@@ -33,7 +33,7 @@ class MixingModel:
 
     name: str
     model: onnx.ModelProto
-    #: Whether the answer to a row is the same whatever lies beside it.
+    #: Whether the answer to a row is the same whatever lies next to it.
     row_by_row: bool
     #: How far an answer in a batch may be from the answer alone, as a part of its largest number.
     tolerance: float = 1e-3
@@ -59,7 +59,7 @@ def _draw(value: onnx.ValueInfoProto, generator: np.random.Generator, scale: flo
         return (generator.standard_normal(shape) * scale).astype(dtype)
     if dtype.kind == "b":
         return generator.integers(0, 2, shape).astype(np.bool_)
-    # Strangers' integers are at the upper end.
+    # The integers of other clients are at the upper end.
     most = _MOST.get(value.name, 100)
     low = most - 1 - most // 10 if scale > 1 and most > 2 else 0
     return generator.integers(low, most, shape).astype(dtype)

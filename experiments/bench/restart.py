@@ -1,19 +1,21 @@
 """What it costs when a process is killed or stopped under load: `guard.json`, part `restart`.
 
-`make bench-restart`. Two controllers behind a lease, two workers with modelled devices and two fronts; a client asks
+`make bench NAME=bench-restart`. Two controllers behind a lease, two workers with modelled devices and two fronts; a client asks
 by streams of both fronts, 200 requests per second, half of them with an SLO that outlasts any change of
 controllers, half with 100 ms. A request whose stream breaks is asked again at the other front, as gRPC's clients
 do. Every request is counted by its id:
 
 * `lost`: no end, or, with the long SLO, an end that is not its answer; a short SLO may be refused by name. Those
-  `lost_by_name` were refused by name all the same: on a machine with other things to do the throttle keeps requests
-  out while a loop waits for its processor.
+  `lost_by_name` were refused by name all the same: on a machine with other things to do the entrance keeps
+  requests out while a loop waits for its processor.
 * `double`: a second end on one stream.
 * `late_success`: an answer that came after its SLO. Time for which the client's own event loop stood still between
   question and answer, or the machine let the client's other threads wait, does not count.
 
 The parts: `faults` kills and stops each kind of process in turn, so many times; what was killed is started again, as
-a supervisor does it. `back` kills a controller that has no standby, which is started again at once.
+a supervisor does it. `back` kills a controller that has no standby, which is started again at once, and says what share of the
+requests with the short SLO was late and refused in the seconds before that and after it was back (`bench-learned` asks
+the same of a controller whose profiles were wrong).
 
     python -m experiments bench-restart --times 20
     python -m experiments bench-restart --times 1 --parts back --directory /tmp/restart
@@ -28,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,9 +40,10 @@ from typing import Any, TypeVar
 
 import grpc
 
-from clockwright.client import AsyncClient
+from clockwright.client.client import AsyncClient
 from clockwright.errors import ClockwrightError
 from clockwright.v1 import inference_pb2 as pb
+from experiments.bench.request_cost import infer_request
 from experiments.live.local_server import off_fixed_ports
 from experiments.live.processor_time import family
 from experiments.live.standstill import TICK_S, Standstill
@@ -72,6 +75,8 @@ class Setting:
     #: How often each process is killed, and how often stopped.
     times: int = 20
     rate: float = 200.0
+    #: How long before and after each restart the requests are compared.
+    beside_s: float = 5.0
     parts: tuple[str, ...] = ("faults", "back")
 
     def __post_init__(self) -> None:
@@ -83,7 +88,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Inquiry:
-    """One request, and what became of it."""
+    """One request, and what happened to it."""
 
     kind: str
     sent_s: float
@@ -148,6 +153,12 @@ class StreamClient:
     def stop(self) -> None:
         """Ask nothing more."""
         self._stopped.set()
+
+    def asked_between(self, begin_s: float, end_s: float) -> list[Inquiry]:
+        """Give the requests with a short SLO that were made between two times."""
+        return [
+            each for each in self.asked if each.kind == "short" and begin_s <= each.sent_s < end_s
+        ]
 
     async def next_answer(self) -> float:
         """Wait for the answer to a request that is yet to be asked; gives the time from now until it came."""
@@ -232,12 +243,10 @@ class StreamClient:
                 self._end(asked, "DEADLINE")
                 continue
             under_way[number] = None
-            request = pb.ModelInferRequest(
-                id=str(number), model_name="net", raw_input_contents=[bytes(4 * _COLUMNS)]
+            request = infer_request(
+                "net", (1, _COLUMNS), slo_ms=remaining_ms, request_id=str(number)
             )
-            request.inputs.add(name="input", datatype="FP32", shape=(1, _COLUMNS))
-            request.parameters["slo_ms"].int64_param = remaining_ms
-            await call.write(request.SerializeToString())
+            await call.write(request)
 
     def _end(self, asked: Inquiry, end: str) -> None:
         asked.num_ends += 1
@@ -312,7 +321,7 @@ class Deployed:
         self.popen.stdout.close()
 
     def start_again(self) -> None:
-        """Start it anew where it was, with the same flags."""
+        """Start it again where it was, with the same flags."""
         self.end()
         self.start()
 
@@ -354,7 +363,7 @@ class Deployment:
         return ",".join(controller.address for controller in self.controllers)
 
     async def restore(self) -> int:
-        """Start again whoever has ended by itself, and put the leader first; says how many had ended."""
+        """Start again each process that has ended by itself, and put the leader first; says how many had ended."""
         processes = (*self.controllers, *self.workers, *self.fronts)
         ended = [process for process in processes if process.popen.poll() is not None]
         for process in ended:
@@ -489,20 +498,40 @@ async def _fault(client: StreamClient, deployment: Deployment, target: str, numb
 def back(setting: Setting, folder: Path) -> dict[str, float]:
     """Kill the only controller, and start it again at once."""
     took_s: list[float] = []
+    beside: dict[str, list[Inquiry]] = {"before": [], "after": []}
 
     async def play(client: StreamClient, deployment: Deployment) -> None:
         (controller,) = deployment.controllers
         for _ in range(setting.times):
+            await asyncio.sleep(setting.beside_s)
+            killed_s = time.monotonic()
             controller.popen.kill()
             starting = asyncio.create_task(asyncio.to_thread(controller.start_again))
             took_s.append(await client.next_answer())
             await starting
+            await asyncio.sleep(setting.beside_s)
             await client.calm()
+            # What was open when the controller was killed belongs to neither.
+            begins_s = (
+                killed_s - setting.beside_s - _SLO_MS["short"] / 1000,
+                killed_s + took_s[-1],
+            )
+            for seen, begin_s in zip(beside.values(), begins_s, strict=True):
+                seen += client.asked_between(begin_s, begin_s + setting.beside_s)
 
     figures = played(setting, folder, play)
     return {f"back_{name}": figure for name, figure in figures.items()} | {
-        "controller_back_s": max(took_s)
+        "controller_back_s": max(took_s),
+        **{f"back_{name}": value for when in beside for name, value in ends(when, beside[when])},
     }
+
+
+def ends(when: str, asked: Sequence[Inquiry]) -> Iterator[tuple[str, float]]:
+    """Give the shares of requests that were refused as late, and for any other reason, in percent."""
+    late = sum(each.end == "LATE" for each in asked)
+    refused = sum(each.end not in ("OK", "LATE") for each in asked)
+    yield f"{when}_late_pct", 100 * late / max(len(asked), 1)
+    yield f"{when}_refused_pct", 100 * refused / max(len(asked), 1)
 
 
 # --- all of it -------------------------------------------------------------------------------------

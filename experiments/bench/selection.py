@@ -1,8 +1,8 @@
 """What the selection layer costs, and what its prediction cache gains: `selection.json`.
 
-* `whole_path_...`: an application beside a model that is asked directly, in the same run, one query after the
-  other: latency at the client, and processor time of the controller. `application_1` asks that same model and nobody
-  else, so what it costs more is selection's whole path; `application_4` asks four, and `application_4_cached` finds their
+* `whole_path_...`: an application compared with a model that is asked directly, in the same run, one query after the
+  other: latency at the client, and processor time of the controller. `application_1` asks that same model and no
+  other, so what it costs more is selection's whole path; `application_4` asks four, and `application_4_cached` finds their
   predictions in the cache. Every query comes for another user, whose state is read. All take turns; differences and
   ratios are those of one turn's neighbours, and the figure is their median.
 * `select_combine_us_4models`: of that path only two calls, one `select` and one `combine` of the costliest
@@ -30,7 +30,7 @@ from random import Random
 import uvloop
 
 from clockwright import AsyncClient, Feedback
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from clockwright.units import NS_PER_US
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.core.combination import Rule
@@ -237,7 +237,7 @@ def measure_live(
             )
             paths, feedbacks = [], []
             for turn in range(rounds + 1):
-                # Alternating order: a machine that slows down or speeds up in between favours nobody.
+                # Alternating order: a machine that slows down or speeds up in between favours neither.
                 step = 1 if turn % 2 else -1
                 paths.append(uvloop.run(served.path_round(list(MODELS_ASKED)[::step], turn)))
                 feedbacks.append(uvloop.run(served.feedback_round(("cached", "uncached")[::step])))

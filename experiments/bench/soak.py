@@ -1,6 +1,6 @@
 """Does a server that is changed all the time keep its size: an hour of churn, and what each process occupies.
 
-`make bench-soak`, in an hour and a half. A real `clockwright up` with a front process and a state folder
+`make bench NAME=bench-soak`, in an hour and a half. A real `clockwright up` with a front process and a state folder
 answers a steady load, while models and applications are added, asked, taught, replaced and removed, clients come, give
 requests up and go, and further workers join and are drained. Every half minute the memory, file handles and
 threads of each process that lives throughout are noted; slopes are those of straight lines through what
@@ -28,11 +28,11 @@ from pathlib import Path
 
 import numpy as np
 
-from clockwright.client import Client, Feedback
+from clockwright.client.client import Client, Feedback
+from clockwright.client.operator import Operator
 from clockwright.errors import RefusedError
-from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
-from controller.telemetry import CAPACITY
+from controller.telemetry.tables import CAPACITY
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer, further_worker
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, await_model, offer
@@ -80,6 +80,7 @@ def measure(setting: Setting) -> Findings:
         "soak_unexplained_ends": account.others.total(),
         "soak_late_success": account.num_late_of_server,
         "soak_late_by_clock": account.num_late,
+        "soak_p9999_ms": account.latency_ms(99.99),
     }
     columns = {
         name: dict(zip(("rss_mib", "handles", "threads"), zip(*seen, strict=True), strict=True))

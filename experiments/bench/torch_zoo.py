@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ZooEntry:
-    """One network beside onnxruntime."""
+    """One network compared with onnxruntime."""
 
     network: str
     #: The largest difference by precision, in parts of the largest output.

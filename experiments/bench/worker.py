@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from clockwright.actions import StepTime
-from controller.telemetry import ActionRow
+from clockwright.wire.actions import StepTime
+from controller.telemetry.rows import ActionRow
 from experiments.live.bare_lanes import loaded, prepared_on, processor
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import ClientLoad, OpenLoop
@@ -41,8 +41,8 @@ PAGING_MODELS = ("resnet18_v1", "resnet50_v1")
 PAGING_ROUNDS = 60
 
 
-def measure_lateness(seconds: float = SECONDS) -> dict[str, float]:
-    """Serve under load, for so many seconds, and read the action rows."""
+def measure_lateness() -> dict[str, float]:
+    """Serve under load, and read the action rows."""
     with tempfile.TemporaryDirectory() as scratch:
         models, telemetry = Path(scratch) / "models", Path(scratch) / "telemetry"
         write_model("resnet18_v1", models / "large" / "1" / "model.onnx")
@@ -53,7 +53,7 @@ def measure_lateness(seconds: float = SECONDS) -> dict[str, float]:
         arguments = ["--models", str(models), "--telemetry", str(telemetry), "--pages", str(PAGES)]
         arguments += ["--cache-dir", f"{scratch}/cache"]
         with LocalServer(arguments) as server:
-            _load(server.address, seconds)
+            _load(server.address)
         return action_figures(read_actions(telemetry))
 
 
@@ -92,13 +92,13 @@ def action_figures(actions: Iterable[ActionRow]) -> dict[str, float]:
     return figures
 
 
-def _load(address: str, seconds: float) -> None:
+def _load(address: str) -> None:
     large = ClientLoad(
         address=address, models=tuple(f"large-{copy}" for copy in range(COPIES)), slo_ms=500,
-        seconds=seconds, rate=COPIES * LARGE_RATE, shape=(1, 3, 224, 224), client="grpcio",
+        seconds=SECONDS, rate=COPIES * LARGE_RATE, shape=(1, 3, 224, 224), client="grpcio",
     )  # fmt: skip
     small = ClientLoad(
-        address=address, models=("small",), slo_ms=250, seconds=seconds, rate=SMALL_RATE, seed=1
+        address=address, models=("small",), slo_ms=250, seconds=SECONDS, rate=SMALL_RATE, seed=1
     )
     with OpenLoop(large) as first, OpenLoop(small) as second:
         for account in (first.account(), second.account()):

@@ -12,8 +12,6 @@ bound                     holds for                                             
                           sees bursts
 `residency_bound` (B6)    the same, for whole runs: pages x time, and LOADs              a sort
 `memoryless_bound` (B4)   policies that cannot foresee, independent popularity          a sort
-`best_resident`,          exact, one GPU, a few requests: what the others are           exponential
-`best_loading` (B5)       checked against
 ========================  ============================================================  ==============
 
 `density_bound` and those that are never above it also know what the links carry: every answer has its inputs and
@@ -26,7 +24,6 @@ are random, is outside of that: give the shortest durations that occur.
 
 from experiments.bounds.case import BoundProblem, Cost, Wires
 from experiments.bounds.density import density_bound, density_rate, least_shares
-from experiments.bounds.exact import best_loading, best_resident
 from experiments.bounds.linear import memory_bound
 from experiments.bounds.memoryless import memoryless_bound
 from experiments.bounds.residency import residency_bound
@@ -35,8 +32,6 @@ __all__ = [
     "BoundProblem",
     "Cost",
     "Wires",
-    "best_loading",
-    "best_resident",
     "density_bound",
     "density_rate",
     "least_shares",

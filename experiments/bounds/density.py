@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from clockwright.units import NS_PER_S
 from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times, Wires
 from experiments.bounds.groups import grouped_bound
-from experiments.bounds.mates import has_mixed_slos, mixed_bound, most_together
 
 
 def density_rate(
@@ -48,9 +47,8 @@ def density_bound(case: BoundProblem) -> int:
     every placement and any number of copies. Arrivals of a closed loop are made by the policy: a bound
     from one policy's arrivals says nothing of another's (there, take `density_rate`).
 
-    Memory stays small beside the arrivals: shares are counted, not sorted, and the sum is exact. That each request
-    is in one batch only is a small linear program (`grouped_bound`); a model with several SLOs has another
-    (`mixed_bound`).
+    Memory stays small compared with the arrivals: shares are counted, not sorted, and the sum is exact. That each request
+    is in one batch only is a small linear program (`grouped_bound`).
     """
     capacity = Fraction(math.floor(case.exec_work_ns(case.num_gpus * case.span_ns)))
     counts: dict[Fraction, int] = {}
@@ -68,9 +66,7 @@ def density_bound(case: BoundProblem) -> int:
             break
     total = min(total, *(_carried(case, wires) for wires in case.wires), len(case))
     # Else there may be millions, all of which can be answered as far as is known.
-    if total < len(case):
-        total = min(total, grouped_bound(case))
-    return min(total, mixed_bound(case)) if has_mixed_slos(case) else total
+    return min(total, grouped_bound(case)) if total < len(case) else total
 
 
 def _carried(case: BoundProblem, wires: Wires) -> int:
@@ -80,6 +76,44 @@ def _carried(case: BoundProblem, wires: Wires) -> int:
     num_bytes = np.sort(np.asarray(wires.request_bytes, dtype=np.float64)[case.model])
     fits = np.cumsum(num_bytes) <= math.ceil(wires.bytes_per_s * span_s)
     return int(np.count_nonzero(fits))
+
+
+def most_together(
+    arrival_ns: Times, latest_ns: Times, among: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """The most requests that are there at one moment, of those in which each request could begin.
+
+    Args:
+        arrival_ns: arrivals, ascending, shape (request,).
+        latest_ns: the latest that each could begin, shape (request,).
+        among: who is counted, shape (request,).
+
+    Returns:
+        Shape (request,); 0 where `latest_ns` is before the arrival.
+    """
+    among = among & (latest_ns >= arrival_ns)
+    begins, ends = arrival_ns[among], np.sort(latest_ns[among])
+    # The number grows at arrivals only.
+    there = np.searchsorted(begins, begins, side="right") - np.searchsorted(ends, begins)
+    first = np.searchsorted(begins, arrival_ns)
+    last = np.searchsorted(begins, latest_ns, side="right")
+    return _largest(there.astype(np.int64), first, np.maximum(first, last))
+
+
+def _largest(
+    values: NDArray[np.int64], first: NDArray[np.intp], end: NDArray[np.intp]
+) -> NDArray[np.int64]:
+    """Largest value in each range; 0 where a range is empty."""
+    result = np.zeros(len(first), np.int64)
+    width, table = 1, values
+    lengths = end - first
+    while width <= len(values):
+        # `table` has the largest of `width` values from each place on.
+        fits = (lengths >= width) & (lengths < 2 * width)
+        result[fits] = np.maximum(table[first[fits]], table[end[fits] - width])
+        table = np.maximum(table[:-width], table[width:]) if len(table) > width else table[:0]
+        width *= 2
+    return result
 
 
 def least_shares(
@@ -93,7 +127,7 @@ def least_shares(
     Args:
         arrival_ns: arrivals, ascending, shape (request,).
         slo_ns: SLOs, shape (request,).
-        exec_ns: duration of a batch of k at index k - 1; `NEVER_NS` where there is none.
+        exec_ns: duration of a batch of k at index k - 1; `NEVER_NS` if no such batch exists.
         shortest_ns: the least that a batch takes by luck, from what it should take.
 
     Returns:

@@ -1,6 +1,6 @@
 """B3: a linear program that sees bursts, memory and the host-to-device lane.
 
-Variables, all in [0, 1]: `served[i]`; `load[i]`, a LOAD that ended in time for request i but for none
+Variables, all in [0, 1]: `served[i]`; `load[i]`, a LOAD that ended in time for request i but not for one
 before it; `kept[i]`, the weights stayed resident from the last moment at which the request of the same
 model before i could have begun to i's arrival. A schedule is turned into these by taking each stretch of
 residency on one GPU, from the end of its LOAD at v to its eviction at w. It *touches* the requests with
@@ -18,7 +18,7 @@ others are `kept`. Then
 Moments and intervals are sampled, which only removes constraints, so the value remains a bound. Pooling pages
 and lanes over GPUs, fractions, and one LOAD per request instead of one per copy are relaxations too. That LOADs
 may begin ahead of the arrivals costs at most 1 in 1,000. Tight on skewed popularity (policies reach 92-94 %),
-loose where popularity is uniform and nobody can foresee (`memoryless_bound` is for that).
+loose where popularity is uniform and no policy can foresee (`memoryless_bound` is for that).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Links:
     before: NDArray[np.int64]
     #: Time from which the weights are kept until the arrival.
     kept_from_ns: Times
-    #: A LOAD that ends in time for it, and for none before, begins and ends within these.
+    #: A LOAD that ends in time for it, and not for one before, begins and ends within these.
     load_begin_ns: Times
     load_end_ns: Times
 

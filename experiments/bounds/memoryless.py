@@ -1,4 +1,4 @@
-"""B4: the loss because nobody can foresee which model is asked next.
+"""B4: the loss because no policy can foresee which model is asked next.
 
 When each request is for a model drawn independently of all before, a policy's residents are a guess: at
 an arrival they contain the model asked for with at most the popularity H of the best set that fits. All

@@ -1,6 +1,6 @@
 """Bounds on work whose durations are random, as `Noise` has them: exp(N(0, sigma)) times what the row says.
 
-Whoever decides knows nothing of a duration before it is over, so luck does not add up. With Z normal,
+A policy knows nothing of a duration before it is over, so luck does not add up. With Z normal,
 exp(sigma Z) >= 1 + sigma Z: the durations of executions that the rows give d1, d2, ... sum to at least
 S - sigma |M|, with S = d1 + d2 + ... and M a martingale of variance at most dmax S, whatever was decided. So but
 for a chance of `FAILURE_PROBABILITY`

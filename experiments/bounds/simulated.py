@@ -27,7 +27,7 @@ class Bounded:
 
     #: None: none is known, or it would take too long.
     answers: int | None
-    #: What the bound counts, or why there is none.
+    #: What the bound counts, or why it is missing.
     words: str
 
 

@@ -1,9 +1,9 @@
-"""The serving path without gRPC: the scheduler's core in this thread, workers' lanes beside it.
+"""The serving path without gRPC: the scheduler's core in this thread, workers' lanes next to it.
 
 Clipper's figures saturate containers with tens of thousands of requests per second, which two cores that
 carry client, gRPC and server in Python cannot. Here are the production scheduler, the production worker
 lanes and real devices; between them a queue instead of a stream. What this path carries at best is
-measured with a model that does nothing, and stands beside every result.
+measured with a model that does nothing, and stands next to every result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from clockwright.actions import Infer
 from clockwright.errors import Refusal
 from clockwright.units import (
     NS_PER_MS,
@@ -30,6 +29,7 @@ from clockwright.units import (
     RequestId,
     WorkerId,
 )
+from clockwright.wire.actions import Infer
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
     ModelAdded,
@@ -128,6 +128,7 @@ class Bench:
             telemetry=None,
             send=self._send,
             withdraw_action=LaneThreads.withdraw,
+            write_off=_unexpected,
             answer=lambda request, _kept, _command, _finished, now_ns, _in_time: self._respond(
                 request, now_ns
             ),

@@ -5,7 +5,7 @@ each form trains, the second half is asked. Forms are grouped by the mean images
 (k-means), a stand-in for dialects that is fitted to the data and so better than any that people declare;
 `wrong group` gives a third of the users another's, as declarations do. Compared: one model for all,
 the own group's model, and the default policy over the groups' models with a state per user that begins
-from everybody's, as the server has it, or from nothing.
+from all users', as the server has it, or from nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from experiments.digits.stream import ask
 from experiments.study.pictures import Panel, lines
 from experiments.study.study import Study, StudyRecord
 
-#: Fixed choices, then the default policy. For the policy: its candidates beside the groups' models, and
+#: Fixed choices, then the default policy. For the policy: its candidates next to the groups' models, and
 #: where a user's state begins.
 METHODS = (
     "one for all",
@@ -159,7 +159,7 @@ def error(
 
 
 def difference(points: Sequence[SeedErrors], method: str, against: str) -> tuple[float, float]:
-    """Difference of two methods, and half of its 95 % interval, by drawing forms anew."""
+    """Difference of two methods, and half of its 95 % interval, by drawing forms again."""
     by_form = np.nanmean(_mean(points, method) - _mean(points, against), axis=1)
     random = np.random.default_rng(0)
     means = random.choice(by_form, (2000, len(by_form))).mean(axis=1)

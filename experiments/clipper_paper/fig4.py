@@ -1,4 +1,4 @@
-"""Clipper's Figure 4: three ways to set the batch size of a container, at an SLO of 20 ms.
+"""Clipper's Figure 4: three rules that set the batch size of a container, at an SLO of 20 ms.
 
 `none` (one row at a time), `aimd` and `quantile` (`controller.core.policies.batching`), the `clipper` policy of the
 production scheduler on real devices: native scikit-learn in a container process, and ONNX on the CPU

@@ -102,7 +102,7 @@ def measure(setting: Setting) -> Iterator[DelayPoint]:
 
 
 def gains(_setting: Setting, points: Sequence[DelayPoint]) -> dict[str, float]:
-    """The most that is served with a delay, at any load, beside the most without."""
+    """The most that is served with a delay, at any load, compared with the most without."""
     most: dict[tuple[str, str, int], float] = {}
     for p in points:
         container = (p.form, p.kind, p.delay_ms)

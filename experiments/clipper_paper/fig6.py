@@ -139,7 +139,7 @@ def _simulated_rps(setting: Setting, policy: str, replicas: int, bytes_per_s: in
 
 
 def scaling(_setting: Setting, points: Sequence[ReplicaPoint]) -> dict[str, float]:
-    """What several replicas do beside one, and what the port carries for them."""
+    """What several replicas do compared with one, and what the port carries for them."""
     alone = {p.place: p.throughput_rps for p in points if p.replicas == 1}
     figures = {"num_cores": float(os.cpu_count() or 1)}
     for p in points:

@@ -82,7 +82,7 @@ class StreamOutcome:
     seed: int
     #: Share of wrong answers, by part of the stream.
     errors: Mapping[str, float]
-    #: Share of the last quarter during which the recovered model had the most weight; None: nobody learns.
+    #: Share of the last quarter during which the recovered model had the most weight; None: the policy does not learn.
     returned: float | None
 
 
@@ -181,7 +181,7 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     others = [
         row["policy"]
         for row in recorded.rows
-        # Nobody's weights return where nobody learns.
+        # Without learning, no weights return.
         if row["returned, least seed"] == "" and row["policy"] not in ("best static", "oracle")
     ]
     of = {row["policy"]: row for row in recorded.rows}

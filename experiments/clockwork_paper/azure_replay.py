@@ -72,7 +72,7 @@ def find_trace(path: Path) -> Path:
     """The file of invocations per minute: `path` itself, or the only one in that folder.
 
     Raises:
-        ConfigError: there is none, or there are several.
+        ConfigError: the folder has no trace, or several.
     """
     if not path.is_dir():
         return path

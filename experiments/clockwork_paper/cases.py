@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.simulator import Case, Cluster, HostedModel, copies_of
 from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Bursty, ClosedLoop, Poisson, Source, TraceReplay, Workload
+from traces.arrivals import ClosedLoop, Poisson, Source, TraceReplay, Workload
 
 #: The figures' own noise.
 NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
@@ -50,7 +49,7 @@ def case_of(
     noise: Noise = NOISE,
     tenants: tuple[str, ...] = ("",),
 ) -> Case:
-    """Models on equal GPUs, and whoever asks for them until the end."""
+    """Models on equal GPUs, and the clients that ask for them until the end."""
     return Case(
         workload=Workload(
             models=tuple(model.model_id for model in models),
@@ -92,34 +91,13 @@ def poisson(
     rate_rps: float,
     slo_ns: int,
     duration_ns: int,
-    num_pages: int = 1376,
     noise: Noise = NOISE,
-    bursts_ns: int = 0,
 ) -> Case:
-    """Equally popular models, asked at random, together at a mean rate.
-
-    All is asked in bursts of a mean length of `bursts_ns`, between pauses as long; 0: there are none.
-    """
-    common: dict[str, Any] = {
-        "models": range(len(models)),
-        "slo_ns": slo_ns,
-        "end_ns": duration_ns,
-        "seed": seed,
-    }
-    source = (
-        Bursty(rate_rps=2 * rate_rps, burst_ns=bursts_ns, pause_ns=bursts_ns, **common)
-        if bursts_ns
-        else Poisson(rate_rps=rate_rps, **common)
+    """Equally popular models, asked at random, together at a mean rate."""
+    source = Poisson(
+        rate_rps=rate_rps, models=range(len(models)), slo_ns=slo_ns, end_ns=duration_ns, seed=seed
     )
-    return case_of(
-        models,
-        [source],
-        seed=seed,
-        end_ns=duration_ns,
-        num_gpus=num_gpus,
-        num_pages=num_pages,
-        noise=noise,
-    )
+    return case_of(models, [source], seed=seed, end_ns=duration_ns, num_gpus=num_gpus, noise=noise)
 
 
 def pressed(

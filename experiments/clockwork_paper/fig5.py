@@ -6,7 +6,7 @@ they are loaded and in which the reactive policies adapt are left out.
 A latency ends when the client hears: with the answer, in time or late, or with the refusal, which leaves
 as soon as it is certain. The paper's clients heard of a refusal at the deadline, and its CDFs contain
 refusals too; here a client that is refused asks again at the deadline, so the load is the paper's. How long
-refusals took stands beside (`refusal_p50_ms`, `refusal_p99_ms`; 0 where nothing was refused; a late answer
+refusals took is in columns of its own (`refusal_p50_ms`, `refusal_p99_ms`; 0 where nothing was refused; a late answer
 is a refusal).
 
 The bound is the best density with exec(b) <= SLO (`experiments.bounds.density_rate`). Durations carry
@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK
 from experiments.bounds import Cost, density_rate
 from experiments.clockwork_paper.cases import ARCHITECTURE, closed
 from experiments.simulator import Case
@@ -197,7 +198,7 @@ _SLOWER_BATCH = (
 _LITTLE = (
     "240 closed-loop clients of a policy that refuses nothing wait 240 / throughput, 249 ms at the best "
     "density of Table 1, so no such policy meets 100 ms here; the paper ran INFaaS on other hardware and "
-    "does not say what became of the requests that Clipper could not answer"
+    "does not say what happened to the requests that Clipper could not answer"
 )
 _REFUSING = tuple(f"{policy}_{{key}}" for policy in POLICIES if policy not in ("clipper", "infaas"))
 
@@ -221,7 +222,4 @@ STUDY = Study(
     paper=PAPER,
     title="As the SLO tightens, policies that predict keep answering in time where queues collapse (simulated).",
     panels=panels,
-    cases=lambda setting: {
-        f"slo{slo_ms}": case_of(setting, setting.policies[0], slo_ms) for slo_ms in setting.slos_ms
-    },
 )

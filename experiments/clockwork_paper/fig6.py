@@ -30,7 +30,8 @@ import numpy as np
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK
 from experiments.bounds import density_bound, memory_bound, memoryless_bound
 from experiments.clockwork_paper import cases
 from experiments.clockwork_paper.stretch import problems
@@ -333,7 +334,7 @@ def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
                 curves=curves(lambda row: 100 * row["major_cold_rps"] / (row["major_goodput_rps"] or np.nan)),
             ),
             replace(
-                panel, title=f"The PCIe bus becomes the bottleneck beside the GPU ({first})", y="busy, %",
+                panel, title=f"The PCIe bus becomes the bottleneck in addition to the GPU ({first})", y="busy, %",
                 curves=[
                     of_first("exec_busy", 100, label="GPU", colour=COLOURS[0], line=LINES[0]),
                     of_first("load_busy", 100, label="PCIe", colour=COLOURS[-1], line=LINES[1]),
@@ -354,7 +355,7 @@ _STILL_GPU = (
     "bottleneck for some minutes more (fig6.csv)"
 )
 _COLD = (
-    f"{_FEWER_HITS}, 56 with k = 3,600, beside 120 cold ones; counted are answers "
+    f"{_FEWER_HITS}, 56 with k = 3,600, next to 120 cold ones; counted are answers "
     "whose instance was not resident on arrival, the paper may count refused requests as well"
 )
 
@@ -388,5 +389,4 @@ STUDY = Study(
     paper=PAPER,
     title="While 3,600 models join on one GPU, all answers stay in time, and most become cold (simulated).",
     panels=panels,
-    cases=lambda setting: {"ramp": case_of(setting, setting.policies[0])},
 )

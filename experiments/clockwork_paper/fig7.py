@@ -1,11 +1,11 @@
-"""Figure 7: how low the SLO can go (left), and beside batch clients (right).
+"""Figure 7: how low the SLO can go (left), and together with batch clients (right).
 
 6 GPUs and copies of ResNet50, a Poisson client for each. As in the paper the SLO begins at 2.9 ms and grows by half stage by
 stage while the clients go on; what arrives in the first moments of a stage is counted like the rest. Stages are 10 s, the
 paper's were 30. Before the first stage there are some seconds at twice the largest SLO, in which the models are loaded.
 
 * Left: N models, R requests per second in all.
-* Right: 6 latency-sensitive models (LS) of 200 r/s each, beside batch clients (BC): M models with C closed-loop clients each
+* Right: 6 latency-sensitive models (LS) of 200 r/s each, together with batch clients (BC): M models with C closed-loop clients each
   and an SLO of a day, as in the paper's artifact: (a) none, (b) M = 12 with C = 16, which allows large batches, (c) M = 48 with C = 4.
 
 The number to compare is the lowest multiple of 2.9 ms from which on at least 99 % of the requests are answered in time, at it
@@ -32,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK
 from experiments.bounds import Cost, density_bound
 from experiments.bounds.density import shares
 from experiments.clockwork_paper import cases
@@ -138,7 +139,7 @@ class SloStage(NamedTuple):
     #: Share of the open-loop requests that was answered in time, and the bound on it.
     satisfaction: float
     bound: float
-    #: Answers to batch clients, and the bound on them; 0 where there are none.
+    #: Answers to batch clients, and the bound on them; 0 without batch clients.
     bc_rps: float
     bc_bound_rps: float
 
@@ -152,7 +153,7 @@ class Stages:
     mix: Mix
     slo_multiple: Annotated[float | None, ONLY_RECORD]
     bound_multiple: Annotated[float | None, Column(figure="bound_{bound}_slo_multiple")]
-    #: The bound's name: that of open-loop requests is the same beside all batch clients.
+    #: The bound's name: that of open-loop requests is the same together with all batch clients.
     bound: str
     stages: tuple[SloStage, ...]
 
@@ -164,7 +165,7 @@ def case_of(setting: Setting, policy: str, mix: Mix) -> Case:
     # The warm-up has an SLO that no stage shares.
     stages = [(0, setting.warmup_ns, 2 * slos_ns[-1])]
     stages += zip(begins_ns, begins_ns[1:], slos_ns, strict=False)
-    # The open-loop requests beside all batch clients are the same.
+    # The open-loop requests together with all batch clients are the same.
     entropy = [setting.seed, mix.num_models]
     entropy += [mix.rate_rps] if mix in setting.left else []
     seeds = np.random.SeedSequence(entropy).generate_state(len(stages)).tolist()
@@ -247,7 +248,7 @@ def measure(setting: Setting, mix: Mix, policy: str) -> Stages:
 
 
 def _room(used_ns: NDArray[np.float64], case: Case, stage_ns: int, concurrency: int) -> float:
-    """Requests that fit into a stage beside others that use so much, in the best of possible batches."""
+    """Requests that fit into a stage together with others that use so much, in the best of possible batches."""
     exec_ns = Cost(case.cluster.models[0].row.exec_ns).exec_of(padding=True)[:concurrency]
     least_ns = min(ns / size for size, ns in enumerate(exec_ns, start=1))
     return (case.cluster.num_workers * stage_ns - float(used_ns.sum())) / least_ns
@@ -299,7 +300,7 @@ def right_rows(setting: Setting, points: Sequence[Stages]) -> Iterator[Row]:
 
 
 def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
-    """Which SLO is met, the hardest case in full, and what batch clients beside it change."""
+    """Which SLO is met, the hardest case in full, and what batch clients change in it."""
     left = [
         Panel(
             title=f"{num} models: the tightest SLO that {SATISFIED:.0%} of requests meet",
@@ -324,7 +325,7 @@ def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     for mix in setting.right:
         if mix.num_bc:
             rows = [row for row in recorded.tables["_right"] if row["num_bc"] == mix.num_bc]
-            title = f"{NUM_LS} models beside {mix.num_bc} batch clients: in time"
+            title = f"{NUM_LS} models together with {mix.num_bc} batch clients: in time"
             panel = _in_time(title, rows, "ls_satisfaction", "ls_bound")
             marks = {_MANY_REJECTED: "the paper: many rejected below"}
             right.append(replace(panel, marks=marks))
@@ -362,7 +363,7 @@ def _tightest(setting: Setting, figures: Mapping[str, float], num_models: int) -
 
 
 def _in_time(title: str, rows: Sequence[Row], name: str, bound_name: str) -> Panel:
-    """The share of each policy at each SLO, and the bound on it, which is everybody's."""
+    """The share of each policy at each SLO, and the bound on it, which is the same for all."""
     ours = by_policy(rows, "slo_multiple", lambda row: 100 * row[name], marker="o")
     bound = by_policy(rows, "slo_multiple", lambda row: 100 * row[bound_name])[-1]
     return Panel(
@@ -409,9 +410,6 @@ STUDY = Study(
             if mix.num_bc
         ),
     ),
-    title="Clockwright meets SLOs of a few EXECs, also beside batch clients, which get what is left (simulated).",
+    title="Clockwright meets SLOs of a few EXECs, also together with batch clients, which get what is left (simulated).",
     panels=panels,
-    cases=lambda setting: {
-        mix.name: case_of(setting, setting.policies[0], mix) for mix in setting.mixes
-    },
 )

@@ -363,8 +363,5 @@ STUDY = Study(
     paper=PAPER,
     title="A cloud's requests for thousands of models are answered in time, and nine tenths of twice as many (simulated).",
     panels=panels,
-    cases=lambda setting: {
-        source: case_of(setting.policies[0]) for source, case_of in replays(setting)
-    },
     extra=lambda *_: {"compiled": is_compiled()},
 )

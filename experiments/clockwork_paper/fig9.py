@@ -33,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_S, NS_PER_US
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK
 from experiments.bounds import density_bound
 from experiments.clockwork_paper import azure_replay
 from experiments.clockwork_paper.cases import NOISE
@@ -206,7 +207,7 @@ def rows(_setting: Setting, results: Sequence[Errors]) -> Iterator[Row]:
 
 
 def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
-    """A row for each noise model, a column for each quantity; over- and underpredictions beside the paper's 99 %."""
+    """A row for each noise model, a column for each quantity; over- and underpredictions next to the paper's 99 %."""
     # The table has the ends of LOADs as well; a LOAD that ends late delays its first EXEC, which is here.
     shown = {
         "infer": "How long an INFER takes",
@@ -258,7 +259,4 @@ STUDY = Study(
     ),
     title="Nearly all predictions are right to a few milliseconds, of noisy devices too, and most to a tenth of one (simulated).",
     panels=panels,
-    cases=lambda setting: {
-        "replay": case_of(setting, setting.policies[0], setting.noise_models[0])
-    },
 )

@@ -32,7 +32,8 @@ import numpy as np
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK
 from experiments.bounds import density_bound
 from experiments.clockwork_paper import azure_replay
 from experiments.clockwork_paper.stretch import problems
@@ -328,9 +329,5 @@ STUDY = Study(
     paper=PAPER,
     title="Nearly all answers are in time on 20 GPUs and on 150; with the controller's time charged, at a rate that its core can decide (simulated).",
     panels=panels,
-    cases=lambda setting: {
-        size.key(slo_ms): case_of(setting, setting.policies[0], size, slo_ms)
-        for size, slo_ms in setting.lines
-    },
     extra=extra,
 )

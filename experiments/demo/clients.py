@@ -1,4 +1,4 @@
-"""Open-loop clients: a Poisson process says when requests leave, whatever became of earlier ones."""
+"""Open-loop clients: a Poisson process says when requests leave, whatever happened to earlier ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RequestOutcome:
     row: int = 0
     #: The answer equals the one known beforehand; False without an answer.
     right: bool = False
-    #: The answer's label; None: there is none.
+    #: The answer's label; None: it was not answered.
     label: int | None = None
     cold: bool = False
     #: Latency of the answer by the server's clock.

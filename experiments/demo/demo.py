@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from clockwright import ConfigError
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from clockwright.v1 import control_pb2 as pb
+from controller.process.doctor import core_ticks, steal_between
 from experiments.demo.clients import ModelLoad, RequestOutcome, drive
 from experiments.demo.models import DemoModel, write_digit_models, write_large_models
 from experiments.live.local_server import LocalServer
@@ -77,16 +78,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"sending {rate:.0f} requests/s for {options.seconds:g} s: "
             f"{_UTILISATION:.0%} of the time of the core that computes"
         )
+        ticks = core_ticks()
         outcomes = drive(server.address, loads, duration_s=options.seconds, seed=options.seed)
+        steal = steal_between(ticks, core_ticks())
         exit_code = server.stop()
     console.print(_table(loads, outcomes))
-    found = judge(outcomes)
+    found = judge(outcomes) | ({} if steal is None else {"steal_pct": 100 * steal})
     console.print(
         f"offered {found['offered']}, admitted {found['admitted']}, answered {found['answered']}; "
         f"of the admitted {found['in_time_fraction']:.2%} in time (aim: {_AIM_IN_TIME:.1%})\n"
         f"answers that differ from onnxruntime's own: {found['wrong']}; "
         f"late, yet reported as success: {found['late_successes']}; other errors: {found['errors']}\n"
-        f"the clients themselves sent late by {found['client_late_ms_p50']:.2f} ms at p50, "
+        f"this host was away for {'an unknown part' if steal is None else f'{steal:.1%}'} of its cores' time (steal); "
+        f"timers of the clients were late by {found['client_late_ms_p50']:.2f} ms at p50, "
         f"{found['client_late_ms_p99']:.2f} ms at p99"
     )
     picture = directory / "timeline.png"

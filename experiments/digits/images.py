@@ -1,7 +1,7 @@
 """The handwritten digits that scikit-learn ships, with the form each was written on.
 
 1797 images of 8 x 8, the test part of the UCI set. They come in the order in which people wrote them:
-everybody filled in the same form of 130 digits, and a few digits were lost. Whoever splits at random
+each of them filled in the same form of 130 digits, and a few digits were lost. A split at random
 tests on the handwriting it trained on, and finds 0.97 to 0.99 where a new hand gives 0.93 to 0.97.
 So: always split by form.
 """

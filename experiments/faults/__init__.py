@@ -10,7 +10,7 @@
     writer     the program that a controller starts to write its telemetry
     device     a worker's device, whose answers show which inputs it has read
     plant      the product's own controllers, fronts and workers, as processes of the world
-    clients    whoever asks, and writes down what came of it
+    clients    clients, which write down the outcome
     story      a random story: what happens when, of a seed
     checks     what must hold whatever happens
 

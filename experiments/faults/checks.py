@@ -2,10 +2,10 @@
 
 After each event of the world: requests that ended did so once, and one controller leads. After each event of a
 scheduler: its books. As it happens: a worker's answer that contradicts the books, whom it obeys, answers' bytes and
-times, and a slab that is free, or handed out, while somebody uses it (`slabs`). Whenever a controller has heard what
-became of all that it asked of a worker: whether the books have there what is there (`plant.CheckedLink`). Before that
-they say what is to be, and nobody but the worker knows how far it has come. At rest alone: that all models are known
-to both, slabs that nobody holds, telemetry, and what is to be remembered.
+times, and a slab that is free, or handed out, while a process uses it (`slabs`). Whenever a controller has heard the
+outcome of all that it asked of a worker: whether the books have there what is there (`plant.CheckedLink`). Before that
+they say what is to be, and only the worker knows how far it has come. At rest alone: that all models are known
+to both, slabs without a holder, telemetry, and what is to be remembered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def after_each(plant: Plant, clients: WorldClients) -> None:
 
 
 def at_rest(plant: Plant, clients: WorldClients) -> None:
-    """What holds when everybody has what he asked for, and nothing goes wrong.
+    """What holds when all clients have their answers, and nothing goes wrong.
 
     Raises:
         Violation: it does not.
@@ -48,7 +48,7 @@ def at_rest(plant: Plant, clients: WorldClients) -> None:
     if controller is None or plant.num_leading != 1:
         raise Violation(f"{plant.num_leading} controllers lead")
     if controller.runtime.num_waiting:
-        raise Violation(f"{controller.runtime.num_waiting} requests wait that nobody asks")
+        raise Violation(f"{controller.runtime.num_waiting} requests wait without a client")
     statistics = controller.runtime.statistics()
     if statistics.num_waiting or statistics.num_sent:
         raise Violation(f"{statistics.num_waiting} requests wait, {statistics.num_sent} are sent")
@@ -61,15 +61,15 @@ def at_rest(plant: Plant, clients: WorldClients) -> None:
         if believed != set(found):
             raise Violation(f"{told.worker_id} has {found}, and the books say {sorted(believed)}")
     if held_bytes := num_held_bytes(plant):
-        raise Violation(f"{held_bytes} bytes of slabs are held for nobody")
+        raise Violation(f"{held_bytes} bytes of slabs are held without a holder")
 
 
 def num_held_bytes(plant: Plant) -> int:
-    """Bytes of slabs that the controller holds for somebody."""
+    """Bytes of slabs that the controller holds for its users."""
     controller = plant.controller
     if controller is None:
         return 0
-    arenas = [link.outputs for link in controller.links.links] + [controller.slabs.inputs]
+    arenas = [link.actions.outputs for link in controller.links.links] + [controller.slabs.inputs]
     if any(arena is not None and arena.used_bytes for arena in arenas):
         gc.collect()  # Something may be held by a circle of garbage.
     return sum(arena.used_bytes for arena in arenas if arena is not None)

@@ -1,4 +1,4 @@
-"""Whoever asks, and writes down what came of it."""
+"""Clients that ask, and write down the outcome."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class AskedRequest:
     #: How often it ended. More than once is one answer too many.
     num_ends: int = 0
     cancelled: bool = False
-    #: Whose key is shown; whether that allows it, None: nobody looks who asks.
+    #: Whose key is shown; whether that allows it, None: keys are not checked.
     caller: str = ""
     is_welcome: bool | None = None
-    #: Who says afterwards what became of the answer of an application.
+    #: Who says afterwards what happened to the answer of an application.
     judges: Sequence[str] = ()
     #: In a stream: where the request begins there; 0: it had to wait for room, or has a call of its own.
     position: int = 0
@@ -80,9 +80,9 @@ class WorldClients:
     asked: list[AskedRequest] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     num_open: int = 0
-    #: Since somebody looked.
+    #: Since the last look.
     just_ended: list[AskedRequest] = field(default_factory=list)
-    #: How often something was learned of each answer of an application, and how often nobody knows.
+    #: How often something was learned of each answer of an application, and how often that is unknown.
     learned: Counter[str] = field(default_factory=Counter)
     in_doubt: int = 0
     #: Until then all is sent twice, and what a broken connection cost is sent again.
@@ -128,7 +128,7 @@ class WorldClients:
             caller: whose key is shown, where there are keys.
             by_stream: together with others.
             context: for whom an application answers.
-            judges: who says afterwards what became of that.
+            judges: who says afterwards what happened to that.
         """
         world = self.plant.world
         spec = self.versions[model][-1] if model in self.versions else _UNKNOWN
@@ -215,7 +215,7 @@ class WorldClients:
             self._end(asked, "cancelled")
 
     async def _tell(self, asked: AskedRequest, query_id: str, judge: str) -> None:
-        """Say what became of an answer."""
+        """Say what happened to an answer."""
         world = self.plant.world
         item = control_pb2.FeedbackItem(query_id=query_id, reward=asked.number % 2)
         try:

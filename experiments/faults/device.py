@@ -12,11 +12,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
-from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, NS_PER_US, PAGE_BYTES, ActionId, ArchitectureId
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.tensors import TensorSpec
 from experiments.faults.world import WorldProcess
 from worker.compiling.compiler import CompilerKilledError
 from worker.core.lanes import Lane, Step
@@ -208,7 +208,7 @@ class FoldingDevice(Device[FoldingModel]):
         return round(duration_ns * self.slowness * noise) + hang_ns
 
     def _fail(self, what: str) -> None:
-        """Fail as somebody told it to.
+        """Fail as the story told it to.
 
         Raises:
             RuntimeError: an action fails.
@@ -256,7 +256,7 @@ class QueueingFoldingDevice(FoldingDevice, QueueingDevice):
     ) -> Sequence[Buffer]:
         action_id = step.action.action_id
         if time.monotonic_ns() < self._ends_ns.pop(action_id):
-            # Whoever looks before the EXEC has ended finds what was there before.
+            # A reader that looks before the EXEC has ended finds what was there before.
             self._read[action_id] = [bytes(len(each)) for each in self._read[action_id]]
         return super().run_output(step, room)
 

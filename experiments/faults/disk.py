@@ -70,7 +70,7 @@ def close_database(
     """Let go of a database, which lies there as it was, with what was being written.
 
     Args:
-        connection: to it; nobody uses it any more.
+        connection: to it; it is not used any more.
         path: of its file.
         draw: says how much of it was written.
         lost_power: what was not synced is lost as well, from a byte on that is drawn.
@@ -91,7 +91,7 @@ def close_database(
     if wal is not None and lost_power and not is_synced:
         parts[1].write_bytes(wal[: draw.randrange(len(wal) + 1)])
     elif wal is not None and draw.random() < 0.5:
-        # A transaction that was under way, and of which nobody was told that it is done.
+        # A transaction that was under way, and of which no client was told that it is done.
         torn = wal[-draw.randrange(1, 9000) :]
         with parts[1].open("ab") as file:
             file.write(bytes(len(torn)) if lost_power and draw.random() < 0.3 else torn)

@@ -8,7 +8,6 @@ import functools
 import gc
 import os
 import secrets
-import select
 import socket
 import sqlite3
 import tempfile
@@ -22,14 +21,15 @@ from unittest import mock
 
 import grpc
 
-import controller.front.http2_server
+import controller.front.http.http2_server
+import controller.models.state_file
 import controller.selection.stores
-import controller.state_file
+import worker.action_thread
 import worker.controller_socket
 import worker.lane_threads
 from clockwright.units import NS_PER_S
 from experiments.faults import rpc, threads
-from experiments.faults.sockets import Poll, Socket, WorldNetwork, create_connection
+from experiments.faults.sockets import Socket, Waiter, WorldNetwork, create_connection
 from experiments.faults.world import (
     PROCESS_FILES,
     Executor,
@@ -151,7 +151,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(socket, "socket", Socket)
         put(socket, "create_connection", create_connection)
         put(socket, "getaddrinfo", addresses)
-        put(select, "poll", Poll)
+        put(worker.action_thread, "SocketWaiter", Waiter)
         put(secrets, "token_bytes", randomness)
         put(secrets, "token_hex", lambda num_bytes=32: randomness(num_bytes).hex())
         # What the world's processes have left behind is collected when the world says so.
@@ -161,16 +161,16 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
             stack.enter_context(mock.patch.object(gc, name, own))
         put(grpc.aio, "insecure_channel", lambda address, **_: rpc.Channel(address))
         # Its threads are the world's, which need not spin: they wake when they are due.
-        for module in (worker.lane_threads, worker.controller_socket):
+        for module in (worker.lane_threads, worker.action_thread, worker.controller_socket):
             stack.enter_context(mock.patch.object(module, "threading", threads.Threading(world)))
         stack.enter_context(mock.patch.object(worker.lane_threads, "SPIN_NS", 0))
         # These ask the kernel about the machine's threads.
-        for module in (worker.lane_threads, worker.controller_socket):
+        for module in (worker.lane_threads, worker.action_thread):
             put(module, "tune_thread", lambda *, realtime: None)
-        for module in (controller.selection.stores, controller.state_file):
+        for module in (controller.selection.stores, controller.models.state_file):
             put(module, "ThreadPoolExecutor", Executor)
-        # Nobody of the world is ever busy: turns take no time.
-        put(controller.front.http2_server, "thread_times", lambda: lambda: (0, 0))
+        # No process of the world is ever busy: turns take no time.
+        put(controller.front.http.http2_server, "thread_used_ns", lambda: lambda: 0)
         yield network
     network.drop(list(network.files))
 

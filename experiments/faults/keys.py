@@ -6,11 +6,11 @@ import base64
 import os
 from pathlib import Path
 
-from clockwright.channel import Access
+from clockwright.client.channel import Access
 from controller.access.grants import KEY_ID_BYTES, Grant, digest, id_of, make_key, write_grants
 from controller.access.roles import Role
 
-#: Everybody who has a key: what he may do, and whose share of the GPUs he uses.
+#: Each user with a key: what the user may do, and whose share of the GPUs that uses.
 HOLDERS: dict[str, tuple[frozenset[Role], str]] = {
     "gold": (frozenset((Role.INFERENCE, Role.FEEDBACK)), "gold"),
     "tin": (frozenset((Role.INFERENCE, Role.FEEDBACK)), "tin"),
@@ -19,12 +19,12 @@ HOLDERS: dict[str, tuple[frozenset[Role], str]] = {
     "worker": (frozenset((Role.WORKER,)), ""),
     "front": (frozenset((Role.FRONT,)), ""),
 }
-#: Those who ask and may not: who has another role, and whose key nobody knows.
+#: Those who ask and may not: who has another role, and whose key is unknown.
 UNWELCOME = ("looker", "stranger")
 
 
 class KeyFile:
-    """The file, and everybody's key. A stranger has one too, which is not in the file."""
+    """The file, and each user's key. A user that is not in the file has one, too."""
 
     def __init__(self, path: Path) -> None:
         """Write the file."""
@@ -35,12 +35,12 @@ class KeyFile:
         self._write()
 
     def revoke(self, name: str) -> None:
-        """Take somebody's key away."""
+        """Take a user's key away."""
         self.revoked.add(name)
         self._write()
 
     def restore(self) -> None:
-        """Give everybody his key again."""
+        """Give each user the key again."""
         self.revoked.clear()
         self._write()
 
@@ -63,7 +63,7 @@ class KeyFile:
         os.utime(self.path, (self._num_written, self._num_written))
 
     def access(self, name: str) -> Access:
-        """What somebody shows."""
+        """What a user shows."""
         return Access(key=self._key(name))
 
     @staticmethod

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from clockwright.errors import StoreError
 from clockwright.units import NS_PER_MS, NS_PER_US
-from controller.lease.lease import Lease, LeaseRecord, Standing
-from controller.lease.stores import FoundRecord
+from controller.process.lease.lease import Lease, LeaseRecord, Standing
+from controller.process.lease.stores import FoundRecord
 from experiments.faults.sockets import NetworkLink, WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess, running_thread
 
-# Whoever is asked answers within so long, or somebody else is asked.
+# A replica that is asked answers within so long, or another is asked.
 _LIMIT_NS = 700 * NS_PER_MS
 _LOOK_NS = 200 * NS_PER_US
 

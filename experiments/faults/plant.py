@@ -15,47 +15,51 @@ from unittest import mock
 
 from typing_extensions import override
 
-import controller.app
-import controller.front.front_link
-import controller.front.remote
-import controller.lease.keeper
-import controller.slabs
-import controller.worker_link
+import controller.front.remote.front_link
+import controller.front.remote.front_memory
+import controller.front.remote.shared_tensors
+import controller.links.slabs
+import controller.links.worker_actions
+import controller.links.worker_link
+import controller.process.app
+import controller.process.lease.keeper
 import worker.lane_threads
 import worker.link
-from clockwright.actions import ActionError, FromFronts, Result
-from clockwright.bulk import Buffer
-from clockwright.channel import Access
-from clockwright.frames import Frame
-from clockwright.leadership import Fence, Term
+from clockwright.client.channel import Access
 from clockwright.units import NS_PER_MS
-from clockwright.v1 import worker_pb2
+from clockwright.wire.actions import ActionError, FromFronts, Result
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.frames import Frame
+from clockwright.wire.leadership import Fence, Term
+from clockwright.wire.peer import Welcome
+from clockwright.wire.worker_messages import ToWorker
 from controller.access.config import AccessConfig
-from controller.app import Controller, running, serve
-from controller.catalogue import name_of
-from controller.config import ControllerConfig, FrontConfig
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event, RequestArrived, RequestsArrived
 from controller.core.invariants import check as check_books
 from controller.core.quotas import Quota
-from controller.front_process import serving
-from controller.lease.lease import Lease
+from controller.models.catalogue import name_of
+from controller.process.app import Controller, running, serve
+from controller.process.config import ControllerConfig, FrontConfig
+from controller.process.front_process import serving
+from controller.process.lease.lease import Lease
 from controller.selection.config import SelectionConfig
-from controller.telemetry import ActionRow, RequestRow
-from controller.telemetry_writer import TelemetryWriter
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.writer import TelemetryWriter
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec, QueueingFoldingDevice
 from experiments.faults.keys import KeyFile
 from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.redis_place import RedisPlace
 from experiments.faults.slabs import (
     SlabWatch,
+    WatchedActions,
     WatchedArena,
-    WatchedFrontLink,
-    WatchedLink,
+    WatchedFrontMemory,
     WatchedMemory,
 )
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess
+from worker.action_thread import ActionThread
 from worker.config import WorkerConfig
 from worker.controller_socket import ControllerSocket, Order
 from worker.core.lanes import Core, Lane
@@ -84,7 +88,7 @@ _AT_SLABS = (Lane.INPUT, Lane.OUTPUT)
 
 
 class ObservedCore(Core[FoldingModel]):
-    """A worker's core that says when the controller is led to believe what is not so."""
+    """A worker's core that says when the controller is told what is not so."""
 
     def __init__(self, world: World, *, num_pages: int, io_bytes: int) -> None:
         super().__init__(num_pages=num_pages, io_bytes=io_bytes)
@@ -111,16 +115,18 @@ class ObservedCore(Core[FoldingModel]):
 
 
 class ObservedSocket(ControllerSocket):
-    """A worker's socket for actions that says when somebody is obeyed whom another has followed."""
+    """A worker's connection that says when the worker obeys a controller that another has followed."""
 
     plant: Plant  # that runs
 
     def __init__(
         self,
+        actions: ActionThread,
         host: str,
-        welcome: worker_pb2.Welcome,
+        welcome: Welcome,
         tls: ssl.SSLContext | None,
         take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
+        hear: Callable[[ToWorker, Buffer, int], None],
     ) -> None:
         plant = self.plant
         fence = plant.fences[plant.world.running]
@@ -136,27 +142,28 @@ class ObservedSocket(ControllerSocket):
                 )
             take(order, payload, where)
 
-        super().__init__(host, welcome, tls, take_in_turn)
+        super().__init__(actions, host, welcome, tls, take_in_turn, hear)
 
 
-class CheckedLink(WatchedLink):
-    """A worker's link by which books and worker are compared whenever nothing is under way."""
+class CheckedActions(WatchedActions):
+    """A worker's actions, by which books and worker are compared whenever nothing is under way."""
 
     plant: Plant  # that runs
 
     @override
-    def _take_result(self, frame: Frame) -> None:
-        super()._take_result(frame)
-        ledger, worker = self.runtime._ledger, self.plant.workers.get(self.worker_id)
+    def take_result(self, frame: Frame) -> None:
+        super().take_result(frame)
+        runtime: Any = self._finished.__self__  # type: ignore[attr-defined]
+        ledger, worker = runtime._ledger, self.plant.workers.get(self.worker_id)
         here = ledger._workers.get(self.worker_id)
-        if here is None or here.link is not self or here.actions or worker is None:
+        if here is None or here.link.actions is not self or here.actions or worker is None:
             return
-        if self._data is None or not worker.hears(self._data._sock):
+        if not worker.hears(self._data._sock):
             return  # It tells what it has as it registers again.
         found, books = set(worker.core.resident()), ledger._scheduler._books
         state = books.workers[self.worker_id]
         believed = {model.model_id for model in state.copies}
-        # A worker is told by the stream that a model was removed, so that may be there a little longer.
+        # The controller tells a worker that a model was removed, so the model may be there a little longer.
         known = {
             model.model_id
             for model in books.models.values()
@@ -254,7 +261,7 @@ class Plant:
 
     world: World
     network: WorldNetwork
-    #: A folder for everybody's files.
+    #: A folder for the files of all processes.
     folder: Path
     specs: dict[str, ModelSpec] = field(default_factory=dict)
     #: Where the controllers are, by their names.
@@ -275,9 +282,9 @@ class Plant:
     redis: RedisPlace | None = None
     #: Devices of workers have an EXEC wait for the one before it.
     devices_queue: bool = False
-    #: Who may do what; None: everybody who gets there may do everything.
+    #: Who may do what; None: all callers may do everything.
     keys: KeyFile | None = None
-    #: Tenants' quotas, and the file that says so; None: nobody has any.
+    #: Tenants' quotas, and the file that says so; None: no tenant has one.
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     quotas_file: Path | None = None
     #: Whose all requests to a model are, where keys say so.
@@ -306,28 +313,32 @@ class Plant:
 
         watch = SlabWatch(self.world)
         with ExitStack() as stack:
-            for kind in (ObservedSocket, CheckedScheduler, CheckedLink):
+            for kind in (ObservedSocket, CheckedScheduler, CheckedActions):
                 stack.enter_context(mock.patch.object(kind, "plant", self, create=True))
-            for each in (WatchedArena, WatchedMemory, WatchedLink):
+            for each in (WatchedArena, WatchedMemory, WatchedActions):
                 stack.enter_context(mock.patch.object(each, "watch", watch, create=True))
 
             def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
                 door = self.world.door(inside, getattr(owner, name))
                 stack.enter_context(mock.patch.object(owner, name, door))
 
-            put(controller.app, "running", self._running)
-            put(controller.app, "freeze_garbage", lambda **_: None)
-            put(controller.app, "open_store", self._open_lease)
-            put(controller.app, "make_scheduler", CheckedScheduler)
-            put(controller.app, "TelemetryWriter", make_writer)
-            put(controller.lease.keeper, "Lease", self._view_lease)
-            put(controller.slabs, "Arena", WatchedArena)
-            for module in (controller.front.front_link, controller.front.remote):
+            put(controller.process.app, "running", self._running)
+            put(controller.process.app, "freeze_garbage", lambda **_: None)
+            put(controller.process.app, "use_huge_pages", lambda: None)
+            put(controller.process.app, "open_store", self._open_lease)
+            put(controller.process.app, "make_scheduler", CheckedScheduler)
+            put(controller.process.app, "TelemetryWriter", make_writer)
+            put(controller.process.lease.keeper, "Lease", self._view_lease)
+            put(controller.links.slabs, "Arena", WatchedArena)
+            for module in (
+                controller.front.remote.front_memory,
+                controller.front.remote.shared_tensors,
+            ):
                 put(module, "MappedMemory", WatchedMemory)
-            put(controller.front.front_link, "FrontLink", WatchedFrontLink)
-            put(controller.worker_link, "WorkerLink", CheckedLink)
-            put(controller.worker_link, "encode_action", watch.encode_action)
-            put(controller.worker_link, "decode_result", watch.decode_result)
+            put(controller.front.remote.front_link, "FrontMemory", WatchedFrontMemory)
+            put(controller.links.worker_link, "WorkerActions", CheckedActions)
+            put(controller.links.worker_actions, "encode_action", watch.encode_action)
+            put(controller.links.worker_actions, "decode_result", watch.decode_result)
             put(worker.link, "Fence", make_fence)
             put(worker.link, "ControllerSocket", ObservedSocket)
             put(worker.lane_threads, "Core", make_core)
@@ -335,7 +346,7 @@ class Plant:
             yield
 
     def shown_by(self, name: str) -> Access:
-        """What somebody shows whom he calls."""
+        """What a caller shows to the called."""
         return Access() if self.keys is None else self.keys.access(name)
 
     @property
@@ -357,7 +368,7 @@ class Plant:
 
     @property
     def num_leading(self) -> int:
-        """How many serve, or believe that they may."""
+        """How many serve, or assume that they may."""
         return sum(each.controller is not None for each in self.controllers.values())
 
     @property
@@ -501,7 +512,7 @@ class Plant:
             files = FileStore(config.cache_dir)
             kind = QueueingFoldingDevice if self.devices_queue else FoldingDevice
             device = kind(process, limits=limits, io_pool_bytes=_IO_BYTES, files=files)
-            link = ControllerLink(config, device, files)
+            link = ControllerLink(config, device, files, ActionThread())
             assert self._last_core is not None
             self.workers[name] = RunningWorker(process, device, link, self._last_core)
             await link.run()

@@ -23,7 +23,7 @@ class RedisPlace:
     url: str
     strings: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
-    #: Until then it takes nothing new, and until then it reads its file and answers nobody.
+    #: Until then it takes nothing new, and until then it reads its file and answers no client.
     full_until_ns: int = 0
     reading_until_ns: int = 0
     #: How often it came back without what it had.

@@ -29,7 +29,7 @@ _INITIAL_WINDOW = 65_535
 _FRAME_BYTES = 16_384
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONNECT_LIMIT_S = 5.0
-# After a connection broke there is none for so long.
+# After a connection broke, the next one waits so long.
 _PAUSE_S = 0.1
 # A client with open calls asks this often whether the server's host is still there, which may have lost its power.
 _KEEPALIVE_S = 10.0
@@ -336,7 +336,7 @@ class Channel:
         self._pump(call)
 
     def reset(self, call: WorldCall) -> None:
-        """Tell the server that nobody waits."""
+        """Tell the server that the client does not wait."""
         if call.stream_id in self.calls:
             self._write(_frame(_RST, 0, call.stream_id, struct.pack(">I", 8)))
 

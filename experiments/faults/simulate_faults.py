@@ -1,7 +1,7 @@
 """Play random stories of the whole system with faults in them, and say which break a promise.
 
-`make simulate-faults SEEDS=10000`. A seed that fails is printed with its story, made shorter where that can be
-done quickly; `python -m experiments simulate_faults --first SEED --seeds 1` plays it again. The counts go into
+`make bench NAME=simulate_faults`; 10,000 stories take two cores half an hour. A seed that fails is printed with its
+story, made shorter where that can be done quickly; `python -m experiments simulate_faults --first SEED --seeds 1` plays it again. The counts go into
 `guard.json`, part `faults`.
 """
 

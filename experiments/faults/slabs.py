@@ -1,7 +1,7 @@
 """Who uses which slab, as messages and views tell, so that one which is freed or handed out too early is seen at once.
 
-The product keeps a slab for as long as anybody has a view of it, and lists no owners (`controller.slabs`). Here they
-are listed: actions that name a slab, from their message until the controller reads their result; whoever has a view
+The product keeps a slab for as long as a process has a view of it, and lists no owners (`controller.links.slabs`). Here they
+are listed: actions that name a slab, from their message until the controller reads their result; each process that has a view
 of it, in whichever process; and a worker that was given up, which may write to its outputs' memory for ever. What a
 worker reads for a controller or a front that has hung up is of no account.
 """
@@ -17,14 +17,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from clockwright.actions import Action, Result
-from clockwright.bulk import Buffer
-from clockwright.frame_headers import PLACE_BITS
-from clockwright.frames import Frame, decode_result, encode_action
 from clockwright.units import ActionId
-from controller.front.front_link import FrontLink
-from controller.slabs import Arena, MappedMemory
-from controller.worker_link import WorkerLink
+from clockwright.wire.actions import Action, Result
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.frame_headers import PLACE_BITS
+from clockwright.wire.frame_socket import FrameSocket
+from clockwright.wire.frames import Frame, decode_result, encode_action
+from controller.front.remote.front_memory import FrontMemory
+from controller.front.remote.link_frames import LentMemory
+from controller.links.slabs import Arena, MappedMemory
+from controller.links.worker_actions import WorkerActions
 from experiments.faults.sockets import Socket
 from experiments.faults.world import World
 
@@ -34,7 +36,7 @@ _NUMBER_BITS = (1 << PLACE_BITS) - 1
 
 @dataclass(slots=True, eq=False)
 class _Use:
-    """Somebody reads or writes a part of some memory."""
+    """A process reads or writes a part of some memory."""
 
     begin: int
     end: int
@@ -45,23 +47,23 @@ class _Use:
 
 
 class SlabWatch:
-    """Everybody's uses of slabs, by the memory's file."""
+    """The uses of slabs, by the memory's file."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._uses: defaultdict[int, list[_Use]] = defaultdict(list)
         #: Whose action is encoded, or whose result is decoded.
-        self.link: WatchedLink | None = None
+        self.link: WatchedActions | None = None
 
     def begins(self, memory: int, use: _Use) -> None:
-        """Somebody begins to use a part of a memory; fail unless it is the owner, or this has it still."""
+        """A process begins to use a part of a memory; fail unless it is the owner, or this has it still."""
         uses = self._uses[memory]
         if not (use.is_owner or use.is_over() or any([_has(other, use) for other in uses])):
             self.world.fail(f"a slab is free early: {use.words}")
         uses.append(use)
 
     def ends(self, memory: int, begin: int, end: int, words: str) -> None:
-        """Fail if anybody still uses a part of a memory, of which the words say what becomes of it."""
+        """Fail if a process still uses a part of a memory, of which the words say what happens to it."""
         uses = self._uses[memory]
         uses[:] = [use for use in uses if not use.is_over()]
         for use in uses:
@@ -109,7 +111,6 @@ class WatchedArena(Arena):
         self.file = os.fstat(self.fd).st_ino
         #: Its worker was given up, and may write there.
         self.is_given_up = False
-        self._ends: dict[int, int] = {}
 
     @override
     def take(self, num_bytes: int) -> memoryview | None:
@@ -117,22 +118,17 @@ class WatchedArena(Arena):
         if slab is None:
             return None
         begin = self.find(slab)
-        self._ends[begin] = end = begin + num_bytes
+        end = begin + num_bytes
         self.watch.ends(self.file, begin, end, "handed out")
         if self.is_given_up:
             self.watch.world.fail(
                 "a slab is handed out to which a worker that was given up may write"
             )
-        view = weakref.ref(slab.obj)
+        view = weakref.ref(slab.obj, lambda _: self.watch.ends(self.file, begin, end, "free"))
         words = f"{self.watch.world.running.name} has it"
         owner = _Use(begin, end, words, lambda: view() is None, is_owner=True)
         self.watch.begins(self.file, owner)
         return slab
-
-    @override
-    def _ended(self, lease: Any) -> None:
-        self.watch.ends(self.file, lease.begin, self._ends[lease.begin], "free")
-        super()._ended(lease)
 
 
 class WatchedMemory(MappedMemory):
@@ -149,7 +145,7 @@ class WatchedMemory(MappedMemory):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether its owner waits for nobody here any more."""
+        """Whether its owner waits for no process here any more."""
         return self.sock is not None and (self.sock.peer is None or self.sock.peer.is_closed)
 
     @override
@@ -165,25 +161,25 @@ class WatchedMemory(MappedMemory):
         return slab
 
 
-class WatchedFrontLink(FrontLink):
-    """A front's link that knows by which connection its memory came."""
+class WatchedFrontMemory(FrontMemory):
+    """A front's memory that knows by which connection it came."""
 
     @override
-    def _take_memory(self, *args: Any) -> None:
-        super()._take_memory(*args)
+    def take(self, offer: LentMemory, data: FrameSocket) -> None:
+        super().take(offer, data)
         if isinstance(self._memory, WatchedMemory):
-            assert isinstance(self._data._sock, Socket)
-            self._memory.sock = self._data._sock
+            assert isinstance(data._sock, Socket)
+            self._memory.sock = data._sock
 
 
-class WatchedLink(WorkerLink):
-    """A worker's link that knows which slabs its actions name."""
+class WatchedActions(WorkerActions):
+    """A worker's actions, with the knowledge which slabs they name."""
 
     watch: SlabWatch  # of the plant that runs
 
     @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         #: Actions in flight that name slabs.
         self.named: dict[ActionId, object] = {}
 
@@ -193,9 +189,9 @@ class WatchedLink(WorkerLink):
         super().send(action, payload)
 
     @override
-    def _take_result(self, frame: Frame) -> None:
+    def take_result(self, frame: Frame) -> None:
         self.watch.link = self
-        super()._take_result(frame)
+        super().take_result(frame)
 
     @override
     def hang_up(self) -> None:

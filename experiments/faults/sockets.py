@@ -13,6 +13,7 @@ import errno
 import os
 import socket as real
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -284,6 +285,10 @@ class Socket:
             self._error = error
             self.notify()
 
+    def tell(self, told: Callable[[], None]) -> None:
+        """Have a function called at the next thing that happens."""
+        self._waiting.append(told)
+
     def wait(self) -> None:
         """Block the running thread until something happens."""
         thread = running_thread()
@@ -538,7 +543,7 @@ class Socket:
             self._incoming.received.clear()
             if silently:
                 if not self._incoming.room():
-                    # The peer has more to send, and its kernel asks for room until somebody answers that nobody is there.
+                    # The peer has more to send, and its kernel asks for room until it is told that the peer has gone.
                     self.network.world.after(_PROBE_NS, self._outgoing.break_off)
             elif unread and not self._error:
                 self._outgoing.break_off()
@@ -549,21 +554,43 @@ class Socket:
             told()
 
 
-class Poll:
-    """In place of `select.poll`, for one socket."""
+class Waiter:
+    """In place of a worker's `SocketWaiter`."""
 
     def __init__(self) -> None:
-        self._socket: Socket | None = None
+        self._readers: dict[Socket, Callable[[], object]] = {}
+        self._is_woken = False
+        self._wake: Callable[[], None] = lambda: None
 
-    def register(self, sock: Socket, _events: int) -> None:
-        self._socket = sock
+    def add(self, sock: Socket, reader: Callable[[], object]) -> None:
+        self._readers[sock] = reader
+        self.wake()
 
-    def poll(self, _timeout_ms: float | None = None) -> list[tuple[int, int]]:
-        """Wait until there is something to read."""
-        assert self._socket is not None
-        while not self._socket.is_readable() and not self._socket.is_closed:
-            self._socket.wait()
-        return [(self._socket.fileno(), 1)]
+    def remove(self, sock: Socket) -> None:
+        self._readers.pop(sock, None)
+
+    def wait(self, until_ns: int | None) -> list[Callable[[], object]]:
+        """Block the running thread until there is something to read, or for `wake`, or until a time."""
+        found = self._readable()
+        if not found and not self._is_woken:
+            thread = running_thread()
+            self._wake = thread.waker()
+            for sock in self._readers:
+                sock.tell(self._wake)
+            thread.block(None if until_ns is None else max(until_ns - time.monotonic_ns(), 0))
+            found = self._readable()
+        self._is_woken = False
+        return found
+
+    def _readable(self) -> list[Callable[[], object]]:
+        return [reader for sock, reader in self._readers.items() if sock.is_readable()]
+
+    def wake(self) -> None:
+        self._is_woken = True
+        self._wake()
+
+    def close(self) -> None:
+        pass
 
 
 def create_connection(

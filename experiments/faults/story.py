@@ -29,7 +29,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from controller.core.quotas import Quota
 from controller.selection.policies.tallies import Tallies
-from controller.telemetry_files import REQUEST_COLUMNS
+from controller.telemetry.files import REQUEST_COLUMNS
 from experiments.faults import checks
 from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
@@ -84,7 +84,7 @@ class Happening:
 
 @dataclass
 class StoryOutcome:
-    """What became of a story."""
+    """What happened to a story."""
 
     seed: int
     #: What must hold and did not; empty: all did.
@@ -319,7 +319,7 @@ class Story:
         return round(math.pow(most_ms, self._draw.random()) * NS_PER_MS)
 
     def someplace(self) -> str:
-        """Draw whom somebody may be cut off from."""
+        """Draw the peers from which a process may be cut off."""
         return self.one_of(*self.controllers, *(["lease"] if self.lease else []), "clients")
 
     def number(self, below: int) -> int:
@@ -563,7 +563,7 @@ class Play:
             self.plant.start_worker(name, host, self.story.num_pages)
         process = self.process(name)
         assert process is not None
-        # Whoever looks after processes starts it again, whyever it has ended.
+        # The supervisor starts it again, for whatever reason it has ended.
         process.on_end.append(lambda: self.world.after(_RESTART_NS, lambda: self.start(name)))
 
     def process(self, name: str) -> WorldProcess | None:
@@ -632,7 +632,7 @@ class Play:
         clients, world = self.clients, self.world
         clients.insist_until_ns = max(clients.insist_until_ns, world.now_ns + for_ns)
 
-        # TCP gives nothing twice: who sends again is a client that does not know what became of it.
+        # TCP gives nothing twice: who sends again is a client that does not know what happened to it.
         def break_one() -> None:
             if world.now_ns < clients.insist_until_ns:
                 self.reset("clients", which)
@@ -728,7 +728,9 @@ class Play:
             self._remembers()
         self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
         self._wait(
-            lambda: not checks.num_held_bytes(plant), _RETURN_LIMIT_NS, "slabs are held for nobody"
+            lambda: not checks.num_held_bytes(plant),
+            _RETURN_LIMIT_NS,
+            "slabs are held without a holder",
         )
         checks.at_rest(plant, self.clients)
 
@@ -922,7 +924,7 @@ class Play:
 def play(story: Story, happenings: Sequence[Happening] | None = None) -> StoryOutcome:
     """Play a story, or a part of it."""
     collects, complain = gc.isenabled(), sys.unraisablehook
-    gc.disable()  # or garbage of before would decide when what goes
+    gc.disable()  # or garbage of an earlier story would decide when what goes
     gc.freeze()
     try:
         return _play(story, story.happenings if happenings is None else happenings)
@@ -945,7 +947,7 @@ def _quotas_text(quotas: Mapping[str, Quota]) -> str:
 
 @contextmanager
 def _logged(world: World) -> Iterator[None]:
-    """Have the transcript take in what is logged, whatever somebody has set of any logger."""
+    """Have the transcript take in what is logged, whatever the levels of loggers are."""
     root = logging.getLogger()
     named = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
     settings = "level", "handlers", "filters", "propagate", "disabled"

@@ -13,7 +13,7 @@ from experiments.faults import world as worlds
 
 
 class Lock:
-    """Nobody is held up by it: a thread of the world lets others run only where it waits, and then it has let go."""
+    """No thread is held up by it: a thread of the world lets others run only where it waits, and then it has let go."""
 
     def __init__(self) -> None:
         self._is_held = False

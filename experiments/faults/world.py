@@ -65,7 +65,7 @@ class Host:
     #: Until then the disk takes nothing, and until then no shared memory is given.
     disk_full_until_ns: int = 0
     no_memory_until_ns: int = 0
-    #: How long work in a thread takes beside what it waits for.
+    #: How long work in a thread takes in addition to what it waits for.
     work_ns: int = 100 * NS_PER_US
     #: Its clocks have jumped.
     has_jumped: bool = False
@@ -102,7 +102,7 @@ class Host:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def lose_power(self) -> None:
-        """All that runs here ends, unheard, with what was not synced; the monotonic clock begins anew."""
+        """All that runs here ends, unheard, with what was not synced; the monotonic clock begins again."""
         for process in list(self.processes):
             process.kill(silently=True)
         self.disk.lose_power(self.world.random)
@@ -165,12 +165,12 @@ class World:
 
     @property
     def running(self) -> WorldProcess:
-        """The process whose code asks, where nobody else can."""
+        """The process whose code asks, where no other process can."""
         assert self.current is not None, "no process of the world asks"
         return self.current
 
     def door(self, inside: Callable[..., T], outside: Callable[..., T]) -> Callable[..., T]:
-        """Make what does one thing for the world's processes, and another for everybody else."""
+        """Make what does one thing for the world's processes, and another for all other code."""
 
         def door(*args: Any, **kwargs: Any) -> T:
             return (inside if self.current is not None else outside)(*args, **kwargs)
@@ -258,7 +258,7 @@ class WorldProcess:
         #: Real files that the kernel closes, and databases that are open, with their paths.
         self.files: set[int] = set()
         self.databases: dict[sqlite3.Connection, str] = {}
-        self.loop = WorldLoop(self)  # type: ignore[abstract]  # what nobody asks for is not there
+        self.loop = WorldLoop(self)  # type: ignore[abstract]  # what is not asked for is missing
         self.main_task: asyncio.Task[Any] | None = None
         self.threads: dict[WorldThread, None] = {}
         self._turn_at_ns: int | None = None
@@ -306,7 +306,7 @@ class WorldProcess:
         """It ends at once, as by SIGKILL: its kernel closes its sockets.
 
         Args:
-            silently: its host lost power, and nobody hears of it but by asking.
+            silently: its host lost power, and others hear of it only by asking.
         """
         if not self.alive:
             return
@@ -470,7 +470,7 @@ class WorldThread:
         return wake
 
     def block(self, for_ns: int | None = None) -> None:
-        """Called by the thread itself: let the world go on until somebody wakes it, or it is time."""
+        """Called by the thread itself: let the world go on until another thread wakes it, or it is time."""
         if for_ns is not None:
             self.wake_after(for_ns)
         self.process.world.hub.switch()
@@ -646,7 +646,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
                 return
 
     def due_ns(self) -> int | None:
-        """When the next turn is to be; None: whenever somebody wakes it."""
+        """When the next turn is to be; None: when another thread wakes it."""
         if self._ready or any([self._handles(sock) for sock in self._marked]):
             return self._world.now_ns
         timers = self._timers

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from clockwright.errors import ConfigError
-from controller.telemetry_files import TelemetryFiles
-from controller.telemetry_writer import write
+from controller.telemetry.files import TelemetryFiles
+from controller.telemetry.writer import write
 from experiments.faults.world import WorldProcess, WorldThread, running_thread
 
 # A pipe's way takes so long, at most.
@@ -33,7 +33,7 @@ class _Pipe:
         return self
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that nobody has read."""
+        """Bytes that were not read."""
         return len(self._data)
 
     def write(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """`make gpu`: quick tests, then benchmarks and figures on a GPU by their worth, then all tests, within nine minutes.
 
 Each part is a process of its own with a time limit, so that one which fails or hangs hides no other. Models are compiled first,
-beside the quick tests, so that no part's limit pays for it. When time is short the last parts are
+next to the quick tests, so that no part's limit pays for it. When time is short the last parts are
 left out. All write to one folder, by default `experiments/results/gpu`; without a GPU nothing is run or written.
 
 `--rehearse` needs no GPU: all parts run on a small network and the stand-in for CUDA's runtime (`experiments.gpu.stand_in`), most of
@@ -76,7 +76,7 @@ _LEAST_S = 20.0
 def run_parts(
     parts: Sequence[Part], device: str, directory: Path, *, until_s: float = float("inf")
 ) -> Iterator[tuple[str, str]]:
-    """Run each part; yields its name and what became of it, in words.
+    """Run each part; yields its name and what happened to it, in words.
 
     Args:
         parts: in their order.
@@ -121,13 +121,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _end(number: int, _: object) -> NoReturn:
     """End by an exception, so that the running part is ended too: its session hears no signal of ours."""
-    # The signal may come twice: `make` passes it on, beside the sender's own to the whole group.
+    # The signal may come twice: `make` passes it on, in addition to the sender's own to the whole group.
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Check that there is a GPU, run everything, and say what became of it.
+    """Check that there is a GPU, run everything, and say what happened to it.
 
     Returns:
         The exit code: 0 when every part is done.
@@ -173,7 +173,7 @@ def main(words: Sequence[str] | None = None) -> int:
             ]
         for name, outcome in run_parts(parts, "cuda:0", directory, until_s=until_s):
             outcomes[name] = outcome
-            # After every part, because whoever ends this early has what was measured until then.
+            # After every part, because a run that is ended early has what was measured until then.
             rows = list(judged(directory, room="gpu", since=begin))
             write(rows, directory / "aims.csv")
 

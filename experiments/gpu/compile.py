@@ -10,9 +10,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from clockwright.cli.worker_settings import default_cache_dir
 from experiments.gpu.hardware import compiled_for
 from experiments.gpu.table1 import MAIN, order_of_interest
-from worker.config import default_cache_dir
 from worker.models.precision import Precision
 
 # Networks of gpu-serve, then those with which Table 1 begins.

@@ -181,7 +181,7 @@ def reason(said: str) -> str:
 def fetch(python: str, has: Sequence[str]) -> None:
     """Download wheels for Linux on x86_64, and build the project's own from what is committed.
 
-    Wheels of before stay where this fails.
+    Earlier wheels stay where this fails.
 
     Args:
         python: the target's version, as 3.12.
@@ -246,7 +246,7 @@ def lacking(has: Sequence[str]) -> list[str]:
     every += [*extras["gpu"], *extras["cpu"], *extras["measure"]]
     # On Linux all markers hold.
     every = [each.partition(";")[0] for each in every]
-    # The large onnxruntime has all of the small one, which must not be beside it.
+    # The large onnxruntime has all of the small one, which must not be next to it.
     has = [*has, "onnxruntime"] if "onnxruntime-gpu" in has else has
     return [each for each in every if re.split(r"[\[<>=]", each)[0] not in has]
 
@@ -264,7 +264,7 @@ def unfit(version: str, cuda: str | None) -> str:
 
     Args:
         version: the torch's.
-        cuda: the version of CUDA that it was built for; None: for none.
+        cuda: the version of CUDA that it was built for; None: it was built without.
 
     Returns:
         Its version and CUDA; empty where both will do.

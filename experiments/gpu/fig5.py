@@ -1,17 +1,17 @@
 """Figure 5 on the card: 15 x ResNet50, 16 closed-loop clients each, ever tighter SLOs, live and simulated.
 
 The paper's workload (`experiments.clockwork_paper.fig5`) against a `clockwright up` on the card, one SLO after the
-other, beside the simulator's prediction from what was measured on the same server before.
+other, compared with the simulator's prediction from what was measured on the same server before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.clockwork_paper.cases import CONCURRENCY, NUM_MODELS
+from clockwright.units import NS_PER_S
+from experiments.clockwork_paper.cases import CONCURRENCY, NUM_MODELS, closed
 from experiments.gpu import live
-from traces.arrivals import ClosedLoop, Workload
+from traces.arrivals import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +35,14 @@ class Setting(live.Setting):
 
     def _workload(self, slo_ms: int, end_ns: int) -> Workload:
         """All clients of all models."""
-        loops = tuple(
-            ClosedLoop(
-                model=model,
-                concurrency=max(round(self.concurrency * self.share), 1),
-                slo_ns=slo_ms * NS_PER_MS,
-                end_ns=end_ns,
-            )
-            for model in range(self.num_models)
+        case = closed(
+            self.seed,
+            slo_ms=slo_ms,
+            duration_ns=end_ns,
+            num_models=self.num_models,
+            concurrency=max(round(self.concurrency * self.share), 1),
         )
-        return Workload(models=self.model_ids, closed_loops=loops)
+        return replace(case.workload, models=self.model_ids)
 
     @property
     def mix(self) -> Workload:

@@ -9,20 +9,20 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from clockwright.actions import Infer, LoadWeights
+from clockwright.cli.worker_settings import default_cache_dir
 from clockwright.errors import ConfigError
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_S, ActionId, ModelId
+from clockwright.wire.actions import Infer, LoadWeights
 from experiments.live.bare_lanes import fetch_nothing, stored
 from experiments.results_file import RESULTS
 from modelzoo.build import write_model
-from worker.config import default_cache_dir
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Accelerator, HostAccelerator, Stream
 from worker.devices.cuda import CudaAccelerator
@@ -87,7 +87,7 @@ def about(accelerator: Accelerator) -> dict[str, object]:
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
         gpu = open_gpu(accelerator.uuid)
         if gpu is not None:
-            found["card"] = gpu.look().as_table()
+            found["card"] = asdict(gpu.look())
     return found
 
 
@@ -241,7 +241,7 @@ class BareDevice:
         step = Step(Lane.EXEC, action, model, tuple(pages), 0)
         generator = np.random.default_rng(0)
         payload = [
-            generator.random(spec.row_bytes * batch_size // 4, dtype=np.float32).tobytes()
+            generator.random(spec.batch_bytes(batch_size) // 4, dtype=np.float32).tobytes()
             for spec in model.inputs
         ]
         self.device.run_input(step, payload)

@@ -1,4 +1,4 @@
-"""Workloads played on the card by a `clockwright up`, beside what the simulator says they should come to.
+"""Workloads played on the card by a `clockwright up`, compared with what the simulator says they should come to.
 
 Separate runs on the same server measure what the simulator is told (`experiments.live.rehearsal`). It does not
 know that a front end has a limited number of cores. Where the cores cannot carry the requests, the live run answers fewer, and
@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from clockwright.cli.worker_settings import default_cache_dir
 from clockwright.errors import ConfigError
 from clockwright.units import DEFAULT_BATCH_SIZES
-from controller.telemetry import OK
+from controller.telemetry.tables import OK
 from experiments.clockwork_paper.cases import ARCHITECTURE, case_of
 from experiments.gpu.hardware import about, open_accelerator
 from experiments.live.live_run import Played, Served, hosted, play, unmeasured
@@ -23,7 +24,6 @@ from experiments.study.beside import Beside, say, worst
 from experiments.study.sides import simulated
 from experiments.study.study import Study
 from traces.arrivals import Workload
-from worker.config import default_cache_dir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Setting(CardSetting, ABC):
     @property
     @abstractmethod
     def mix(self) -> Workload:
-        """The measured load with other arrivals: beside others, EXEC and LOAD take longer than alone."""
+        """The measured load with other arrivals: among others, EXEC and LOAD take longer than alone."""
 
     @property
     @abstractmethod
@@ -127,7 +127,7 @@ class OnCard(Beside):
     """A stretch."""
 
     stretch: str
-    #: Models that answered somebody, in the whole run.
+    #: Models that answered a request, in the whole run.
     answered: frozenset[str]
     #: What the simulator was told, or why nothing was simulated.
     about: Mapping[str, Any]
@@ -140,7 +140,7 @@ def ask(setting: Setting) -> Iterator[OnCard]:
 
 
 def compare(setting: Setting, played: Played) -> Iterator[OnCard]:
-    """Put what was played, three rehearsals first, beside its simulation."""
+    """Put what was played, three rehearsals first, compared with its simulation."""
     first, runs = played.runs[:3], played.runs[3:]
     given, told = None, {}
     try:

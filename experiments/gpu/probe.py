@@ -9,8 +9,9 @@
 * `exec`: captured ResNet-50 in each precision, convolutions joined with their ReLUs or not, and with their
   weights in the order that this precision is not served in (channels first, channels last), largest batch and
   single; kernel launches without a graph for comparison.
-* `beside`: a single EXEC alone, while pages are copied from the host, and while a second EXEC runs on
-  another stream (the paper's argument for one EXEC at a time).
+* `beside_*`: a single EXEC alone, while pages are copied from the host, and while a second EXEC runs on
+  another stream (the paper's argument for one EXEC at a time); an input while pages are copied, in a stream of
+  its own and in theirs.
 * `graphs`: time and device memory of one captured graph more.
 
 Mapping a model's pages into a range of addresses, in place of the gather, is not measured: it needs bindings
@@ -25,6 +26,7 @@ import random
 import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +34,7 @@ from pathlib import Path
 
 import torch
 
+from clockwright.cli.worker_settings import default_cache_dir
 from clockwright.units import NS_PER_MS, PAGE_BYTES
 from experiments.clockwork_paper import fig6
 from experiments.gpu.hardware import (
@@ -45,7 +48,6 @@ from experiments.gpu.hardware import (
     spread,
 )
 from experiments.results_file import write_results
-from worker.config import default_cache_dir
 from worker.devices.accelerator import Accelerator, CapturedWork, Event, Stream
 from worker.devices.gpu_memory import rows_of_pages
 from worker.devices.host_memory import present_memory
@@ -105,7 +107,7 @@ def gather(
         accelerator: where.
         pages: of the model.
         cache_pages: of the weights cache, throughout which they lie.
-        name: of the figures; its `_to_copy_ratio` is beside one copy of as much within the same memory.
+        name: of the figures; its `_to_copy_ratio` compares it with one copy of as much within the same memory.
         runs: of each kind.
     """
     stream = accelerator.stream()
@@ -194,7 +196,7 @@ def _wake_up(late: list[int], *, runs: int, tuned: bool) -> None:
 def graphs(
     accelerator: Accelerator, cache_dir: Path, *, name: str = ARCHITECTURE, more: int = 8
 ) -> Figures:
-    """Milliseconds and KiB of a graph of batch 1, captured beside one that has the same kernels."""
+    """Milliseconds and KiB of a graph of batch 1, captured together with one that has the same kernels."""
     folder, compiled = compiled_for(name, Precision.FLOAT32, cache_dir)
     work = bare_kernel(accelerator, folder, compiled, 1).launch
     free, begin_s = accelerator.free_bytes(), time.perf_counter()
@@ -282,7 +284,7 @@ def _bare_kernel(
 
     def tensors(bound: tuple[BoundTensor, ...]) -> list[Tensor]:
         return [
-            typed_view(accelerator.device_memory(t.spec.row_bytes * batch_size), t, batch_size)
+            typed_view(accelerator.device_memory(t.spec.batch_bytes(batch_size)), t, batch_size)
             for t in bound
         ]
 
@@ -360,7 +362,8 @@ def beside(
         ("exec", second.replay),
     ):
         stop = threading.Event()
-        thread = threading.Thread(target=_repeat, args=(accelerator, other, stop))
+        args = (accelerator, accelerator.stream(), other, stop)
+        thread = threading.Thread(target=_repeat, args=args)
         thread.start()
         try:
             times = first.times_ns(accelerator.stream(urgent=True), runs=runs)
@@ -371,14 +374,54 @@ def beside(
     return figures
 
 
+def inputs_beside_load(accelerator: Accelerator, *, runs: int = RUNS) -> Figures:
+    """What a thread waits for an input of ResNet-50 while pages are copied, two ahead, in another stream or the same."""
+    num_bytes = ROW_BYTES["input"]
+    host = accelerator.host_memory(PAGE_BYTES + num_bytes)
+    near = accelerator.device_memory(PAGE_BYTES + num_bytes)
+    load = partial(near[:PAGE_BYTES].copy_, host[:PAGE_BYTES], non_blocking=True)
+    copy_input = partial(near[PAGE_BYTES:].copy_, host[PAGE_BYTES:], non_blocking=True)
+    done, rng = accelerator.event(), random.Random(0)
+    figures: Figures = {}
+    for key in ("apart", "shared"):
+        loads = accelerator.stream()
+        stream = loads if key == "shared" else accelerator.stream()
+        stop = threading.Event()
+        args = (accelerator, loads, lambda stream: stream.run(load), stop)
+        thread = threading.Thread(target=_repeat, args=args, kwargs={"ahead": 2})
+        thread.start()
+        times = []
+        try:
+            for _ in range(runs):
+                time.sleep(rng.random() / 1000)  # at any moment of a page
+                begin_ns = time.monotonic_ns()
+                stream.run(copy_input)
+                stream.record(done)
+                done.synchronize()
+                times.append(time.monotonic_ns() - begin_ns)
+        finally:
+            stop.set()
+            thread.join()
+        figures |= spread(f"input_{key}_beside_load", times)
+    return figures
+
+
 def _repeat(
-    accelerator: Accelerator, hand_over: Callable[[Stream], None] | None, stop: threading.Event
+    accelerator: Accelerator,
+    stream: Stream,
+    hand_over: Callable[[Stream], None] | None,
+    stop: threading.Event,
+    *,
+    ahead: int = 1,
 ) -> None:
-    stream, done = accelerator.stream(), accelerator.event()
+    done = deque(accelerator.event() for _ in range(ahead))
     while hand_over is not None and not stop.is_set():
+        done[0].synchronize()
         hand_over(stream)
-        stream.record(done)
-        done.synchronize()
+        stream.record(done[0])
+        done.rotate(-1)
+    for event in done:
+        event.synchronize()
 
 
 def main() -> None:
@@ -398,6 +441,7 @@ def main() -> None:
             name="gather_large",
         ),
         partial(host, accelerator),
+        partial(inputs_beside_load, accelerator),
         partial(beside, accelerator, cache_dir, name=name),
         partial(graphs, accelerator, cache_dir, name=name),
         partial(execute, accelerator, cache_dir, name=name, until_s=until_s),

@@ -18,8 +18,6 @@ from experiments.gpu.stand_in import MissingError, interpreters, rehearse
 from experiments.gpu.start import medians
 from experiments.study.bench import Findings, bench
 
-# Seconds from a process's start until ResNet-50 was ready in float32, before compiling was made faster.
-_RESNET50_COLD_S_BEFORE = 35.0
 #: Figures of one torch that are added up over all of them.
 _SUMS = ("requests", "faults_tried", "wrong_answers", "workers_lost_needlessly")
 
@@ -49,7 +47,7 @@ def measure(setting: Setting) -> Findings:
             "found no torch for CUDA, expected those that `make gpu-rehearsal` installs, "
             "or interpreters in CLOCKWRIGHT_CUDA_PYTHONS"
         )
-    figures: dict[str, float] = {"resnet50_v1_before_s": _RESNET50_COLD_S_BEFORE}
+    figures: dict[str, float] = {}
     extra: dict[str, Any] = {}
     for python in pythons:
         try:

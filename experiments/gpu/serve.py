@@ -22,9 +22,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
-from controller.telemetry import OK
+from clockwright.wire.actions import Action, ActionError, EvictWeights, Infer, LoadWeights
+from controller.telemetry.tables import OK
 from experiments.bench.worker import action_figures
 from experiments.gpu.hardware import BareDevice, Room, about, open_accelerator
 from experiments.gpu.live import CardSetting
@@ -196,7 +196,7 @@ def _drive(
         resident[name] = resident.pop(name, model)
         size = rng.choice(list(model.exec_ns))
         infer = Infer(action_id=next(ids), model_id=name, batch_size=size, rows=(size,), **window)
-        submit(infer, [bytes(spec.row_bytes * size) for spec in model.inputs])
+        submit(infer, [bytes(spec.batch_bytes(size)) for spec in model.inputs])
         while len(waiting) > _IN_FLIGHT:
             hear()
     while waiting:

@@ -10,7 +10,6 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.live.local_server import LocalServer
@@ -22,13 +21,12 @@ _ROOM = ("--arena-mib=512", "--host-mib=512")
 _HOST_PAGES = ("--pages=32",)
 
 
-def seconds_to_ready(name: str, device: str, flags: Sequence[str] = ()) -> dict[str, float]:
+def seconds_to_ready(name: str, device: str) -> dict[str, float]:
     """Start a server with a model of the zoo twice, with an empty cache and then with a full one.
 
     Args:
         name: the model.
         device: of its one worker.
-        flags: more of `clockwright up`.
 
     Returns:
         `cold_s` and `cached_s`, and the processor time of all processes meanwhile, `cold_cpu_s` and `cached_cpu_s`.
@@ -37,7 +35,7 @@ def seconds_to_ready(name: str, device: str, flags: Sequence[str] = ()) -> dict[
     with tempfile.TemporaryDirectory() as scratch:
         write_model(name, Path(scratch) / "models" / name / "1" / "model.onnx")
         arguments = [f"--models={scratch}/models", f"--cache-dir={scratch}/cache"]
-        arguments += [f"--device={device}", *_ROOM, *flags]
+        arguments += [f"--device={device}", *_ROOM]
         if not device.startswith("cuda"):
             arguments += _HOST_PAGES
         for kind in ("cold", "cached"):
@@ -49,9 +47,9 @@ def seconds_to_ready(name: str, device: str, flags: Sequence[str] = ()) -> dict[
     return figures
 
 
-def medians(name: str, device: str, flags: Sequence[str] = (), times: int = 3) -> dict[str, float]:
+def medians(name: str, device: str, times: int = 3) -> dict[str, float]:
     """The medians of several measurements, each figure by itself."""
-    found = [seconds_to_ready(name, device, flags) for _ in range(times)]
+    found = [seconds_to_ready(name, device) for _ in range(times)]
     return {key: statistics.median(each[key] for each in found) for key in found[0]}
 
 

@@ -1,11 +1,11 @@
-"""Table 1 for this card: weights, LOAD and EXEC of the paper's networks, beside its V100.
+"""Table 1 for this card: weights, LOAD and EXEC of the paper's networks, next to its V100.
 
 LOAD and EXEC are the worker's own steps: pages in random places, the gather, kernels, both copies. For
 each network: LOAD, EXEC by batch size, and how much more a single EXEC takes than the same captured kernels
 with their weights in place, where they are torch's; for LOAD, its share of what copying from locked memory
 reaches. Device memory that is taken meanwhile is counted; it should be none.
 
-An EXEC is measured as after another model's; how long it takes when its weights lie in the arena stands beside it.
+An EXEC is measured as after another model's; how long it takes when its weights lie in the arena stands next to it.
 
 For ResNet-50 at batch size 1, and for nothing else, the tail of 10,000 runs: of EXECs that each begin on an idle stream,
 of EXECs that are handed over before the one ahead ends, as while a worker serves, and of the bare kernels.
@@ -55,7 +55,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16)
 ROOM = Room(num_pages=128, arena_bytes=512 << 20, io_bytes=128 << 20, host_bytes=2 << 30)
 _LOADS = 20
 _COPIES = 50
-# LOAD and EXEC in microseconds: our median and, with enough runs, our tails, beside the V100's.
+# LOAD and EXEC in microseconds: our median and, with enough runs, our tails, next to the V100's.
 _COLUMNS = ("model", "quantity", "unit", "ours", "ours_p99", "ours_p99.99", "v100")
 # `make gpu` gives this part 35 s more than it tells it to take; the other batch sizes need some of them. The EXECs
 # alone come first, for the case that it does not suffice.

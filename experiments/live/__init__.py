@@ -1,1 +1,1 @@
-"""Cases and promises played against real servers, beside what the simulator says of the same cases."""
+"""Cases and promises played against real servers, compared with what the simulator says of the same cases."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clockwright.actions import ActionError, Infer, LoadWeights, Result
-from clockwright.bulk import Buffer
 from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.wire.actions import ActionError, Infer, LoadWeights, Result
+from clockwright.wire.bulk import Buffer
 from worker.devices.cpu import CpuDevice
 from worker.devices.device import Device
 from worker.lane_threads import LaneThreads, Outcome
@@ -55,7 +55,7 @@ def prepared_on(
     """Give a model to a device, which is closed afterwards.
 
     Args:
-        device: nobody else's.
+        device: without other users.
         folder: the model's, as in a repository.
         cache: the device's folder.
         batch_sizes: that can be run.
@@ -90,7 +90,7 @@ async def fetch_nothing(missing: Sequence[OfferedFile]) -> None:
 def loaded(ready: Prepared) -> Iterator[Callable[[NDArray[Any]], tuple[Result, Sequence[Buffer]]]]:
     """A model in its device's memory, and what runs one batch of it on the worker's lanes.
 
-    Whoever calls it gives rows, as many as one of the model's batch sizes, and gets the result and the outputs.
+    Its caller gives rows, as many as one of the model's batch sizes, and gets the result and the outputs.
 
     Raises:
         RuntimeError: an action failed.

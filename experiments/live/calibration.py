@@ -1,7 +1,7 @@
 """Measures the simulator's parameters on a live server: overheads, and the cost of models.
 
-Closed-loop clients measure in runs of their own. One client on an idle server shows the way there and
-back. Six clients of one model show the pause between two EXECs of a busy lane, and how long EXECs of every
+Closed-loop clients measure in runs of their own. One client on an idle server shows the delays of both
+directions. Six clients of one model show the pause between two EXECs of a busy lane, and how long EXECs of every
 batch size take while client, controller and worker share the processor.
 """
 
@@ -14,7 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from clockwright.units import NS_PER_S, NS_PER_US
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK
 from experiments.simulator import Network
 from experiments.study.sides import RunRows
 from modelzoo.profile import ProfileRow

@@ -1,9 +1,9 @@
-"""The paper's evaluation live: Figure 8's replay and the scale row on modelled GPUs, beside the simulator.
+"""The paper's evaluation live: Figure 8's replay and the scale row on modelled GPUs, compared with the simulator.
 
-Everything but the GPUs is real: a `clockwright up` with its front, its controller and a worker process per GPU,
-and the independent client of `open_loop`, all on two cores of this machine: the first for the controller's
-process, the second for workers and client, unless the rehearsal shows that one of them would be full; then
-all run where the kernel puts them. Workers model their devices
+Everything but the GPUs is real: a `clockwright up` with its front, its controller and one process with a worker
+per GPU (`--devices`), and the independent client of `open_loop`, all on two cores of this machine: the first for the
+controller's process, the second for workers and client, unless the rehearsal shows that one of them would be full;
+then all run where the kernel puts them. Workers model their devices
 (`modelled:`), that is, they wait as long as Table 1 says. As in the paper's large runs, whose workers made up
 the inputs, requests bring next to none: 4 bytes.
 
@@ -25,8 +25,7 @@ function (`experiments.study.sides.side_of`) sums up both sides.
     python -m experiments fig8_live --seconds 600
     python -m experiments fig8_live --seconds 20 --warmup 5 --lines gpus6 --directory /tmp/live
 
-`--slower K` stretches all times of devices and SLOs K-fold and asks as much less often, for a machine that has
-other work. `--lines gpus20 --add` adds a line to the one that is recorded.
+`--lines gpus20 --add` adds a line to the one that is recorded.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from experiments.live.live_run import Played, Served, hosted, play
 from experiments.live.local_server import LocalServer
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, write_schedule
 from experiments.live.processor_time import cpu_ns, roles
-from experiments.live.rehearsal import MeasuredCase, measured, rehearsals, slowed
+from experiments.live.rehearsal import MeasuredCase, measured, rehearsals
 from experiments.native import ENVIRONMENT
 from experiments.simulator import Case, CpuCosts
 from experiments.study.beside import Beside, by_side, say
@@ -87,7 +86,6 @@ class Setting:
     #: Functions of the generated trace, and instances of each architecture.
     num_functions: int = 17_000
     num_copies: int = 66
-    slower: int = 1
     #: The server runs what `make native` made.
     native: bool = False
     #: Else the controller's process has the first core, its workers and the client share the second.
@@ -95,7 +93,7 @@ class Setting:
     seed: int = 8
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", 1), ("warmup", 0), ("slower", 1)):
+        for name, least in (("seconds", 1), ("warmup", 0)):
             if not getattr(self, name) >= least:
                 found = getattr(self, name)
                 raise ConfigError(f"{name} is {found:g}, expected {least} or more")
@@ -146,11 +144,10 @@ class LiveLine(Beside):
 def case_of(setting: Setting, line: str, trace: MinuteTrace, *, seed: int, seconds: float) -> Case:
     """Describe so much of a line's replay: workload and cluster, with nothing charged."""
     replay = setting.replay(line, seed)
-    whole = azure_replay.case_of(replay, trace, POLICIES[setting.policy])
-    case = slowed(whole, setting.slower)
+    case = azure_replay.case_of(replay, trace, POLICIES[setting.policy])
     length_ns = round(seconds * NS_PER_S)
     stretch = case.workload.sliced(_BEGIN_NS, _BEGIN_NS + length_ns)
-    factor = replay.rate_rps / setting.slower * seconds / stretch.expected_requests()
+    factor = replay.rate_rps * seconds / stretch.expected_requests()
     return replace(case, workload=stretch.scaled(factor), duration_ns=length_ns)
 
 
@@ -227,7 +224,6 @@ def record_of(account: Account) -> ClientRecord:
         sent_ns=account.sent_ns,
         departure_ns=account.done_ns,
         begin_ns=0,
-        elapsed_ns=int(account.done_ns.max(initial=0)),
     )
 
 

@@ -1,16 +1,15 @@
-"""What a live server promises, counted by a client that takes nobody's word: `live_promises.json`.
+"""What a live server promises, counted by a client that trusts no stamp of the server: `live_promises.json`.
 
-`make bench-promises`. A real `clockwright up`, a modelled device, and `open_loop` as the client; a row per case
+`make bench NAME=live_promises`. A real `clockwright up`, a modelled device, and `open_loop` as the client; a row per case
 in `live_promises.csv`. The parts:
 
 * `device`: a device of exactly 2 ms per request limits what can be done. With 1 and 15 models, closed loops find
   how many answers per second it gives at best, and Poisson arrivals then come at 0.5, 0.9, 1.5 and 3 times
   that rate, with SLOs of 10, 50 and 100 ms.
-* `front`: the device takes next to no time, so that the controller is the limit; otherwise the same.
 * `flood`: twenty times what a device of 100 requests per second can do, for a minute, SLO 100 ms.
 * `pause`: the controller stands still for 3 s (SIGSTOP) at 150 requests per second, SLO 100 ms.
 
-Beside `front` and `flood` a second client, of grpcio, asks at a low rate; its answers are rows of their own
+During `flood` a second client, of grpcio, asks at a low rate; its answers are rows of their own
 (`witness`) and count like all others.
 """
 
@@ -37,7 +36,7 @@ from experiments.study.study import Study, chosen
 # The rate of the device that is flooded, and of all models there.
 _FLOODED = "10ms"
 _FLOODED_RPS = 100.0
-PARTS = ("device", "front", "flood", "pause")
+PARTS = ("device", "flood", "pause")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +47,8 @@ class Setting:
     slos_ms: tuple[int, ...] = (10, 50, 100)
     num_models: tuple[int, ...] = (1, 15)
     device: str = "2ms"
-    #: Next to nothing: the controller can do less than this device.
-    fast_device: str = "10us"
     #: Requests under way in the closed loops, of which the best counts.
     concurrencies: tuple[int, ...] = (4, 16)
-    fast_concurrencies: tuple[int, ...] = (8, 32, 64)
     seconds: float = 5.0
     flood_rps: float = 2000.0
     flood_seconds: float = 60.0
@@ -133,23 +129,19 @@ def capacity_rps(load: ClientLoad, concurrencies: Sequence[int]) -> float:
     return max(offer(loop).goodput_rps for loop in loops)
 
 
-def measure_limited(part: str, setting: Setting, num_models: int) -> Iterator[PromiseCase]:
-    """Cases of `device` or `front` with so many models."""
-    fast = part == "front"
-    device = setting.fast_device if fast else setting.device
-    concurrencies = setting.fast_concurrencies if fast else setting.concurrencies
-    with served(device, num_models) as (server, models):
+def measure_limited(setting: Setting, num_models: int) -> Iterator[PromiseCase]:
+    """Cases of `device` with so many models."""
+    with served(setting.device, num_models) as (server, models):
         load = ClientLoad(
             address=server.address, models=models, slo_ms=100, seconds=setting.seconds
         )
-        # The witness rests while the capacity is measured: it is the flood that the server is sized by.
-        best_rps = capacity_rps(replace(load, seconds=min(1.5, setting.seconds)), concurrencies)
+        brief = replace(load, seconds=min(1.5, setting.seconds))
+        best_rps = capacity_rps(brief, setting.concurrencies)
         load = replace(load, seed=setting.seed)
         for slo_ms in setting.slos_ms:
             for multiple in setting.multiples:
                 asked = replace(load, slo_ms=slo_ms, rate=multiple * best_rps)
-                witness_rps = setting.witness_rps if fast else 0
-                yield from _cases(part, asked, best_rps, multiple, witness_rps)
+                yield from _cases("device", asked, best_rps, multiple)
 
 
 def measure_flood(setting: Setting) -> Iterator[PromiseCase]:
@@ -190,7 +182,7 @@ def _cases(
     witness_rps: float = 0,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[PromiseCase]:
-    """What became of a load, and of the witness's beside it, while something else was done."""
+    """What happened to a load, and to the witness's at the same time, while something else was done."""
     loads = {"raw": load}
     if witness_rps:
         loads["witness"] = replace(load, client="grpcio", rate=witness_rps, seed=load.seed + 1)
@@ -209,9 +201,7 @@ def measure(setting: Setting) -> Iterator[PromiseCase]:
     """Measure the parts that are asked for."""
     if "device" in setting.parts:
         for num_models in setting.num_models:
-            yield from measure_limited("device", setting, num_models)
-    if "front" in setting.parts:
-        yield from measure_limited("front", setting, 1)
+            yield from measure_limited(setting, num_models)
     if "flood" in setting.parts:
         yield from measure_flood(setting)
     if "pause" in setting.parts:
@@ -244,15 +234,14 @@ def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
             shares = [ms / slo_ms for ms, slo_ms in times]
             figures[f"refusal_slo_share_p{percent}"] = statistics.median(shares)
             figures[f"refusal_slo_share_p{percent}_worst"] = max(shares)
-    for part in ("device", "front"):
-        chosen = [case for case in cases if case.part == part and case.client == "raw"]
-        for num_models in sorted({case.num_models for case in chosen}):
-            found = [case for case in chosen if case.num_models == num_models]
-            figures[f"{part}_{num_models}_capacity_rps"] = found[0].capacity_rps
-            for multiple in sorted({case.multiple for case in found}):
-                shares = [case.goodput_share for case in found if case.multiple == multiple]
-                figures[f"{part}_{num_models}_x{multiple:g}_goodput_share_worst"] = min(shares)
-        figures |= _totals(part, [case for case in cases if case.part == part])
+    limited = [case for case in cases if case.part == "device"]
+    for num_models in sorted({case.num_models for case in limited}):
+        found = [case for case in limited if case.num_models == num_models]
+        figures[f"device_{num_models}_capacity_rps"] = found[0].capacity_rps
+        for multiple in sorted({case.multiple for case in found}):
+            shares = [case.goodput_share for case in found if case.multiple == multiple]
+            figures[f"device_{num_models}_x{multiple:g}_goodput_share_worst"] = min(shares)
+    figures |= _totals("device", limited)
     flood = [case for case in cases if case.part == "flood"]
     if flood:
         goodput_rps = sum(case.account.goodput_rps for case in flood)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from clockwright.units import NS_PER_MS, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
 from experiments.live.local_server import LocalServer
@@ -21,9 +21,11 @@ from experiments.telemetry.tables import read_actions, read_requests
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 from traces.arrivals import Workload
-from traces.replay import ReplayReport, replay
+from traces.client_record import ClientRecord
+from traces.replay import AskingStyle
+from traces.replay import play as replay
 
-#: This network stands for a model whose costs are modelled: its inputs are 3 kB and nobody looks at them.
+#: This network stands for a model whose costs are modelled: its inputs are 3 kB and are not read.
 STAND_IN = "mlp-784-128-10"
 # Thousands of models are prepared before a server is ready.
 _START_LIMIT_S = 1200.0
@@ -117,7 +119,7 @@ class Served:
                 *("--models", str(folder), "--cache-dir", f"{scratch}/cache"),
                 *("--device", self.device or f"modelled:{scratch}/profile.json"),
                 *("--pages", str(cluster.num_pages), *command_line(self.case.scheduler)),
-                *(("--workers", str(cluster.num_workers)) if cluster.num_workers > 1 else ()),
+                *(("--workers" if self.device else "--devices"), str(cluster.num_workers)),
                 *(("--fronts", str(self.fronts)) if self.fronts else ()),
                 *self.options,
                 *more,
@@ -135,7 +137,7 @@ def hosted(row: ProfileRow, copies: int = 1) -> tuple[HostedModel, ...]:
 
 
 def unmeasured(name: str, batch_sizes: Sequence[int]) -> ProfileRow:
-    """The row of a network of the model zoo that a real device runs: nobody knows yet what it costs."""
+    """The row of a network of the model zoo that a real device runs: its costs are still unknown."""
     exec_ns = {size: NS_PER_MS * size for size in batch_sizes}
     return ProfileRow(name=name, weights_bytes=PAGE_BYTES, load_ns=NS_PER_MS, exec_ns=exec_ns)
 
@@ -145,13 +147,13 @@ class LiveRun:
     """One workload that was played."""
 
     #: The run as its client saw it.
-    report: ReplayReport
+    report: ClientRecord
     #: Telemetry of this workload alone.
     rows: RunRows
 
     @property
     def num_without_row(self) -> int:
-        """Requests that were refused before the scheduler heard of them, as a throttle does it: they leave no row."""
+        """Requests that were refused before the scheduler heard of them, as an entrance does it: they leave no row."""
         return self.report.num_requests - len(self.rows.requests)
 
 
@@ -176,15 +178,13 @@ def play(workloads: Sequence[Workload], served: Served) -> Played:
     Raises:
         RuntimeError: the server did not start.
     """
-    connections = max(1, _CONNECTIONS_EACH * served.fronts)
+    style = AskingStyle(connections=max(1, _CONNECTIONS_EACH * served.fronts))
     with tempfile.TemporaryDirectory() as scratch:
         telemetry = served.telemetry or scratch
         with served.running("--telemetry", telemetry) as (server, _):
             with Operator(server.address) as operator:
                 rows, policy = reported_rows(operator), operator.status().policy
-            reports = [
-                replay(server.address, workload, connections=connections) for workload in workloads
-            ]
+            reports = [replay(server.address, workload, style=style) for workload in workloads]
         requests = list(read_requests(Path(telemetry)))
         actions = list(read_actions(Path(telemetry)))
     begins_ns = [*(report.begin_ns for report in reports), math.inf]

@@ -1,14 +1,14 @@
 """A client that nothing of the product is part of: open loop, its own HTTP/2, stamps of the kernel.
 
 What a server says about its own promptness is not asked here. Requests leave at the times of a Poisson
-process, or of a schedule, whatever became of those before; every end is counted: answers in time, answers that came late,
+process, or of a schedule, whatever happened to those before; every end is counted: answers in time, answers that came late,
 refusals by their reason, and all that is neither (a status without a reason, a stream or connection that was
 broken, silence).
 
 Two clients, each a process of its own, at real-time priority where that is allowed, so that the client is not
 what is slow. `raw` writes and reads HTTP/2 frames on plain sockets. Request bytes are made once and answers are
 judged when the run is over, which leaves some 20 us of processor time per request. `grpcio` is the
-library of that name and serves as a witness at low rates, beside the other's flood.
+library of that name and serves as a witness at low rates, during the other's flood.
 
 Two latencies are counted of every request. One begins when the request was due; the other begins when the
 client was about to write it to the socket. What the server then does not read, and what its windows and
@@ -65,7 +65,7 @@ class ClientLoad:
     #: Or the file of a schedule (`write_schedule`), whose models are positions in `models`.
     schedule: str = ""
     connections: int = 4
-    #: Whose the requests are; empty: nobody's in particular.
+    #: Whose the requests are; empty: of no tenant.
     tenant: str = ""
     #: Shape of the one input, FP32, and its name.
     shape: tuple[int, ...] = (1, 784)
@@ -194,6 +194,7 @@ class Account:
             "goodput_rps": self.goodput_rps,
             "p50_ms": self.latency_ms(50),
             "p99_ms": self.latency_ms(99),
+            "p9999_ms": self.latency_ms(99.99),
             "refusal_p50_ms": self.refusal_ms(50),
             "refusal_p99_ms": self.refusal_ms(99),
             "client_late_p99_ms": self.lateness_ms(99),
@@ -306,7 +307,7 @@ def await_model(address: str, name: str) -> None:
 
 
 def main() -> None:
-    """Send a load and say what became of it; every field of the load is an option."""
+    """Send a load and say what happened to it; every field of the load is an option."""
     # Here, because the client's own process imports this file, and nothing of the product.
     from experiments.study.study import from_command_line
 

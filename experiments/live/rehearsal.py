@@ -18,29 +18,7 @@ from experiments.live.live_run import LiveRun, Served
 from experiments.simulator import Case, CpuCosts
 from experiments.study.sides import RunRows, Side
 from modelzoo.profile import Noise, ProfileRow
-from traces.arrivals import Recorded, Workload
-
-
-def slowed(case: Case, factor: int) -> Case:
-    """The same on devices that take longer for everything, asked less often, with longer SLOs."""
-    models = tuple(
-        replace(
-            model,
-            row=replace(
-                model.row,
-                load_ns=model.row.load_ns * factor,
-                exec_ns={size: ns * factor for size, ns in model.row.exec_ns.items()},
-            ),
-        )
-        for model in case.cluster.models
-    )
-    workload = case.workload.scaled(1 / factor)
-    workload = replace(
-        workload,
-        sources=tuple(replace(s, slo_ns=s.slo_ns * factor) for s in workload.sources),  # type: ignore[type-var]
-        closed_loops=tuple(replace(c, slo_ns=c.slo_ns * factor) for c in workload.closed_loops),
-    )
-    return replace(case, workload=workload, cluster=replace(case.cluster, models=models))
+from traces.arrivals import Workload
 
 
 def rehearsals(served: Served, seconds: float, mix: Workload | None = None) -> list[Workload]:
@@ -144,24 +122,6 @@ def _told(
     return row, {}
 
 
-def as_arrived(workload: Workload, live: RunRows) -> Workload:
-    """The requests of a live run at the times at which the controller had them: without the client's lateness."""
-    position = {name: index for index, name in enumerate(workload.models)}
-    sources = []
-    for slo_ns in sorted({row.slo_ns for row in live.requests}):
-        chosen = [row for row in live.requests if row.slo_ns == slo_ns]
-        times_ns = np.array([row.arrival_ns - live.origin_ns for row in chosen], np.int64)
-        sources.append(
-            Recorded(
-                times_ns=times_ns,
-                models=np.array([position[row.model_id] for row in chosen]),
-                slo_ns=slo_ns,
-                end_ns=int(times_ns.max()) + 1,
-            )
-        )
-    return Workload(models=workload.models, sources=tuple(sources))
-
-
 def sides(
     live: LiveRun,
     simulated: RunRows | None,
@@ -169,7 +129,7 @@ def sides(
     end_ns: int,
     model_ids: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Sum up a stretch of both, for a `Beside`.
+    """Sum up a stretch of both, for a point with both sides.
 
     Args:
         live: the run that was played.

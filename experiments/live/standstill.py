@@ -32,7 +32,7 @@ class Standstill:
 
 
 def _waited_s() -> float:
-    """For how long the threads beside this one, which read gRPC's sockets, waited for a processor, in all."""
+    """For how long the threads next to this one, which read gRPC's sockets, waited for a processor, in all."""
     waited_ns = 0
     for thread in Path("/proc/self/task").iterdir():
         if int(thread.name) != threading.get_native_id():

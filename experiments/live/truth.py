@@ -7,11 +7,6 @@ compared. Both leave telemetry rows, which the same code sums up, without the fi
 weights are loaded.
 
 Each workload is played several times live; the table has the median of each figure, with the spread.
-
-Requests reach a live controller later than the workload says, by the client's timers and by what else
-the machine has to do. So each live run is simulated a second time, with its requests at the times at
-which the controller had them, and of a real device with the durations that its EXECs had in that run: what is left of
-the gap then is the server's, not the client's, nor that of a processor whose other work comes and goes.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
 from math import nan
 from typing import Annotated, Any
 
@@ -29,7 +23,7 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
 from experiments.clockwork_paper.cases import case_of
 from experiments.live.live_run import Served, hosted, play, unmeasured
-from experiments.live.rehearsal import MeasuredCase, as_arrived, measured, rehearsals, slowed
+from experiments.live.rehearsal import MeasuredCase, measured, rehearsals
 from experiments.simulator import HostedModel
 from experiments.study.aims import limit_of
 from experiments.study.pictures import COLOURS, Curve, Panel
@@ -53,12 +47,9 @@ class Setting:
     #: Number of live runs of each case, and of simulated ones with other seeds.
     repeats: int = 3
     seed: int = 1
-    #: Modelled devices take this many times as long, and their clients ask less often, with longer SLOs,
-    #: by the same factor: so other work on the machine shows less. Bursts keep their length.
-    slower: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", self.warmup_s + 0.1), ("slower", 1), ("repeats", 1)):
+        for name, least in (("seconds", self.warmup_s + 0.1), ("repeats", 1)):
             if not getattr(self, name) >= least:
                 found = getattr(self, name)
                 raise ConfigError(f"{name} is {found:g}, expected {least:g} or more")
@@ -78,9 +69,6 @@ class PlayedCase:
     measured: MeasuredCase | None
     live: list[Side]
     simulated: list[Side]
-    #: Each live run simulated again with its requests as they arrived, and on a real device with its EXECs as long
-    #: as they were. Empty for closed loops, whose arrivals depend on the server.
-    as_arrived: list[Side]
     #: Why nothing was simulated; empty: it was.
     unmeasured: str = ""
     client_late_p99_ms: float
@@ -103,8 +91,6 @@ class TruthLine:
     simulated: Annotated[float | None, Column(figure="{case}_{name}_{metric}")]
     #: None: there is nothing to compare, as `reason` says.
     gap_pct: Annotated[float | None, Column(figure="{case}_{short}_{name}")]
-    #: The same for the requests as they arrived; of closed loops, the same.
-    gap_as_arrived_pct: Annotated[float | None, Column(figure="{case}_{short}_{name}")]
     aim_pct: Annotated[float, ONLY_TABLE]
     reason: str
     #: The metric without its unit.
@@ -154,7 +140,7 @@ def cases(setting: Setting) -> dict[str, Served]:
             models=hosted(batch, 3),
             loops=loops,
         ),
-        # Half of the requests are for four models, the others for twelve that do not fit beside them.
+        # Half of the requests are for four models, the others for twelve that do not fit next to them.
         "cold": modelled(
             setting,
             "16 models where 8 fit, loads of 16 ms",
@@ -198,14 +184,14 @@ def modelled(
     """A case on one device, and who asks.
 
     Args:
-        setting: how long, from which seed, how much slower.
+        setting: how long, from which seed.
         what: the case, for people.
         models: what is served.
         asked: models by position, requests per second on average, and their SLO in ms.
         loops: clients in closed loops.
         num_pages: of the weights cache.
         noise: of the modelled device.
-        bursts_ns: mean length of bursts, in which all is asked, and of the pauses between; 0: there are none.
+        bursts_ns: mean length of bursts, in which all is asked, and of the pauses between; 0: no bursts.
         device: as in `Served`.
     """
     sources: list[Source] = []
@@ -227,7 +213,7 @@ def modelled(
         num_pages=num_pages,
         noise=noise,
     )
-    return Served(case=case if device else slowed(case, setting.slower), what=what, device=device)
+    return Served(case=case, what=what, device=device)
 
 
 def on_processor(
@@ -259,7 +245,7 @@ def play_case(setting: Setting, served: Served) -> PlayedCase:
     played = play([*first, *[workload] * setting.repeats], served)
     runs = played.runs[len(first) :]
     live = [run.rows.side(*stretch_ns) for run in runs]
-    given, unmeasured_for, told, again = None, "", [], []
+    given, unmeasured_for, told = None, "", []
     try:
         given = measured(served, played.runs[: len(first)], played.rows)
     except ValueError as error:
@@ -267,17 +253,11 @@ def play_case(setting: Setting, served: Served) -> PlayedCase:
     else:
         seeds = range(setting.seed, setting.seed + setting.repeats)
         told = [replace(given.case, seed=seed) for seed in seeds]
-        for run in () if workload.closed_loops else runs:
-            own = given
-            if served.device:
-                own = measured(served, [*played.runs[: len(first) - 1], run], played.rows)
-            again.append(replace(own.case, workload=as_arrived(workload, run.rows)))
     return PlayedCase(
         what=served.what,
         measured=given,
         live=live,
         simulated=[simulated(case).side(*stretch_ns) for case in told],
-        as_arrived=[simulated(case).side(*stretch_ns) for case in again],
         unmeasured=unmeasured_for,
         client_late_p99_ms=statistics.median(run.report.lateness_ns_p99 for run in runs)
         / NS_PER_MS,
@@ -295,17 +275,13 @@ def ask(setting: Setting) -> Iterator[TruthLine]:
 
 def compare(case: str, short: str, metric: str, played: PlayedCase) -> TruthLine:
     """Sum up one metric; without an answer in each live run there is no gap, and the reason says so."""
-    live, told, again = (
-        [getattr(side, metric) for side in sides]
-        for sides in (played.live, played.simulated, played.as_arrived)
+    live, told = (
+        [getattr(side, metric) for side in sides] for sides in (played.live, played.simulated)
     )
     middle, middle_told = statistics.median(live), statistics.median(told) if told else None
-    gap_pct = arrived_pct = None
+    gap_pct = None
     if middle_told is not None and all(live):
-        gap_pct = arrived_pct = 100 * (middle_told / middle - 1)
-        # The gap of each live run to its own simulation.
-        if gaps := [100 * (arrived / own - 1) for own, arrived in zip(live, again, strict=False)]:
-            arrived_pct = statistics.median(gaps)
+        gap_pct = 100 * (middle_told / middle - 1)
     aim_pct = limit_of("truth", f"{short}_gap_pct")
     return TruthLine(
         case=case,
@@ -315,9 +291,8 @@ def compare(case: str, short: str, metric: str, played: PlayedCase) -> TruthLine
         live_max=max(live),
         simulated=middle_told,
         gap_pct=gap_pct,
-        gap_as_arrived_pct=arrived_pct,
         aim_pct=aim_pct,
-        reason=_reason(played, live, aim_pct, gap_pct, arrived_pct),
+        reason=_reason(played, live, aim_pct, gap_pct),
         short=short,
         of=played,
     )
@@ -328,12 +303,11 @@ def _reason(
     live: Sequence[float],
     aim_pct: float,
     gap_pct: float | None,
-    arrived_pct: float | None,
 ) -> str:
     """Say why there is no gap, or where one above the aim comes from, as far as the run itself shows it."""
     if silent := sum(not value for value in live):
-        return f"nobody was answered in {silent} of {len(live)} live runs"
-    if gap_pct is None or arrived_pct is None:
+        return f"no request was answered in {silent} of {len(live)} live runs"
+    if gap_pct is None:
         return f"not simulated: {played.unmeasured}"
     if abs(gap_pct) <= aim_pct:
         return ""
@@ -344,24 +318,22 @@ def _reason(
         return (
             f"the machine had other work: load average {load:.1f} on {cores} cores before the case"
         )
-    if abs(arrived_pct) <= aim_pct:
-        late = f"requests reached the controller late: the client's p99 is {played.client_late_p99_ms:.1f} ms"
-        assert played.measured is not None
-        is_real = bool(played.measured.case.cluster.exec_samples_ns)
-        return f"EXECs took other times than in the runs before, or {late}" if is_real else late
-    return "not explained by this run"
+    return (
+        f"not explained by this run; the client's lateness: p99 {played.client_late_p99_ms:.1f} ms"
+    )
 
 
 # --- the record -------------------------------------------------------------------------------------
 
 
 def figures_of(_setting: Setting, lines: Sequence[TruthLine]) -> dict[str, float]:
-    """The worst gaps of all cases; where a case has none, nobody knows the worst."""
+    """The worst gaps of all cases; if a case has no gap, the worst is unknown."""
     figures: dict[str, float] = {}
-    for short, gap in product(METRICS, ("gap_pct", "gap_as_arrived_pct")):
-        found = [getattr(line, gap) for line in lines if line.short == short]
-        if None not in found:
-            figures[f"{short}_{gap}"] = max(found, key=abs)
+    for short in METRICS:
+        found = [line.gap_pct for line in lines if line.short == short]
+        gaps = [gap for gap in found if gap is not None]
+        if len(gaps) == len(found):
+            figures[f"{short}_gap_pct"] = max(gaps, key=abs)
     return figures
 
 
@@ -375,7 +347,7 @@ def extra(setting: Setting, lines: Sequence[TruthLine]) -> dict[str, Any]:
                 **(line.of.measured.about if line.of.measured else {}),
                 **{
                     name: [asdict(side) for side in getattr(line.of, name)]
-                    for name in ("live", "simulated", "as_arrived")
+                    for name in ("live", "simulated")
                 },
                 "client_late_p99_ms": line.of.client_late_p99_ms,
                 "num_without_row": line.of.num_without_row,

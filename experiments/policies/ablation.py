@@ -1,13 +1,8 @@
 """What each piece of `edf_mh` is worth: all of it, and all but one, on the scenarios where pieces matter.
 
-Goodput in points (as in `edf_mh.py`):
-
-* `PIECE_SCENARIO_worth_points`: with all pieces, less with all but this one, or with the obvious other rule
-  in its place; above 0 the piece pays there. Fairness is no matter of goodput: it costs some, and is judged
-  by the shares of the models that are served worst.
-* `PIECE_SCENARIO_gain_points`: with a piece that was left out, less without it; above 0 it would pay there.
-
-Bounds play no part in differences, and are in `edf_mh.json`. Not for `make native` (see `tried.py`).
+`PIECE_SCENARIO_worth_points` is goodput in points (as in `edf_mh.py`) with all pieces, less with all but this one;
+above 0 the piece pays there. Fairness is no matter of goodput: it costs some, and is judged by the shares of the
+models that are served worst. Bounds play no part in differences, and are in `edf_mh.json`.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from controller.core import EdfMhConfig, SchedulerConfig
-from experiments.policies import tried
 from experiments.policies.contest import Contender, Row, Setting, run_all, said
 from experiments.policies.edf_mh import own_figures, table
 from experiments.policies.scenarios import further_scenarios, named, scenarios
@@ -34,7 +28,6 @@ SCENARIOS = (
     "zoo_zoo600_slo100",
     "zoo_zoo1500",
 )
-_LOADS = ("overload_n48_r5514", "zoo_zoo600_slo100", "zoo_zoo1500", "azure_x1_quiet")
 _UNFORESEEN = ("unseen_timers", "unseen_halftimers", "unseen_random")
 
 #: By the name of the piece that is off: the change, and where it is compared besides, because it matters in few other
@@ -56,47 +49,13 @@ OFF: dict[str, tuple[EdfMhConfig, tuple[str, ...]]] = {
     "suits": (EdfMhConfig(suits=False), ("unseen_unlike", "unlike")),
 }
 
-#: Kept, and without a switch: what stands in its place, and where.
-REPLACED = (
-    Contender(
-        name="contiguous_run",
-        config=ALL,
-        scheduler=tried.largest_fill,
-        only=("fig5_slo10", "fig7_left_n12_r2400_x3.38", "overload", "few", "unlike"),
-    ),
-    Contender(
-        name="further_copy",
-        config=ALL,
-        scheduler=tried.one_copy,
-        only=(*_LOADS, "few_n4_gpus8"),
-    ),
-    Contender(
-        name="copy_when_refused",
-        config=ALL,
-        scheduler=tried.copies_at_once,
-        only=(*_LOADS, "few_n4_gpus8"),
-    ),
-    Contender(name="wanted_not_evicted", config=ALL, scheduler=tried.plain_lru, only=_LOADS),
-)
-
-#: Left out: how it was tried, and where.
-LEFT_OUT = (
-    Contender(
-        name="batch_beside_idle",
-        config=ALL,
-        scheduler=tried.batch_beside_idle,
-        only=("fig7_right_m12c16_x3.38",),
-    ),
-)
-
 
 def pieces() -> list[Contender]:
-    """`edf_mh` with each piece off, replaced, or added."""
-    off = (
+    """`edf_mh` with each piece off."""
+    return [
         Contender(name=name, config=replace(ALL, edf_mh=change), only=(*SCENARIOS, *besides))
         for name, (change, besides) in OFF.items()
-    )
-    return [*off, *REPLACED, *LEFT_OUT]
+    ]
 
 
 def measure_all(setting: Setting) -> Iterator[Row]:
@@ -116,11 +75,9 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for row in rows:
         figures |= own_figures(row, "p5_model_share", "worst_model_share", "p50_ms")
-        key, gain = f"{row.policy}_{row.load.key}", row.points - whole[row.load.key]
-        if row.policy in [piece.name for piece in LEFT_OUT]:
-            figures[f"{key}_gain_points"] = gain
-        elif row.policy != "all":
-            figures[f"{key}_worth_points"] = -gain
+        if row.policy != "all":
+            worth = whole[row.load.key] - row.points
+            figures[f"{row.policy}_{row.load.key}_worth_points"] = worth
     return figures
 
 

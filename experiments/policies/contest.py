@@ -1,4 +1,4 @@
-"""Policies under loads: what becomes of the requests, counted alike for all, and the most that any policy could do.
+"""Policies under loads: what happens to the requests, counted alike for all, and the most that any policy could do.
 
 Every policy plays every load with every seed, as many at a time as there are processes.
 """
@@ -17,7 +17,8 @@ import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
-from controller.telemetry import OK, ActionRow, RequestRow
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK
 from experiments.bounds import Cost, density_rate, simulated
 from experiments.policies.load import BATCH_SLO_NS, Load
 from experiments.simulator import Case, production_scheduler
@@ -29,7 +30,7 @@ from experiments.study.study import NO_COLUMN, key_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of the requests that arrived in the measured time, and how busy the cluster was.
+    """What happened to the requests that arrived in the measured time, and how busy the cluster was.
 
     Of a closed loop with the bound `rate_inside`, only what begins and ends in that time counts.
     """
@@ -37,14 +38,16 @@ class Outcome:
     #: By tenant, or by model where none has a name: how many asked, and how many were answered in time.
     asked_by: Mapping[str, int]
     answered_by: Mapping[str, int]
-    #: By reason. A late answer is a refusal, and whoever has none at the end of all patience has none in time.
+    #: Rows times weight of the answered, as a part of those that were asked for.
+    worth_share: float = 1.0
+    #: By reason. A late answer is a refusal, and a request that is still open at the end counts as not answered in time.
     refused: Mapping[str, int]
     #: Answers in time at most, by the load's bound; -1: none is known.
     bound: int = -1
     #: Answers of models that had to be loaded first.
     cold: int = 0
     seconds: float = 1.0
-    #: Latency of the answers; 0: there is none.
+    #: Latency of the answers; 0: no request was answered.
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     #: Time from arrival to refusal, and the same as a share of the SLO; 0: nothing was refused.
@@ -115,6 +118,8 @@ class Outcome:
         """The share of those whose answers a load compares (`Load.compared`), together."""
         if who == "all":
             return self.share
+        if who == "worth":
+            return self.worth_share
         if who == "innocent":
             return self.share_of([name for name in self.asked_by if name.startswith(who)])
         number = len(self.asked_by)
@@ -144,10 +149,14 @@ def measure(
     inside = load.bound == "rate_inside"
     asked, answered, refused = Counter[str](), Counter[str](), Counter[str]()
     latencies_ns, refusals_ns, refusal_shares = list[int](), list[int](), list[float]()
+    worth_asked = worth_answered = 0.0
+    # A pipeline counts as asked with the request to its first model, and as answered with the answer of its last.
+    asks = {each: stages[0] for stages in case.pipelines for each in stages}
+    ends = {stages[-1] for stages in case.pipelines}
     cold = num_of_batch_clients = 0
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
-        nonlocal cold, num_of_batch_clients
+        nonlocal cold, num_of_batch_clients, worth_asked, worth_answered
         early = {
             row.action_id
             for row in actions
@@ -159,8 +168,14 @@ def measure(
                 continue
             if row.arrival_ns < begin_ns or (inside and row.departure_ns >= end_ns):
                 continue
-            name = row.tenant or row.model_id
-            asked[name] += 1
+            name, worth = row.tenant or row.model_id, row.rows * row.weight
+            if row.model_id in asks:
+                name = asks[row.model_id]
+            if name == row.model_id or row.model_id not in asks:
+                asked[name] += 1
+                worth_asked += worth
+            if row.outcome == OK and row.model_id in asks and row.model_id not in ends:
+                continue
             taken_ns = row.departure_ns - row.arrival_ns
             if row.outcome != OK:
                 refused[row.outcome] += 1
@@ -168,6 +183,7 @@ def measure(
                 refusal_shares.append(taken_ns / row.slo_ns)
             elif row.action_id not in early:
                 answered[name] += 1
+                worth_answered += worth
                 cold += row.cold
                 latencies_ns.append(taken_ns)
 
@@ -183,6 +199,7 @@ def measure(
     return Outcome(
         asked_by=dict(asked),
         answered_by=dict(answered),
+        worth_share=worth_answered / worth_asked if worth_asked else 1.0,
         refused=dict(sorted(refused.items())),
         cold=cold,
         seconds=seconds,
@@ -211,7 +228,7 @@ def bound_of(load: Load, seed: int, *, padding: bool = False) -> int:
     if load.bound != "rate_inside":
         window_ns = (2 if padding else 4) * NS_PER_S
         return simulated.bound_of(case, load.bound, begin_ns, padding=padding, window_ns=window_ns)
-    # Only what begins and ends in the measured time is counted, so there is no time beside it.
+    # Only what begins and ends in the measured time is counted, so there is no time outside it.
     hosted = {model.model_id: model for model in case.cluster.models}
     models = [hosted[ModelId(name)] for name in case.workload.models]
     loops = case.workload.closed_loops
@@ -258,7 +275,7 @@ class Row:
     load: Annotated[Load, NO_COLUMN]
     policy: str
     outcomes: tuple[Outcome, ...]
-    #: The same without the fault; empty where there is none, or where the policy is not judged.
+    #: The same without the fault; empty without a fault, or where the policy is not judged.
     without: tuple[Outcome, ...] = ()
 
     @property
@@ -299,7 +316,7 @@ class Row:
 
     @property
     def possible_share(self) -> float | None:
-        """Goodput beside what is possible; None where that is not known."""
+        """Goodput compared with what is possible; None where that is not known."""
         if self.without:
             return mean(
                 found / possible if possible else 1.0

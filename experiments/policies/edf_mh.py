@@ -1,11 +1,11 @@
-"""`edf_mh` beside `clockwork`: every scenario, three seeds, the share of the best possible beside each.
+"""`edf_mh` compared with `clockwork`: every scenario, three seeds, the share of the best possible next to each.
 
 `clockwork` has the paper's look-ahead of 5 ms, `clockwork1ms` one of 1 ms, so that what late binding alone
 gains is seen. Differences are in points of the requests asked (open loop) or of the bound (closed loops,
 where a refusal makes the client ask more). Batch clients are counted apart.
 
-Compiled (`make native`) it takes a third of the time. What the core costs per request is measured apart, on a
-machine with nothing else to do: `edf_mh_cost`.
+Compiled (`make native`) it takes a third of the time. `bench-core` measures what the core costs per
+request.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 `python -m experiments floors` plays every form, counts the core's lines, and records both in `floors.json`. The
 tests play the same forms and name what differs from the record. Nothing in a form depends on the machine, so a
-difference is a change of a decision, of a workload or of a bound. Who meant it runs the command again, and records
-the figure itself anew, too.
+difference is a change of a decision, of a workload or of a bound. If you meant it, run the command again, and record
+the figure itself, too.
 
 Two numbers are records in the other sense: the most goodput that `edf_mh` ever had in a form, and the fewest lines that a
-request ever cost. To record again keeps them where they are better than today's. Only `--anew` lets go of them.
+request ever cost. To record again keeps them where they are better than today's. Only `--again` lets go of them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Setting:
     """What is kept."""
 
     #: Forget the best that was reached before.
-    anew: bool = False
+    again: bool = False
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ QUICK_OVERLOAD = overload.Setting(
 
 QUICK_SHARES = contest.Setting(seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1)
 
-#: One family that nobody tuned to.
+#: One family that no policy was tuned to.
 QUICK_UNSEEN = unseen.Setting(
     only=("arrivals_tiny_slo_2ms",), policies=("edf", "edf_mh"), seeds=(1,), processes=1
 )
@@ -260,9 +260,9 @@ def play_replay(directory: Path) -> list[fig8.ReplayOutcome]:
         return fig8.STUDY.produce(replace(QUICK8, trace=str(trace)), directory)
 
 
-def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: int = 480) -> Path:
+def write_trace(path: Path, num_functions: int, num_minutes: int) -> Path:
     """Write a trace of Azure's format, a function less popular than the last."""
-    labels = range(first_label, first_label + num_minutes)
+    labels = range(480, 480 + num_minutes)
     lines = ["HashOwner,HashApp,HashFunction,Trigger," + ",".join(map(str, labels))]
     for number in range(num_functions):
         count = 1 + 1000 // (number + 1)
@@ -356,7 +356,7 @@ class Floors:
             if taken.tables.get(file) != before.tables.get(file)
         ]
         if found:
-            found.append(f"meant so? record it and the figure anew: {COMMAND}")
+            found.append(f"meant so? record it and the figure again: {COMMAND}")
         return found + list(self._lost(name, taken))
 
     def _lost(self, name: str, taken: Taken) -> Iterator[str]:
@@ -365,7 +365,7 @@ class Floors:
             if now < best - POINTS:
                 yield (
                     f"{name}: {key} is {now:.2f}, more than {POINTS:g} below {best:.2f}; "
-                    f"where that is the price of something better: {COMMAND} --anew"
+                    f"where that is the price of something better: {COMMAND} --again"
                 )
 
     def line_faults(self, case: str, policy: str, lines: float) -> list[str]:
@@ -375,7 +375,7 @@ class Floors:
             return []
         return [
             f"a request costs `{policy}` {lines:.1f} lines of the core on {case}, recorded {best:.1f}; "
-            f"where it is worth that: {COMMAND} --anew"
+            f"where it is worth that: {COMMAND} --again"
         ]
 
 
@@ -400,7 +400,7 @@ def bests(
 
 def measure_all(setting: Setting) -> Findings:
     """Play every form and count the core's lines."""
-    is_first = setting.anew or not (RESULTS / "floors.json").exists()
+    is_first = setting.again or not (RESULTS / "floors.json").exists()
     before = {} if is_first else Floors().best
     forms = {}
     for name, play in FORMS.items():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from clockwright.units import NS_PER_MS
-from controller.telemetry import OK, Telemetry
+from controller.telemetry.tables import OK, Telemetry
 from experiments.policies.load import case_of, hosted
 from experiments.simulator import run
 from experiments.study.bench import Findings, bench

@@ -12,14 +12,12 @@ same simulator:
 * `clipper`: the same queues, batches limited by AIMD against the SLO.
 * `one_by_one`: the same queues, no batches.
 
-What is simulated here was measured live for a device of 10 ms per request: `experiments.bench.overload`.
+What is simulated here was measured live for a device of 10 ms per request: `experiments.bench.serve`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
@@ -28,8 +26,7 @@ from experiments.bounds import Cost, density_rate
 from experiments.clockwork_paper.cases import poisson
 from experiments.simulator import copies_of, run
 from experiments.study.compared import POLICIES
-from experiments.study.pictures import BLACK, COLOURS, colour_of
-from experiments.study.report import picture
+from experiments.study.pictures import Curve, Panel, lines
 from experiments.study.study import Column, Study, StudyRecord, over
 from modelzoo.profile import Noise, load_profile
 
@@ -41,36 +38,17 @@ SERVERS = {
 
 
 TITLE = (
-    "Asked for more than a GPU can do, a server that queues answers nobody in time. "
+    "Asked for more than a GPU can do, a server that queues answers no request in time. "
     "Clockwright refuses in time what would be late, and answers the rest (simulated)."
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """How a server is drawn."""
-
-    label: str
-    colour: str
-    line: str
-    marker: str
-    #: The label stands beside the point of this load, moved by so many points.
-    label_at: float
-    label_offset: tuple[int, int]
-
-
-_LOOKS = {
-    "edf_mh": _Look("Clockwright, edf_mh", colour_of("edf_mh"), "-", "o", 1.5, (-75, 14)),
-    "clockwork": _Look(
-        "Clockwright, Clockwork's policy", colour_of("clockwork"), "-", "s", 1.5, (-20, -24)
-    ),
-    "infaas": _Look(
-        "queues, batches of all that waits", colour_of("infaas"), "--", "D", 0.5, (8, 2)
-    ),
-    "clipper": _Look(
-        "queues, batches as Clipper sets them", colour_of("clipper"), ":", "^", 0.6, (10, 5)
-    ),
-    "one_by_one": _Look("queues, no batches", COLOURS[-1], "-.", "v", 0.75, (10, 34)),
+_LABELS = {
+    "edf_mh": "Clockwright,\nedf_mh",
+    "clockwork": "Clockwright,\nClockwork's policy",
+    "infaas": "queues, batches\nof all that waits",
+    "clipper": "queues, batches\nas Clipper sets them",
+    "one_by_one": "queues, no batches",
 }
 
 
@@ -134,46 +112,30 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     )
 
 
-def draw(target: Path, setting: Setting, recorded: StudyRecord) -> None:
+def panels(setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     """Goodput over offered load, a line for each way of serving."""
-    points = [SimpleNamespace(**row) for row in recorded.rows]
     capacity = setting.capacity_rps
-    with picture(target, 1, 1, size=(9, 5.2)) as grid:
-        axes = grid[0, 0]
-        most = max(point.load for point in points)
-        for server, look in _LOOKS.items():
-            mine = [point for point in points if point.server == server]
-            if not mine:
-                continue
-            axes.plot(
-                [point.load for point in mine],
-                [point.goodput_rps for point in mine],
-                color=look.colour, ls=look.line, lw=3, marker=look.marker, ms=7, clip_on=False,
-            )  # fmt: skip
-            at = min(mine, key=lambda point: abs(point.load - look.label_at))
-            axes.annotate(
-                look.label, (at.load, at.goodput_rps), look.label_offset,
-                textcoords="offset points", fontsize=13, color=look.colour, fontweight="bold",
-            )  # fmt: skip
-        axes.plot([0, 1, most], [0, capacity, capacity], color=BLACK, lw=1.5, ls=":", zorder=0)
-        axes.annotate(
-            f"bound, {capacity:.0f} r/s: every batch the best one", (most, capacity), (0, 7),
-            textcoords="offset points", ha="right", fontsize=13,
-        )  # fmt: skip
-        axes.axvspan(1, most, color="#f2f2f2", zorder=-1)
-        axes.text(
-            most, 0.03 * capacity, "overload: more is asked than the GPU can do ",
-            ha="right", fontsize=13, color="#444444",
-        )  # fmt: skip
-        axes.set_xlim(0, most)
-        axes.set_ylim(0, 1.15 * capacity)
-        axes.tick_params(labelsize=13)
-        axes.set_xlabel("requests offered, times what the GPU can do", fontsize=14)
-        axes.set_ylabel(f"answers within {setting.slo_ms} ms, r/s", fontsize=14)
-        words = TITLE.replace(". ", ".\n")
-        axes.set_title(words, fontsize=14, loc="left", fontweight="bold", x=-0.1)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+    served = lines(
+        recorded.rows,
+        lambda row: 100 * row["load"],
+        "goodput_rps",
+        by=lambda row: _LABELS[row["server"]],
+    )
+    most = max(max(curve.x) for curve in served)
+    bound = Curve(
+        x=[0, 100, most],
+        y=[0, capacity, capacity],
+        line=":",
+        label="bound: every batch\nthe best one",
+    )
+    panel = Panel(
+        title="Answers in time, by how the server decides",
+        x="requests offered, % of what is possible",
+        y=f"answers within {setting.slo_ms} ms, r/s",
+        curves=[bound, *served],
+        marks={100: "overload"},
+    )
+    return [[panel]]
 
 
 STUDY = Study(
@@ -183,5 +145,5 @@ STUDY = Study(
     key="{server}_x{load:g}",
     figures=lambda setting, _: {"capacity_rps": setting.capacity_rps},
     title=TITLE,
-    picture=draw,
+    panels=panels,
 )

@@ -8,7 +8,6 @@ are batch clients'.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product, starmap
@@ -17,10 +16,9 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.clockwork_paper import azure_replay, fig5, fig6, fig7, fig9, scale
 from experiments.clockwork_paper.cases import NOISE, closed, pressed, resnets, zoo
-from experiments.policies.load import BATCH_SLO_NS, Load, case_of, poisson, row_of
-from experiments.policies.unseen import FAMILIES, averse, copies, mixtures, timers
-from experiments.policies.unseen import unlike as unlike_kinds
-from experiments.simulator import Case, HostedModel, WorkerKind, copies_of, slower_kind
+from experiments.policies.load import BATCH_SLO_NS, Load, alike, case_of, poisson, row_of
+from experiments.policies.unseen import FAMILIES
+from experiments.simulator import Case, WorkerKind, copies_of, slower_kind
 from modelzoo.profile import Noise
 from traces.arrivals import ClosedLoop
 
@@ -52,7 +50,7 @@ def ramp(seed: int) -> Case:
 def shared(
     seed: int, *, num_batch: int, concurrency: int, multiple: float, seconds: float = 5
 ) -> Case:
-    """Figure 7, right: 6 models at 200 r/s each on 6 GPUs, beside some with batch clients."""
+    """Figure 7, right: 6 models at 200 r/s each on 6 GPUs, together with some with batch clients."""
     models = resnets(fig7.NUM_LS + num_batch)
     rate_rps, slo_ms = fig7.NUM_LS * fig7.LS_RPS, fig7.BASE_SLO_NS * multiple / NS_PER_MS
     source = poisson(range(fig7.NUM_LS), rate_rps, slo_ms, seconds, seed)
@@ -106,44 +104,29 @@ def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_s: int, measured_s: 
     return scale.case_of(setting, "clockwork", size, slo_ms)
 
 
+# Parts of the unseen families on which single pieces are tried.
+_TRIED = ("averse", "copies", "timers", "unforeseen", "unlike", "kinds")
+
 # --- scenarios ------------------------------------------------------------------------------------
 
 
-def _poisson(
-    group: str,
-    name: str,
-    models: Callable[[], tuple[HostedModel, ...]],
-    rate_rps: int,
-    slo_ms: float,
-    begin_s: int,
-    *,
-    gpus: int = 6,
-) -> Load:
-    """Six seconds of a Poisson process."""
-
-    def case(seed: int) -> Case:
-        hosted = models()
-        source = poisson(range(len(hosted)), rate_rps, slo_ms, 6, seed)
-        return case_of(hosted, [source], seed, 6, gpus=gpus)
-
-    return Load(name, group, case, begin_s * NS_PER_S)
-
-
 def _overload(name: str, num_models: int, rate_rps: int, slo_ms: int) -> Load:
-    models = partial(zoo, num_models, 7) if name == "zoo48" else partial(resnets, num_models)
-    return _poisson("overload", f"{name}_r{rate_rps}_slo{slo_ms}", models, rate_rps, slo_ms, 3)
+    models = zoo(num_models, 7) if name == "zoo48" else resnets(num_models)
+    key = f"{name}_r{rate_rps}_slo{slo_ms}"
+    return alike(key, "overload", models, rate_rps, slo_ms, 6, begin_s=3, seconds=6)
 
 
 def _left(num_models: int, rate_rps: int, multiple: float) -> Load:
     name = f"n{num_models}_r{rate_rps}_x{multiple:.3g}"
     slo_ms = fig7.BASE_SLO_NS * multiple / NS_PER_MS
-    return _poisson("fig7_left", name, partial(resnets, num_models), rate_rps, slo_ms, 2)
+    models = resnets(num_models)
+    return alike(name, "fig7_left", models, rate_rps, slo_ms, 6, begin_s=2, seconds=6)
 
 
 def _few(num_models: int, gpus: int, rps_per_gpu: int) -> Load:
-    rate_rps, models = rps_per_gpu * gpus, partial(copies_of, STEEP, num_models)
+    rate_rps, models = rps_per_gpu * gpus, copies_of(STEEP, num_models)
     name = f"n{num_models}_gpus{gpus}_r{rate_rps}"
-    return _poisson("few", name, models, rate_rps, 25, 3, gpus=gpus)
+    return alike(name, "few", models, rate_rps, 25, gpus, begin_s=3, seconds=6)
 
 
 def _pressed(
@@ -228,15 +211,12 @@ def scenarios() -> list[Load]:
 
 def further_scenarios() -> list[Load]:
     """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs; timers and others."""
-    families = (
-        *averse.FAMILIES,
-        *copies.FAMILIES,
-        *mixtures.CROWDS,
-        *timers.FAMILIES,
-        *unlike_kinds.FAMILIES,
-    )
     return [
-        *(replace(family, group="unseen", bound="") for family in families),
+        *(
+            replace(family, group="unseen", bound="")
+            for family in FAMILIES.values()
+            if family.group in _TRIED or family.name.startswith("crowd_")
+        ),
         # Full batches could answer 730 per GPU and second.
         *(_few(num_models, 8, rps) for num_models in (1, 2, 4, 8) for rps in (550, 625)),
         *(_few(num_models, 32, rps) for num_models in (1, 4) for rps in (600, 690)),

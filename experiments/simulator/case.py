@@ -309,9 +309,9 @@ class WorkerClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongProfile:
-    """What workers announce of models, beside what the models' rows say. The device takes what the rows say."""
+    """Profiles that workers announce, if they differ from the models' rows. The device follows the rows."""
 
-    #: Announced durations are so many times those of the rows.
+    #: Announced durations are this multiple of the rows'.
     exec_factor: float = 1.0
     load_factor: float = 1.0
     #: `exec_factor` is for these batch sizes only; empty: for all.
@@ -390,14 +390,29 @@ class Case:
     #: request's deadline, which is when Clockwork's clients heard of a refusal. A client that asks again
     #: at once floods the controller with requests that it has just refused.
     refusal_pause_ns: int | None = None
+    #: This share of the requests, at random, is to be refused or promised within a time; 0: none is.
+    decide_within_ns: int = 0
+    decide_share: float = 1.0
+    #: A request has one of these numbers of rows, and one of these weights, at random; empty: 1.
+    rows: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    #: Models that are asked one after the other. The workload asks the first; who is answered by one asks the next at
+    #: once, with what is left of the first SLO.
+    pipelines: tuple[tuple[ModelId, ...], ...] = ()
+    #: Each request of a pipeline says what time the models after it need, one request at a time.
+    tells_work_ahead: bool = True
 
     def __post_init__(self) -> None:
         _positive(self, "duration_ns")
-        _not_negative(self, "refusal_pause_ns")
+        _not_negative(self, "refusal_pause_ns", "decide_within_ns", "decide_share")
         # Virtual time would stand still while a client asks and is refused.
         if self.refusal_pause_ns == self.network.client_delay_ns == 0:
             raise ConfigError("refusal_pause_ns and client_delay_ns are both 0")
+        if min((1.0, *self.rows, *self.weights)) <= 0:
+            raise ConfigError("rows and weights: found 0 or less, expected more than 0")
         hosted = {model.model_id for model in self.cluster.models}
+        if unknown := {model for stages in self.pipelines for model in stages} - hosted:
+            raise ConfigError(f"pipelines: found {min(unknown)!r}, which no worker has")
         for name in self.workload.models:
             if name not in hosted:
                 raise ConfigError(f"the workload asks for model {name!r}, which no worker has")

@@ -39,7 +39,7 @@ there::
 
     [[clients]]
     kind = "poisson"                # all its models together
-    tenant = "ann"                  # whose requests they are; nobody's if left out
+    tenant = "ann"                  # whose requests they are; of no tenant if left out
     rate_rps = 900
     slo_ms = 25
     begin_s = 5
@@ -73,14 +73,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
-from controller.schedulers import kind_of
+from controller.process.schedulers import kind_of
 from experiments.simulator.case import (
     Case,
     Cluster,
@@ -93,66 +96,99 @@ from experiments.simulator.case import (
     slower_kind,
 )
 from experiments.simulator.costs import measured
-from experiments.simulator.tables import Table, build, check_keys, one_of, span_ns, value_of
-from experiments.simulator.trace_clients import TRACE_KINDS, trace_sources
-from modelzoo.profile import ProfileRow, load_profile
+from experiments.simulator.trace_clients import (
+    Azure2019,
+    Azure2021,
+    ClientTable,
+    Span,
+    Synthetic,
+    trace_sources,
+)
+from modelzoo.profile import Noise, ProfileRow, load_profile
 from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Source, Workload
 
-_SPAN = {"begin_s", "end_s"}
-_KINDS: Mapping[str, tuple[set[str], set[str]]] = {
-    # By kind: keys that it needs, and keys that it may have, without the keys of all kinds.
-    "closed": ({"concurrency"}, {"start_jitter_ms", *_SPAN}),
-    "poisson": ({"rate_rps"}, _SPAN),
-    "fixed": ({"rate_rps"}, {"jitter_ms", *_SPAN}),
-    "bursty": ({"rate_rps", "burst_s", "pause_s"}, _SPAN),
-    **TRACE_KINDS,
-}
-_SOURCES = {"poisson": Poisson, "fixed": FixedRate, "bursty": Bursty}
-#: What the keys of clients are that are no times.
-_VALUES: Mapping[str, Any] = {
-    **dict.fromkeys(("kind", "row", "tenant", "tenants", "path"), str),
-    **dict.fromkeys(("concurrency", "num_functions", "begin_minute"), int),
-    **dict.fromkeys(("rate_rps", "scale"), float),
-    "assignment": Literal["contiguous", "striped"],
-    "timers": Literal["poisson", "even"],
-}
+
+class _Asking(ClientTable, kw_only=True):
+    """Clients that ask from one time to another."""
+
+    begin_s: Span = 0.0
+    end_s: Span | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Models:
+class _Closed(_Asking, tag="closed", kw_only=True):
+    concurrency: int
+    start_jitter_ms: Span = 0.0
+
+
+class _Poisson(_Asking, tag="poisson", kw_only=True):
+    rate_rps: float
+
+
+class _Fixed(_Asking, tag="fixed", kw_only=True):
+    rate_rps: float
+    jitter_ms: Span = 0.0
+
+
+class _Bursty(_Asking, tag="bursty", kw_only=True):
+    rate_rps: float
+    burst_s: Span
+    pause_s: Span
+
+
+_SOURCES = {_Poisson: Poisson, _Fixed: FixedRate, _Bursty: Bursty}
+
+
+class _Models(Struct):
     """A table of `[[models]]`."""
 
     row: str | None = None
     first: int | None = None
-    copies: int = 1
+    copies: Annotated[int, Meta(ge=1)] = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _Kind(Struct, frozen=True):
     """A table of `[[cluster.kinds]]`."""
 
     name: str
-    workers: int = 1
+    workers: Annotated[int, Meta(ge=0)] = 1
     exec_factor: float = 1.0
     profile: str | None = None
     num_pages: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class _Cluster(Struct, frozen=True):
+    """The table of the cluster: its fields, but for those that follow from measurements."""
+
+    num_workers: int | None = None
+    kinds: tuple[_Kind, ...] = ()
+    num_pages: int = 1376
+    copy_bytes_per_s: int = 12_250_000_000
+    copy_overhead_ns: int = 0
+    start_delay_ns: int = 0
+    io_pool_bytes: int = 512 << 20
+    noise: Noise = Noise()
+
+
+class _File(Struct, kw_only=True):
     """All of a case file."""
 
-    seconds: float
+    seconds: Span
     models: tuple[_Models, ...]
-    clients: tuple[Mapping[str, object], ...]
-    seed: int = 0
+    clients: Annotated[
+        tuple[
+            _Closed | _Poisson | _Fixed | _Bursty | Azure2019 | Azure2021 | Synthetic,
+            ...,
+        ],
+        Meta(min_length=1),
+    ]
+    seed: Annotated[int, Meta(ge=0)] = 0
     profile: str = "table1"
     refusal_pause_ns: int | None = None
-    costs: object = field(default_factory=dict)
-    cluster: Mapping[str, object] = field(default_factory=dict)
-    network: Network = field(default_factory=Network)
-    faults: Faults = field(default_factory=Faults)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    costs: CpuCosts | Literal["measured"] = CpuCosts()
+    cluster: _Cluster = _Cluster()
+    network: Network = Network()
+    faults: Faults = Faults()
+    scheduler: SchedulerConfig = SchedulerConfig()
 
 
 def read_case(path: Path, *, seconds: float | None = None, seed: int | None = None) -> Case:
@@ -171,29 +207,36 @@ def read_case(path: Path, *, seconds: float | None = None, seed: int | None = No
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         document |= {key: value for key, value in given.items() if value is not None}
-        return _case(build(_File, document, ""), path.parent)
+        file = msgspec.convert(document, _File)
+        _check_keys(document, msgspec.to_builtins(file))
+        return _case(file, path.parent)
     except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"case {path}: {error}") from None
 
 
+def _check_keys(given: Any, known: Any, where: str = "$") -> None:  # noqa: ANN401
+    """Refuse keys that nothing was made of: msgspec passes over those that a dataclass does not have."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            if key not in known:
+                expected = ", ".join(get_close_matches(key, known) or known)
+                raise ConfigError(f"found {key!r} at `{where}`, expected one of {expected}")
+            _check_keys(value, known[key], f"{where}.{key}")
+    elif isinstance(given, list):
+        for place, (one, other) in enumerate(zip(given, known, strict=True)):
+            _check_keys(one, other, f"{where}[{place}]")
+
+
 def _case(file: _File, folder: Path) -> Case:
-    if file.seed < 0:
-        raise ConfigError(f"seed is {file.seed}, expected 0 or more")
-    duration_ns = span_ns(file.seconds, "seconds", NS_PER_S)
+    duration_ns = round(file.seconds * NS_PER_S)
     models = _models(file)
-    cluster = dict(file.cluster)
-    kinds: dict[str, Any] = {}
-    if "kinds" in cluster:
-        tables = value_of(cluster.pop("kinds"), tuple[_Kind, ...], "cluster.kinds")
-        kinds["kinds"] = _kinds(tables, folder, models)
-        cluster.setdefault("num_workers", len(kinds["kinds"]))
     kind_of(file.scheduler.policy)
     return Case(
         workload=_workload(file, folder, models, duration_ns),
-        cluster=build(Cluster, cluster, "cluster", models=models, exec_samples_ns={}, **kinds),
+        cluster=_cluster(file, folder, models),
         duration_ns=duration_ns,
         network=file.network,
-        costs=measured() if file.costs == "measured" else build(CpuCosts, file.costs, "costs"),
+        costs=measured() if file.costs == "measured" else file.costs,
         faults=file.faults,
         scheduler=file.scheduler,
         seed=file.seed,
@@ -206,13 +249,11 @@ def _models(file: _File) -> tuple[HostedModel, ...]:
     models: list[HostedModel] = []
     for number, table in enumerate(file.models):
         where = f"models[{number}]"
-        if table.copies < 1:
-            raise ConfigError(f"{where}: copies is {table.copies}, expected 1 or more")
         if (table.row is None) == (table.first is None):
             raise ConfigError(f"{where}: expected either `row` or `first`")
-        if table.first is None:
-            names = [one_of(table.row, rows, f"{where}.row")]
-        elif 1 <= table.first <= len(rows):
+        if table.row is not None:
+            names = [_row_of(table.row, rows, where)]
+        elif table.first is not None and 1 <= table.first <= len(rows):
             names = list(rows)[: table.first]
         else:
             raise ConfigError(f"{where}: first is {table.first}, expected 1 to {len(rows)}")
@@ -221,29 +262,34 @@ def _models(file: _File) -> tuple[HostedModel, ...]:
     return tuple(models)
 
 
-def _kinds(
-    tables: tuple[_Kind, ...], folder: Path, models: tuple[HostedModel, ...]
-) -> tuple[WorkerKind, ...]:
-    """The kind of each worker, in the order of the tables."""
-    rows = {model.row.name: model.row for model in models}
+def _row_of(name: str, rows: Mapping[str, ProfileRow], where: str) -> str:
+    if name not in rows:
+        shown = ", ".join(sorted(rows)[:8])
+        raise ConfigError(f"{where}: row is {name!r}, expected one of {shown}")
+    return name
+
+
+def _cluster(file: _File, folder: Path, models: tuple[HostedModel, ...]) -> Cluster:
     kinds: list[WorkerKind] = []
-    for number, table in enumerate(tables):
-        if table.workers < 0:
-            raise ConfigError(
-                f"cluster.kinds[{number}]: workers is {table.workers}, expected 0 or more"
-            )
-        here: dict[str, ProfileRow | None] = {}
-        if table.profile is not None:
-            path = folder / table.profile
-            known = load_profile(str(path) if path.exists() else table.profile).rows
-            here = {name: known.get(name) for name in rows}
-        if table.exec_factor != 1.0:
-            held = [row for row in {**rows, **here}.values() if row is not None]
-            slower = slower_kind(f"cluster.kinds[{number}]", held, table.exec_factor)
-            here = {**here, **slower.rows}
-        kind = WorkerKind(name=table.name, rows=here, num_pages=table.num_pages)
-        kinds += [kind] * table.workers
-    return tuple(kinds)
+    for number, kind in enumerate(file.cluster.kinds):
+        kinds += [_kind(kind, f"cluster.kinds[{number}]", folder, models)] * kind.workers
+    said = msgspec.structs.asdict(file.cluster) | {"models": models, "kinds": tuple(kinds)}
+    if said["num_workers"] is None:
+        said["num_workers"] = len(kinds) or 1
+    return Cluster(**said)
+
+
+def _kind(table: _Kind, where: str, folder: Path, models: tuple[HostedModel, ...]) -> WorkerKind:
+    rows = {model.row.name: model.row for model in models}
+    here: dict[str, ProfileRow | None] = {}
+    if table.profile is not None:
+        path = folder / table.profile
+        known = load_profile(str(path) if path.exists() else table.profile).rows
+        here = {name: known.get(name) for name in rows}
+    if table.exec_factor != 1.0:
+        held = [row for row in {**rows, **here}.values() if row is not None]
+        here = {**here, **slower_kind(where, held, table.exec_factor).rows}
+    return WorkerKind(name=table.name, rows=here, num_pages=table.num_pages)
 
 
 def _workload(
@@ -252,41 +298,36 @@ def _workload(
     sources: list[Source] = []
     loops: list[ClosedLoop] = []
     tenants = {"": 0}
-    if not file.clients:
-        raise ConfigError("clients: expected at least one table [[clients]]")
-    for index, table in enumerate(file.clients):
+    for index, clients in enumerate(file.clients):
         where = f"clients[{index}]"
-        values = _clients(table, where)
-        kind, tenant = values.pop("kind"), values.pop("tenant", "")
-        whose = tenants.setdefault(tenant, len(tenants))
+        whose = tenants.setdefault(clients.tenant, len(tenants))
         asked = list(range(len(models)))
-        if (row := values.pop("row", None)) is not None:
-            one_of(row, {model.row.name for model in models}, f"{where}.row")
-            asked = [number for number in asked if models[number].row.name == row]
+        if clients.row is not None:
+            _row_of(clients.row, {model.row.name: model.row for model in models}, where)
+            asked = [number for number in asked if models[number].row.name == clients.row]
         # Seeds lie further apart than there are models, so that no two sources draw the same numbers.
         seed = file.seed * 1_000_003 + index * 10_007
         try:
-            if kind in TRACE_KINDS:
+            if not isinstance(clients, _Asking):
                 sources += trace_sources(
-                    kind,
-                    values,
+                    clients,
                     where,
                     folder=folder,
                     models=asked,
                     duration_ns=duration_ns,
                     seed=seed,
                     tenants=tenants,
-                    tenant=tenant,
                 )
                 continue
+            values = _values(clients)
             values["end_ns"] = min(values.get("end_ns", duration_ns), duration_ns)
-            if kind == "closed":
+            if isinstance(clients, _Closed):
                 loops += [
                     ClosedLoop(model=model, tenant=whose, seed=seed + model, **values)
                     for model in asked
                 ]
             else:
-                source = _SOURCES[kind]
+                source = _SOURCES[type(clients)]
                 sources.append(source(models=asked, tenants=(whose,), seed=seed, **values))
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
@@ -298,18 +339,14 @@ def _workload(
     )
 
 
-def _clients(table: Table, where: str) -> dict[str, Any]:
-    """The values of a table of clients, by the fields of what plays them: all times are in ns."""
-    required, optional = _KINDS[one_of(table.get("kind"), _KINDS, f"{where}.kind")]
-    required = {"kind", "slo_ms", *required}
-    check_keys(table, where, required=required, allowed={"row", "tenant", *required, *optional})
+def _values(clients: _Asking) -> dict[str, Any]:
+    """The fields of what plays these clients: all times are in ns."""
     values: dict[str, Any] = {}
-    for key, value in table.items():
+    for key, value in msgspec.structs.asdict(clients).items():
         name, _, unit = key.rpartition("_")
-        place = f"{where}.{key}"
         if unit in ("s", "ms"):
-            number = value_of(value, float, place)
-            values[f"{name}_ns"] = span_ns(number, place, NS_PER_MS if unit == "ms" else NS_PER_S)
-        else:
-            values[key] = value_of(value, _VALUES[key], place)
+            if value is not None:
+                values[f"{name}_ns"] = round(value * (NS_PER_MS if unit == "ms" else NS_PER_S))
+        elif key not in ("row", "tenant"):
+            values[key] = value
     return values

@@ -33,7 +33,7 @@ class Clients:
     ) -> None:
         """Arm the loop with everything that starts.
 
-        Nobody asks at or after `until_ns`. From a response's departure to the client's next arrival are
+        No request arrives at or after `until_ns`. From a response's departure to the client's next arrival are
         `round_trip_ns`, an exponential addition of mean `jitter_ns`, and one of the measured `samples_ns`; after a
         refusal the pause too, as in `Case`. `submit` takes the arrivals of the present.
         """

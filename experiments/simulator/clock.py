@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from clockwright.units import NS_PER_MS
-from controller.clock_sync import WINDOW_SIZE, ClockSync, MinimumFilter
+from clockwright.wire.clock_sync import WINDOW_SIZE, ClockSync, MinimumFilter
 from experiments.simulator.case import Network, WorkerClock
 
 HEARTBEAT_NS = 200 * NS_PER_MS

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 
-from clockwright.actions import Infer, LoadWeights, Result
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, GpuKind, ModelId, RequestId
+from clockwright.wire.actions import Infer, LoadWeights, Result
 from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
@@ -21,8 +22,8 @@ from controller.core.events import (
 )
 from controller.core.invariants import check as check_scheduler
 from controller.ledger import WORKER_LOST, Finished, Ledger, Sent
-from controller.schedulers import make_scheduler
-from controller.telemetry import Telemetry
+from controller.process.schedulers import make_scheduler
+from controller.telemetry.tables import Telemetry
 from experiments.simulator.case import Case, Cluster, pages_of
 from experiments.simulator.clients import Arrival, Clients
 from experiments.simulator.cpu_core import CpuCore
@@ -76,6 +77,13 @@ class VirtualController:
         self._faults = case.faults
         self._core = CpuCore(loop) if case.costs.charged else None
         self._next_request = 1
+        self._decide_within_ns, self._decide_share = case.decide_within_ns, case.decide_share
+        self._rows, self._weights = case.rows, case.weights
+        # The stages of pipelines: for each model the next, if any, and the time that all after it need.
+        self._stages = _stages_of(case)
+        self._tells_work_ahead = case.tells_work_ahead
+        self._client_delay_ns = case.network.client_delay_ns
+        self._random = random.Random(case.seed)
         self._input_bytes = {model.model_id: model.row.input_bytes for model in case.cluster.models}
         self._armed_ns: int | None = None
         #: Clients with an answer, until the event that brought it is dealt with.
@@ -86,6 +94,7 @@ class VirtualController:
             telemetry=telemetry,
             send=self._send,
             withdraw_action=Worker.withdraw_action,
+            write_off=lambda _worker, _sent: None,
             answer=self._answer,
             refuse=self._refuse,
             forget=Worker.forget_model,
@@ -144,18 +153,21 @@ class VirtualController:
 
     def result(self, message: tuple[Worker, Result]) -> None:
         """A worker's result arrived."""
+        there = (*message, self._loop.now_ns)
         if self._core is not None:
-            self._core.take(self._costs.result_ns, self._take_result, message)
+            self._core.take(self._costs.result_ns, self._take_result, there)
         else:
-            self._take_result(message)
+            self._take_result(there)
 
-    def _take_result(self, message: tuple[Worker, Result]) -> None:
-        worker, result = message
+    def _take_result(self, there: tuple[Worker, Result, int]) -> None:
+        worker, result, there_ns = there
+        unread_ns = 0
         if self._core is not None:
             self._summary.at(self._loop.now_ns).controller_ns += self._costs.result_ns
+            unread_ns = self._loop.now_ns - there_ns - self._costs.result_ns
         if self.ledger.link_of(worker.worker_id) is not worker:
             return
-        sent = self.ledger.finish(worker.worker_id, result)
+        sent = self.ledger.finish(worker.worker_id, result, unread_ns=unread_ns)
         if sent is not None:
             self._count_action(sent.command, result)
 
@@ -225,6 +237,14 @@ class VirtualController:
                 num_bytes=self._input_bytes[model_id],
             )
             self._next_request += 1
+            if self._rows:
+                request.rows = self._random.choice(self._rows)
+                request.num_bytes *= request.rows
+            if self._weights:
+                request.weight = self._random.choice(self._weights)
+            if self._stages and self._tells_work_ahead and model_id in self._stages:
+                request.work_ahead_ns = self._stages[model_id][1]
+                request.slo_ns = max(1, slo_ns - request.work_ahead_ns)
             if self._watch is not None:
                 self._watch.arrived(request)
             self.ledger.open(request, client)
@@ -232,6 +252,10 @@ class VirtualController:
         self.ledger.tell(
             requests[0] if len(requests) == 1 else RequestsArrived(requests=tuple(requests))
         )
+        if self._decide_within_ns:
+            for request in requests:
+                if self._random.random() < self._decide_share:
+                    self.ledger.decide(request.request_id, self._decide_within_ns)
 
     def _answer(
         self,
@@ -250,6 +274,15 @@ class VirtualController:
             _count_answer(bucket, latency_ns, in_time, cold)
         if client is not None:
             self._answered.append(client)
+        if self._stages and in_time and request.model_id in self._stages:
+            self._loop.at(now_ns + 2 * self._client_delay_ns, self._go_on, request)
+
+    def _go_on(self, request: RequestArrived) -> None:
+        """The client of a pipeline has an answer, and asks the next model."""
+        model_id, _ = self._stages[request.model_id]
+        if model_id is not None:
+            end_ns = request.arrival_ns + request.slo_ns + request.work_ahead_ns
+            self.submit([(model_id, max(1, end_ns - self._loop.now_ns), request.tenant, None)])
 
     def _refuse(
         self,
@@ -268,7 +301,7 @@ class VirtualController:
             self.clients.refused(client, request.arrival_ns + request.slo_ns)
 
     def _buckets(self, request: RequestArrived, now_ns: int) -> list[Bucket]:
-        """Where it counts what becomes of a request now."""
+        """The counts of a request's outcome now."""
         buckets = [self._summary.at(now_ns)]
         if self._groups and (group := self._groups.get(request.tenant or request.model_id)):
             buckets.append(group.at(now_ns))
@@ -300,6 +333,20 @@ class VirtualController:
         if self._armed_ns == armed_ns:
             self._armed_ns = None
             self.ledger.fire()
+
+
+def _stages_of(case: Case) -> dict[ModelId, tuple[ModelId | None, int]]:
+    rows = {model.model_id: model.row for model in case.cluster.models}
+    way_ns = 2 * (case.network.client_delay_ns + case.network.delay_ns)
+    stages: dict[ModelId, tuple[ModelId | None, int]] = {}
+    for pipeline in case.pipelines:
+        following: ModelId | None = None
+        ahead_ns = 0
+        for model_id in reversed(pipeline):
+            stages[model_id] = following, ahead_ns
+            following = model_id
+            ahead_ns += min(rows[model_id].exec_ns.values()) + way_ns
+    return stages
 
 
 def _count_answer(bucket: Bucket, latency_ns: int, in_time: bool, cold: ModelId | None) -> None:

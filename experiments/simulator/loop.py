@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to do, and the arrivals beside it."""
+"""Virtual time: a heap of handlers, and the arrivals."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NEVER_NS = 1 << 62
 
 
 class Loop:
-    """Calls handlers in order of time; among equals, in the order in which they were asked for.
+    """Calls handlers in order of time; among equals, in the order of the calls.
 
-    Arrivals stand beside the heap, because their source is in order already: a hundred million of
-    them need not pass through it.
+    Arrivals do not go through the heap, because their source is in order already, and there may be a hundred
+    million of them.
     """
 
     __slots__ = ("_heap", "_serial", "arrival_ns", "arrive", "now_ns")
@@ -22,7 +22,7 @@ class Loop:
     def __init__(self) -> None:
         #: Virtual time, ns since the run began.
         self.now_ns = 0
-        #: When to call `arrive` next; the callee sets it anew.
+        #: When to call `arrive` next; the callee sets it again.
         self.arrival_ns = NEVER_NS
         self.arrive: Callable[[], None] = _nothing
         self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []

@@ -10,7 +10,7 @@ from time import perf_counter, process_time
 
 from clockwright.units import NS_PER_S, ModelId, WorkerId
 from controller.core import Scheduler
-from controller.telemetry import Telemetry
+from controller.telemetry.tables import Telemetry
 from experiments.simulator.case import Case, LostWorker
 from experiments.simulator.clients import Clients
 from experiments.simulator.controller import VirtualController, production_scheduler
@@ -20,8 +20,8 @@ from experiments.simulator.summary import Summary
 from experiments.simulator.watch import Watch
 from experiments.simulator.worker import Worker
 
-# Nobody waits longer than this for a response after the last arrival. Only a policy that refuses
-# nothing, on workers that are gone, comes near it.
+# Limit on the wait for a response after the last arrival. Only a policy that refuses nothing, on workers
+# that are gone, comes near it.
 _PATIENCE_NS = 600 * NS_PER_S
 
 # Between two looks of the garbage collector at the youngest objects; Python's own 700 costs 6 %.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_S
-from experiments.simulator.tables import one_of
+from clockwright.units import NS_PER_MS, NS_PER_S
 from traces.arrivals import EvenReplay, Ints, Recorded, Slice, Source, TraceReplay
 from traces.azure import read_azure_2019, read_azure_2021
 from traces.minutes import MinuteTrace
@@ -19,19 +19,57 @@ from traces.synthetic import DAY_MINUTES, generate
 
 _NS_PER_MINUTE = 60 * NS_PER_S
 
-_MAPPED = {"assignment", "scale", "rate_rps", "tenants"}
+#: A time in the unit that its name ends with.
+Span: TypeAlias = Annotated[float, Meta(ge=0, lt=1e9)]
+_Rate: TypeAlias = Annotated[float, Meta(gt=0, lt=1e9)]
 
-#: Keys that each kind of clients needs, and keys that it may have.
-TRACE_KINDS: dict[str, tuple[set[str], set[str]]] = {
-    "azure2019": ({"path"}, {"begin_minute", "timers", *_MAPPED}),
-    "azure2021": ({"path"}, _MAPPED),
-    "synthetic": ({"num_functions"}, {"begin_minute", "timers", *_MAPPED}),
-}
+
+class ClientTable(Struct, tag_field="kind", kw_only=True):
+    """What a table of `[[clients]]` of any kind has."""
+
+    slo_ms: Span
+    #: The row whose copies they ask for; None: all models.
+    row: str | None = None
+    tenant: str = ""
+
+
+class _Mapped(ClientTable, kw_only=True):
+    """A trace whose functions are mapped to models."""
+
+    assignment: Literal["contiguous", "striped"] = "contiguous"
+    scale: _Rate | None = None
+    rate_rps: _Rate | None = None
+
+
+class Azure2021(_Mapped, tag="azure2021", kw_only=True):
+    """Single invocations."""
+
+    path: str
+    tenants: Literal["app"] | None = None
+
+
+class _Minutes(_Mapped, kw_only=True):
+    """Invocations per minute."""
+
+    begin_minute: int | None = None
+    timers: Literal["poisson", "even"] = "poisson"
+    tenants: Literal["owner", "app"] | None = None
+
+
+class Azure2019(_Minutes, tag="azure2019", kw_only=True):
+    """Microsoft's file of a day."""
+
+    path: str
+
+
+class Synthetic(_Minutes, tag="synthetic", kw_only=True):
+    """A generated day."""
+
+    num_functions: Annotated[int, Meta(ge=1)]
 
 
 def trace_sources(
-    kind: str,
-    values: Mapping[str, Any],
+    clients: Azure2019 | Azure2021 | Synthetic,
     where: str,
     *,
     folder: Path,
@@ -39,47 +77,39 @@ def trace_sources(
     duration_ns: int,
     seed: int,
     tenants: dict[str, int],
-    tenant: str,
 ) -> list[Source]:
     """Make the sources of one table of clients.
 
     Args:
-        kind: one of `TRACE_KINDS`.
-        values: what the table says, of legal types.
-        where: the table's place, for errors.
+        clients: the table.
+        where: its place, for errors.
         folder: paths are relative to this one.
         models: positions of the models to which the trace's functions are mapped.
         duration_ns: no request comes at or after this time.
         seed: seed of all that is drawn.
         tenants: positions of the workload's tenants; new names are added.
-        tenant: whose all requests are, unless the table names the trace's owners.
 
     Raises:
         ConfigError: a value is wrong, or the trace is shorter than the run.
         TraceFormatError: the trace is not what its reader expects.
     """
-    if not values["slo_ns"]:
+    if not clients.slo_ms:
         raise ConfigError(f"{where}: slo_ms is 0, expected more than 0")
-    if {"scale", "rate_rps"} <= values.keys():
+    if clients.scale and clients.rate_rps:
         raise ConfigError(f"{where}: expected `scale` or `rate_rps`, not both")
-    for name in ("scale", "rate_rps"):
-        if name in values and not 0 < values[name] < 1e9:  # true for NaN too
-            raise ConfigError(f"{where}: {name} is {values[name]}, expected more than 0")
     names = [str(index) for index in models]
-    owners = ("app",) if kind == "azure2021" else ("owner", "app")
-    owned = one_of(values["tenants"], owners, f"{where}.tenants") if "tenants" in values else ""
-    assignment = values.get("assignment", "contiguous")
-    common = {"slo_ns": values["slo_ns"], "scale": values.get("scale", 1.0), "seed": seed}
-    if kind == "azure2021":
-        workload = read_azure_2021(folder / values["path"]).workload(
-            names, striped=assignment == "striped", apps=bool(owned), **common
-        )
+    slo_ns = round(clients.slo_ms * NS_PER_MS)
+    common: dict[str, Any] = {"slo_ns": slo_ns, "scale": clients.scale or 1.0, "seed": seed}
+    if isinstance(clients, Azure2021):
+        striped, apps = clients.assignment == "striped", bool(clients.tenants)
+        trace = read_azure_2021(folder / clients.path)
+        workload = trace.workload(names, striped=striped, apps=apps, **common)
     else:
-        workload = _minutes(values, where, folder, duration_ns, seed).workload(
+        workload = _minutes(clients, where, folder, duration_ns, seed).workload(
             names,
-            assignment=assignment,
-            timers=values.get("timers", "poisson"),
-            tenants=owned,
+            assignment=clients.assignment,
+            timers=clients.timers,
+            tenants=clients.tenants or "",
             **common,
         )
     if workload.end_ns < duration_ns:
@@ -87,14 +117,15 @@ def trace_sources(
             f"{where}: the trace ends after {workload.end_ns / NS_PER_S:g} s, before the case does "
             f"after {duration_ns / NS_PER_S:g} s"
         )
-    if "rate_rps" in values:
+    if clients.rate_rps:
         expected = workload.expected_requests(0, duration_ns)
         if not expected:
             raise ConfigError(f"{where}: nothing is invoked in this part of the trace")
-        workload = workload.scaled(values["rate_rps"] * duration_ns / NS_PER_S / expected)
+        workload = workload.scaled(clients.rate_rps * duration_ns / NS_PER_S / expected)
     positions = np.asarray(models, np.int64)
     whose = np.array(
-        [tenants.setdefault(name or tenant, len(tenants)) for name in workload.tenants], np.int64
+        [tenants.setdefault(name or clients.tenant, len(tenants)) for name in workload.tenants],
+        np.int64,
     )
     return [
         Slice(source=_renamed(source, positions, whose), from_ns=0, to_ns=duration_ns)
@@ -103,24 +134,21 @@ def trace_sources(
 
 
 def _minutes(
-    values: Mapping[str, Any], where: str, folder: Path, duration_ns: int, seed: int
+    clients: Azure2019 | Synthetic, where: str, folder: Path, duration_ns: int, seed: int
 ) -> MinuteTrace:
     """The trace from its first minute that is wanted on."""
-    if "path" in values:
-        trace = read_azure_2019(folder / values["path"])
+    trace, first, last = None, 0, DAY_MINUTES
+    if isinstance(clients, Azure2019):
+        trace = read_azure_2019(folder / clients.path)
         first, last = trace.first_minute, trace.first_minute + trace.num_minutes
-    else:
-        first, last = 0, DAY_MINUTES
-    begin = values.get("begin_minute", first)
+    begin = first if clients.begin_minute is None else clients.begin_minute
     if not first <= begin < last:
         raise ConfigError(f"{where}: begin_minute is {begin}, expected {first} to {last - 1}")
-    if "path" in values:
+    if trace is not None:
         return trace.between(begin, last)
-    functions = values["num_functions"]
-    if functions < 1:
-        raise ConfigError(f"{where}: num_functions is {functions}, expected 1 or more")
+    assert isinstance(clients, Synthetic)
     num_minutes = -(-duration_ns // _NS_PER_MINUTE)
-    return generate(functions, num_minutes=num_minutes, first_minute=begin, seed=seed)
+    return generate(clients.num_functions, num_minutes=num_minutes, first_minute=begin, seed=seed)
 
 
 def _renamed(source: Source, models: Ints, tenants: Ints) -> Source:

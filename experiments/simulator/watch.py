@@ -1,4 +1,4 @@
-"""Whoever follows single requests through a run; not compiled, so that anybody may be one."""
+"""Observers of single requests in a run; not compiled, so that any class may implement it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controller.core.events import RefuseRequest, RequestArrived
 
 
 class Watch(Protocol):
-    """Whoever follows single requests through a run."""
+    """Observes single requests in a run."""
 
     def arrived(self, request: RequestArrived, /) -> None:
         """A request is about to be opened, and may be changed."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from clockwright.actions import Action, EvictWeights, Infer, Result
 from clockwright.units import ActionId, ModelId, WorkerId
+from clockwright.wire.actions import Action, EvictWeights, Infer, Result
 from experiments.simulator.case import Case, WorkerClock
 from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats
 from experiments.simulator.loop import Loop
@@ -117,7 +117,7 @@ class Worker:
         return self._down.busy_ns + self._up.busy_ns
 
     def kill(self) -> None:
-        """Vanish: do and say nothing more."""
+        """Vanish: do nothing, and send nothing, from now on."""
         self.alive = False
 
     def _deliver(self, result: Result) -> None:

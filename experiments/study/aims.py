@@ -1,14 +1,12 @@
 """What figures are aimed at, once for all records, and which aims are met.
 
-`python -m experiments aims` prints every aim beside the recorded figure. A record that is missing says so; one that
-was made at another commit says at which, and how many commits ago that was.
+`python -m experiments aims` prints every aim next to the recorded figure.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,18 +54,52 @@ def within(key: str, limit: float, obstacle: str = "") -> Aim:
     return Aim(key, at_most=limit, at_least=-limit, obstacle=obstacle)
 
 
+# Supposed, and not proven by a record: to receive, look at and answer a read costs so much, whatever it brings.
+_READS = "64 connections are not read and answered within a quarter of 10 ms"
+
 # The model on which most is measured on a GPU.
 _MAIN = "resnet50_v1"
 
 #: By record, as a path below `experiments/results` without its ending.
 AIMS: Mapping[str, tuple[Aim, ...]] = {
+    # Half of the refusals at once is more than any policy could do for as many answers (docs/concepts.md). So who wants
+    # to know asks, and what that costs is bounded.
+    "decide": (
+        Aim("kept_min", at_least=1.0),
+        Aim("num_broken", at_most=0),
+        Aim("decided_p99_max", at_most=1.0),
+        Aim("edf_mh_m4_s0.1_price_points_max", at_most=5),
+        Aim("edf_mh_m15_s0.1_price_points_max", at_most=5),
+        Aim("edf_mh_m40_s0.1_price_points_max", at_most=5),
+        Aim("edf_mh_m4_s1_price_points_max", at_most=3),
+        Aim("edf_mh_m15_s1_price_points_max", at_most=10),
+        Aim("edf_mh_m40_s1_price_points_max", at_most=13),
+    ),
+    # The worst of 1, 8 and 64 connections. A share of the capacity: at 0.9 times it, 0.855 is 95 % of what is asked.
+    "front": (
+        *(
+            Aim(
+                f"slo{slo_ms}_share_x{multiple}",
+                at_least=0.6 if slo_ms == 10 else share,
+                obstacle=_READS if slo_ms == 10 else "",
+            )
+            for slo_ms in (10, 50, 100)
+            for multiple, share in (("0.9", 0.855), ("1.5", 0.9), ("2", 0.9), ("3", 0.85))
+        ),
+        Aim("refusal_ms_p50", at_most=1, obstacle=_READS),
+        Aim("refusal_slo_share_p99", at_most=0.5),
+        Aim("late_success", at_most=0),
+        Aim("below_capacity_loss", at_most=0.01),
+        Aim("slo50_behaving_share", at_least=0.9),
+        Aim("slo100_behaving_share", at_least=0.9),
+    ),
     "edf_mh": (
         Aim("worst_vs_clockwork_points", at_least=-0.2),
         # One or the other of 137 medians is a little longer by chance; on average none is.
         Aim("p50_ratio_max_at_low_utilisation", at_most=1.1),
         Aim("p50_ratio_mean_at_low_utilisation", at_most=1.0),
-        # The bound takes each request to be in the best batch that its neighbours allow, as if whoever decides
-        # knew them before they come. Nobody reaches it; without fairness the policy comes to 0.95.
+        # The bound takes each request to be in the best batch that its neighbours allow, as if a policy
+        # knew them before they come. None reaches it; without fairness the policy comes to 0.95.
         Aim("overload_share_min", at_least=0.92),
         # A batch of 8 takes 9.78 of the 10 ms, so batches of 4 are the densest that can be back in time: 4 in
         # 5.88 ms is 680 r/s, and 99 % of it is asked for. The bound (fig5_slo10_bound_rps) has batches of 8.
@@ -80,13 +112,12 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
             obstacle="a GPU more for batch clients costs more of the others' requests than are allowed to miss",
         ),
         Aim("zoo_share", at_least=0.85),
-        # The model that is served least but for a twentieth, beside what all at once could have.
+        # The model that is served least but for a twentieth, compared with what all at once could have.
         Aim("p5_model_share_of_bound", at_least=0.85),
         Aim("azure_exact_late_per_million", at_most=0),
         Aim("azure_late_per_million", at_most=10),
-        Aim("core_us_4026x20", at_most=25),
-        Aim("core_us_p999_4026x20", at_most=1000),
     ),
+    "serve": (Aim("core_us_4026x20", at_most=25), Aim("core_us_p999_4026x20", at_most=1000)),
     "unseen": (
         *(
             Aim(f"{part}_share", at_least=0.95)
@@ -96,18 +127,8 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("timers_share", at_least=0.96),
         Aim("averse_bound_share", at_least=0.96),
         Aim("worst_vs_best_policy_points", at_least=-1),
-        Aim("refusal_p50_share_15", at_most=0.1),
-        Aim(
-            "refusal_p50_share_600",
-            at_most=0.1,
-            obstacle="no policy could refuse half at once and answer as much: docs/concepts.md",
-        ),
         Aim("burst_wrong_refusals", at_most=0),
         Aim("unlike_violated_pct", at_most=1),
-    ),
-    "simspeed": (
-        Aim("fig5_requests_per_s", at_least=50_000),
-        Aim("fig8_requests_per_s", at_least=20_000),
     ),
     "clipper_fig8": (Aim("cumulative_error", at_most=0.048),),
     "selection": (
@@ -124,11 +145,12 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     "truth": (within("goodput_gap_pct", 3), within("p50_gap_pct", 10), within("p99_gap_pct", 10)),
     "live_promises": (
         Aim("late_success_per_million", at_most=0),
-        Aim("refusal_slo_share_p99", at_most=0.2),
+        Aim(
+            "refusal_slo_share_p99",
+            at_most=0.2,
+            obstacle="what might still be served is not refused before that is certain (docs/concepts.md)",
+        ),
         Aim("goodput_20x_share", at_least=0.9),
-    ),
-    "broken": tuple(
-        Aim(f"{fault}_share", at_least=0.95) for fault in ("fast_fail", "hang", "slow", "bad_load")
     ),
     "mixing": (Aim("models", at_least=30), Aim("mixed_answers", at_most=0)),
     "live": (
@@ -149,12 +171,10 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("fed_rps_4000_native", at_least=40_000),
     ),
     "fig8_live": (
+        Aim("gpus6_goodput_pct", at_least=99.5),
+        Aim("gpus20_goodput_pct", at_least=95),
         within("gpus6_sim_gap_pct", 3),
-        within(
-            "gpus20_sim_gap_pct",
-            3,
-            obstacle="two cores cannot carry it: the workers alone ask for one, which the simulator does not charge",
-        ),
+        within("gpus20_sim_gap_pct", 3),
     ),
     "cpu": (Aim("resnet50_ratio", at_least=0.9),),
     "endurance": (Aim("neighbour_apart_p99_ratio", at_most=1.1),),
@@ -235,7 +255,7 @@ def limit_of(record: str, key: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An aim beside what is recorded."""
+    """An aim next to what is recorded."""
 
     record: str
     aim: Aim
@@ -295,49 +315,14 @@ def write(rows: Sequence[Judged], target: Path) -> None:
     write_csv(target, columns, cells)
 
 
-def origins(directory: Path = RESULTS) -> Iterator[str]:
-    """Say of every record with aims that it is missing, or at which commit its parts were made."""
-    for record in AIMS:
-        path = directory / f"{record}.json"
-        if not path.exists():
-            yield f"{record}: no record"
-            continue
-        content = json.loads(path.read_text(encoding="utf-8"))
-        parts = {record: content} | {
-            f"{record} {name}": part
-            for name, part in content.items()
-            if isinstance(part, dict) and "commit" in part
-        }
-        for name, part in parts.items():
-            if age := _age(part["commit"]):
-                yield f"{name}: {age}"
-
-
-def _age(commit: str) -> str:
-    """Say how far a commit is from what is checked out; empty: it is the same."""
-    made = f"made at {commit.rstrip('+')}{', with changes' * commit.endswith('+')}"
-    done = subprocess.run(
-        ["git", "rev-list", "--count", f"{commit.rstrip('+')}..HEAD"],
-        cwd=RESULTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        return f"{made}, which this history does not have"
-    number = int(done.stdout)
-    return f"{made}, {number} commits ago" if number or commit.endswith("+") else ""
-
-
 def main() -> None:
-    """Print all aims, and where their records come from."""
+    """Print all aims."""
     argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     rows = list(judged())
     show(rows)
     outcomes = [row.outcome for row in rows]
     counts = (f"{outcomes.count(word)} {word}" for word in (MET, MISSED, NOT_MEASURED))
-    print(f"\n{len(rows)} aims: {', '.join(counts)}\n")
-    print(*origins(), sep="\n")
+    print(f"\n{len(rows)} aims: {', '.join(counts)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A point of a study that has a case live beside the same case simulated, and how far apart the two are."""
+"""A point of a study with a case live and simulated, and the gap between the two."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Beside:
     """A stretch of a run, live and simulated: a study's point, which adds its axes."""
 
     live: Annotated[Side, Column()]
-    #: None: the server answered too little to be measured, so nothing was simulated.
+    #: None: the server answered too few requests to measure, so nothing was simulated.
     simulated: Annotated[Side | None, Column()]
-    #: How late the client itself sent.
+    #: Delay of the client itself.
     client_late_p99_ms: float
     #: Requests of the whole run that are not in `live`: fronts refused them by themselves, and keep no row of that.
     num_without_row: int = 0
-    #: How much more the simulator says; None: there is nothing to compare.
+    #: The simulator's excess; None: nothing to compare.
     goodput_gap_pct: Annotated[float | None, Column()] = field(init=False)
     p50_gap_pct: Annotated[float | None, Column()] = field(init=False)
     p99_gap_pct: Annotated[float | None, Column()] = field(init=False)
@@ -33,7 +33,7 @@ class Beside:
 
 
 def worst(points: Iterable[Beside], name: str) -> dict[str, float]:
-    """Give the gap that is furthest from 0, under its name; nothing where no point has one."""
+    """Return the largest gap with its name; empty if no point has one."""
     gaps = [gap for point in points if (gap := getattr(point, name)) is not None]
     return {name: max(gaps, key=abs)} if gaps else {}
 

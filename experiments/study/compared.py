@@ -1,4 +1,4 @@
-"""Common to all that compare policies: the compared policies, the noise, and telemetry rows as they come."""
+"""Shared by studies that compare policies: the policies, the noise, and telemetry rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.policies import POLICIES as CORE_POLICIES
-from controller.telemetry import ActionRow, RequestRow, Telemetry
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import Telemetry
 from experiments.simulator import Case, Progress, Run, production_scheduler, run
 from modelzoo.profile import Noise
 
@@ -24,7 +25,7 @@ POLICIES = {name: SchedulerConfig(policy=name) for name in CORE_POLICIES} | {
     ),
 }
 
-#: Policies compared where the paper shows Clockwork alone: its policy, and the ones that are to beat it.
+#: Policies compared if the paper shows Clockwork alone: its policy, and ours.
 PREDICTIVE = ("clockwork", "clockwork1ms", "edf_mh")
 
 
@@ -53,7 +54,7 @@ def run_rows(
     bucket_ns: int = NS_PER_S,
     make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
 ) -> Run:
-    """Run a case and hand out its telemetry rows a second at a time, so that memory stays flat.
+    """Run a case and return its telemetry rows a second at a time, so that memory stays flat.
 
     Args:
         case: what to run.

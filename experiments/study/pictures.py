@@ -1,7 +1,7 @@
 """Pictures as values: panels of curves, each with a title that says what is seen, and one way to draw them all.
 
-A picture is read in the width of a page, about 800 pixels: it has `MOST_PANELS` panels at most and three side by side, names
-curves beside their ends where there is room, and has colours that all readers tell apart, beside lines and markers that differ.
+A picture is read in the width of a page, about 800 pixels: it has `MOST_PANELS` panels at most and three side by side, labels
+curves at their ends if there is room, and uses colours that all readers can distinguish, with different lines and markers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from experiments.study.report import picture
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
-#: What is not ours: bounds, and the paper's numbers.
+#: Colour of bounds and of the paper's numbers.
 BLACK = "black"
 #: matplotlib's: a name, or lengths of dashes.
 Line = str | tuple[int, tuple[int, ...]]
-#: Beside the colours, in their order.
+#: Markers, in the order of the colours.
 LINES: tuple[Line, ...] = (
     "-",
     "--",
@@ -51,7 +51,7 @@ class Curve:
 
     x: Sequence[float]
     y: Sequence[float]
-    #: Beside the right end, in the curve's colour, or in the panel's legend; empty: none.
+    #: Label at the right end, in the curve's colour, or in the panel's legend; empty: no label.
     label: str = ""
     colour: str = BLACK
     line: Line = "-"
@@ -80,7 +80,7 @@ class Panel:
     marks: Mapping[float, str] = field(default_factory=dict)
     #: Horizontal lines, by place, with their words: an SLO, a bound.
     levels: Mapping[float, str] = field(default_factory=dict)
-    #: Where a legend stands, in matplotlib's words; empty: labels stand beside the ends of curves.
+    #: Where a legend stands, in matplotlib's words; empty: labels are at the ends of curves.
     legend: str = ""
 
 
@@ -172,7 +172,7 @@ def _scale(axes: Any, panel: Panel) -> None:  # noqa: ANN401
 
 
 def _label_ends(axes: Any, curves: Sequence[Curve], gap: float) -> None:  # noqa: ANN401
-    """Put labels beside the ends of curves, no two nearer than a share of the panel's height."""
+    """Put labels at the ends of curves, no two nearer than a share of the panel's height."""
     ends = []
     for curve in curves:
         points = [point for point in zip(curve.x, curve.y, strict=True) if np.isfinite(point[1])]
@@ -217,7 +217,7 @@ def lines(
         x: where a row's point stands.
         y: how high.
         by: the group, as its label names it.
-        up_to: the upper end of the range around a point; None: there is none.
+        up_to: the upper end of the range around a point; None: no range.
         joined: a line joins the points.
     """
     groups: dict[str, list[Any]] = {}
@@ -327,8 +327,3 @@ def unlabelled(curves: Iterable[Curve]) -> list[Curve]:
 def ticks(numbers: Iterable[float]) -> dict[float, str]:
     """A tick for each number."""
     return {float(number): str(number) for number in numbers}
-
-
-def colour_of(policy: str) -> str:
-    """The colour that a policy has in every picture."""
-    return COLOURS[list(POLICIES).index(policy)]

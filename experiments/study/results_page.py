@@ -1,8 +1,8 @@
-"""Write `experiments/results/README.md`: all that was measured, beside what the papers say, from the records.
+"""Write `experiments/results/README.md`: all that was measured, compared with what the papers say, from the records.
 
-The words are in `results_page.md`, beside this file; every number there is a field that names a record and a
+The words are in `results_page.md`, next to this file; every number there is a field that names a record and a
 key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. Fields without a
-format are whole tables, which this module makes. `make results-page` writes the page anew after a record
+format are whole tables, which this module makes. `make bench NAME=results_page` writes the page again after a record
 has changed; a test compares what is committed with what would be written.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -50,7 +51,7 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self._content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        #: Beside the page.
+        #: Next to the page.
         self.file = str(path.relative_to(RESULTS))
 
     def __getitem__(self, key: str) -> Figure:
@@ -81,7 +82,7 @@ class Record:
 
     @property
     def beside_live(self) -> str:
-        """Figures of a live run beside the simulated ones of the same case."""
+        """Figures of a live run compared with the simulated ones of the same case."""
         return _table(
             ("case", "", "live", "simulated", "gap, %", "aim, %", "reason"),
             (
@@ -126,6 +127,21 @@ def records() -> dict[str, Record]:
     }
 
 
+def _front_rows(record: Record) -> str:
+    """Shares of goodput where the server's own process is the limit: a row per server, connections and SLO."""
+    rows = []
+    for key in record.figures:
+        if found := re.fullmatch(r"(\w+)_c(\d+)_slo(\d+)_share_x0.9", key):
+            server, connections, slo_ms = found.groups()
+            shares = (
+                record[f"{server}_c{connections}_slo{slo_ms}_share_x{x}"]
+                for x in ("0.9", "1.5", "2", "3")
+            )
+            cells = " | ".join(f"{share:.2f}" for share in shares)
+            rows.append(f"| {server}, {connections} connections, SLO {slo_ms} ms | {cells} |")
+    return "\n".join(rows)
+
+
 def page() -> str:
     """Give the page.
 
@@ -141,10 +157,10 @@ def page() -> str:
         aims=_all_aims(),
         pictures=_pictures(),
         live_aims=found["live"].aims_table,
+        front_rows=_front_rows(found["front"]),
         controller_aims=found["controller"].aims_table,
         edf_mh_shares=_shares(found["edf_mh"]),
-        pieces_worth=_pieces(found["ablation"], "worth"),
-        pieces_gain=_pieces(found["ablation"], "gain"),
+        pieces_worth=_pieces(found["ablation"]),
         num_edf_mh_loads=len(_between(found["edf_mh"], "edf_mh_", "_goodput_pct")),
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
         processor=_processor(found["cpu"]),
@@ -154,7 +170,7 @@ def page() -> str:
 
 
 def _filled(block: str) -> str:
-    """Break the lines of a paragraph anew: fields and numbers differ in length."""
+    """Break the lines of a paragraph again: fields and numbers differ in length."""
     if block[0] in "|#!" or block[0].isdigit():
         return block
     filled = textwrap.fill(block, 110, break_long_words=False, break_on_hyphens=False)
@@ -163,9 +179,14 @@ def _filled(block: str) -> str:
 
 def _pictures() -> str:
     """What each picture shows, which is what stands over it."""
-    seen = {f"{study.name}.png": study.title for study in declared() if study.title}
+    seen = {
+        (Path(study.folder) / f"{study.name}.png").as_posix(): study.title
+        for study in declared()
+        if study.title
+    }
+    there = sorted(file for file in seen if (RESULTS / file).exists())
     return _table(
-        ("picture", "what is seen"), ((f"[{file}]({file})", seen[file]) for file in sorted(seen))
+        ("picture", "what is seen"), ((f"[{file}]({file})", seen[file]) for file in there)
     )
 
 
@@ -191,6 +212,11 @@ def repeated_by(command: str) -> str:
         command: as the record names it.
     """
     start = "python -m experiments."
+    if command.startswith("make "):
+        # Targets of the Makefile, one for each study, took variables for options.
+        target, *variables = command.split()[1:]
+        words = [word for each in variables for word in f"--{each.lower()}".split("=")]
+        return " ".join((start[:-1], called(target) or target, *words))
     if not command.startswith(start):
         return command
     module, space, options = command.removeprefix(start).partition(" ")
@@ -226,7 +252,7 @@ def _shares(record: Record) -> str:
     loads = {
         "fig5_slo10": "Fig 5, SLO 10 ms",
         "fig7_left_n12_r2400_x3.38": "Fig 7, 12 models at 2,400 r/s, SLO 3.4 times the execution",
-        "fig7_right_m12c16_x3.38": "Fig 7, the same SLO beside batch clients",
+        "fig7_right_m12c16_x3.38": "Fig 7, the same SLO with batch clients",
         "azure_x2_noisy": "Fig 8's replay at twice its rate, noise of Fig 9",
         "overload_n48_r5514_slo25": "overload, 48 models on 6 GPUs, SLO 25 ms, 5,514 r/s",
         "overload_zoo48_r3000_slo50": "overload, 48 models of all kinds on 6 GPUs, SLO 50 ms",
@@ -242,14 +268,14 @@ def _shares(record: Record) -> str:
     )
 
 
-def _pieces(record: Record, what: str) -> str:
-    """By piece of `edf_mh`: its largest and its smallest worth or gain in points, and the loads that gave them."""
+def _pieces(record: Record) -> str:
+    """By piece of `edf_mh`: its largest and its smallest worth in points, and the loads that gave them."""
     loads = _between(record, "all_", "_goodput_pct")
     found: dict[str, list[tuple[float, str]]] = {}
     for key, points in record.figures.items():
         for load in loads:
-            if key.endswith(f"_{load}_{what}_points"):
-                piece = key.removesuffix(f"_{load}_{what}_points")
+            if key.endswith(end := f"_{load}_worth_points"):
+                piece = key.removesuffix(end)
                 # Rounded here, so that no difference is written as -0.0.
                 found.setdefault(piece, []).append((round(points, 1) + 0.0, load))
     rows = []
@@ -272,19 +298,7 @@ def _processor(record: Record) -> str:
             ("mlp", "784-128-10", ""),
         )
     ]
-    p99 = [record[f"exec_error_us_p99_{way}"] for way in ("pinned", "unpinned")]
-    rows += [
-        (
-            "measured against predicted EXEC of ResNet-50 meanwhile, us, p99: threads bound to cores; not bound",
-            f"{p99[0]:,.0f}; {p99[1]:,.0f}",
-        ),
-        (
-            f"{record['weights_mib']:,.0f} MiB of weights of {record.num_models} models: private memory that they add to a second "
-            "worker, MiB",
-            f"{record['second_worker_mib']:.1f}",
-        ),
-    ]
-    title = f"The processor as a device (`make bench-cpu`), cores {record.cores}:"
+    title = f"The processor as a device (`make bench NAME=bench-cpu`), cores {record.cores}:"
     return title + "\n\n" + _table(("", "measured"), rows)
 
 

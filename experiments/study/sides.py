@@ -1,22 +1,22 @@
-"""What became of a run, live or simulated: one way to sum both up, and to play a case to a server that runs."""
+"""Outcomes of a run, live or simulated: one summary of both."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clockwright.actions import StepTime
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from clockwright.units import NS_PER_S
-from controller.telemetry import OK, ActionRow, RequestRow, Telemetry
+from clockwright.wire.actions import StepTime
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK, Telemetry
 from experiments.simulator import Case, run
 from experiments.study.compared import run_rows
 from modelzoo.profile import ProfileRow
 from traces.client_record import ClientRecord, summarise
-from traces.replay import AskingStyle, play
 
 #: Figures by which the two are compared, and what their gaps are called by.
 METRICS = {"goodput": "goodput_rps", "p50": "p50_ms", "p99": "p99_ms"}
@@ -24,20 +24,22 @@ METRICS = {"goodput": "goodput_rps", "p50": "p50_ms", "p99": "p99_ms"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What became of the requests that were due in a stretch of one run; latencies are those of answers."""
+    """Outcomes of the requests that were due in a stretch of a run; latencies are those of answers."""
 
     offered: float
     offered_rps: float
     #: Answers within the SLO.
     goodput_rps: float
     goodput_pct: float
-    #: Answers after the SLO, and requests that were given up because theirs would be.
+    #: Answers after the SLO, and requests refused because their answers would be late.
     late_per_million: float
     refused_per_million: float
     p50_ms: float
     p99_ms: float
+    #: Tells nothing of fewer than some 100,000 answers.
+    p9999_ms: float
     max_ms: float
-    #: Answers whose model was not resident when it was asked. Like all that follows, only telemetry knows it.
+    #: Answers whose model was not resident on arrival. This and the fields below come from telemetry only.
     cold_pct: float | None = None
     mean_batch_size: float | None = None
     exec_busy_pct: float | None = None
@@ -45,7 +47,7 @@ class Side:
 
 
 def gap_pct(live: Side, simulated: Side | None, name: str) -> float | None:
-    """How much more of something the simulator says, in per cent; None: there is nothing to compare."""
+    """The simulator's excess in per cent. Returns None if there is nothing to compare."""
     measured = getattr(live, name)
     if simulated is None or not measured:
         return None
@@ -79,6 +81,7 @@ def side_of(record: ClientRecord, begin_ns: int, end_ns: int) -> Side:
         refused_per_million=1e6 * (offered - found.num_in_time - late) / offered,
         p50_ms=found.latency_ms["50"],
         p99_ms=found.latency_ms["99"],
+        p9999_ms=found.latency_ms["99.99"],
         max_ms=found.latency_ms["100"],
     )
 
@@ -132,7 +135,7 @@ class RunRows:
 
 
 class _Columns:
-    """Requests as a client would see them that is never late and has no way to go: 40 bytes of each."""
+    """Requests as seen by a client without delay or distance: 40 bytes each."""
 
     def __init__(self) -> None:
         self._models: dict[str, int] = {}
@@ -161,7 +164,6 @@ class _Columns:
             sent_ns=due_ns - origin_ns,
             departure_ns=done_ns - origin_ns,
             begin_ns=origin_ns,
-            elapsed_ns=int(done_ns.max(initial=origin_ns)) - origin_ns,
         )
 
 
@@ -179,11 +181,11 @@ def simulated_record(case: Case) -> ClientRecord:
     return columns.record()
 
 
-# --- a server that runs ---------------------------------------------------------------------------
+# --- a live server --------------------------------------------------------------------------------
 
 
 def reported_rows(operator: Operator) -> dict[str, ProfileRow]:
-    """What each model of a server costs, as its workers report."""
+    """Cost of each model of a server, as its workers report it."""
     return {
         model.model_id: ProfileRow(
             name=model.model_id,
@@ -193,35 +195,3 @@ def reported_rows(operator: Operator) -> dict[str, ProfileRow]:
         )
         for model in operator.models()
     }
-
-
-def beside_server(address: str, cases: Mapping[str, Case]) -> Iterator[tuple[str, Side, Side]]:
-    """Play cases to a server that runs, and simulate each with its policy, workers and costs.
-
-    Args:
-        address: HOST:PORT.
-        cases: by name; their models are names on the server.
-
-    Returns:
-        Name of the case, what its client saw, and the simulated side.
-
-    Raises:
-        ConfigError: no server answers.
-        UnknownModelError: the server lacks a model.
-    """
-    for name, case in cases.items():
-        end_ns = case.duration_ns
-        # The simulator sends nothing afterwards.
-        workload = case.workload.sliced(0, end_ns)
-        style = AskingStyle(refusal_pause_ns=case.refusal_pause_ns)
-        live = side_of(play(address, workload, style=style), 0, end_ns)
-        with Operator(address) as operator:
-            rows, policy = reported_rows(operator), operator.status().policy
-            pages = [worker.num_pages for worker in operator.workers()]
-        models = (replace(model, row=rows[model.model_id]) for model in case.cluster.models)
-        cluster = replace(
-            case.cluster, models=tuple(models), num_workers=len(pages), num_pages=min(pages)
-        )
-        scheduler = replace(case.scheduler, policy=policy)
-        given = replace(case, workload=workload, cluster=cluster, scheduler=scheduler)
-        yield name, live, side_of(simulated_record(given), 0, end_ns)

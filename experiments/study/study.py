@@ -2,8 +2,7 @@
 
 A file of a study ends with `STUDY = Study(...)`, and `python -m experiments NAME` runs it: it asks, prints a line for each
 answer, and leaves `NAME.json` (the numbers, ours and the paper's), `NAME.csv` (a row for each answer) and `NAME.png` in
-`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed. `--live HOST:PORT`
-plays the same cases to a server that runs.
+`experiments/results/`. The same setting gives the same table, bit for bit, wherever nothing is timed.
 
 Its answers, *points*, are dataclasses, and their fields are the columns: each is spelt once, there, with its unit. A number
 of a point is a column of the table, and a figure of the record under the point's key. Where a field is more or less
@@ -25,10 +24,8 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from clockwright.errors import ConfigError
 from experiments.results_file import RESULTS, add_results, write_results
-from experiments.simulator import Case
 from experiments.study.pictures import Panel, draw
 from experiments.study.report import write_csv
-from experiments.study.sides import beside_server, words_of
 
 # A gap to the paper beyond this share needs a reason.
 _NOTABLE_GAP = 0.10
@@ -120,20 +117,15 @@ class Study(Generic[SettingT, PointT]):
     tables: Mapping[str, Callable[[SettingT, Sequence[PointT]], Iterable[Row]]] = field(
         default_factory=lambda: {"": own_rows}
     )
-    #: What `NAME.txt` says of the answers; None: there is none.
-    text: Callable[[Sequence[PointT]], str] | None = None
     paper: tuple[Paper, ...] = ()
     #: Over the picture: what is seen, one sentence.
     title: str = ""
-    #: What is drawn, row by row, of nothing but the record: `StudyRecord`, or what `recorded` makes of a folder.
-    panels: Callable[[SettingT, Any], Sequence[Sequence[Panel]]] | None = None
+    #: What is drawn, row by row, of nothing but the record.
+    panels: Callable[[SettingT, StudyRecord], Sequence[Sequence[Panel]]] | None = None
     #: Draws, into a PNG, what no panels can show of it.
-    picture: Callable[[Path, SettingT, Any], None] | None = None
-    recorded: Callable[[Path], Any] | None = None
+    picture: Callable[[Path, SettingT, StudyRecord], None] | None = None
     #: Anything else worth keeping, by key of the record.
     extra: Callable[[SettingT, Sequence[PointT]], Mapping[str, Any]] = lambda *_: {}
-    #: Figures that are taken over of other records in the folder, and anything else, by key of the record.
-    taken: Callable[[Path], tuple[Mapping[str, float], Mapping[str, Any]]] = lambda _: ({}, {})
     #: The command's name, where it is another.
     command: str = ""
     #: The part that it is of a record that others share.
@@ -144,8 +136,6 @@ class Study(Generic[SettingT, PointT]):
     say: Callable[[str, PointT], str] = lambda key, point: said(key, point)
     #: The folder of the results in which the files are.
     folder: str = ""
-    #: Cases that a server can be played, whatever its policy is, by name; None: the study has none.
-    cases: Callable[[SettingT], Mapping[str, Case]] | None = None
 
     def produce(
         self,
@@ -185,10 +175,7 @@ class Study(Generic[SettingT, PointT]):
             # What was written before may have had other columns.
             cells = ([row.get(name, "") for name in columns] for row in [*kept, *table])
             write_csv(target, columns, cells)
-        if self.text is not None:
-            (directory / f"{self.name}.txt").write_text(self.text(points), encoding="utf-8")
-        taken, about_taken = self.taken(directory)
-        figures = self.figures_of(setting, points) | dict(taken)
+        figures = self.figures_of(setting, points)
         compared = beside_paper(self.paper, figures, getattr(setting, "policies", ("",)))
         _show(compared)
         words = (self.command or self.name, options, "--add" * add)
@@ -197,7 +184,6 @@ class Study(Generic[SettingT, PointT]):
             "comparison": compared,
             "setting": asdict(setting) | _said_otherwise(setting),  # type: ignore[call-overload]
             **self.extra(setting, points),
-            **about_taken,
         }
         if add or self.part:
             part = self.part or ", ".join(key_of(self.key, point) for point in points) or options
@@ -256,7 +242,7 @@ class Study(Generic[SettingT, PointT]):
         try:
             setting = self.setting if setting is None else setting
             if self.picture is not None:
-                self.picture(target, setting, self._recorded(directory))
+                self.picture(target, setting, read_recorded(directory, self.name, self.tables))
             else:
                 draw(target, self.title, self.drawn(directory, setting))
         except (OSError, KeyError) as error:
@@ -274,12 +260,10 @@ class Study(Generic[SettingT, PointT]):
         """
         if self.panels is None:
             return []
-        return self.panels(self.setting if setting is None else setting, self._recorded(directory))
-
-    def _recorded(self, directory: Path) -> Any:  # noqa: ANN401
-        if self.recorded is not None:
-            return self.recorded(directory)
-        return read_recorded(directory, self.name, self.tables)
+        return self.panels(
+            self.setting if setting is None else setting,
+            read_recorded(directory, self.name, self.tables),
+        )
 
     def main(self, arguments: Sequence[str]) -> str:
         """Produce it as a command line asks.
@@ -294,7 +278,6 @@ class Study(Generic[SettingT, PointT]):
         frame.add_argument("--add", action="store_true", help="keep what is recorded of others")
         frame.add_argument("--draw", action="store_true", help="only the picture, of the tables")
         frame.add_argument("--directory", type=Path, help="where all files go")
-        frame.add_argument("--live", metavar="HOST:PORT", help="play its cases to this server")
         asked, others = frame.parse_known_args(arguments)
         if asked.draw:
             self.redraw(asked.directory)
@@ -302,22 +285,7 @@ class Study(Generic[SettingT, PointT]):
         more = frame.format_help()
         name = self.command or self.name
         setting, options = from_command_line(name, self.setting, others, more=more)
-        if asked.live:
-            self.play(setting, asked.live)
-            return ""
         return self.fault(self.produce(setting, asked.directory, options=options, add=asked.add))
-
-    def play(self, setting: SettingT, address: str) -> None:
-        """Play its cases to a server that runs, print each beside the same simulated, and write nothing.
-
-        Raises:
-            ConfigError: there are no such cases, or no server answers.
-            UnknownModelError: the server lacks a model.
-        """
-        if self.cases is None:
-            raise ConfigError(f"--live: found no cases in {self.name}, expected some")
-        for name, live, simulated in beside_server(address, self.cases(setting)):
-            print(f"{name}: {words_of(live, simulated)}", flush=True)
 
 
 def read_recorded(directory: Path, name: str, endings: Iterable[str]) -> StudyRecord:
@@ -435,7 +403,7 @@ def said(key: str, point: object) -> str:
 def beside_paper(
     papers: Iterable[Paper], figures: Mapping[str, float], policies: Iterable[str]
 ) -> list[dict[str, float | str]]:
-    """Put our numbers beside the paper's, with the reason where they are more than 10 % apart.
+    """Compare our numbers with the paper's, with the reason if they differ by more than 10 %.
 
     Args:
         papers: the paper's numbers.
@@ -466,7 +434,7 @@ def beside_paper(
 
 
 def _show(table: Iterable[Mapping[str, float | str]]) -> None:
-    """Print what is beside the paper; a reason that several numbers share, once."""
+    """Print the comparison with the paper; a reason that several numbers share, once."""
     before = ""
     for row in table:
         reason = str(row["reason"])

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 from clockwright.units import NS_PER_US
-from controller.telemetry import OK
-from controller.telemetry_files import ACTION_COLUMNS, REQUEST_COLUMNS
+from controller.telemetry.files import ACTION_COLUMNS, REQUEST_COLUMNS
+from controller.telemetry.tables import OK
 from experiments.telemetry.tables import TelemetryRow, TelemetryTable
 
 _Event = dict[str, object]
@@ -39,7 +39,7 @@ _STEPS = ("load", "input", "exec", "output")
 _PREDICTED_STEP = {"LoadWeights": "LOAD", "Infer": "EXEC"}
 
 # A lane's slices follow each other, but a worker's times are translated by an offset that is estimated
-# anew all the time. Overlaps up to this are cut instead of put on a second track.
+# again all the time. Overlaps up to this are cut instead of put on a second track.
 _CLOCK_ERROR_NS = 100 * NS_PER_US
 
 # EXECs remembered for the requests they answer. Requests depart right after; those of an EXEC that was

@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from clockwright.actions import StepTime
 from clockwright.errors import TraceFormatError
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
-from controller.telemetry import ActionRow, RequestRow
-from controller.telemetry_files import (
+from clockwright.wire.actions import StepTime
+from controller.telemetry.files import (
     ACTION_COLUMNS,
     REQUEST_COLUMNS,
     last_run,
     last_run_in,
     table_files,
 )
+from controller.telemetry.rows import ActionRow, RequestRow
 
 TelemetryRow = dict[str, str]
 
@@ -119,6 +119,13 @@ class TelemetryTable:
             found = row[column]
             raise self.error(f"{column} is {found!r}, expected a whole number") from None
 
+    def decimal(self, row: TelemetryRow, column: str) -> float:
+        """A cell that has to hold a number, in the row read last."""
+        try:
+            return float(row[column])
+        except ValueError:
+            raise self.error(f"{column} is {row[column]!r}, expected a number") from None
+
     def optional(self, row: TelemetryRow, column: str) -> int | None:
         """A cell that may be empty, else has to hold a whole number."""
         return self.number(row, column) if row[column] else None
@@ -145,6 +152,7 @@ def _step(table: TelemetryTable, row: TelemetryRow, step: str) -> StepTime | Non
 #: What reads a cell, by the type of its field.
 _CELLS: Mapping[Any, Callable[[TelemetryTable, TelemetryRow, str], Any]] = {
     **dict.fromkeys((int, RequestId, ActionId), TelemetryTable.number),
+    float: TelemetryTable.decimal,
     **dict.fromkeys((int | None, ActionId | None), TelemetryTable.optional),
     **dict.fromkeys((str, ModelId, WorkerId), lambda _, row, column: row[column]),
     WorkerId | None: lambda _, row, column: row[column] or None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.telemetry import ActionRow
+from controller.telemetry.rows import ActionRow
 
 _LANES = ("load", "input", "exec", "output")
 # The lane whose begin and duration the controller predicts, by kind of action.

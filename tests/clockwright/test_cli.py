@@ -21,22 +21,25 @@ import pytest
 import typer
 from rich.console import Console
 
-from clockwright.channel import Access
-from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
+from clockwright.cli.flags import JoinFlags, LogFlags
 from clockwright.cli.inference import print_result
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.cli.main import app, main
 from clockwright.cli.show import print_models
-from clockwright.client import InferResult
-from clockwright.operator import Operator
-from controller.front_flags import FrontFlags
-from controller.up import show_preparation
+from clockwright.cli.worker_settings import WorkerSettings
+from clockwright.client.channel import Access
+from clockwright.client.client import InferResult
+from clockwright.client.operator import Operator
+from clockwright.settings import Flags, spell
+from controller.process.config import FrontConfig
+from controller.process.up import show_preparation
 from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
 from worker import gpu_workers
+from worker.config import WorkerConfig
 
 COMMANDS = (
-    *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
+    *("up", "controller", "worker", "infer", "status", "drain", "simulate"),
     *("models", "app", "keys", "quotas", "trace", "front", "load", "doctor", "top"),
     *("completion", "policies", "explain"),
 )
@@ -46,10 +49,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[LocalServer]:
     directory = tmp_path_factory.mktemp("cli")
     models = write_models(directory / "models", dense="mlp-16-32-4", pair="two_by_two")
-    arguments = ["--device", "modelled:1ms", "--cache-dir", str(directory / "cache")]
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(cache_dir)]
     with LocalServer(["--models", str(models), *arguments]) as server:
         yield server
 
@@ -171,10 +174,10 @@ def test_a_stale_installation_is_told_to_install_again(
 
 
 def test_a_setting_that_counts_as_false_is_passed_on_to_the_workers() -> None:
-    arguments = spell(WorkerFlags(pages=0, verbose=False, cache_dir=None))
-    assert spell(FrontFlags(anonymous=["health", "metadata"])).count("--anonymous=metadata") == 1
-    assert "--pages=0" in arguments
-    assert not [text for text in arguments if text.startswith(("--verbose", "--cache-dir"))]
+    arguments = Flags(WorkerSettings, pages=0, cudnn_search=False, cache_dir=None).spell()
+    front = Flags(FrontConfig, anonymous=["health", "metadata"]).spell()
+    assert front.count("--anonymous=metadata") == 1
+    assert arguments == ["--pages=0"]
 
 
 def test_help_imports_neither_grpc_nor_numpy_nor_onnxruntime() -> None:
@@ -221,7 +224,11 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
             "'abacus': expected cpu, cuda:N, modelled:PROFILE or container:FOLDER",
         ),
         (("worker", "--device", "modelled:nothing"), "nothing"),
-        (("worker", "--pages", "0"), "found 0, expected 1 or more"),
+        (("worker", "--pages", "0"), "num_pages is 0, expected 1 or more"),
+        (("worker", "--pages", "few"), "--pages is 'few', expected auto or a number"),
+        (("worker", "--arena-mib", "0"), "--arena-mib is 0, expected 1 or more"),
+        (("up", "--slo-ms", "nan"), "--slo-ms is nan, expected more than 0"),
+        (("up", "--max-open-mib", "-1"), "--max-open-mib is -1, expected more than 0"),
         (("up", "--tenant-weight", "gold"), "'gold', expected NAME=WEIGHT, such as gold=4"),
         (
             ("up", "--tenant-weight", "gold=1e-310"),
@@ -253,7 +260,7 @@ def test_a_wrong_setting_is_one_line_and_ends_with_1(
 def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[int, str, str, WorkerFlags, JoinFlags]] = []
+    asked: list[tuple[int, str, str, Flags[WorkerConfig], JoinFlags, LogFlags]] = []
 
     def run_on_each_gpu(*given: Any) -> int:  # noqa: ANN401
         asked.append(given)
@@ -264,18 +271,19 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     # However little this machine has.
     monkeypatch.setattr("worker.process.granted_bytes", lambda: None)
     settings = ["--pages=7", "--arena-mib=32", "--precision=tf32", "--engine=torch"]
-    settings += ["--host-mib=64", f"--cache-dir={tmp_path}", "--verbose"]
-    settings += ["--compile-memory-mib=900", "--compile-cpu-s=60.0"]
+    settings += ["--host-mib=64", f"--cache-dir={tmp_path}", "--payload-port=0"]
+    settings += ["--compile-memory-mib=900", "--compile-cpu-s=60.0", "--devices=1"]
     token_file = tmp_path / "token"
     token_file.write_text("a token")
     who = ["--controller", "there:1", "--device", "cuda", "--id", "host"]
     who += ["--worker-token-file", str(token_file)]
-    code, _, _ = run("worker", *who, *settings)
+    code, _, _ = run("worker", *who, *settings, "--verbose")
     assert code == 0
-    ((num_gpus, name, controller, flags, join),) = asked
+    ((num_gpus, name, controller, flags, join, logs),) = asked
     assert (num_gpus, name, controller) == (3, "host", "there:1")
-    assert spell(join) == [f"--worker-token-file={token_file}"]
-    assert sorted(spell(flags)) == sorted([*settings, "--device=cuda", "--log-format=text"])
+    assert spell(vars(join)) == [f"--worker-token-file={token_file}"]
+    assert sorted(flags.spell()) == sorted([*settings, "--device=cuda"])
+    assert logs.spell() == ["--verbose", "--log-format=text"]
 
 
 @pytest.fixture
@@ -294,7 +302,7 @@ def test_a_taken_port_is_named(run: Run, taken_port: int) -> None:
 
 def test_a_start_that_fails_leaves_the_log_as_it_was(run: Run, taken_port: int) -> None:
     run("up", "--port", str(taken_port))
-    assert logging.getLogger("controller.catalogue").level == logging.NOTSET
+    assert logging.getLogger("controller.models.catalogue").level == logging.NOTSET
 
 
 @pytest.mark.parametrize("command", [("status",), ("models", "list"), ("infer", "x", "--random")])
@@ -317,8 +325,8 @@ def test_up_ends_with_1_when_its_worker_cannot_start(tmp_path: Path) -> None:
 def test_a_server_whose_workers_cannot_start_is_not_said_to_be_ready(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workers = LocalWorkers()
-    workers.plan("local-0", WorkerFlags(device="abacus", cache_dir=tmp_path))
+    workers = LocalWorkers(LogFlags())
+    workers.plan("local-0", Flags(WorkerSettings, device="abacus", cache_dir=tmp_path))
 
     async def show(address: str) -> None:
         channel = Access().async_channel(address)
@@ -333,6 +341,11 @@ def test_a_server_whose_workers_cannot_start_is_not_said_to_be_ready(
         assert workers.num_alive == 0
         asyncio.run(show(server.address))
     assert "ready" not in capsys.readouterr().out
+
+
+def test_a_reload_says_which_version_serves(run: Run, server: LocalServer) -> None:
+    code, out, _ = run("models", "reload", "dense", "--server", server.address)
+    assert (code, out) == (0, "reloaded dense: version 1 serves\n")
 
 
 def test_infer_draws_random_inputs_and_explains(run: Run, server: LocalServer) -> None:
@@ -457,13 +470,13 @@ def test_quotas_are_set_listed_and_removed(run: Run, server: LocalServer) -> Non
 
 
 def test_an_unfit_model_is_told_of_once_and_leaves_the_list_readable(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, cache_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     models = write_models(tmp_path / "models", dense="mlp-16-32-4")
     (models / "empty").mkdir()
     (models / "text" / "1").mkdir(parents=True)
     (models / "text" / "1" / "model.onnx").write_text("no model")
-    arguments = ("--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache"))
+    arguments = ("--device", "modelled:1ms", "--cache-dir", str(cache_dir))
     with LocalServer(["--models", str(models), *arguments]) as server:
         with Operator(server.address) as operator:
             print_models(operator.models())

@@ -26,11 +26,11 @@ from clockwright import (
     RefusedError,
     UnknownModelError,
 )
-from clockwright.operator import Operator
-from clockwright.statuses import error_of
-from clockwright.tensors import TensorSpec
+from clockwright.client.operator import Operator
+from clockwright.client.statuses import error_of
+from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler
-from controller.core.events import Command, Event, RequestArrived
+from controller.core.events import CertaintyAsked, Command, Event, RequestArrived
 from tests.kit.front_end import (
     MESSAGE_BYTES_MAX,
     FrontEndInThread,
@@ -85,6 +85,57 @@ def test_whose_request_it_is_reaches_the_scheduler(
     client.infer("double", rows, slo_ms=SLO_MS, tenant="ann")
     client.infer("double", rows, slo_ms=SLO_MS)
     assert tenants == ["ann", ""]
+
+
+def test_how_soon_a_request_is_to_be_decided_reaches_the_scheduler(
+    client: Client, server: FrontEndInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within_ns: list[int] = []
+    handle = Scheduler.handle
+
+    def spied(self: Scheduler, event: Event, *, now_ns: int) -> list[Command]:
+        if isinstance(event, CertaintyAsked):
+            within_ns.append(event.within_ns)
+        return handle(self, event, now_ns=now_ns)
+
+    monkeypatch.setattr(Scheduler, "handle", spied)
+    rows = np.ones((1, 3), np.float32)
+    for _ in range(3):  # the third is made from the first one's template
+        answer = client.infer("double", rows, slo_ms=SLO_MS, decide_within_ms=5000, explain=True)
+        assert 0 < answer.explanation["decided_us"] < 5_000_000
+    assert "decided_us" not in client.infer("double", rows, slo_ms=SLO_MS, explain=True).explanation
+    assert within_ns == [5_000_000_000] * 3
+    for within_ms in (SLO_MS, SLO_MS + 1):
+        with pytest.raises(
+            BadRequestError, match=r"expected less than the SLO, 30.* s; leave it out"
+        ):
+            client.infer("double", rows, slo_ms=SLO_MS, decide_within_ms=within_ms)
+
+
+def test_what_an_answer_is_worth_and_the_work_ahead_reach_the_scheduler(
+    client: Client, server: FrontEndInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int, int]] = []
+    handle = Scheduler.handle
+
+    def spied(self: Scheduler, event: Event, *, now_ns: int) -> list[Command]:
+        if isinstance(event, RequestArrived):
+            asked.append((event.weight, event.work_ahead_ns, event.slo_ns))
+        return handle(self, event, now_ns=now_ns)
+
+    monkeypatch.setattr(Scheduler, "handle", spied)
+    rows = np.ones((1, 3), np.float32)
+    for _ in range(3):  # the third is made from the first one's template
+        client.infer("double", rows, slo_ms=SLO_MS, weight=0.5, work_ahead_ms=5000)
+    client.infer("double", rows, slo_ms=SLO_MS)
+    slo_ns = round(SLO_MS * 1e6)
+    assert asked == [(0.5, 5_000_000_000, slo_ns - 5_000_000_000)] * 3 + [(1.0, 0, slo_ns)]
+    with pytest.raises(RefusedError, match=r"may have request_weight_max 1 at most, found 1\.5"):
+        client.infer("double", rows, slo_ms=SLO_MS, weight=1.5)
+    with pytest.raises(
+        BadRequestError, match=r"work_ahead_ms: found .* expected less than the SLO"
+    ):
+        client.infer("double", rows, slo_ms=SLO_MS, work_ahead_ms=SLO_MS)
 
 
 def test_the_only_input_needs_no_name(client: Client) -> None:
@@ -256,8 +307,9 @@ def test_a_model_without_a_worker_that_takes_it_says_why(tmp_path: Path) -> None
     with serving_in_thread(tmp_path) as server, Client(server.address) as client:
         (status,) = [model for model in client.models() if model.name == "unknown"]
         assert (status.state, status.reason) == ("UNAVAILABLE", "it is not in the script")
-        with pytest.raises(RefusedError, match="unknown is UNAVAILABLE: it is not in the script"):
+        with pytest.raises(RefusedError, match="unknown cannot be served: it is not in") as caught:
             client.metadata("unknown")
+        assert caught.value.refusal is Refusal.UNFIT
 
 
 WRONG_ASKS = {

@@ -41,7 +41,7 @@ def test_models_that_push_each_other_out_are_a_warning_before_anything_is_refuse
     (finding,) = diagnose(status_of(evictions_per_s=29, load_busy=0.65), busy)
     assert (finding.name, finding.harmful, finding.past) == ("too few pages", False, False)
     assert finding.words.startswith(
-        "nothing is refused for it yet, but loading takes 65% of the time of 2 workers of V100: models on V100 push each other out"
+        "nothing is refused for it yet, but loading takes 65% of the time of 2 workers of V100: models on V100 evict each other"
     )
     # The first loads of all models are none, nor is a long tail of cold models that leaves the lanes time.
     assert diagnose(status_of(load_busy=0.65), busy) == []
@@ -70,7 +70,7 @@ def test_what_is_short_is_named_with_its_figures(shortage: str, name: str, figur
     over = status_of(0, over_ns=10 * NS_PER_S, **{shortage: 33.0})
     (past,) = diagnose(over, WELL)
     assert (past.name, past.harmful, past.past) == (name, False, True)
-    assert past.words.startswith("33.0 r/s were refused for want of ")
+    assert past.words.startswith("33.0 r/s were refused for lack of ")
     assert past.words.endswith(" on V100 in the last 10 s, none in the last 5 s")
     assert [row.past for row in diagnose(over, (*WELL, TORTOISE))] == [False, True]
 
@@ -120,7 +120,7 @@ def test_workers_that_wait_while_requests_are_refused_are_not_asked_for_too_much
         "50.0 of 200.0 r/s refused in the last 5 s, though 2 workers of V100 only 20% busy"
         in finding.words
     )
-    assert "5 actions came too late" in finding.words
+    assert "5 actions arrived too late" in finding.words
     # A full lane is too late for some of its actions, and that is the overload.
     (finding,) = overload(status, [worker("a", exec_busy=0.9, too_late=30)])
     assert finding.name == "overload"

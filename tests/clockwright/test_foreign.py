@@ -50,7 +50,7 @@ def test_a_message_in_json_is_one_object_a_line_with_its_traceback() -> None:
     except ValueError as error:
         record = logging.makeLogRecord(
             {
-                "name": "controller.app",
+                "name": "controller.process.app",
                 "levelname": "ERROR",
                 "created": 1_700_000_000.25,
                 "process": 17,
@@ -66,7 +66,7 @@ def test_a_message_in_json_is_one_object_a_line_with_its_traceback() -> None:
     assert told == {
         "time": "2023-11-14T22:13:20.250Z",
         "level": "ERROR",
-        "logger": "controller.app",
+        "logger": "controller.process.app",
         "pid": 17,
         "message": "device \x1b[2J\nINFO root: all is well",
     }

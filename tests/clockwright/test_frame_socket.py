@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from clockwright.data_socket import dial, pinned_context
-from clockwright.frame_headers import HEADER_BYTES_MAX
-from clockwright.frame_socket import FrameSocket, SocketListener
-from clockwright.frames import PAYLOAD_BYTES_MAX, Frame, greeting, make_frame
-from clockwright.own_certificate import make_certificate
+from clockwright.wire.data_socket import dial, pinned_context
+from clockwright.wire.frame_headers import HEADER_BYTES_MAX
+from clockwright.wire.frame_socket import FrameSocket, SocketListener
+from clockwright.wire.frames import PAYLOAD_BYTES_MAX, Frame, greeting, make_frame
+from clockwright.wire.own_certificate import make_certificate
 
 SILENCE_LIMIT_MS = 100_000
 NOBODY = 65534
@@ -98,7 +98,7 @@ def test_a_listener_with_another_certificate_is_not_talked_to() -> None:
         listener.tls, _ = make_certificate()
         _, expected = make_certificate()
         listener.listen("127.0.0.1", 0)
-        with pytest.raises(ConnectionError, match="another's"):
+        with pytest.raises(ConnectionError, match="another certificate"):
             await asyncio.to_thread(
                 dial,
                 "127.0.0.1",
@@ -146,4 +146,4 @@ def test_a_process_of_another_user_is_not_heard(
         listener.close()
 
     asyncio.run(main())
-    assert "a process of another user came" in caplog.text
+    assert "a process of another user connected" in caplog.text

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright import frame_headers, frames
-from clockwright.actions import (
+from clockwright.errors import ProtocolError
+from clockwright.units import ActionId, ModelId
+from clockwright.wire import frame_headers, frames
+from clockwright.wire.actions import (
     Action,
     ActionError,
     EvictWeights,
@@ -22,9 +24,7 @@ from clockwright.actions import (
     Result,
     StepTime,
 )
-from clockwright.bulk import Buffer
-from clockwright.errors import ProtocolError
-from clockwright.units import ActionId, ModelId
+from clockwright.wire.bulk import Buffer
 
 ids = st.integers(0, 2**63 - 1).map(ActionId)
 names = st.text(max_size=50).map(ModelId)
@@ -259,7 +259,6 @@ def test_garbage_is_a_protocol_error_and_nothing_else(seed: int) -> None:
         b"".join(frames.encode_result(result, [b"abcd"])),
         b"".join(frames.encode_action(INFER, [b"abcd"])),
         b"".join(frames.encode_action(INFER, [b"abcd", b"efgh"], places=[100, -1], room=(8, 9))),
-        frames.encode_memory(1000, 1000),
     ]
     memory = mapped()
     num_read = 0

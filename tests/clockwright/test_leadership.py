@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import grpc.aio
 import pytest
 import trustme
 
-from clockwright.channel import Access
+from clockwright.client.channel import Access
 from clockwright.errors import ConfigError
-from clockwright.leader_search import OPTIONS, LeaderSearch
-from clockwright.leadership import Fence, Leaders, Term, host_of, parse_addresses
-from controller.front.leadership import leadership_handler
+from clockwright.v1.leadership_pb2 import GetTermRequest
+from clockwright.wire.leader_search import OPTIONS, LeaderSearch
+from clockwright.wire.leadership import Fence, Leaders, Term, host_of, parse_addresses
+from controller.access.caller import ANYBODY
+from controller.front.services.leadership import LeadershipService
 
 aio: Any = grpc.aio
 OLD, NEW, OTHER = Term("l", 3), Term("l", 4), Term("m", 1)
@@ -59,6 +62,17 @@ def test_the_latest_of_those_who_say_that_they_lead_is_turned_to() -> None:
     assert leaders.successor(OLD) is None
 
 
+def a_controller(term: Callable[[], Term | None]) -> Any:  # noqa: ANN401
+    service = LeadershipService(term)
+
+    async def get_term(data: bytes, _: object) -> bytes:
+        request = GetTermRequest.FromString(data)
+        return (await service.get_term(request, ANYBODY)).SerializeToString()
+
+    methods = {"GetTerm": grpc.unary_unary_rpc_method_handler(get_term)}
+    return grpc.method_handlers_generic_handler("clockwright.v1.LeadershipService", methods)
+
+
 class Controllers:
     """Servers that say which generation they lead in, if any; None of them: they do not answer."""
 
@@ -71,7 +85,7 @@ class Controllers:
         for index in range(len(self.terms)):
             server = aio.server()
             look = functools.partial(self.terms.__getitem__, index)
-            server.add_generic_rpc_handlers((leadership_handler(look),))
+            server.add_generic_rpc_handlers((a_controller(look),))
             self.addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
             self._servers.append(server)
@@ -122,7 +136,7 @@ def test_a_certificate_that_was_renewed_is_shown_to_controllers_that_took_the_ol
 
     async def main() -> None:
         server = aio.server()
-        server.add_generic_rpc_handlers((leadership_handler(lambda: NEW),))
+        server.add_generic_rpc_handlers((a_controller(lambda: NEW),))
         port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
         issue(theirs)

@@ -79,7 +79,7 @@ def test_what_is_over_is_said_as_past_below_what_is_so_now() -> None:
     lines = shown(look(0, 0), quiet, 24)
     assert lines[0] == "IDLE: no request ended in the last 5 s; nothing is wrong"
     assert lines[1].startswith(
-        "before overload: 80.0 r/s were refused for want of EXEC time on V100"
+        "before overload: 80.0 r/s were refused for lack of EXEC time on V100"
     )
     quiet.status.recent.requests = quiet.status.recent.answered = 1000
     lines = shown(look(0, 0), quiet, 24)

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FileDescriptor
 
 from clockwright import v1
 from clockwright.errors import ConfigError, Denial, DeniedError
+from clockwright.wire import peer
 from controller.access.authoriser import Authoriser, Certificate, Credentials, Rules, credentials_of
 from controller.access.config import AccessConfig, is_loopback
 from controller.access.grants import (
@@ -23,14 +24,13 @@ from controller.access.grants import (
     read_grants,
     write_grants,
 )
-from controller.access.roles import EVERY_ROLE, ROLE_OF, Role
-from controller.front.health import HEALTH_SERVICE
-from controller.front.reflection import METHOD, SERVICES
+from controller.access.roles import EVERY_ROLE, Role
+from controller.front.methods import HEALTH, METHODS, REFLECTION, Method
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-READY = "/inference.GRPCInferenceService/ServerReady"
-DRAIN = "/clockwright.v1.ControlService/DrainWorker"
-ATTACH = "/clockwright.v1.WorkerService/Attach"
+INFER = METHODS["/inference.GRPCInferenceService/ModelInfer"]
+READY = METHODS["/inference.GRPCInferenceService/ServerReady"]
+DRAIN = METHODS["/clockwright.v1.ControlService/DrainWorker"]
+ATTACH = METHODS["/clockwright.v1.WorkerService/Attach"]
 CLIENT = frozenset((Role.INFERENCE, Role.FEEDBACK))
 
 
@@ -52,9 +52,11 @@ def bearer(secret: str) -> Credentials:
     return credentials_of([("authorization", f"Bearer {secret}")])
 
 
-def denial(authoriser: Authoriser, path: str, credentials: Credentials, now_s: float = 0) -> Denial:
+def denial(
+    authoriser: Authoriser, method: Method, credentials: Credentials, now_s: float = 0
+) -> Denial:
     with pytest.raises(DeniedError) as found:
-        authoriser.admit(path, credentials, now_s=now_s)
+        authoriser.admit(method, credentials, now_s=now_s)
     return found.value.denial
 
 
@@ -77,20 +79,14 @@ def test_every_method_of_every_service_belongs_to_a_role() -> None:
     ]
     known = set().union(*(methods_of(module.DESCRIPTOR) for module in modules))
     assert len(modules) >= 3
-    of_grpc = {f"/{service}/{METHOD}" for service in SERVICES} | {
-        f"/{HEALTH_SERVICE}/{method}" for method in ("Check", "Watch")
+    of_grpc = {f"/{service}/ServerReflectionInfo" for service in REFLECTION} | {
+        f"/{HEALTH}/{method}" for method in ("Check", "Watch")
     }
-    assert ROLE_OF.keys() == known | of_grpc
-    assert set(ROLE_OF.values()) == EVERY_ROLE
-
-
-def test_a_method_that_belongs_to_no_role_is_nobodys() -> None:
-    key = a_key()
-    authoriser = Authoriser(guarded(a_grant(key, roles=EVERY_ROLE), anonymous=EVERY_ROLE))
-    assert denial(authoriser, "/inference.GRPCInferenceService/New", bearer(key)) is (
-        Denial.NOT_ALLOWED
-    )
-    assert denial(Authoriser(), "/x.Y/Z", Credentials()) is Denial.NO_CREDENTIALS
+    of_peers = {
+        f"/{service}/{peer.ATTACH}" for service in (peer.WORKER_SERVICE, peer.FRONT_SERVICE)
+    }
+    assert METHODS.keys() == known | of_grpc | of_peers
+    assert {method.role for method in METHODS.values()} == EVERY_ROLE
 
 
 # --- who calls ------------------------------------------------------------------------------------
@@ -126,13 +122,13 @@ def test_a_key_opens_what_its_roles_allow(headers: list[tuple[str, str]]) -> Non
 
 def test_without_a_key_there_is_health_and_nothing_else() -> None:
     authoriser = Authoriser(guarded(a_grant(a_key())))
-    for path, role in ROLE_OF.items():
-        if role is Role.HEALTH:
-            assert authoriser.admit(path, Credentials(), now_s=0).tenant == ""
+    for method in METHODS.values():
+        if method.role is Role.HEALTH:
+            assert authoriser.admit(method, Credentials(), now_s=0).tenant == ""
             # A probe that shows a wrong key is a probe all the same.
-            assert authoriser.admit(path, bearer(a_key()), now_s=0).name == ""
+            assert authoriser.admit(method, bearer(a_key()), now_s=0).name == ""
         else:
-            assert denial(authoriser, path, Credentials()) is Denial.NO_CREDENTIALS
+            assert denial(authoriser, method, Credentials()) is Denial.NO_CREDENTIALS
 
 
 def test_a_wrong_secret_is_nobodys_whatever_it_looks_like() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from clockwright.channel import Access
+from clockwright.client.channel import Access
 from clockwright.v1 import inference_pb2 as pb
-from controller.access.authoriser import Authoriser, Credentials, Rules
+from controller.access.authoriser import Authoriser, Credentials, NeedsRole, Rules
 from controller.access.caller import Caller
 from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.roles import Role
@@ -30,7 +30,11 @@ GUARDED = Rules(
     anonymous_tenants=False,
 )
 #: What is counted: who may do what, how a call begins, and how its message is served.
-COUNTED = ("controller/access/", "controller/front/http2_server.py", "controller/front/server.py")
+COUNTED = (
+    "controller/access/",
+    "controller/front/http/http2_server.py",
+    "controller/front/services/inference.py",
+)
 #: Housekeeping that goes by the clock.
 UNCOUNTED = {"sweep", "_keep_sweeping", "_weigh"}
 
@@ -41,9 +45,9 @@ class Counting(Authoriser):
     num_asked = 0
 
     @override
-    def admit(self, path: str, credentials: Credentials, *, now_s: float) -> Caller:
+    def admit(self, method: NeedsRole, credentials: Credentials, *, now_s: float) -> Caller:
         self.num_asked += 1
-        return super().admit(path, credentials, now_s=now_s)
+        return super().admit(method, credentials, now_s=now_s)
 
 
 def question() -> bytes:

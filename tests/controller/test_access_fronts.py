@@ -15,12 +15,13 @@ import pytest
 import tritonclient.grpc as triton
 from google.rpc import error_details_pb2, status_pb2
 
-from clockwright.channel import OPTIONS, Access
+from clockwright.client.channel import OPTIONS, Access
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from controller.access.authoriser import Authoriser, Rules
 from controller.access.grants import Grant, digest, id_of, make_key
-from controller.access.roles import EVERY_ROLE, JOINING, ROLE_OF, Role
+from controller.access.roles import EVERY_ROLE, JOINING, Role
+from controller.front.methods import METHODS
 from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -141,7 +142,8 @@ def test_no_method_that_needs_a_role_is_open_to_a_stranger(guarded: Guarded) -> 
         done.wait()
         yield from ()
 
-    for path, role in ROLE_OF.items():
+    for path, method in METHODS.items():
+        role = method.role
         if role in JOINING and guarded.server.front_end.guard is not None:
             assert guarded.code(path) is grpc.StatusCode.UNIMPLEMENTED, path
         elif path in STREAMS:

@@ -19,13 +19,13 @@ import tritonclient.grpc as triton
 import trustme
 from cryptography.x509 import load_pem_x509_certificate
 
-from clockwright.channel import Access
 from clockwright.cli.flags import JoinFlags
+from clockwright.client.channel import Access
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key, revoke_key
 from controller.access.roles import Role
-from controller.app import Controller, running
-from controller.config import ControllerConfig
+from controller.process.app import Controller, running
+from controller.process.config import ControllerConfig
 from tests.kit.echo_serving import until
 from tests.kit.scripted_worker import LoopbackWorker
 from tests.kit.slow_echo import SlowEcho, serve

@@ -1,32 +1,34 @@
-"""A controller that fronts feed has the throttle of its loop for them, too, and says what waited too long."""
+"""A controller that fronts feed has the entrance of its loop for them, too, and says what waited too long."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 import numpy as np
 import pytest
 
-from clockwright import wire
-from clockwright.bulk import Buffer
 from clockwright.errors import Refusal
-from clockwright.frames import FrameReader, greeting
-from clockwright.units import NS_PER_MS, NS_PER_S
-from clockwright.v1 import front_pb2
+from clockwright.units import NS_PER_MS
 from clockwright.v1 import inference_pb2 as pb
-from controller import front_process
-from controller.config import FrontConfig
-from controller.front import link_frames as frames
-from controller.front.throttle import WINDOW_NS, Throttle
+from clockwright.wire import peer
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.frames import FrameReader, greeting
+from controller.front.admission.entrance import Entrance
+from controller.front.remote import link_frames as frames
+from controller.port import Ask, Refused
+from controller.process import front_process
+from controller.process.config import FrontConfig
 from tests.kit.front_end import FrontEnd, serving, until
+from tests.kit.full_entrance import FullEntrance, HeldEntrance
 
-M = TypeVar("M", frames.Beat, frames.Described, frames.Told)
+M = TypeVar("M", frames.Answers, frames.Beat, frames.Described)
 
 ATTACH = "/clockwright.v1.FrontService/Attach"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -46,20 +48,12 @@ def request(*, slo_ms: int = PATIENT_MS, model: str = "double") -> bytes:
     ).SerializeToString()
 
 
-class BusyLoop:
-    """What a throttle sees of a loop that never rests, on a clock that a test moves on."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self.throttle = Throttle(lambda: self.now_ns, lambda: (self.now_ns, 0))
-
-
 @asynccontextmanager
 async def behind_a_front(
-    directory: Path, throttle: Throttle
+    directory: Path, entrance: Callable[..., Entrance]
 ) -> AsyncIterator[tuple[FrontEnd, Any]]:
-    """A controller with a throttle, and what asks it through a front process's parts."""
-    async with serving(directory, throttle=throttle) as front_end:
+    """A controller with an entrance, and what asks it through a front process's parts."""
+    async with serving(directory, entrance=entrance) as front_end:
         config = FrontConfig(controller=front_end.controller, port=0)
         async with (
             front_process.serving(config) as front,
@@ -74,52 +68,33 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:  # noqa: ANN401
     return caught.value
 
 
-def test_requests_that_end_slowly_while_the_loop_is_full_are_kept_out_until_it_rests(
-    tmp_path: Path,
-) -> None:
+def test_requests_of_a_front_are_refused_by_a_loop_that_has_no_time(tmp_path: Path) -> None:
     async def main() -> None:
-        busy = BusyLoop()
-        async with behind_a_front(tmp_path, busy.throttle) as (front_end, infer):
-            await infer(request())
-            front_end.worker.slow.add("double")
-            while busy.throttle.rate_rps is None:
-                busy.now_ns += WINDOW_NS
-                await refused(infer(request(slo_ms=50)))
-            front_end.worker.release()
-            # The clock stands still, so the rate lets in nobody.
+        async with behind_a_front(tmp_path, FullEntrance) as (front_end, infer):
             told = await refused(infer(request(slo_ms=900)))
             assert told.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "the controller itself is busy all the time" in (told.details() or "")
-            busy.now_ns += 2 * WINDOW_NS
-            await infer(request())
+            assert front_end.runtime.telemetry.requests == []
 
     asyncio.run(main())
 
 
 def test_a_request_that_has_time_waits_for_a_loop_that_others_find_full(tmp_path: Path) -> None:
     async def main() -> None:
-        busy = BusyLoop()
-        throttle = busy.throttle
-        async with behind_a_front(tmp_path, throttle) as (front_end, infer):
-            await infer(request())
-            front_end.worker.slow.add("double")
-            while throttle.rate_rps is None:
-                busy.now_ns += WINDOW_NS
-                await refused(infer(request(slo_ms=50)))
-            front_end.worker.release()
+        async with behind_a_front(tmp_path, HeldEntrance) as (front_end, infer):
+            entrance = HeldEntrance.of(front_end.server)
             patient = [asyncio.ensure_future(infer(request())) for _ in range(3)]
-            await until(lambda: throttle.num_waiting == 3)
+            await until(lambda: entrance.num_waiting == 3)
             # What is refused, or withdrawn, beside it does not disturb it.
             await refused(infer(request(slo_ms=900)))
             patient.pop().cancel()
-
-            def goes_on() -> bool:
-                busy.now_ns += WINDOW_NS
-                return all(call.done() for call in patient)
-
-            await until(goes_on)
+            await until(lambda: any(waiting.over for waiting in entrance.held))
+            entrance.open()
             await asyncio.gather(*patient)
-            assert throttle.num_waiting == 0
+            assert front_end.runtime.telemetry.total.answered == 2
+            # Those that were never begun cost the loop too little to count in its pace.
+            assert front_end.server is not None
+            assert front_end.server.door.num_ended == 2
 
     asyncio.run(main())
 
@@ -135,13 +110,10 @@ class RawFront:
     async def attached(cls, controller: str) -> RawFront:
         """Join, and have the controller know the clock."""
         async with _aio.insecure_channel(controller) as way:
-            hello = front_pb2.AttachFrontRequest(
-                protocol_version=wire.PROTOCOL_VERSION, instance="raw"
-            )
+            hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION, instance="raw")
             attach = way.unary_unary(ATTACH)
-            welcome = front_pb2.AttachFrontResponse.FromString(
-                await attach(hello.SerializeToString())
-            )
+            answer = await attach(peer.encode(hello))
+            welcome = msgspec.msgpack.decode(answer, type=peer.Welcome)
         front = cls(*await asyncio.open_unix_connection(welcome.socket_path))
         front.say([greeting(welcome.token)])
         least_ns: int | None = None
@@ -179,25 +151,17 @@ def test_what_waited_for_longer_than_its_slo_is_refused_before_the_scheduler_hea
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
-        busy = BusyLoop()
-        async with serving(tmp_path, throttle=busy.throttle) as front_end:
+        async with serving(tmp_path) as front_end:
             front = await RawFront.attached(front_end.controller)
             front.say(frames.encode(frames.Describe(1, "double", "")))
             described = await front.hear(frames.Described)
-            ask_id = 0
-            while busy.throttle.rate_rps is None:
-                busy.now_ns += WINDOW_NS
-                ask_id += 1
-                arrival_ns = time.monotonic_ns() - 200 * NS_PER_MS
-                ask = (ask_id, described.number, 1, arrival_ns, 100 * NS_PER_MS, False, "", "")
-                front.say(frames.encode_asks([(*ask, (12,), (), "", "")], [bytes(12)]))
-                told = await front.hear(frames.Told)
-                if told.refused:
-                    (refused,) = told.refused
-                    assert (refused.ask_id, refused.refusal) == (ask_id, Refusal.LATE)
-                    assert refused.figures["latency_ns"] >= 200 * NS_PER_MS
-            # A second of nothing else while the loop was full, and the throttle takes in less.
-            assert busy.now_ns >= NS_PER_S
+            arrival_ns = time.monotonic_ns() - 200 * NS_PER_MS
+            ask = Ask(described.number, 1, arrival_ns, 100 * NS_PER_MS, ask_id=1, lengths=(12,))
+            front.say(frames.encode_asks([ask], [bytes(12)]))
+            (told,) = (await front.hear(frames.Answers)).told
+            assert isinstance(told, Refused)
+            assert (told.ask_id, told.refusal) == (1, Refusal.LATE)
+            assert told.figures["latency_ns"] >= 200 * NS_PER_MS
             assert front_end.runtime.telemetry.requests == []
             front.close()
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from clockwright.errors import ModelError, UnknownModelError
-from clockwright.tensors import TensorSpec
+from clockwright.errors import ModelError, Refusal, UnknownModelError
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
-from controller import catalogue
-from controller.catalogue import Catalogue, Entry, ModelState
+from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler
 from controller.core.events import ModelReady, WorkerJoined
-from controller.model_folder import ModelSettings, read_model_folder
+from controller.models import catalogue
+from controller.models.catalogue import Catalogue, Entry, ModelState
+from controller.models.model_folder import ModelSettings, read_model_folder
+from controller.models.state_file import StateFile
+from controller.models.uploads import Uploads
 from controller.runtime import Runtime
-from controller.state_file import StateFile
-from controller.telemetry import Telemetry
-from controller.uploads import Uploads
+from controller.telemetry.tables import Telemetry
 
 MS = 1_000_000
 SPEC = (TensorSpec("x", "FP32", (4,)),)
@@ -166,6 +166,9 @@ class NoLink:
     def withdraw_action(self, action_id: ActionId) -> None:
         pass
 
+    def write_off(self, action_id: ActionId) -> None:
+        pass
+
     def forget_model(self, model_id: ModelId) -> None:
         pass
 
@@ -188,6 +191,15 @@ class CatalogueBench:
         self.runtime = Runtime(Scheduler(), Telemetry())
         self.catalogue = Catalogue(self.runtime, directory, uploads)
         self.offers = OffersMade()
+
+    @classmethod
+    async def scanned(cls, directory: Path, *workers: str) -> CatalogueBench:
+        """One that has read its directory, and then workers joined."""
+        bench = cls(directory)
+        await bench.catalogue.scan()
+        for worker in workers:
+            bench.join(worker)
+        return bench
 
     def join(self, worker_id: str) -> None:
         worker = WorkerId(worker_id)
@@ -229,8 +241,7 @@ def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path
         make_folder(tmp_path, "unfit")
         make_folder(tmp_path, "malformed", config="x = 1")
         (tmp_path / "README").write_text("not a folder")
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
+        bench = await CatalogueBench.scanned(tmp_path)
         assert [model.name for model in bench.catalogue.models] == ["fit", "malformed", "unfit"]
         assert bench.state("malformed") is ModelState.UNAVAILABLE
         assert bench.state("fit") is ModelState.LOADING
@@ -250,10 +261,46 @@ def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path
     run(test)
 
 
+def test_a_model_that_workers_prepare_refuse_or_left_is_refused_for_its_own_reason(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        make_folder(tmp_path, "m")
+        bench = await CatalogueBench.scanned(tmp_path)
+        model = bench.catalogue.find("m")
+        assert model is not None
+
+        def refusal() -> Refusal | None:
+            error = bench.catalogue.refusal(model)
+            return None if error is None else error.refusal
+
+        assert refusal() is Refusal.NO_WORKER
+        bench.join("a")
+        assert refusal() is Refusal.LOADING
+        # Workers of another kind, which may come, are to serve it.
+        bench.catalogue.model_refused(
+            WorkerId("a"), ModelId("m"), "it needs a container", for_others=True
+        )
+        assert refusal() is Refusal.NO_WORKER
+        bench.join("b")
+        assert refusal() is Refusal.LOADING
+        bench.refuse("m", "b")
+        assert refusal() is Refusal.UNFIT
+        bench.join("c")
+        assert bench.ready("m", "c")
+        assert refusal() is None
+        # It was served, so it may come back: the scheduler refuses it with NO_WORKER.
+        bench.leave("c")
+        assert refusal() is None
+        bench.join("d")
+        assert refusal() is Refusal.LOADING
+
+    run(test)
+
+
 def test_without_models_it_is_ready_and_without_workers_it_is_not(tmp_path: Path) -> None:
     async def test() -> None:
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
+        bench = await CatalogueBench.scanned(tmp_path)
         assert bench.catalogue.ready
         make_folder(tmp_path)
         await bench.catalogue.scan()
@@ -270,9 +317,7 @@ def test_without_models_it_is_ready_and_without_workers_it_is_not(tmp_path: Path
 def test_one_worker_that_refuses_is_outvoted_by_one_that_is_ready(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
-        bench.join("small")
+        bench = await CatalogueBench.scanned(tmp_path, "small")
         bench.refuse("m", "small", "too large for the cache")
         assert bench.state("m") is ModelState.UNAVAILABLE
         bench.join("large")
@@ -288,10 +333,7 @@ def test_one_worker_that_refuses_is_outvoted_by_one_that_is_ready(tmp_path: Path
 def test_a_worker_that_describes_other_tensors_is_refused(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
-        bench.join("a")
-        bench.join("b")
+        bench = await CatalogueBench.scanned(tmp_path, "a", "b")
         assert bench.ready("m", "a")
         assert not bench.ready("m", "b", (TensorSpec("x", "FP16", (4,)),))
         model = bench.catalogue.find("m")
@@ -306,11 +348,7 @@ def test_a_worker_that_describes_other_tensors_is_refused(tmp_path: Path) -> Non
 def test_a_description_does_not_outlive_those_who_stand_for_it(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
-        bench.join("a")
-        bench.join("b")
-        bench.join("c")
+        bench = await CatalogueBench.scanned(tmp_path, "a", "b", "c")
         odd = (TensorSpec("z", "INT8", (1,)),)
         assert bench.ready("m", "a", odd)
         assert not bench.ready("m", "b")
@@ -336,9 +374,7 @@ def test_a_description_does_not_outlive_those_who_stand_for_it(tmp_path: Path) -
 def test_a_worker_of_another_version_may_describe_anew_what_nobody_has(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
-        bench.join("a")
+        bench = await CatalogueBench.scanned(tmp_path, "a")
         assert bench.ready("m", "a", (TensorSpec("z", "INT8", (1,)),))
         bench.leave("a")
         bench.join("b")
@@ -355,9 +391,7 @@ def test_a_model_removed_while_it_loads_and_added_again_is_another_to_the_worker
 ) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
-        bench.join("w")
+        bench = await CatalogueBench.scanned(tmp_path, "w")
         first = await bench.offers.offered.get()
         bench.catalogue.remove("m")
         assert bench.offers.withdrawn == [first.model_id]
@@ -450,8 +484,7 @@ def test_a_worker_that_joins_is_offered_many_models_in_slices_and_none_that_is_g
 ) -> None:
     async def test() -> None:
         make_folder(tmp_path, "many", config="copies = 300")
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
+        bench = await CatalogueBench.scanned(tmp_path)
         queue = bench.offers.offered
         bench.join("w")
         assert queue.qsize() == 64
@@ -505,8 +538,7 @@ def test_copies_share_the_files_and_clashing_names_are_refused(tmp_path: Path) -
     async def test() -> None:
         make_folder(tmp_path, "a", config="copies = 2")
         make_folder(tmp_path, "a-1")
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
+        bench = await CatalogueBench.scanned(tmp_path)
         assert [model.name for model in bench.catalogue.models] == ["a-0", "a-1"]
         first, second = bench.catalogue.models
         assert first.folder is second.folder is not None
@@ -552,9 +584,7 @@ def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:
 def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
-        bench.join("w")
+        bench = await CatalogueBench.scanned(tmp_path, "w")
         old = await bench.offers.offered.get()
         bench.ready("m", "w")
         with pytest.raises(ModelError, match="there is a model m already"):
@@ -570,7 +600,7 @@ def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
         new = await bench.offers.offered.get()
         assert new.model_id not in ("m", "m@2")
         assert bench.catalogue.find("m") is old
-        with pytest.raises(ModelError, match="by somebody else"):
+        with pytest.raises(ModelError, match="by another call"):
             await bench.catalogue.reload("m")
         bench.ready(new.model_id, "w")
         await replacing
@@ -584,8 +614,7 @@ def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
 def test_a_malformed_model_can_be_mended_and_reloaded(tmp_path: Path) -> None:
     async def test() -> None:
         folder = make_folder(tmp_path, config="x = 1")
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
+        bench = await CatalogueBench.scanned(tmp_path)
         assert bench.state("m") is ModelState.UNAVAILABLE
         (folder / "config.toml").unlink()
         bench.join("w")
@@ -620,8 +649,7 @@ def test_giving_up_on_an_addition_withdraws_it(tmp_path: Path) -> None:
 def test_a_removed_model_is_gone_and_its_name_is_free(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path, config="copies = 2")
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
+        bench = await CatalogueBench.scanned(tmp_path)
         bench.catalogue.remove("m-0")
         assert [model.name for model in bench.catalogue.models] == ["m-1"]
         bench.catalogue.remove("m")
@@ -639,8 +667,7 @@ def test_a_worker_is_offered_what_there_is_and_what_comes_until_it_leaves(tmp_pa
     async def test() -> None:
         make_folder(tmp_path, "early")
         make_folder(tmp_path, "malformed", config="x = 1")
-        bench = CatalogueBench(tmp_path)
-        await bench.catalogue.scan()
+        bench = await CatalogueBench.scanned(tmp_path)
         first, second = OffersMade(), OffersMade()
         bench.catalogue.worker_joined(WorkerId("a"), first)
         bench.catalogue.worker_joined(WorkerId("b"), second)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from controller.clock_sync import ClockSync
+from clockwright.wire.clock_sync import ClockSync
 
 MS = 1_000_000
 

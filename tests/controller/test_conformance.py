@@ -24,9 +24,9 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from clockwright.channel import OPTIONS
+from clockwright.client.channel import OPTIONS
 from clockwright.v1 import inference_pb2 as pb
-from controller.front.tls import server_context
+from controller.front.http.tls import server_context
 from tests.kit.certificates import self_signed
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 

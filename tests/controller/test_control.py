@@ -17,12 +17,14 @@ import pytest
 from clockwright.errors import ConfigError, RefusedError
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
-from controller import worker_link
-from controller.app import Controller, running, serve
-from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from controller.front.control import SERVICE
-from controller.runtime import Answer
+from controller.front.methods import CONTROL
+from controller.links import worker_link
+from controller.port import Ask
+from controller.process.app import Controller, running, serve
+from controller.process.config import ControllerConfig
+from tests.kit import asking
+from tests.kit.asking import Reply
 from tests.kit.scripted_worker import LoopbackWorker
 
 S = 10**9
@@ -75,12 +77,11 @@ async def until_joined(controller: Controller) -> None:
         await asyncio.sleep(0.005)
 
 
-def submit(controller: Controller, name: str = "m") -> asyncio.Future[Answer]:
+def submit(controller: Controller, name: str = "m") -> asyncio.Future[Reply]:
     model = controller.catalogue.find(name)
     assert model is not None
-    return controller.runtime.submit(
-        model.model_id, [ROW], arrival_ns=controller.runtime.clock(), slo_ns=30 * S
-    )
+    runtime = controller.runtime
+    return asking.submit(runtime, model.model_id, [ROW], Ask(0, 1, runtime.clock(), 30 * S))
 
 
 async def code_of(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
@@ -132,7 +133,7 @@ def test_status_workers_and_models_tell_what_is_there(tmp_path: Path) -> None:
             await submit(controller)
             status = await control.Status(pb.StatusRequest())
             assert (status.num_workers, status.num_models, status.num_models_ready) == (1, 2, 1)
-            assert (status.requests, status.answered, status.cold_starts) == (2, 2, 1)
+            assert (status.requests, status.answered, status.counters["cold_starts"]) == (2, 2, 1)
             assert status.ready
             assert not status.draining
             (worker,) = (await control.ListWorkers(pb.ListWorkersRequest())).workers
@@ -147,7 +148,7 @@ def test_status_workers_and_models_tell_what_is_there(tmp_path: Path) -> None:
             assert worker.round_trip_us > 0
             fit, unfit = (await control.ListModels(pb.ListModelsRequest())).models
             assert (fit.model_id, fit.state, fit.version) == ("m", "READY", "1")
-            assert (fit.slo_ns, fit.requests, fit.cold_starts) == (S // 10, 2, 1)
+            assert (fit.slo_ns, fit.requests, fit.counters["cold_starts"]) == (S // 10, 2, 1)
             assert [batch.batch_size for batch in fit.exec] == [1, 2, 4]
             assert list(fit.resident_on) == ["w0"]
             assert (unfit.state, unfit.reason) == ("UNAVAILABLE", "no")
@@ -360,7 +361,7 @@ def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_traceback(
             def call() -> tuple[grpc.StatusCode, str]:
                 channel: Any = grpc.insecure_channel(f"127.0.0.1:{controller.port}")
                 with channel, pytest.raises(grpc.RpcError) as caught:
-                    channel.stream_unary(f"/{SERVICE}/{method}")(iter([b"\xff\xff"]))
+                    channel.stream_unary(f"/{CONTROL}/{method}")(iter([b"\xff\xff"]))
                 error: Any = caught.value
                 return error.code(), error.details()
 

@@ -246,12 +246,12 @@ def test_an_application_shows_its_answers_and_what_each_context_believes(
     with taught(tmp_path / "models") as served:
         page.goto(f"{served.url}/#/applications")
         card = page.get_by_role("region", name="app", exact=True)
-        expect(card).to_contain_text("policy exp4-full, vote; as learned from everybody")
+        expect(card).to_contain_text("policy exp4-full, vote; as learned from all users")
         expect(card).to_contain_text("8 queries; default answers: none; refused: none")
         expect(card).to_contain_text("feedback: 6 APPLIED")
         card.get_by_role("link", name="app", exact=True).click()
         for context, believed, other in (("ann", "alpha", "beta"), ("bob", "beta", "alpha")):
-            page.get_by_label("Beliefs of one user").fill(context)
+            page.get_by_label("Weights of one user").fill(context)
             page.get_by_role("button", name="Show").click()
             expect(card).to_contain_text(f"as learned from {context}")
             parts = {}

@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from controller.digests import FileDigests
-from controller.model_folder import read_model_folder
-from controller.state_file import StateFile, keep_digests, read_digests
+from controller.models.digests import FileDigests
+from controller.models.model_folder import read_model_folder
+from controller.models.state_file import StateFile, keep_digests, read_digests
 
 LIE = "0" * 64
 

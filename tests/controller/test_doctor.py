@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_US
-from controller.doctor import HostState, Level, examine, look
+from controller.process.doctor import HostState, Level, examine, look, steal_between
 
 WELL = HostState(
     system="Linux 6.12",
@@ -23,6 +23,9 @@ WELL = HostState(
     clock_step_ns=40,
     sleep_late_ns=80 * NS_PER_US,
     sleep_late_ns_max=NS_PER_MS,
+    load_average=3.5,
+    num_machine_cores=16,
+    steal=0.0,
     num_cores=16,
     num_granted=16,
     has_smt=False,
@@ -70,6 +73,8 @@ def test_a_host_that_is_well_costs_nothing() -> None:
         ({"clock_source": "hpet"}, "clock", Level.COSTS),
         ({"clock_step_ns": NS_PER_MS}, "clock", Level.COSTS),
         ({"sleep_late_ns_max": 20 * NS_PER_MS}, "timers", Level.COSTS),
+        ({"load_average": 5.1, "num_machine_cores": 2}, "load", Level.COSTS),
+        ({"steal": 0.1}, "steal", Level.COSTS),
         ({"no_real_time": "there is no right to it"}, "real-time priority", Level.COSTS),
         ({"no_real_time_computing": "it would pause them"}, "real-time priority", Level.COSTS),
         ({"num_granted": 1}, "cores", Level.COSTS),
@@ -112,9 +117,24 @@ def test_what_ails_a_host_is_named_with_its_cost_and_its_remedy(
 
 
 def test_a_system_that_says_nothing_is_not_called_sick_for_it() -> None:
-    silent = {"clock_source": None, "has_smt": None, "governors": (), "swap_bytes": None}
+    silent = {
+        "clock_source": None,
+        "load_average": None,
+        "steal": None,
+        "has_smt": None,
+        "governors": (),
+        "swap_bytes": None,
+    }
     host = replace(WELL, **silent, backlog_max=None, slow_start_after_idle=None)  # type: ignore[arg-type]
     assert sick(host) == {}
+
+
+def test_steal_is_a_part_of_the_time_between_two_looks() -> None:
+    before = (10, 0, 10, 70, 5, 0, 5, 100)
+    assert steal_between(before, (20, 0, 20, 130, 5, 0, 5, 120)) == 0.2
+    assert steal_between(before, before) is None
+    assert steal_between((), ()) is None
+    assert steal_between((1, 2, 3), (2, 3, 4)) is None
 
 
 def test_the_files_of_the_kernel_are_read(tmp_path: Path) -> None:
@@ -123,6 +143,8 @@ def test_the_files_of_the_kernel_are_read(tmp_path: Path) -> None:
         "sys/devices/system/cpu/smt/active": "1\n",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
         "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n",
+        "proc/loadavg": "5.10 4.20 3.00 7/167 22365\n",
+        "proc/stat": "cpu  277 161 703 489 9 0 19 43 0 0\ncpu0 1 2 3\n",
         "proc/meminfo": "MemTotal: 9 kB\nSwapTotal:       2048 kB\n",
         "proc/sys/net/core/somaxconn": "128\n",
         "proc/sys/net/ipv4/tcp_slow_start_after_idle": "1\n",
@@ -141,6 +163,7 @@ def test_the_files_of_the_kernel_are_read(tmp_path: Path) -> None:
     host = look(tmp_path)
     assert (host.clock_source, host.has_smt, host.governors) == ("hpet", True, ("powersave",))
     assert (host.swap_bytes, host.backlog_max, host.slow_start_after_idle) == (2 << 20, 128, True)
+    assert (host.load_average, host.steal) == (5.1, None)
     assert (host.driver, host.num_cards, host.num_granted) == ("580.65.06", 1, 1)
     assert (host.memory_bytes, host.threads_max) == (1 << 30, 77)
     assert "950000" in host.no_real_time_computing

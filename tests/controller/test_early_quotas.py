@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright.frames import PREFIX
 from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.wire.frames import PREFIX
 from controller.core.quotas import OTHERS, OTHERS_MAX, Exceeded, Quota, Quotas, TenantUse
-from controller.front import link_frames
-from controller.front.early_quotas import TENANTS_MAX, EarlyQuotas
+from controller.front.admission.early_quotas import TENANTS_MAX, EarlyQuotas
+from controller.front.remote import link_frames
 
 SLO_NS = 100 * NS_PER_MS
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from clockwright.actions import Infer, Result, StepTime
 from clockwright.units import NS_PER_US, ActionId, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import Infer, Result, StepTime
 from controller.core.events import AnswerRequest, RequestArrived, SendAction
-from controller.front.explanation import explain
+from controller.front.oip.explanation import explain
 from controller.ledger import Finished, Sent
-from controller.runtime import Answer
+from controller.port import Course
+from controller.runtime import course_of
 
 PARTS = ("queue_us", "load_us", "input_us", "exec_us", "output_us", "network_us")
 
 
-def answer(*, worker_clock_us: int = 0, load: bool = True) -> Answer:
+def answer(*, worker_clock_us: int = 0, load: bool = True, departure_us: int = 4600) -> Course:
     """Arrives at 1,000 us; its Infer is on the way from 1,200 to 1,500, the load runs until 3,000."""
 
     def at(us: int) -> int:
@@ -42,8 +41,7 @@ def answer(*, worker_clock_us: int = 0, load: bool = True) -> Answer:
         exec=step(3100, 4000),
         output=step(4000, 4200),
     )
-    return Answer(
-        outputs=[],
+    return course_of(
         request=RequestArrived(
             request_id=RequestId(1),
             model_id=ModelId("m"),
@@ -67,12 +65,12 @@ def answer(*, worker_clock_us: int = 0, load: bool = True) -> Answer:
             load=step(1100, 3000) if load else None,
             outputs=[],
         ),
-        departure_ns=4600 * NS_PER_US,
+        departure_ns=departure_us * NS_PER_US,
     )
 
 
-def parts_of(given: Answer) -> dict[str, int]:
-    explained = explain(given, slo_source="slo_ms")
+def parts_of(given: Course) -> dict[str, int]:
+    explained = explain(given, slo_ns=10_000 * NS_PER_US, slo_source="slo_ms")
     assert explained["measured_us"] == 3600
     return {name: int(explained[name]) for name in PARTS}
 
@@ -105,6 +103,6 @@ def test_parts_add_up_when_the_workers_clock_is_off(worker_clock_us: int, load: 
 
 
 def test_steps_longer_than_the_whole_leave_nothing_for_the_rest() -> None:
-    given = answer()
-    explained = explain(replace(given, departure_ns=given.request.arrival_ns), slo_source="slo_ms")
+    given = answer(departure_us=1000)
+    explained = explain(given, slo_ns=10_000 * NS_PER_US, slo_source="slo_ms")
     assert explained["queue_us"] == explained["load_us"] == explained["network_us"] == 0

@@ -10,18 +10,18 @@ from typing import Any
 import grpc
 import pytest
 
-from clockwright.channel import Access
+from clockwright.client.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.v1 import control_pb2
-from controller import front_process
 from controller.access.authoriser import Authoriser, Rules
 from controller.access.caller import FORWARDED, Caller, tell
 from controller.access.config import AccessConfig
 from controller.access.grants import Grant, digest, id_of, make_key
 from controller.access.key_file import add_key
 from controller.access.roles import EVERY_ROLE, Role
-from controller.config import FrontConfig
-from controller.front_flags import FrontJoinFlags
+from controller.process import front_process
+from controller.process.config import FrontConfig
+from controller.process.front_flags import FrontJoinFlags
 from tests.kit.front_end import serving, until
 
 STATUS = "/clockwright.v1.ControlService/Status"
@@ -133,7 +133,7 @@ def test_a_front_that_lets_everybody_in_is_told_why_a_controller_with_keys_takes
             config = FrontConfig(
                 controller=server.controller, port=0, joining=Access(key=front_key)
             )
-            with pytest.raises(ConfigError, match=r"lets everybody in.*expected --keys"):
+            with pytest.raises(ConfigError, match=r"admits all callers.*expected --keys"):
                 async with front_process.serving(config):
                     pass
 

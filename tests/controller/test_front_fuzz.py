@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from clockwright.v1 import inference_pb2 as pb
-from controller.front.door import Door
-from controller.front.tls import server_context
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.http.tls import server_context
 from tests.kit.certificates import self_signed
 from tests.kit.front_end import serving_in_thread
 from tests.kit.random_peer import RandomPeer
@@ -120,7 +120,7 @@ def talk(
     rng: random.Random, num_frames: int, directory: Path, files: tuple[Path, Path] | None
 ) -> None:
     """Have random peers send so many frames to one server, while somebody else asks for what is right."""
-    door = Door(max_requests=200, max_bytes=4 << 20)
+    door = AdmissionLimits(max_requests=200, max_bytes=4 << 20)
     tls = None if files is None else server_context(*files)
     certificate = None if files is None else files[0]
     with (

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import numpy as np
 import pytest
 
-from clockwright import Client, Feedback, UnknownModelError, wire
-from clockwright.frames import greeting, make_frame
-from clockwright.operator import Operator
+from clockwright import Client, Feedback, UnknownModelError
+from clockwright.client.operator import Operator
 from clockwright.units import NS_PER_MS
-from clockwright.v1 import control_pb2, front_pb2
+from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
-from controller import front_process
-from controller.config import FrontConfig
+from clockwright.wire import peer
+from clockwright.wire.frames import greeting, make_frame
+from controller.process import front_process
+from controller.process.config import FrontConfig
 from tests.kit.front_end import FrontEnd, serving, serving_in_thread, until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -184,6 +186,20 @@ def test_the_clock_of_a_front_is_translated(tmp_path: Path, ahead_s: int) -> Non
     asyncio.run(main())
 
 
+def test_a_request_is_decided_behind_a_front_as_without_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+            asked = pb.ModelInferRequest.FromString(request(1, explain=True))
+            asked.parameters["decide_within_ms"].double_param = PATIENT_MS / 2
+            answer = await channel.unary_unary(INFER)(asked.SerializeToString())
+            parameters = pb.ModelInferResponse.FromString(answer).parameters
+            assert 0 < parameters["decided_us"].int64_param < PATIENT_MS * 1000
+            (row,) = front_end.runtime.telemetry.requests
+            assert row.arrival_ns < row.decided_ns <= row.departure_ns
+
+    asyncio.run(main())
+
+
 def test_a_model_that_is_removed_is_gone_from_every_front_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
@@ -248,13 +264,11 @@ def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
         async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
             assert front_end.fronts is not None
             async with _aio.insecure_channel(front_end.controller) as way:
-                hello = front_pb2.AttachFrontRequest(
-                    protocol_version=wire.PROTOCOL_VERSION, instance="raw"
-                )
+                hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION, instance="raw")
                 answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
-                    hello.SerializeToString()
+                    peer.encode(hello)
                 )
-            welcome = front_pb2.AttachFrontResponse.FromString(answer)
+            welcome = msgspec.msgpack.decode(answer, type=peer.Welcome)
             reader, writer = await asyncio.open_connection("127.0.0.1", welcome.socket_port)
             writer.write(greeting(welcome.token) + nonsense)
             while await reader.read(1 << 16):
@@ -275,18 +289,16 @@ def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Pa
             fronts = front_end.fronts
             assert fronts is not None
             async with _aio.insecure_channel(front_end.controller) as way:
-                hello = front_pb2.AttachFrontRequest(
-                    protocol_version=wire.PROTOCOL_VERSION, instance="raw"
-                )
+                hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION, instance="raw")
                 answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
-                    hello.SerializeToString()
+                    peer.encode(hello)
                 )
-            welcome = front_pb2.AttachFrontResponse.FromString(answer)
+            welcome = msgspec.msgpack.decode(answer, type=peer.Welcome)
             # The loop hears of all of it when it is over: nothing waits here.
             with socket.create_connection(("127.0.0.1", welcome.socket_port)) as sock:
                 sock.sendall(greeting(welcome.token))
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            await until(lambda: welcome.token not in fronts._listener._expected)
+            await until(lambda: welcome.token not in fronts._expected._tokens.values())
             assert fronts.num_fronts == 0
             async with front(front_end.controller) as channel:
                 assert first(await channel.unary_unary(INFER)(request(4))) == 8
@@ -295,18 +307,29 @@ def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Pa
     assert errors == []
 
 
-def test_a_front_of_another_version_or_without_a_name_is_told_so(tmp_path: Path) -> None:
+def test_a_front_of_another_version_without_a_name_or_at_the_end_is_told_so(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             serving(tmp_path) as front_end,
             _aio.insecure_channel(front_end.controller) as channel,
         ):
-            hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION + 1)
+            hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION + 1)
             attach = channel.unary_unary("/clockwright.v1.FrontService/Attach")
             with pytest.raises(grpc.aio.AioRpcError, match="protocol version"):
-                await attach(hello.SerializeToString())
-            hello.protocol_version = wire.PROTOCOL_VERSION
+                await attach(peer.encode(hello))
+            hello.protocol_version = peer.PROTOCOL_VERSION
             with pytest.raises(grpc.aio.AioRpcError, match="instance: found none"):
-                await attach(hello.SerializeToString())
+                await attach(peer.encode(hello))
+            hello.instance = "raw"
+            welcome = msgspec.msgpack.decode(await attach(peer.encode(hello)), type=peer.Welcome)
+            assert front_end.fronts is not None
+            front_end.fronts.close()
+            with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+                await attach(peer.encode(hello))
+            # Nor is one taken that was on its way.
+            with socket.create_connection(("127.0.0.1", welcome.socket_port)) as sock:
+                sock.sendall(greeting(welcome.token))
+                assert await asyncio.to_thread(sock.recv, 1) == b""
+            assert front_end.fronts.num_fronts == 0
 
     asyncio.run(main())

@@ -5,87 +5,100 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
-from clockwright.channel import OPTIONS
-from clockwright.errors import ConfigError
+from clockwright.client.channel import OPTIONS
+from clockwright.errors import ConfigError, LinkEndedError
+from clockwright.wire.bulk import Buffer
 from controller.access.authoriser import Authoriser
+from controller.access.caller import Caller
 from controller.access.roles import Role
-from controller.config import ControllerConfig
-from controller.front.door import Door
-from controller.front.http2_server import EOF, Http2Server
-from controller.front.tls import server_context
-from controller.slabs import Slabs
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.http.calls import Call, Directly
+from controller.front.http.http2_server import Http2Server
+from controller.front.http.tls import server_context
+from controller.front.methods import CallStream, Method, OnStream
+from controller.front.oip.statuses import Status, ToldStatusError
+from controller.links.slabs import Slabs
+from controller.process.config import ControllerConfig
 from tests.kit.certificates import self_signed
 from tests.kit.front_end import until
 
 SERVICE = "test.Service"
-METHODS = ("Echo", "Seen", "Fail", "Raise", "Wait", "Count", "Repeat", "Talk")
-ROLE_OF = {f"/{SERVICE}/{method}": Role.INFERENCE for method in METHODS}
-Context = grpc.aio.ServicerContext[Any, Any]
 MESSAGE_BYTES_MAX = 80 << 20
 
 
 class Service:
-    """Handlers of all four kinds, as this project writes them."""
+    """Handlers of all kinds, as this project writes them."""
 
     def __init__(self) -> None:
         self.left: list[str] = []
         self.waiting = 0
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    def handlers(self) -> dict[Method, Any]:
         return {
-            "Echo": grpc.unary_unary_rpc_method_handler(self.echo),
-            "Seen": grpc.unary_unary_rpc_method_handler(self.seen),
-            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
-            "Raise": grpc.unary_unary_rpc_method_handler(self.crash),
-            "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
-            "Count": grpc.stream_unary_rpc_method_handler(self.count),
-            "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
-            "Talk": grpc.stream_stream_rpc_method_handler(self.talk),
+            a_method("Echo"): OnStream(self.echo),
+            a_method("Seen"): Directly(self.seen),
+            a_method("Left"): OnStream(self.time_left),
+            a_method("Fail"): self.fail,
+            a_method("Raise"): self.crash,
+            a_method("Wait"): self.wait,
+            a_method("Count", takes_stream=True): OnStream(self.count),
+            a_method("Repeat", gives_stream=True): OnStream(self.repeat),
+            a_method("Talk", takes_stream=True, gives_stream=True): OnStream(self.talk),
         }
 
-    async def echo(self, data: bytes, context: Context) -> bytes:
-        return data
+    async def echo(self, stream: CallStream, _: Caller) -> None:
+        await stream.write(await stream.read() or b"")
 
-    async def seen(self, data: bytes, context: Context) -> bytes:
-        seen: dict[str, Any] = dict(context.invocation_metadata() or ())
-        context.set_trailing_metadata((("back-bin", seen["there-bin"]), ("back", seen["there"])))
-        left_s = context.time_remaining()
-        return b"none" if left_s is None else b"%d" % round(left_s)
+    def seen(self, call: Call, _: Buffer) -> None:
+        back = (("back-bin", bytes(range(256))), ("back", call.header("there")))
+        call.fail(ToldStatusError(Status(grpc.StatusCode.ABORTED, "seen", back)))
 
-    async def fail(self, data: bytes, context: Context) -> bytes:
-        await context.abort(grpc.StatusCode.NOT_FOUND, "100 % gone: ä\n", (("why-bin", b"\0\1"),))
-        raise AssertionError
+    async def time_left(self, stream: CallStream, _: Caller) -> None:
+        left_s = stream.time_left_s()
+        await stream.write(b"none" if left_s is None else b"%d" % round(left_s))
 
-    async def crash(self, data: bytes, context: Context) -> bytes:
+    async def fail(self, _: StringValue, caller: Caller) -> StringValue:
+        details = (("why-bin", b"\0\1"),)
+        raise ToldStatusError(Status(grpc.StatusCode.NOT_FOUND, "100 % gone: ä\n", details))
+
+    async def crash(self, _: StringValue, caller: Caller) -> StringValue:
         raise RuntimeError("a bug")
 
-    async def wait(self, data: bytes, context: Context) -> bytes:
+    async def wait(self, request: StringValue, _: Caller) -> StringValue:
         self.waiting += 1
         try:
             await asyncio.Event().wait()
         finally:
-            self.left.append(data.decode())
-        return b""
+            self.left.append(request.value)
+        return StringValue()
 
-    async def count(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        return b"%d" % sum([len(data) async for data in requests])
+    async def count(self, stream: CallStream, _: Caller) -> None:
+        await stream.write(b"%d" % sum([len(data) async for data in stream]))
 
-    async def repeat(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
-        for number in range(int(data)):
-            yield b"%d" % number
+    async def repeat(self, stream: CallStream, _: Caller) -> None:
+        for number in range(int(await stream.read() or b"0")):
+            await stream.write(b"%d" % number)
 
-    async def talk(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        while (data := await context.read()) is not EOF:
-            await context.write(data * 2)
-        context.set_code(grpc.StatusCode.ABORTED)
-        context.set_details("enough")
+    async def talk(self, stream: CallStream, _: Caller) -> None:
+        while (data := await stream.read()) is not None:
+            await stream.write(data * 2)
+        raise LinkEndedError("enough")
+
+
+def a_method(name: str, **traits: Any) -> Method:  # noqa: ANN401
+    return Method(SERVICE, name, Role.INFERENCE, StringValue, StringValue, **traits)
+
+
+def a_text(text: str) -> bytes:
+    return StringValue(value=text).SerializeToString()
 
 
 class Running:
@@ -120,16 +133,14 @@ async def start(service: Service, tls: ssl.SSLContext | None = None) -> tuple[Ht
     loop = asyncio.get_running_loop()
     server = Http2Server(
         clock=lambda: int(loop.time() * 1e9),
-        door=Door(max_requests=1000, max_bytes=1 << 30),
+        door=AdmissionLimits(max_requests=1000, max_bytes=1 << 30),
         max_message_bytes=MESSAGE_BYTES_MAX,
         max_connections=100,
         slabs=Slabs(1 << 20),
-        authoriser=Authoriser(role_of=ROLE_OF),
+        authoriser=Authoriser(),
         tls=tls,
     )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
-    )
+    server.serve(service.handlers())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, f"127.0.0.1:{port}"
@@ -190,10 +201,11 @@ def test_compressed_requests_are_read(channel: Any, compression: grpc.Compressio
     assert unary(channel, "Echo")(content, compression=compression) == content
 
 
-def test_metadata_goes_both_ways(channel: Any) -> None:  # noqa: ANN401
-    sent = (("there", "x y"), ("there-bin", bytes(range(256))))
-    _, call = unary(channel, "Seen").with_call(b"", metadata=sent)
-    found = {key: value for key, value in call.trailing_metadata() if key.startswith("back")}
+def test_text_comes_in_and_text_and_bytes_go_back(channel: Any) -> None:  # noqa: ANN401
+    with pytest.raises(grpc.RpcError) as caught:
+        unary(channel, "Seen")(b"", metadata=(("there", "x y"),))
+    ended: Any = caught.value
+    found = {key: value for key, value in ended.trailing_metadata() if key.startswith("back")}
     assert found == {"back": "x y", "back-bin": bytes(range(256))}
 
 
@@ -205,8 +217,7 @@ def test_handlers_see_the_rpc_deadline(
     timeout_s: float | None,
     seen: bytes,
 ) -> None:
-    sent = (("there", ""), ("there-bin", b""))
-    answer = unary(channel, "Seen")(b"", metadata=sent, timeout=timeout_s)
+    answer = unary(channel, "Left")(b"", timeout=timeout_s)
     # gRPC rounds what it sends up, by a hundredth at most.
     assert answer == seen or 1 <= int(answer) / int(seen) < 1.02
 
@@ -246,14 +257,14 @@ def test_a_message_that_is_too_large_is_refused_in_grpcs_words(channel: Any) -> 
 
 def test_a_deadline_that_passes_ends_the_handler(running: Running, channel: Any) -> None:  # noqa: ANN401
     with pytest.raises(grpc.RpcError) as caught:
-        unary(channel, "Wait")(b"a", timeout=0.2)
+        unary(channel, "Wait")(a_text("a"), timeout=0.2)
     error: Any = caught.value
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     running.until(lambda: len(running.service.left) == running.service.waiting)
 
 
 def test_a_cancelled_call_ends_its_handler(running: Running, channel: Any) -> None:  # noqa: ANN401
-    call = unary(channel, "Wait").future(b"b")
+    call = unary(channel, "Wait").future(a_text("b"))
     running.until(lambda: running.service.waiting == 1)
     call.cancel()
     running.until(lambda: running.service.left == ["b"])
@@ -261,7 +272,7 @@ def test_a_cancelled_call_ends_its_handler(running: Running, channel: Any) -> No
 
 def test_a_client_that_vanishes_ends_its_handlers(running: Running) -> None:
     with running.channel() as channel:
-        calls = [unary(channel, "Wait").future(b"c") for _ in range(3)]
+        calls = [unary(channel, "Wait").future(a_text("c")) for _ in range(3)]
         running.until(lambda: running.service.waiting == 3)
     running.until(lambda: running.service.left == ["c", "c", "c"])
     assert all(call.code() is not grpc.StatusCode.OK for call in calls)
@@ -312,7 +323,7 @@ def test_a_call_that_a_stop_cuts_short_hears_that_the_server_drains() -> None:
         server, address = await start(service)
         channel: Any = grpc.aio.insecure_channel(address)
         async with channel:
-            call = channel.unary_unary(f"/{SERVICE}/Wait")(b"w")
+            call = channel.unary_unary(f"/{SERVICE}/Wait")(a_text("w"))
             while not service.waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await server.stop(0)

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from clockwright.cli.show import print_status
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from clockwright.v1 import control_pb2 as pb
-from controller.app import running
-from controller.config import ControllerConfig
+from controller.process.app import running
+from controller.process.config import ControllerConfig
 from tests.kit.nvml import driver
 from tests.kit.processes import write_models
 from tests.kit.worker_models import IO_POOL_BYTES, LIMITS
+from worker.action_thread import ActionThread
 from worker.config import WorkerConfig
 from worker.devices.accelerator import HostAccelerator
 from worker.devices.gpu import TorchDevice
@@ -53,7 +54,8 @@ def test_a_throttled_card_is_told_to_scheduler_and_operator_and_so_is_its_recove
                 monitor=GpuMonitor(NvmlGpu(nvml, "GPU-1"), interval_s=0.01),
             )
             config = WorkerConfig(controller=address, cache_dir=tmp_path / "cache")
-            worker = ControllerLink(config, device, files)
+            actions = ActionThread()
+            worker = ControllerLink(config, device, files, actions)
             serving = asyncio.create_task(worker.run())
             with Operator(address) as operator:
 
@@ -90,6 +92,7 @@ def test_a_throttled_card_is_told_to_scheduler_and_operator_and_so_is_its_recove
                     worker.leave()
                     await asyncio.wait([serving])
                     await device.close()
+                    actions.close()
 
     asyncio.run(asyncio.wait_for(test(), LIMIT_S))
     told = capsys.readouterr().out

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from jwt.algorithms import ECAlgorithm
 from typing_extensions import override
 
-from clockwright.channel import Access
 from clockwright.cli.main import main
+from clockwright.client.channel import Access
 from clockwright.errors import ConfigError, DeniedError
 from controller.access.authoriser import Authoriser, Certificate, Credentials, credentials_of
 from controller.access.authorities import read_authorities
@@ -33,11 +33,12 @@ from controller.access.guard import Guard
 from controller.access.issuer_keys import is_url
 from controller.access.key_file import add_key, read_key_file, revoke_key
 from controller.access.roles import Role
-from controller.app import running, serve
-from controller.config import ControllerConfig
+from controller.front.methods import METHODS
+from controller.process.app import running, serve
+from controller.process.config import ControllerConfig
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-ATTACH = "/clockwright.v1.WorkerService/Attach"
+INFER = METHODS["/inference.GRPCInferenceService/ModelInfer"]
+ATTACH = METHODS["/clockwright.v1.WorkerService/Attach"]
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 CLIENT = frozenset((Role.INFERENCE,))
 #: Exit code, standard output, standard error.
@@ -66,12 +67,12 @@ def test_a_key_is_added_and_revoked_and_the_file_holds_no_secret(tmp_path: Path)
     assert web not in path.read_text()
     assert web.rpartition("_")[2] not in path.read_text()
     assert [grant.name for grant in read_key_file(path)] == ["web", "ops"]
-    with pytest.raises(ConfigError, match="there is a key web already"):
+    with pytest.raises(ConfigError, match="key web exists already"):
         add_key(path, "web", CLIENT)
     with pytest.raises(ConfigError, match="found name 'a b'"):
         add_key(path, "a b", CLIENT)
     revoke_key(path, "web")
-    with pytest.raises(ConfigError, match="there is no key web, found ops"):
+    with pytest.raises(ConfigError, match="no key web, found ops"):
         revoke_key(path, "web")
     path.chmod(0o640)
     add_key(path, "rack-7", frozenset((Role.WORKER,)), certificate="DNS:rack-7")
@@ -95,7 +96,7 @@ def test_a_file_that_everybody_may_write_is_no_file_of_keys(tmp_path: Path) -> N
     path = tmp_path / "keys"
     add_key(path, "web", CLIENT)
     path.chmod(0o666)
-    with pytest.raises(ConfigError, match="everybody may write it"):
+    with pytest.raises(ConfigError, match="all users may write it"):
         Guard(AccessConfig(keys_file=path))
 
 
@@ -132,7 +133,7 @@ def test_the_command_makes_lists_and_revokes_keys(run: Run, tmp_path: Path) -> N
     for arguments, words in (
         (("add", "x", "--role", "root"), "--role: found role 'root', expected some of health"),
         (("add", "x", "--days", "nan"), "--days is nan"),
-        (("revoke", "web"), "there is no key web, found w"),
+        (("revoke", "web"), "no key web, found w"),
         (("list", "--keys", str(tmp_path / "none")), "No such file"),
     ):
         code, _, err = run("keys", *arguments, *(where if "list" not in arguments else ()))

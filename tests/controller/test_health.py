@@ -9,13 +9,23 @@ from typing import Any
 import grpc
 import pytest
 
-from controller.front.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, WATCHERS_MAX
+from controller.front.oip import health_messages
+from controller.front.services.health import WATCHERS_MAX
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from tests.kit.processes import until
 from tests.kit.watched import serving
 
 WATCH = "/grpc.health.v1.Health/Watch"
 INFERENCE = b"\x0a\x1e" + b"inference.GRPCInferenceService"
+
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = (
+    status.SerializeToString()
+    for status in (
+        health_messages.SERVING,
+        health_messages.NOT_SERVING,
+        health_messages.SERVICE_UNKNOWN,
+    )
+)
 
 
 @pytest.fixture(scope="module", params=["here", "apart"])

@@ -15,7 +15,7 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.front.http2 import (
+from controller.front.http.http2 import (
     HEADER_BLOCK_BYTES_MAX,
     IDLE_FRAMES_MAX,
     MESSAGE_COST_BYTES,
@@ -141,6 +141,110 @@ def test_a_call_whose_headers_are_known_is_one_event_and_is_not_held() -> None:
     assert event.request.path == "/inference.GRPCInferenceService/ModelInfer"
     assert connection.held_bytes == 0
     assert [type(e) for e in apart([event])] == [RequestBegun, MessageReceived, HalfClosed]
+
+
+def test_a_call_with_known_headers_that_opens_its_window_is_one_event() -> None:
+    connection = greeted(initial_window=3)
+    connection.receive(call(1, b"first"), 17)
+    [event] = connection.receive(call(3, b"second", opened=7), 18)
+    assert isinstance(event, CallReceived)
+    assert event.message == b"second"
+    # The window is open by both: 10 bytes of the 15 leave.
+    connection.answer(3, [b"0123456789"])
+    assert [len(f[3]) for f in sent_by(connection) if f[0] == DATA] == [10]
+
+
+class Refusing:
+    """A gate that refuses messages whose beginning is `busy`, and notes what it was asked."""
+
+    like_bytes = 4
+
+    def __init__(self) -> None:
+        self.judged: list[bytes] = []
+        self.num_alike = 0
+
+    def judge(self, request: CallHeaders, data: bytes, begin: int, end: int) -> bytes | bool:
+        self.judged.append(data[begin:end])
+        return status_block(8, "busy") if data.startswith(b"busy", begin) else True
+
+    def refused_alike(self, count: int) -> None:
+        self.num_alike += count
+
+
+@pytest.mark.parametrize("opened", [0, 5])
+def test_calls_like_one_that_was_refused_are_refused_with_it(opened: int) -> None:
+    connection, gate = greeted(), Refusing()
+    connection.receive(call(1, b"first"))
+    many = b"".join(
+        call(number, b"busy, %04d" % number, opened=opened) for number in range(3, 203, 2)
+    )
+    rest = call(203, b"idle", opened=opened)
+    cut = call(205, b"busy, 0205", opened=opened)
+    event, begun = connection.receive(many + rest + cut[:-1], gate=gate)
+    assert isinstance(event, CallReceived)
+    assert isinstance(begun, RequestBegun)
+    assert event.message == b"idle"
+    assert gate.judged == [b"busy, 0003", b"idle"]
+    assert gate.num_alike == 99
+    ends = [f for f in sent_by(connection) if f[0] == HEADERS]
+    assert [stream_id for _, _, stream_id, _ in ends] == list(range(3, 203, 2))
+    assert all(
+        flags == END_HEADERS | END_STREAM and b"busy" in block for _, flags, _, block in ends
+    )
+    # One that was cut off is a call like any other.
+    connection.receive(cut[-1:], gate=gate)
+    assert gate.num_alike == 99
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        call(5, b"idle, 0005"),
+        call(5, b"busy, 00005"),
+        call(5, b"busy, 0005", headers("/inference.GRPCInferenceService/ModelReady")),
+        call(5, b"busy, 0005", opened=5),
+    ],
+    ids=["beginning", "length", "headers", "window"],
+)
+def test_calls_unlike_one_that_was_refused_are_judged_for_themselves(different: bytes) -> None:
+    connection, gate = greeted(), Refusing()
+    connection.receive(call(1, b"first"))
+    connection.receive(call(3, b"busy, 0003") + different, gate=gate)
+    assert gate.num_alike == 0
+
+
+@pytest.mark.parametrize("stream_id", [1, 3, 4, 2**31 + 5])
+def test_no_number_of_a_stream_is_taken_twice_or_from_the_server_with_calls_alike(
+    stream_id: int,
+) -> None:
+    connection, gate = greeted(), Refusing()
+    connection.receive(call(1, b"first"))
+    with suppress(Http2Error):
+        connection.receive(call(3, b"busy, 0003") + call(stream_id, b"busy, 0004"), gate=gate)
+    assert gate.num_alike == 0
+    assert [f[2] for f in sent_by(connection) if f[0] == HEADERS][:1] == [3]
+
+
+def test_calls_refused_together_fill_the_connections_window_as_others_do() -> None:
+    connection, gate = greeted(), Refusing()
+    connection.receive(call(1, b"first"))
+    content = b"busy" + bytes(16_000)
+    for number in range(3, 1003, 100):
+        calls = b"".join(call(number + more, content) for more in range(0, 100, 2))
+        assert connection.receive(calls, gate=gate) == []
+    # 8 MB came, twice as much as the window: it was opened again, by what had come at each time.
+    frames = sent_by(connection)
+    opened = sum(struct.unpack(">I", f[3])[0] for f in frames if f[0] == WINDOW and not f[2])
+    assert 7 << 20 < opened <= 500 * (len(content) + 5) + 10
+    assert len([f for f in frames if f[0] == HEADERS]) == 500
+
+
+@pytest.mark.parametrize("opened", [2**31 - 3, 2**31 - 1])
+def test_a_window_beyond_the_greatest_is_refused_between_headers_and_message(opened: int) -> None:
+    connection = greeted(initial_window=3)
+    connection.receive(call(1, b"first"))
+    error = refused(connection, call(3, b"second", opened=opened))
+    assert error.code == ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_a_large_message_is_received_where_it_belongs() -> None:

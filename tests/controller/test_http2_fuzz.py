@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from controller.front.http2 import (
+from controller.front.http.http2 import (
     MESSAGE_COST_BYTES,
     PREFACE,
     CallReceived,

@@ -19,14 +19,18 @@ from typing import Any, cast
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from typing_extensions import override
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
-from controller.front import http2_server
-from controller.front.door import Door
-from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server
+from controller.front.admission.entrance import Entrance
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.http import http2_server
+from controller.front.http.http2_server import STREAM_REQUESTS_MAX, Http2Server
+from controller.front.services.inference import InferenceService
 from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread
+from tests.kit.full_entrance import FullEntrance, HeldEntrance
 from tests.kit.raw_http2 import (
     DATA,
     END_HEADERS,
@@ -34,6 +38,7 @@ from tests.kit.raw_http2 import (
     GREEDY_WINDOW,
     HEADERS,
     PING,
+    RST,
     WINDOW,
     End,
     RawClient,
@@ -160,7 +165,9 @@ def reason_of(details: str) -> error_details_pb2.ErrorInfo:
 
 def test_more_open_requests_than_the_bound_are_refused_by_name(tmp_path: Path) -> None:
     counted: list[Refusal] = []
-    door = Door(max_requests=20, max_bytes=1 << 30, count=counted.append)
+    door = AdmissionLimits(
+        max_requests=20, max_bytes=1 << 30, count=lambda refusal, _: counted.append(refusal)
+    )
     with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
         server.do(lambda front: setattr(front.worker, "hold", True))
         open_ones = [client.infer(question()) for _ in range(20)]
@@ -185,7 +192,7 @@ def test_more_open_requests_than_the_bound_are_refused_by_name(tmp_path: Path) -
 
 
 def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -> None:
-    door = Door(max_requests=1000, max_bytes=100_000)
+    door = AdmissionLimits(max_requests=1000, max_bytes=100_000)
     with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
         first, second = client.next_id(), client.next_id()
         announced = struct.pack(">BI", 0, 1 << 20)
@@ -205,7 +212,7 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
 
 
 def test_uploads_and_feedback_find_no_more_room_than_requests(tmp_path: Path) -> None:
-    door = Door(max_requests=1000, max_bytes=100_000)
+    door = AdmissionLimits(max_requests=1000, max_bytes=100_000)
     with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
         announced = struct.pack(">BI", 0, 1 << 20)
         for method in ("AddModel", "Feedback"):
@@ -224,7 +231,7 @@ def test_uploads_and_feedback_find_no_more_room_than_requests(tmp_path: Path) ->
 def test_thousands_of_messages_in_parts_are_refused_as_far_as_they_are_too_much(
     tmp_path: Path,
 ) -> None:
-    door = Door(max_requests=5000, max_bytes=1000)
+    door = AdmissionLimits(max_requests=5000, max_bytes=1000)
     announced = struct.pack(">BI", 0, 1 << 20)
     with serving_in_thread(tmp_path, door=door) as server:
         with RawClient(server.address) as client:
@@ -239,7 +246,7 @@ def test_thousands_of_messages_in_parts_are_refused_as_far_as_they_are_too_much(
 
 
 def test_whole_messages_that_nobody_reads_have_a_bound(tmp_path: Path) -> None:
-    door = Door(max_requests=1000, max_bytes=100_000)
+    door = AdmissionLimits(max_requests=1000, max_bytes=100_000)
     with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
         # The calls go on, as far as these say: nothing asks for their messages yet.
         ids = [client.next_id() for _ in range(20)]
@@ -254,7 +261,7 @@ def test_whole_messages_that_nobody_reads_have_a_bound(tmp_path: Path) -> None:
 
 def test_empty_messages_are_not_free(tmp_path: Path) -> None:
     path = "/inference.GRPCInferenceService/ModelStreamInfer"
-    door = Door(max_requests=1000, max_bytes=1_000_000)
+    door = AdmissionLimits(max_requests=1000, max_bytes=1_000_000)
     with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
         server.do(lambda front: setattr(front.worker, "hold", True))
         stream_id = client.next_id()
@@ -274,6 +281,18 @@ def test_a_second_message_ends_a_call_that_takes_one(tmp_path: Path) -> None:
         )
         [end] = client.wait([stream_id])
         assert end.text == "found 2 messages, expected one"
+
+
+def sweep_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave it to the test to sweep, which counts how often."""
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 1e6)
+
+
+def sweep_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweep all the time, and give up no client that is silent for a while, as on a busy machine."""
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    for bound in ("_PING_AFTER", "_SILENCE_MAX", "_STALL_MAX", "_COMING_MAX"):
+        monkeypatch.setattr(http2_server, bound, 1_000_000)
 
 
 def test_who_is_gone_before_the_connection_begins_is_not_counted_and_others_are_looked_after(
@@ -312,7 +331,7 @@ def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) 
 def test_idle_connections_make_room_for_those_that_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    sweep_often(monkeypatch)
     with serving_in_thread(tmp_path, max_connections=20) as server, ExitStack() as stack:
         server.do(lambda front: setattr(front.worker, "hold", True))
         busy = stack.enter_context(RawClient(server.address))
@@ -335,9 +354,9 @@ def test_idle_connections_make_room_for_those_that_ask(
 def test_unread_answers_of_all_clients_together_have_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    sweep_often(monkeypatch)
     closed = struct.pack(">HI", 4, 0)
-    door = Door(max_requests=1000, max_bytes=20_000)
+    door = AdmissionLimits(max_requests=1000, max_bytes=20_000)
     with serving_in_thread(tmp_path, door=door) as server, ExitStack() as stack:
         modest, greedy = (
             stack.enter_context(RawClient(server.address, settings=closed, window=b""))
@@ -357,7 +376,9 @@ def test_unread_answers_of_all_clients_together_have_a_bound(
 
 
 def test_every_call_of_a_burst_ends_with_a_status_of_ours(tmp_path: Path) -> None:
-    with serving_in_thread(tmp_path, door=Door(max_requests=500, max_bytes=1 << 30)) as server:
+    with serving_in_thread(
+        tmp_path, door=AdmissionLimits(max_requests=500, max_bytes=1 << 30)
+    ) as server:
         with RawClient(server.address) as client:
             ids = [client.next_id() for _ in range(5000)]
             for begin in range(0, 5000, 100):
@@ -388,8 +409,10 @@ def test_a_flood_ends_its_own_connection_with_a_reason(tmp_path: Path) -> None:
 def test_who_is_hung_up_on_can_read_why_and_is_let_go_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    sweep_never(monkeypatch)
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        http2 = server.front_end.server
+        assert isinstance(http2, Http2Server)
         client.settle()
         # What comes behind it is not read, and would take the answer back if the server just closed.
         with Standstill(server):
@@ -397,6 +420,8 @@ def test_who_is_hung_up_on_can_read_why_and_is_let_go_soon(
         goodbye = client.wait_closed()
         assert goodbye is not None
         assert "found PING of 7 bytes" in goodbye[1]
+        for _ in range(http2_server._LEAVING_SWEEPS):
+            server.do(lambda _: http2.sweep())
         with suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 client.send(bytes(1000))
@@ -452,15 +477,23 @@ def test_a_client_that_breaks_off_before_all_it_sent_is_read_withdraws_what_it_a
 def test_a_client_that_is_silent_is_given_up_and_one_that_answers_pings_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    sweep_never(monkeypatch)
     with serving_in_thread(tmp_path) as server:
+        http2 = server.front_end.server
+        assert isinstance(http2, Http2Server)
         server.do(lambda front: setattr(front.worker, "hold", True))
         with RawClient(server.address) as silent, RawClient(server.address) as awake:
             silent.infer(question())
             stream_id = awake.infer(question())
             server.until(lambda front: front.runtime.num_waiting == 2)
-            while server.do(lambda front: front.runtime.num_waiting) == 2:
+            for _ in range(http2_server._PING_AFTER):
+                server.do(lambda _: http2.sweep())
+            # Both are pinged, and one answers.
+            while all(server.do(lambda _: [peer._silent_sweeps for peer in http2._peers])):
                 awake.take(0.01)
+            for _ in range(http2_server._SILENCE_MAX - http2_server._PING_AFTER):
+                server.do(lambda _: http2.sweep())
+            server.until(lambda front: front.runtime.num_waiting == 1)
             server.do(lambda front: front.worker.release())
             assert awake.wait([stream_id])[0].status == 0
 
@@ -495,7 +528,7 @@ def test_a_frame_that_does_not_come_to_its_end_ends_its_connection(
 
 
 def test_calls_that_bring_no_request_make_room_for_others(tmp_path: Path) -> None:
-    door = Door(max_requests=100, max_bytes=1 << 20)
+    door = AdmissionLimits(max_requests=100, max_bytes=1 << 20)
     with (
         serving_in_thread(tmp_path, door=door) as server,
         RawClient(server.address) as greedy,
@@ -579,7 +612,7 @@ def test_an_answer_that_cannot_be_written_ends_its_call_with_a_status(
     def broken(*_: object, **__: object) -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("controller.front.server.encode_response", broken)
+    monkeypatch.setattr("controller.front.services.inference.encode_response", broken)
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
         [end] = client.wait([client.infer(question())])
         assert (end.status, end.text) == (13, "internal error in ModelInfer: RuntimeError")
@@ -589,7 +622,9 @@ def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What explains an answer comes from workers and from policies of other packages.
-    monkeypatch.setattr("controller.front.server.explain", lambda *_, **__: {"took_us": 2**70})
+    monkeypatch.setattr(
+        "controller.front.services.inference.explain", lambda *_, **__: {"took_us": 2**70}
+    )
     asked = pb.ModelInferRequest.FromString(question())
     asked.parameters["explain"].bool_param = True
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
@@ -640,7 +675,7 @@ def test_a_stream_has_a_bound_of_requests_that_are_served_at_once(tmp_path: Path
         server.do(lambda front: setattr(front.worker, "hold", True))
         stream_id = begin_stream(client, *[question()] * (STREAM_REQUESTS_MAX + 100))
         client.settle()
-        assert server.do(lambda front: front.runtime.num_waiting) == STREAM_REQUESTS_MAX
+        server.until(lambda front: front.runtime.num_waiting == STREAM_REQUESTS_MAX)
         send_requests(client, stream_id, flags=END_STREAM)
         server.do(lambda front: front.worker.release())
         [end] = client.wait([stream_id])
@@ -680,13 +715,116 @@ def test_a_stream_that_stands_still_inside_a_message_is_given_up_and_one_between
         assert errors(client.wait([rests])[0]) == ["", ""]
 
 
+def test_a_busy_loop_refuses_calls_before_anything_is_made_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        # The caller, the headers and the length of the message are known from then on.
+        client.wait([client.infer(question())])
+        monkeypatch.setattr(Entrance, "has_time", FullEntrance.has_time)
+        monkeypatch.setattr(Entrance, "may_enter", FullEntrance.may_enter)
+        monkeypatch.setattr(http2_server._Call, "__init__", None)
+        monkeypatch.setattr(InferenceService, "infer", None)
+        ends = client.wait([client.infer(question()) for _ in range(100)])
+        assert {end.status for end in ends} == {OVERLOADED}
+        assert all("the controller itself is busy all the time" in end.text for end in ends)
+        assert server.do(lambda front: front.runtime.telemetry.at_door["OVERLOADED"]) == 100
+
+
+class JudgingEntrance(Entrance):
+    """Lets everything in that it has judged; it waits for a turn where `waits` says so."""
+
+    waits = False
+    num_judged = 0
+
+    @override
+    def has_time(self, now_ns: int, arrival_ns: int, *, judged: bool = False) -> bool:
+        return judged and not self.waits
+
+    @override
+    def may_enter(
+        self, source: object, arrival_ns: int, slo_ns: int, now_ns: int, besides: int = 0
+    ) -> bool:
+        self.num_judged += 1
+        return True
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_each_call_that_comes_to_a_busy_loop_is_judged_once(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JudgingEntrance, "waits", waits)
+    with (
+        serving_in_thread(tmp_path, entrance=JudgingEntrance) as server,
+        RawClient(server.address) as client,
+    ):
+        client.settle()
+
+        def num_judged(front: FrontEnd) -> int:
+            assert front.server is not None
+            assert isinstance(front.server.entrance, JudgingEntrance)
+            return front.server.entrance.num_judged
+
+        # All come in one read: nothing is known of the caller, and then its headers are.
+        for num_asked in (10, 20):
+            with Standstill(server):
+                calls = [client.infer(question(60_000)) for _ in range(10)]
+            client.wait(calls)
+            assert server.do(num_judged) == num_asked
+
+
+def test_calls_past_their_slo_are_refused_before_anything_is_made_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.wait([client.infer(question(50))])
+        monkeypatch.setattr(http2_server._Call, "__init__", None)
+        monkeypatch.setattr(InferenceService, "infer", None)
+        with Standstill(server):
+            old = [client.infer(question(50)) for _ in range(20)]
+            time.sleep(0.06)
+        ends = client.wait(old)
+        assert {(end.status, end.text.split(":")[0]) for end in ends} == {(LATE, "LATE")}
+        assert server.do(lambda front: front.runtime.telemetry.at_door["LATE"]) == 20
+
+
+def test_an_answer_that_would_be_sent_too_late_is_refused_and_the_next_one_is_not(
+    tmp_path: Path,
+) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+
+        def stand_still(front: FrontEnd) -> None:
+            assert front.server is not None
+            front.server.sending_ns = 3600 * NS_PER_S
+
+        server.do(stand_still)
+        assert client.wait([client.infer(question())])[0].status == LATE
+        assert client.wait([client.infer(question())])[0].status == 0
+
+
+def test_a_call_that_its_client_takes_back_while_it_waits_is_never_begun(tmp_path: Path) -> None:
+    with (
+        serving_in_thread(tmp_path, entrance=HeldEntrance) as server,
+        RawClient(server.address) as client,
+    ):
+        kept, taken_back = client.infer(question()), client.infer(question())
+        server.until(lambda front: HeldEntrance.of(front.server).num_waiting == 2)
+        client.send(frame(RST, 0, taken_back, bytes((0, 0, 0, 8))))
+        server.until(lambda front: any(each.over for each in HeldEntrance.of(front.server).held))
+        server.do(lambda front: HeldEntrance.of(front.server).open())
+        assert client.wait([kept])[0].status == 0
+        assert server.do(lambda front: len(front.runtime.telemetry.requests)) == 1
+        assert server.do(lambda front: front.server.door.num_bytes if front.server else -1) == 0
+
+
 def test_a_busy_loop_keeps_requests_of_a_stream_out_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
         stream_id = begin_stream(client, question())
         server.until(lambda front: front.runtime.telemetry.total.answered == 1)
-        monkeypatch.setattr("controller.front.throttle.Throttle.admit", lambda _: False)
+        monkeypatch.setattr(Entrance, "has_time", FullEntrance.has_time)
+        monkeypatch.setattr(Entrance, "may_enter", FullEntrance.may_enter)
         send_requests(client, stream_id, *[question()] * 2000, flags=END_STREAM)
         answered, *refused = errors(client.wait([stream_id])[0])
         assert answered == ""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clockwright.v1 import inference_pb2 as pb
-from controller.front.tls import server_context
+from controller.front.http.tls import server_context
 from tests.kit.certificates import self_signed
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from tests.kit.raw_http2 import MODEL_INFER, message

@@ -19,10 +19,10 @@ import pytest
 import trustme
 
 from clockwright.errors import ConfigError, StoreError
-from clockwright.leadership import Term
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.lease.keeper import LeaseKeeper
-from controller.lease.lease import (
+from clockwright.wire.leadership import Term
+from controller.process.lease.keeper import LeaseKeeper
+from controller.process.lease.lease import (
     HELD_NS,
     LEASE_NS,
     LOOK_NS,
@@ -31,8 +31,8 @@ from controller.lease.lease import (
     LeaseRecord,
     Standing,
 )
-from controller.lease.places import open_store
-from controller.lease.stores import FoundRecord, LeaseStore, decode, encode
+from controller.process.lease.places import open_store
+from controller.process.lease.stores import FoundRecord, LeaseStore, decode, encode
 from tests.kit.etcd_server import EtcdFiles, etcd_server
 from tests.kit.processes import PATIENCE_S
 
@@ -282,8 +282,8 @@ def test_leaders_follow_each_other_by_a_place(place: Place) -> None:
 
 HOLDER = """
 import asyncio, sys
-from controller.lease.keeper import LeaseKeeper
-from controller.lease.places import open_store
+from controller.process.lease.keeper import LeaseKeeper
+from controller.process.lease.places import open_store
 async def main():
     keeper = LeaseKeeper(open_store(sys.argv[1]), sys.argv[2])
     await keeper.take()
@@ -330,6 +330,34 @@ def test_a_leader_of_this_host_that_was_killed_is_known_to_have_ended(tmp_path: 
         first.wait()
         assert store.read().has_ended
     store.close()
+
+
+RELEASER = """
+import sys
+from dataclasses import replace
+from clockwright.wire.leadership import Term
+from controller.process.lease.lease import LeaseRecord
+from controller.process.lease.places import open_store
+store = open_store(sys.argv[1])
+record = LeaseRecord(Term("l", 1), "a")
+store.swap(store.read(), record)
+store.swap(store.read(), replace(record, released=True))
+print("released", flush=True)
+input()
+"""
+
+
+def test_a_leader_of_this_host_that_has_released_the_lease_ends_by_itself(tmp_path: Path) -> None:
+    place = Place(f"file:{tmp_path}/lease")
+    command = [sys.executable, "-c", RELEASER, place.setting]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as first:
+        assert line(first) == "released"
+        store = place.open()
+        assert store.swap(store.read(), LeaseRecord(Term("l", 2), "b"))
+        store.close()
+        first.communicate("\n", PATIENCE_S)
+        assert first.returncode == 0
 
 
 _NO_TLS = (

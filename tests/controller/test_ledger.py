@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
-from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
+from clockwright.wire.bulk import Buffer
 from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
@@ -24,9 +24,10 @@ from controller.core.events import (
     RequestsArrived,
     WithdrawAction,
     WorkerJoined,
+    WriteOffAction,
 )
 from controller.ledger import Finished, Ledger, Sent
-from controller.telemetry import Telemetry
+from controller.telemetry.tables import Telemetry
 
 MS = 1_000_000
 W, M = WorkerId("w"), ModelId("m")
@@ -55,6 +56,7 @@ class Shell:
             telemetry=self.telemetry,
             send=self._send,
             withdraw_action=lambda link, action_id: self.withdrawn.append((link, action_id)),
+            write_off=lambda _link, sent: self.lost.append(sent),
             answer=self._answer,
             refuse=self._refuse,
             forget=lambda _link, _model_id: None,
@@ -171,6 +173,31 @@ def test_a_request_that_was_withdrawn_is_closed_once() -> None:
         shell.finish(action)
     assert shell.ledger.is_idle
     assert not shell.answers
+
+
+class WritingOff(Scheduler):
+    """A scheduler that writes the first Infer off when its request is cancelled."""
+
+    @override
+    def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        commands = super().handle(event, now_ns=now_ns)
+        if isinstance(event, RequestCancelled):
+            commands = [*commands, WriteOffAction(worker_id=W, action_id=ActionId(2))]
+        return commands
+
+
+def test_an_action_that_was_written_off_is_over_and_its_late_result_is_dropped() -> None:
+    shell = Shell(WritingOff())
+    shell.ledger.tell(shell.request(1))
+    load, infer = shell.sent
+    shell.finish(load)
+    shell.ledger.withdraw(RequestId(1))
+    assert shell.ledger.is_idle
+    assert [row.error for row in shell.telemetry.actions] == ["NONE", "WORKER_LOST"]
+    assert [sent.command.action for sent in shell.lost] == [infer]
+    assert shell.ledger.finish(W, Result(action_id=infer.action_id), []) is None
+    with pytest.raises(ProtocolError, match="not under way"):
+        shell.ledger.finish(W, Result(action_id=ActionId(99)), [])
 
 
 class Withdrawing(Scheduler):

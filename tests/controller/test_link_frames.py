@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from clockwright.errors import ProtocolError
-from controller.front import link_frames
+from controller.front.remote import link_frames
 
 FRONT_BEAT = 3
 
@@ -16,7 +16,7 @@ FRONT_BEAT = 3
 @pytest.mark.parametrize("expected", [math.inf, math.nan, -1.0, 1e300])
 def test_what_a_tenant_may_have_is_a_number_that_can_be_told(expected: float) -> None:
     def beat(number: float) -> bytes:
-        early = ("a", "m", "gold", 1, 1, 2, 3, "slo_ns_min", number, None)
+        early = ((0, 1, 1, 3, "gold", "a"), "m", 2, "slo_ns_min", number, None)
         return msgspec.msgpack.encode((FRONT_BEAT, 5, None, {}, {}, {}, [early]))
 
     taken = link_frames.decode_from_front(beat(1e9))

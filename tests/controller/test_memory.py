@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clockwright import AsyncClient, Refusal, RefusedError
-from clockwright.operator import Operator
-from controller.app import running
-from controller.config import ControllerConfig
-from controller.front.door import Door
-from controller.front.pressure import LARGE_BYTES, MemoryPressure, MemoryState
-from controller.memory import MemoryWatch, available_bytes, resident_bytes
+from clockwright.client.operator import Operator
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.admission.memory import MemoryWatch, available_bytes, resident_bytes
+from controller.front.admission.pressure import LARGE_BYTES, MemoryPressure, MemoryState
+from controller.process.app import running
+from controller.process.config import ControllerConfig
 from tests.kit.front_end import serving, serving_in_thread
 from tests.kit.raw_http2 import DATA, END_HEADERS, HEADERS, RawClient, frame, headers
 
@@ -99,7 +99,9 @@ def test_a_door_refuses_what_there_is_no_memory_for_and_says_it_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     counted: list[Refusal] = []
-    door = Door(max_requests=10, max_bytes=1 << 30, count=counted.append)
+    door = AdmissionLimits(
+        max_requests=10, max_bytes=1 << 30, count=lambda refusal, _: counted.append(refusal)
+    )
     used = [0]
     watch = MemoryWatch(door, LIMIT_BYTES << 20, used_bytes=lambda: used[0] << 20)
     door.enter(LARGE_BYTES)
@@ -132,7 +134,7 @@ def test_a_door_refuses_what_there_is_no_memory_for_and_says_it_once(
 
 def test_a_large_request_is_refused_and_small_ones_are_served(tmp_path: Path, front: str) -> None:
     async def main() -> None:
-        door = Door(max_requests=100, max_bytes=1 << 30)
+        door = AdmissionLimits(max_requests=100, max_bytes=1 << 30)
         async with (
             serving(tmp_path, front=front, door=door) as front_end,
             AsyncClient(front_end.address) as client,
@@ -208,7 +210,7 @@ def test_our_own_server_takes_in_no_more_of_a_large_request_than_tells_that_it_i
 ) -> None:
     pressure = MemoryPressure(LIMIT_BYTES)
     pressure.see(900)
-    door = Door(max_requests=100, max_bytes=1 << 30)
+    door = AdmissionLimits(max_requests=100, max_bytes=1 << 30)
     door.memory_is(pressure)
     with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
         stream_id = client.next_id()

@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright import bulk
-from clockwright.bulk import ENTRIES_MAX, FIELDS_MAX, SMALL_MESSAGE_BYTES
 from clockwright.errors import BadRequestError
-from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
-from controller.front.oip import (
+from clockwright.wire import bulk
+from clockwright.wire.bulk import ENTRIES_MAX, FIELDS_MAX, SMALL_MESSAGE_BYTES
+from clockwright.wire.tensors import DATATYPES, TensorSpec
+from controller.front.oip.protocol import (
     CheckedRequest,
     Servable,
+    check_decision,
     encode_response,
     encode_stream_error,
+    leave_work_ahead,
     parse_request,
     read_request,
     request_slo_ns,
@@ -90,6 +92,15 @@ def one_input(
 
 
 # --- tensors --------------------------------------------------------------------------------------
+
+
+def test_rows_that_differ_are_compared_with_an_input_that_has_rows() -> None:
+    setting = TensorSpec("setting", "INT64", (), None)
+    inputs = [Input(name="setting", datatype="INT64"), GOOD_A]
+    inputs.append(Input(name="b", datatype="INT64", shape=[2]))
+    raw = [bytes(8), bytes(8), bytes(16)]
+    with pytest.raises(BadRequestError, match="expected 1 as in input 'a'"):
+        decode(message(inputs=inputs, raw_input_contents=raw), inputs=(setting, *INPUTS))
 
 
 @given(st.integers(1, 16), st.permutations([0, 1]), st.integers(0, 2**32 - 1))
@@ -189,7 +200,7 @@ def test_outputs_are_those_asked_for_in_that_order() -> None:
         ),
         (
             {"inputs": [Input(name="a", datatype="FP32", shape=[1, 3]), GOOD_B]},
-            r"input 'a': found shape \[1, 3\], expected \[-1, 2\] with 1 to 16 in the first place",
+            r"input 'a': found shape \[1, 3\], expected \[-1, 2\] with 1 to 16 in place of -1",
         ),
         (
             {"inputs": [Input(name="a", datatype="FP32", shape=[2]), GOOD_B]},
@@ -273,7 +284,7 @@ def test_outputs_are_those_asked_for_in_that_order() -> None:
                     GOOD_B,
                 ]
             },
-            "input 'a': found no shared_memory_byte_size, expected it beside shared_memory_region",
+            "input 'a': found no shared_memory_byte_size, expected it with shared_memory_region",
         ),
     ],
 )  # fmt: skip
@@ -519,6 +530,66 @@ def test_explain_is_asked_for_by_a_bool() -> None:
     assert not decode(message(parameters={"explain": Parameter(bool_param=False)})).explain
 
 
+def test_the_time_for_a_decision_is_a_positive_number_of_milliseconds() -> None:
+    for parameter in (
+        Parameter(double_param=2.5),
+        Parameter(string_param="2.5"),
+    ):
+        asked = decode(message(parameters={"decide_within_ms": parameter}))
+        assert asked.decide_within_ns == 2_500_000
+    assert decode(message()).decide_within_ns == 0
+    for parameter, words in (
+        (Parameter(int64_param=0), "found 0, expected more than 0 and at most 86400000 millisec"),
+        (Parameter(double_param=float("nan")), "found nan, expected more than 0"),
+        (Parameter(string_param="soon"), "found 'soon', expected a number of milliseconds"),
+        (Parameter(bool_param=True), "found bool_param, expected int64_param, uint64_param"),
+    ):
+        with pytest.raises(BadRequestError, match=f"parameter decide_within_ms: {words}"):
+            decode(message(parameters={"decide_within_ms": parameter}))
+
+
+def test_a_weight_is_a_positive_number() -> None:
+    for parameter in (Parameter(double_param=2.5), Parameter(string_param="2.5")):
+        assert decode(message(parameters={"weight": parameter})).weight == 2.5
+    assert decode(message()).weight == 1.0
+    for parameter, words in (
+        (Parameter(int64_param=0), "found 0, expected 0.001 to 1000"),
+        (Parameter(double_param=-1), "found -1, expected 0.001"),
+        (Parameter(double_param=5e-324), "found 4.94065645841e-324, expected 0.001"),
+        (Parameter(double_param=float("nan")), "found nan, expected 0.001"),
+        (Parameter(string_param="much"), "found 'much', expected a number$"),
+        (Parameter(bool_param=True), "found bool_param, expected int64_param, uint64_param"),
+    ):
+        with pytest.raises(BadRequestError, match=f"parameter weight: {words}"):
+            decode(message(parameters={"weight": parameter}))
+
+
+def test_the_work_ahead_is_a_part_of_the_slo() -> None:
+    asked = decode(
+        message(
+            parameters={
+                "slo_ms": Parameter(int64_param=100),
+                "work_ahead_ms": Parameter(double_param=30),
+            }
+        )
+    )
+    leave_work_ahead(asked)
+    assert (asked.slo_ns, asked.work_ahead_ns) == (70_000_000, 30_000_000)
+    assert decode(message()).work_ahead_ns == 0
+    asked.work_ahead_ns = asked.slo_ns
+    with pytest.raises(
+        BadRequestError, match="work_ahead_ms: found 70, expected less than the SLO, 70"
+    ):
+        leave_work_ahead(asked)
+
+
+def test_an_application_is_not_asked_to_decide_within_a_time() -> None:
+    asked = decode(message(parameters={"decide_within_ms": Parameter(double_param=2.5)}))
+    servable = Servable("app", "1", (), (), 1, None, has_contexts=True)
+    with pytest.raises(BadRequestError, match="application 'app', expected in requests to models"):
+        check_decision(asked, servable)
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("slo-ms", "slo_ms"), ("slo", "slo_ms"), ("SLO_MS", "slo_ms"), ("explian", "explain")],
@@ -529,13 +600,16 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_that_is_known(
     with pytest.raises(BadRequestError) as caught:
         decode(message(parameters={name: Parameter(int64_param=25)}))
     assert str(caught.value) == (
-        f"found parameter '{name}', expected some of slo_ms, timeout, explain, context, tenant"
-        f"; did you mean {nearest}?"
+        f"found parameter '{name}', expected some of slo_ms, timeout, explain, context, tenant,"
+        f" decide_within_ms, weight, work_ahead_ms; did you mean {nearest}?"
     )
 
 
 def test_a_parameter_like_no_other_is_refused_without_a_guess() -> None:
-    with pytest.raises(BadRequestError, match=r"found parameter 'foo', .* context, tenant$"):
+    with pytest.raises(
+        BadRequestError,
+        match=r"found parameter 'foo', .* tenant, decide_within_ms, weight, work_ahead_ms$",
+    ):
         decode(message(parameters={"foo": Parameter(string_param="bar")}))
     odd = Input(name="a", datatype="FP32", shape=[1, 2], parameters={"foo": Parameter()})
     with pytest.raises(
@@ -612,8 +686,9 @@ def test_an_error_in_a_stream_names_its_request() -> None:
 
 
 def test_every_datatype_has_a_size() -> None:
-    for datatype, num_bytes in DATATYPE_BYTES.items():
-        spec = TensorSpec("x", datatype, (3,))
-        tensor = Input(name="x", datatype=datatype, shape=[2, 3])
-        request = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[bytes(6 * num_bytes)])
+    for datatype in DATATYPES.values():
+        spec = TensorSpec("x", datatype.name, (3,))
+        tensor = Input(name="x", datatype=datatype.name, shape=[2, 3])
+        raw = bytes(6 * datatype.num_bytes)
+        request = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[raw])
         assert decode(request, inputs=(spec,)).rows == 2

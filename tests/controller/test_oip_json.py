@@ -8,10 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from clockwright.bulk import HEADER_BYTES_MAX, split_bulk
 from clockwright.errors import BadRequestError
-from controller.front.oip import RAW_INPUT_FIELD
-from controller.front.oip_json import read_object, read_request
+from clockwright.wire.bulk import HEADER_BYTES_MAX
+from controller.front.oip.json_form import read_object, read_request
 
 _SLICE = 16 << 10
 
@@ -24,8 +23,8 @@ def read(text: str) -> tuple[bytes, int]:
         nonlocal num_pauses
         num_pauses += 1
 
-    parts, _ = asyncio.run(read_request(text.encode(), None, model="m", version="", pause=pause))
-    _, (raw,) = split_bulk(b"".join(parts), RAW_INPUT_FIELD)
+    request = asyncio.run(read_request(text.encode(), None, model="m", version="", pause=pause))
+    (raw,) = request.raw
     return bytes(raw), num_pauses
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller.front.open_requests import OpenRequests
+from clockwright.units import RequestId
+from clockwright.wire.bulk import Buffer
+from controller.front.remote.open_requests import OpenRequests
+from controller.port import Told
 
 GRACE_NS = 5
 
@@ -24,6 +28,9 @@ class Request:
 
     def done(self) -> bool:
         return self.is_over
+
+    def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
+        raise AssertionError("the books of open requests tell nothing but the end")
 
     def tell(self) -> None:
         self.num_told += 1

@@ -10,7 +10,7 @@ import pytest
 
 from clockwright.cli.main import main
 from controller.core.policies import POLICIES
-from controller.policies_cli import known
+from controller.process.policies_cli import known
 from controller.selection.policies import BUILT_IN
 
 
@@ -61,7 +61,7 @@ def test_one_policy_is_shown_alone_and_an_unknown_one_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(monkeypatch, capsys, "policies", "epsilon-greedy")
-    assert "epsilon (by default 0.05): share of queries that go to any model." in text
+    assert "epsilon (by default 0.05): share of queries that use a random model." in text
     assert "thompson" not in text
     (one,) = json.loads(shown(monkeypatch, capsys, "policies", "static", "--json"))
     assert [option["name"] for option in one["options"]] == ["model", "ensemble"]

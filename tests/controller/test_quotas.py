@@ -16,18 +16,17 @@ from google.rpc import error_details_pb2, status_pb2
 
 from clockwright import AsyncClient, Refusal, RefusedError
 from clockwright.cli.main import app
+from clockwright.client.operator import Operator
 from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, UnknownModelError
-from clockwright.operator import Operator
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as pb
-from controller.app import running
-from controller.config import ControllerConfig
+from controller.access.quota_book import QuotaBook, read_quota_file
 from controller.core import SchedulerConfig
 from controller.core.quotas import OTHERS, Quota
-from controller.front.backend import LocalBackend, LocalModel
-from controller.quota_book import QuotaBook, read_quota_file
-from controller.state_file import StateFile
+from controller.models.state_file import StateFile
+from controller.process.app import running
+from controller.process.config import ControllerConfig
 from tests.kit.front_end import FrontEnd, serving, until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -239,7 +238,13 @@ def test_operators_change_quotas_while_requests_are_served(tmp_path: Path, front
                 return await asyncio.to_thread(call)
 
             assert await ask("gold") is None
-            quota = control.Quota(rate_rps=RARE_RPS, burst=2, slo_ns_max=60 * NS_PER_S, weight=4)
+            quota = control.Quota(
+                rate_rps=RARE_RPS,
+                burst=2,
+                slo_ns_max=60 * NS_PER_S,
+                weight=4,
+                request_weight_max=2,
+            )
             await operate(lambda operator: operator.set_quota("gold", quota))
             assert [await ask("gold") is None for _ in range(3)] == [True, True, False]
             (info,) = await operate(lambda operator: operator.quotas())
@@ -440,21 +445,5 @@ def test_who_sets_a_weight_that_weighs_nothing_is_told(
                 await asyncio.to_thread(app, command, standalone_mode=False)
                 assert capsys.readouterr().err == (f"warning: {expected}\n" if expected else "")
                 assert (f"quotas of gold: {told}" in caplog.text) is bool(expected)
-
-    run(main)
-
-
-def test_where_nobody_has_a_quota_no_request_passes_by_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            await until(lambda: front_end.catalogue.ready)
-            backend = LocalBackend(
-                front_end.runtime, front_end.catalogue, quotas=front_end.quotas.quotas
-            )
-            assert type(backend.find("double", "")) is LocalModel
-            await front_end.quotas.set("gold", Quota(rate_rps=1))
-            assert type(backend.find("double", "")) is not LocalModel
-            await front_end.quotas.remove("gold")
-            assert type(backend.find("double", "")) is LocalModel
 
     run(main)

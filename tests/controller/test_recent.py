@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.actions import StepTime
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId, RequestId, WorkerId
-from controller.front.recent import recent_actions, recent_requests
-from controller.telemetry import Telemetry
+from clockwright.wire.actions import StepTime
+from controller.front.services.recent import recent_actions, recent_requests
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import Telemetry
 
 NOW_NS = 100 * NS_PER_S
 A, B = WorkerId("a"), WorkerId("b")
@@ -19,7 +20,7 @@ def ended(
 ) -> None:
     slo_ns = 100 * NS_PER_MS
     telemetry.add_request(
-        (
+        RequestRow(
             RequestId(0),
             ModelId("m"),
             1,
@@ -57,7 +58,7 @@ def done(
         return StepTime(at_ns - duration_ns, at_ns, duration_ns) if duration_ns else None
 
     telemetry.add_action(
-        (
+        ActionRow(
             ActionId(0),
             "Infer" if exec_ms else "LoadWeights",
             worker,
@@ -89,7 +90,7 @@ def test_requests_of_the_last_seconds_are_summed_up_and_older_ones_are_not() -> 
     ended(telemetry, NOW_NS, NS_PER_MS, "COLD")
     ended(telemetry, NOW_NS, NS_PER_MS, "CANCELLED")
     recent = recent_requests(telemetry, since_ns=0, now_ns=NOW_NS)
-    assert (recent.requests, recent.answered, recent.cold_starts) == (4, 3, 1)
+    assert (recent.requests, recent.answered, recent.counters["cold_starts"]) == (4, 3, 1)
     assert [(row.reason, row.count) for row in recent.refusals] == [("COLD", 1)]
     assert (recent.latency_ns_p50, recent.latency_ns_p99) == (20 * NS_PER_MS, 90 * NS_PER_MS)
     assert (recent.slo_share_p50, recent.slo_share_p99) == (0.2, 0.9)

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from controller.front.reflection import SERVICES
+from controller.front.methods import REFLECTION
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 
 
@@ -63,7 +63,7 @@ def test_what_there_is_not_is_told(channel: Any) -> None:  # noqa: ANN401
             find("nothing.Here")
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", REFLECTION)
 def test_what_is_no_request_ends_the_call_in_words(channel: Any, service: str) -> None:  # noqa: ANN401
     ask = channel.stream_stream(f"/{service}/ServerReflectionInfo")
     for wrong, words in ((b"\xff\xff", "are no request"), (bytes(5000), "expected 4096 at most")):

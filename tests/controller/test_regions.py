@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,16 @@ from clockwright.errors import (
     BadRequestError,
     NameTakenError,
     NoRoomError,
+    NotAllowedError,
     UnknownRegionError,
 )
 from clockwright.v1 import inference_pb2 as pb
-from controller.front.door import Door
-from controller.front.methods import unary
-from controller.front.oip import SharedPart
-from controller.front.regions import REGIONS_MAX, Regions
-from controller.slabs import Slabs
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.http.calls import check_local
+from controller.front.methods import INFERENCE, METHODS
+from controller.front.oip.protocol import SharedPart
+from controller.front.oip.regions import REGIONS_MAX, Regions
+from controller.links.slabs import Slabs
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 
 SLO = {"slo_ms": 30_000}
@@ -77,8 +78,13 @@ def regions() -> Iterator[Regions]:
 
 
 def open_files() -> int:
+    """Files, pipes and shared memory that are open; sockets of servers of earlier tests may still go."""
     gc.collect()  # what earlier tests left open
-    return len(os.listdir("/proc/self/fd"))
+    kept = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            kept += not os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:"))
+    return kept
 
 
 # --- what is registered ---------------------------------------------------------------------------
@@ -175,7 +181,7 @@ def test_regions_are_bounded_in_number_and_bytes_and_leave_no_file_open(memory: 
     before = open_files()
     regions = Regions(Slabs(0), num_bytes_max=4096 + 300, request_bytes_max=1)
     regions.register("large", memory.key, 0, 4096)
-    with pytest.raises(NoRoomError, match="found 301 beside 4096 of other regions"):
+    with pytest.raises(NoRoomError, match="found 301 besides 4096 of other regions"):
         regions.register("more", memory.key, 0, 301)
     for number in range(REGIONS_MAX - 1):
         regions.register(str(number), memory.key, 0, 1)
@@ -499,7 +505,7 @@ def test_bytes_of_regions_count_at_the_door_and_leave_it(tmp_path: Path) -> None
     tensor.parameters["shared_memory_region"].string_param = "r"
     tensor.parameters["shared_memory_byte_size"].int64_param = 4 * SIZE
     request = message.SerializeToString()
-    door = Door(max_requests=10, max_bytes=len(request) + 4 * SIZE)
+    door = AdmissionLimits(max_requests=10, max_bytes=len(request) + 4 * SIZE)
     with (
         serving_in_thread(tmp_path, client_shm=True, door=door) as server,
         triton.InferenceServerClient(server.address) as client,
@@ -561,25 +567,10 @@ def test_without_the_flag_regions_are_refused_and_not_announced(tmp_path: Path) 
     ],
 )  # fmt: skip
 def test_only_clients_of_this_machine_may_register(peer: str, is_here: bool) -> None:
-    class Context:
-        code = grpc.StatusCode.OK
-
-        def peer(self) -> str:
-            return peer
-
-        def set_code(self, code: grpc.StatusCode) -> None:
-            self.code = code
-
-        def set_details(self, _: str) -> None:
-            pass
-
-        def set_trailing_metadata(self, _: object) -> None:
-            pass
-
-    async def behave(_: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        return pb.ServerLiveResponse(live=True)
-
-    context = Context()
-    handler: Any = unary("Register", pb.ServerLiveRequest, behave, only_here=True)
-    asyncio.run(handler.unary_unary(b"", context))
-    assert (context.code is grpc.StatusCode.OK) == is_here
+    refused = pytest.raises(NotAllowedError, match="Register is for clients on this machine")
+    with nullcontext() if is_here else refused:
+        check_local(peer, "Register")
+    paths = [path for path, method in METHODS.items() if method.local_only]
+    assert paths == [
+        f"/{INFERENCE}/SystemSharedMemory{what}" for what in ("Status", "Register", "Unregister")
+    ]

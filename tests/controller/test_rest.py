@@ -26,13 +26,12 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from clockwright.errors import Refusal
-from controller.access.roles import ROLE_OF
 from controller.core.quotas import Quota
-from controller.front import rest, rest_server
-from controller.front.oip_json import fields_of
-from controller.front.rest import HTTP_STATUSES, ROUTES
-from controller.front.statuses import CODES
-from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
+from controller.front.http import rest, rest_server
+from controller.front.http.rest import HTTP_STATUSES
+from controller.front.oip.json_messages import fields_of
+from controller.front.oip.statuses import CODES
+from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread, until
 
 SLO_MS = 600_000
 LONG = {"slo_ms": SLO_MS}
@@ -352,6 +351,27 @@ def test_the_shortest_objective_of_header_and_body_holds(server: FrontEndInThrea
         assert "x-clockwright-slo-ms" in answer.json()["error"]
 
 
+def test_a_header_or_the_body_says_how_soon_a_request_is_to_be_decided(
+    server: FrontEndInThread,
+) -> None:
+    def explained(body: dict[str, Any], **headers: str) -> dict[str, Any]:
+        parameters = {**body["parameters"], "explain": True}
+        found: dict[str, Any] = post(server, {**body, "parameters": parameters}, **headers).json()
+        return found
+
+    header = "x_clockwright_decide_within_ms"
+    asking = question(parameters={**LONG, "decide_within_ms": 4000})
+    for answer in (explained(asking), explained(question(), **{header: "4000"})):
+        assert 0 < answer["parameters"]["decided_us"] < 4_000_000
+    assert "decided_us" not in explained(question())["parameters"]
+    both = explained(asking, **{header: str(2 * SLO_MS)})
+    assert "decided_us" in both["parameters"], "the body holds"
+    assert "expected less than the SLO" in explained(question(), **{header: str(SLO_MS)})["error"]
+    answer = post(server, question(), **{header: "soon"})
+    assert answer.status_code == 400
+    assert "header x-clockwright-decide-within-ms: found 'soon'" in answer.json()["error"]
+
+
 def test_a_refusal_says_its_reason_and_whether_a_retry_can_help(server: FrontEndInThread) -> None:
     answer = post(server, question(parameters={"slo_ms": 0.01}))
     assert answer.status_code == 429
@@ -360,6 +380,78 @@ def test_a_refusal_says_its_reason_and_whether_a_retry_can_help(server: FrontEnd
     assert answer.json()["figures"]["slo_ns"] == 10_000
     # However often it is asked, it cannot be that fast.
     assert "retry-after" not in answer.headers
+
+
+@pytest.mark.parametrize("front", ["here", "apart"])
+def test_each_bad_request_is_counted_once_and_a_refused_one_is_not(
+    tmp_path: Path, front: str
+) -> None:
+    with serving_in_thread(tmp_path, front=front, rest=True) as server:
+        assert post(server, question(data=[1, 2])).status_code == 400
+        assert post(server, question(inputs=[])).status_code == 400
+        assert post(server, question(), model="unknown").status_code == 404
+        assert (
+            requests.post(f"http://{server.rest}/v2/models/double/infer", b"{").status_code == 400
+        )
+        assert post(server, question(), content_encoding="br").status_code == 415
+        with (
+            tritonclient.grpc.InferenceServerClient(server.address) as client,
+            pytest.raises(InferenceServerException),
+        ):
+            client.infer("double", [])
+        assert post(server, question(parameters={"slo_ms": 0.01})).status_code == 429
+        assert post(server, question()).status_code == 200
+        # A front that is a process of its own tells them with its next beat.
+        server.until(lambda front_end: front_end.runtime.telemetry.bad_requests == 6)
+
+
+def test_a_model_of_one_row_says_so_in_its_metadata_and_why_in_its_refusal(tmp_path: Path) -> None:
+    def leave_one_row(front_end: FrontEnd) -> None:
+        model = front_end.catalogue.find("double")
+        assert model is not None
+        model.ready_on = dict.fromkeys(model.ready_on, (1,))
+        model.one_by_one = "ReduceMax makes one result of all rows of a batch"
+        front_end.catalogue.renew()
+
+    with serving_in_thread(tmp_path, rest=True) as server:
+        url = f"http://{server.rest}/v2/models/double"
+        assert httpx.get(url).json()["inputs"][0]["shape"] == [-1, 3]
+        server.do(leave_one_row)
+        described = httpx.get(url).json()
+        assert [each["shape"] for each in described["inputs"] + described["outputs"]] == [
+            [-1, 3]
+        ] * 2
+        tensor = {"name": "x", "shape": [17, 3], "datatype": "FP32", "data": [1] * 51}
+        told = httpx.post(f"{url}/infer", json=question(inputs=[tensor])).json()["error"]
+    assert told == (
+        "input 'x': found 17 rows (shape[0]), expected 1 to 16; it runs its rows one by one: ReduceMax makes one"
+        " result of all rows of a batch"
+    )
+
+
+def test_a_model_that_is_being_prepared_says_when_to_come_again_and_an_unfit_one_does_not(
+    tmp_path: Path,
+) -> None:
+    for name, num_bytes in (("preparing-large", 9), ("preparing-small", 3), ("unfit", 1)):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.onnx").write_bytes(b"x" * num_bytes)
+    with serving_in_thread(tmp_path, rest=True) as server:
+        answer = httpx.post(
+            f"http://{server.rest}/v2/models/preparing-large/infer", json=question()
+        )
+        told = answer.json()
+        assert (answer.status_code, told["reason"]) == (503, "LOADING")
+        assert "preparing-large is being prepared (1 model before it); try again" in told["error"]
+        assert told["figures"]["models_before"] == 1
+        assert int(answer.headers["retry-after"]) >= 1
+        index = httpx.post(f"http://{server.rest}/v2/repository/index", json={}).json()
+        found = {each["name"]: (each["state"], each["reason"]) for each in index}
+        assert found["preparing-small"] == ("LOADING", "0 models before it")
+        answer = httpx.post(f"http://{server.rest}/v2/models/unfit/infer", json=question())
+        assert (answer.status_code, answer.json()["reason"]) == (400, "UNFIT")
+        assert "retry-after" not in answer.headers
+        counted = server.do(lambda front_end: dict(front_end.runtime.telemetry.at_door))
+        assert counted == {"LOADING": 1, "UNFIT": 1}
 
 
 @pytest.mark.parametrize(
@@ -385,6 +477,38 @@ def test_what_does_not_fit_is_refused_in_words(
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
     assert words in answer.json()["error"]
     assert post(server, question()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "words"),
+    [
+        ([2, 3], [[1, 2, 3, 4], [5, 6]], "not of shape [2, 3] (the first has 4 values)"),
+        ([2, 3], [[1, 2], [3, 4], [5, 6]], "not of shape [2, 3] (the first has 2 values)"),
+        ([2, 3], [[1, 2, 3], [4, 5], [6]], "not of shape [2, 3] (the first has 3 values)"),
+        ([2, 3], [[1, 2, 3, 4, 5, 6]], "not of shape [2, 3] (the first has 6 values)"),
+        ([2, 3], [[[1, 2, 3], [4, 5, 6]]], "not of shape [2, 3] (the first has 3 values)"),
+        ([2, 3], [[1, 2, 3], [], [4, 5, 6]], "not of shape [2, 3] (the first has 3 values)"),
+        ([6, *[1] * 31], [[1, 2, 3, 4, 5, 6]], "not of shape [6, 1,"),
+        ([1, 3], "1,2,3", "found data that is no list, expected a list of values"),
+        ([1, 3], {"b64": ""}, "found data that is no list, expected a list of values"),
+    ],
+)
+def test_lists_of_another_shape_are_refused_though_they_hold_as_many_values(
+    server: FrontEndInThread, shape: list[int], data: object, words: str
+) -> None:
+    tensor = {"name": "x", "shape": shape, "datatype": "FP32", "data": data}
+    answer = post(server, question(inputs=[tensor]))
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6], [[1, 2, 3], [4, 5, 6]]])
+def test_one_list_and_lists_of_the_shape_are_the_same_rows(
+    server: FrontEndInThread, data: list[Any]
+) -> None:
+    tensor = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": data}
+    answer = post(server, question(inputs=[tensor]))
+    assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8, 10, 12]
 
 
 def test_sizes_are_told_in_what_the_client_sent(server: FrontEndInThread) -> None:
@@ -440,9 +564,9 @@ def test_sizes_are_told_in_what_the_client_sent(server: FrontEndInThread) -> Non
         (
             "BF16",
             "[1, 2]",
-            "BF16 stands behind the JSON (binary_data_size), and BYTES is not served",
+            "others stand behind the JSON (binary_data_size), and BYTES is not served",
         ),
-        ("float32", "[1, 2]", "found data of datatype 'float32', expected one of BOOL, INT8"),
+        ("float32", "[1, 2]", "found data of datatype 'float32', expected one of BOOL, UINT8"),
     ],
 )
 def test_numbers_that_a_datatype_has_not_are_told_in_its_range(
@@ -595,12 +719,6 @@ def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> 
         400,
         "query: found 'limit', expected name or context",
     )
-
-
-def test_every_path_is_on_the_page_with_its_role() -> None:
-    page = Path(__file__).parents[2] / "docs" / "rest.md"
-    rows = re.findall(r"\| ([A-Z]+) \| `([^`]+)` \| ([a-z-]+) \|", page.read_text())
-    assert rows == [(route.verb, route.pattern, ROLE_OF[route.path].value) for route in ROUTES]
 
 
 def test_every_status_and_refusal_is_on_the_page() -> None:

@@ -21,24 +21,23 @@ from typing import Any
 
 import pytest
 import requests
-from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from clockwright.errors import Refusal
 from controller.access.authoriser import Authoriser, Rules
 from controller.access.grants import Grant, digest, id_of, make_key
-from controller.access.roles import ROLE_OF, Role
-from controller.front import rest_server
-from controller.front.door import Door
-from controller.front.oip_json import JSON_BYTES_MAX
-from controller.front.pressure import MemoryPressure
-from controller.front.rest import ROUTES
-from controller.front.rest_server import _PIPELINED_MAX, HEADERS_BYTES_MAX
-from controller.front.throttle import WINDOW_NS, Throttle
-from controller.front.tls import server_context
+from controller.access.roles import Role
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.admission.pressure import MemoryPressure
+from controller.front.http import listener, rest_server
+from controller.front.http.rest_server import _PIPELINED_MAX, HEADERS_BYTES_MAX, RestServer
+from controller.front.http.tls import server_context
+from controller.front.methods import ROUTES
+from controller.front.oip.json_form import JSON_BYTES_MAX
 from tests.kit.addresses import own_address
 from tests.kit.certificates import self_signed
 from tests.kit.front_end import MESSAGE_BYTES_MAX, FrontEnd, FrontEndInThread, serving_in_thread
+from tests.kit.full_entrance import FullEntrance, HeldEntrance
 
 LONG = {"slo_ms": 600_000}
 QUESTION: dict[str, Any] = {
@@ -87,6 +86,18 @@ def answer(sock: socket.socket) -> tuple[int, dict[str, Any]]:
     while len(body) < length and (part := sock.recv(length - len(body))):
         body += part
     return int(head.split()[1]), json.loads(body)
+
+
+def swept_by_hand(server: FrontEndInThread) -> RestServer:
+    """The server of REST, which sweeps no more by itself: the test counts the sweeps."""
+
+    def stop_sweeping(each: FrontEnd) -> RestServer:
+        assert each.rest_server is not None
+        assert each.rest_server._sweeper is not None
+        each.rest_server._sweeper.cancel()
+        return each.rest_server
+
+    return server.do(stop_sweeping)
 
 
 def is_served(server: FrontEndInThread) -> bool:
@@ -190,8 +201,7 @@ def test_empty_lines_in_a_body_are_no_work(
 def test_who_waits_behind_others_requests_is_not_slow(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
         server.do(lambda each: setattr(each.worker, "hold", True))
-        door = server.front_end.rest_server
-        assert door is not None
+        door = swept_by_hand(server)
         sock.sendall(request_of())
         server.until(lambda each: bool(each.worker.infers))
         (connection,) = door.connections
@@ -217,6 +227,27 @@ def test_who_waits_behind_others_requests_is_not_slow(tmp_path: Path) -> None:
             assert not connection.transport.is_closing()
             server.do(lambda _: connection.sweep())
         assert answer(sock)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        (("Content-Length: 3", "Content-Length: 4"), "Duplicate Content-Length"),
+        (("Content-Length: 3", "Transfer-Encoding: chunked"), "with Content-Length"),
+        (("Content-Length: x",), "in Content-Length"),
+        (("Transfer-Encoding: gzip",), "`Transfer-Encoding`"),
+    ],
+)
+def test_a_header_that_http_does_not_allow_is_named(
+    server: FrontEndInThread, headers: tuple[str, ...], named: str
+) -> None:
+    lines = ("POST /v2/models/double/infer HTTP/1.1", "Host: localhost", *headers, "", "{}")
+    with dial(server.rest) as sock:
+        sock.sendall("\r\n".join(lines).encode())
+        status, told = answer(sock)
+    assert status == 400
+    assert told["error"].startswith("found no request of HTTP/1.1, expected one: ")
+    assert named in told["error"]
 
 
 def test_what_is_no_http_behind_others_is_not_answered_in_their_place(tmp_path: Path) -> None:
@@ -285,6 +316,31 @@ def test_a_requests_clock_starts_with_its_first_byte(tmp_path: Path) -> None:
         assert (status, told["reason"]) == (504, "LATE")
 
 
+def test_a_request_is_as_old_as_its_connections_wait_to_be_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_ns = 0
+    clock: Callable[[], int] = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
+    monkeypatch.setattr(listener, "_ACCEPTS_PER_TURN", 1)
+    accepted = RestServer._accepted
+
+    def accept_and_wait(self: RestServer, *what: Any) -> None:  # noqa: ANN401
+        nonlocal ahead_ns
+        accepted(self, *what)
+        ahead_ns = 1000 * 10**9
+
+    monkeypatch.setattr(RestServer, "_accepted", accept_and_wait)
+    with serving_in_thread(tmp_path, rest=True, clock=clock) as server, ExitStack() as stack:
+        gate = threading.Event()
+        server.loop.call_soon_threadsafe(gate.wait)
+        socks = [stack.enter_context(dial(server.rest)) for _ in range(6)]
+        for sock in socks:
+            sock.sendall(request_of())
+        gate.set()
+        # All had come when the first was accepted, however many turns later the others are.
+        assert [answer(sock)[0] for sock in socks[1:]] == [504] * 5
+
+
 def test_an_answer_that_would_be_late_is_not_sent(tmp_path: Path) -> None:
     ahead_ns = 0
     clock: Callable[[], int] = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
@@ -306,8 +362,7 @@ def test_an_answer_that_would_be_late_is_not_sent(tmp_path: Path) -> None:
 
 def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path, rest=True, max_connections=2) as server:
-        door = server.front_end.rest_server
-        assert door is not None
+        door = swept_by_hand(server)
 
         def sweep(times: int) -> None:
             def work(_: FrontEnd) -> None:
@@ -342,8 +397,7 @@ def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
 
 def test_empty_lines_behind_an_answer_keep_no_connection_open(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path, rest=True) as server, dial(server.rest) as sock:
-        door = server.front_end.rest_server
-        assert door is not None
+        door = swept_by_hand(server)
         sock.sendall(request_of())
         assert answer(sock)[0] == 200
         (connection,) = door.connections
@@ -494,6 +548,7 @@ def test_a_packed_body_is_unpacked_no_further_than_it_may_be(
         ),
         ("\xff", "the body is not what is expected"),
         ("", "an empty body"),
+        ('{"inputs": []} 1234', "send header Inference-Header-Content-Length"),
         ("null", "Expected `object`"),
         (
             '{"inputs": [], "parameters": {' + ",".join(f'"{i}": 1' for i in range(1025)) + "}}",
@@ -546,7 +601,9 @@ def test_a_page_of_another_site_reaches_nothing(server: FrontEndInThread) -> Non
 
 def test_what_the_door_has_no_room_for_is_refused_and_nothing_stays_counted(tmp_path: Path) -> None:
     counted: list[Refusal] = []
-    door = Door(max_requests=2, max_bytes=1 << 20, count=counted.append)
+    door = AdmissionLimits(
+        max_requests=2, max_bytes=1 << 20, count=lambda refusal, _: counted.append(refusal)
+    )
     with serving_in_thread(tmp_path, rest=True, door=door) as server:
         server.do(lambda front: setattr(front.worker, "hold", True))
         inside = [dial(server.rest) for _ in range(2)]
@@ -582,17 +639,8 @@ def test_what_the_door_has_no_room_for_is_refused_and_nothing_stays_counted(tmp_
         assert (ready.status_code, ready.json()) == (400, {"ready": False})
 
 
-class FullThrottle(Throttle):
-    """One that keeps everybody out."""
-
-    @override
-    def admit(self) -> bool:
-        return False
-
-
 def test_a_loop_that_has_no_time_refuses_at_once(tmp_path: Path) -> None:
-    throttle = FullThrottle(time.monotonic_ns, lambda: (0, 0))
-    with serving_in_thread(tmp_path, rest=True, throttle=throttle) as server:
+    with serving_in_thread(tmp_path, rest=True, entrance=FullEntrance) as server:
         refused = post(server)
         assert refused.status_code == 429
         assert "is busy all the time" in refused.json()["error"]
@@ -601,23 +649,15 @@ def test_a_loop_that_has_no_time_refuses_at_once(tmp_path: Path) -> None:
 
 
 def test_a_request_whose_header_says_that_it_has_time_waits_for_a_busy_loop(tmp_path: Path) -> None:
-    now_ns = [0]
-    throttle = Throttle(lambda: now_ns[0], lambda: (now_ns[0], 0))
-    while throttle.rate_rps is None:
-        now_ns[0] += WINDOW_NS
-        throttle.admit()
-        throttle.ended(slow=True)
-    with serving_in_thread(tmp_path, rest=True, throttle=throttle) as server:
-        while throttle.admit():
-            pass
+    with serving_in_thread(tmp_path, rest=True, entrance=HeldEntrance) as server:
         assert post(server, x_clockwright_slo_ms="900").status_code == 429
         answers: list[int] = []
         asking = threading.Thread(
             target=lambda: answers.append(post(server, x_clockwright_slo_ms="60000").status_code)
         )
         asking.start()
-        server.until(lambda _: throttle.num_waiting == 1)
-        now_ns[0] += WINDOW_NS
+        server.until(lambda front: HeldEntrance.of(front.server).num_waiting == 1)
+        server.do(lambda front: HeldEntrance.of(front.server).open())
         asking.join()
         assert answers == [200]
 
@@ -652,7 +692,7 @@ def test_every_path_needs_the_role_of_its_method(tmp_path: Path) -> None:
             url = f"http://{server.rest}{path}"
             return requests.request(verb, url, headers=headers, json={}, timeout=60)
 
-        for route in ROUTES:
+        for route, method in ROUTES:
             path = "/" + route.pattern.format(
                 name="double",
                 version="1",
@@ -661,7 +701,7 @@ def test_every_path_needs_the_role_of_its_method(tmp_path: Path) -> None:
                 context="c",
                 request_id="1",
             )
-            role = ROLE_OF[route.path]
+            role = method.role
             nobody = ask(route.verb, path)
             stranger = ask(route.verb, path, Authorization="Bearer cw_none")
             known = ask(route.verb, path, Authorization=f"Bearer {asks}")
@@ -729,14 +769,13 @@ def test_other_machines_have_to_use_tls_and_this_one_may(
 def test_who_begins_tls_and_says_no_more_makes_room(
     tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest_server, "_SPARE_CONNECTIONS", 1)
+    monkeypatch.setattr(listener, "_SPARE_CONNECTIONS", 1)
     tls = server_context(*files, protocol="http/1.1")
     with (
         serving_in_thread(tmp_path, rest=True, rest_tls=tls, max_connections=2) as server,
         ExitStack() as stack,
     ):
-        door = server.front_end.rest_server
-        assert door is not None
+        door = swept_by_hand(server)
         crowd = [stack.enter_context(dial(server.rest)) for _ in range(3)]
         for sock in crowd[1:]:
             sock.sendall(b"\x16")

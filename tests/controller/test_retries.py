@@ -17,10 +17,9 @@ from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.v1 import inference_pb2 as pb
 from controller.core.quotas import Quota
-from controller.front.refusals import retry_ns
-from controller.front.rest import answer_of
-from controller.front.statuses import DETAILS, PUSHBACK, status_of
-from controller.runtime import NoAnswerError
+from controller.front.http.rest import answer_of
+from controller.front.oip.refusals import NoAnswerError, retry_ns
+from controller.front.oip.statuses import DETAILS, PUSHBACK, status_of
 from tests.kit.front_end import serving, until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -10,17 +10,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
-from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
-from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError, Refusal
-from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved, RefuseRequest, WorkerJoined
-from controller.front.refusals import refusal_text
-from controller.runtime import Answer, NoAnswerError, Runtime, refused_error
-from controller.telemetry import Telemetry
-from tests.kit import virtual_time
+from controller.front.oip.refusals import NoAnswerError, error_of, refusal_text
+from controller.models.catalogue import Entry
+from controller.port import Answered, Ask, Refused, Sink, Told
+from controller.runtime import Runtime, refused_figures
+from controller.selection.live_application import LiveApplication
+from controller.selection.parts import PartStage
+from controller.telemetry.tables import Telemetry
+from tests.kit import asking, virtual_time
+from tests.kit.asking import FutureSink, Reply
 from tests.kit.virtual_time import now_ns
 
 MS = 1_000_000
@@ -34,6 +41,7 @@ class HandLink:
     def __init__(self) -> None:
         self.sent: asyncio.Queue[tuple[Action, list[Buffer]]] = asyncio.Queue()
         self.withdrawn: list[ActionId] = []
+        self.written_off: list[ActionId] = []
         self.forgotten: list[ModelId] = []
         self.closed: list[str] = []
         self.flushed: list[bool] = []
@@ -46,6 +54,9 @@ class HandLink:
 
     def withdraw_action(self, action_id: ActionId) -> None:
         self.withdrawn.append(action_id)
+
+    def write_off(self, action_id: ActionId) -> None:
+        self.written_off.append(action_id)
 
     def forget_model(self, model_id: ModelId) -> None:
         self.forgotten.append(model_id)
@@ -76,8 +87,9 @@ class RuntimeBench:
             )
         )
 
-    def submit(self, *inputs: bytes, slo_ns: int = 30 * S, rows: int = 1) -> asyncio.Future[Answer]:
-        return self.runtime.submit(M, inputs, rows=rows, arrival_ns=now_ns(), slo_ns=slo_ns)
+    def submit(self, *inputs: bytes, slo_ns: int = 30 * S, rows: int = 1) -> asyncio.Future[Reply]:
+        ask = Ask(0, rows, now_ns(), slo_ns, explain=True)
+        return asking.submit(self.runtime, M, inputs, ask)
 
     def succeed(self, action: Action, outputs: Sequence[Buffer] = ()) -> None:
         at_ns = now_ns()
@@ -116,15 +128,12 @@ def test_an_answer_carries_the_outputs_and_where_the_time_went() -> None:
         bench.succeed(action, [b"out-a", b"out-b", b"out-c"])
         answer = await future
         assert list(answer.outputs) == [b"out-a", b"out-b", b"out-c"]
-        assert answer.command.worker_id == W
-        assert answer.command.batch_size == 1
-        assert answer.command.cold
-        finished, result = answer.finished, answer.finished.result
-        assert finished.load is not None
-        assert result.exec is not None
-        assert answer.request.arrival_ns <= finished.sent.sent_ns <= result.received_ns
-        assert result.received_ns <= finished.result_ns <= answer.departure_ns
-        assert answer.departure_ns <= answer.request.arrival_ns + answer.request.slo_ns
+        course = answer.told.course
+        assert course is not None
+        assert (course.worker, course.batch_size, course.cold) == (W, 1, True)
+        assert course.load_end_ns - course.load_begin_ns == 1000
+        assert course.exec_end_ns - course.exec_begin_ns == 1000
+        assert course.latency_ns <= 30 * S
         (row,) = bench.telemetry.requests
         assert (row.outcome, row.action_id, row.cold) == ("OK", action.action_id, True)
         assert [a.type for a in bench.telemetry.actions] == ["LoadWeights", "Infer"]
@@ -208,49 +217,45 @@ def test_a_cancelled_request_that_waits_is_never_sent() -> None:
     run(test)
 
 
-class Told:
-    """Waits, and notes what it is told."""
+class Heard:
+    """Notes what it is told."""
 
     def __init__(self) -> None:
-        self.results: list[Answer] = []
-        self.exceptions: list[NoAnswerError] = []
-        self.is_gone = False
+        self.told_: list[tuple[Told, list[Buffer]]] = []
 
-    def done(self) -> bool:
-        return self.is_gone
-
-    def set_result(self, result: Answer) -> None:
-        self.results.append(result)
-
-    def set_exception(self, exception: NoAnswerError) -> None:
-        self.exceptions.append(exception)
+    def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
+        self.told_.append((told, list(outputs)))
 
 
-def test_a_waiter_is_told_without_a_future() -> None:
+def test_a_sink_is_told_once_with_what_became_of_its_request() -> None:
     async def test() -> None:
         bench = RuntimeBench()
-        answered, refused = Told(), Told()
-        bench.runtime.ask(answered, M, [b"x"], arrival_ns=now_ns(), slo_ns=30 * S)
-        bench.runtime.ask(refused, M, [b"y"], arrival_ns=now_ns(), slo_ns=1)
+        answered, refused = Heard(), Heard()
+        bench.runtime.ask(M, Ask(0, 1, now_ns(), 30 * S), [b"x"], answered)
+        bench.runtime.ask(M, Ask(0, 1, now_ns(), 1), [b"y"], refused)
         action, payload = await bench.infer()
         assert payload == [b"x"]
         bench.succeed(action, [b"out"])
-        assert [answer.outputs for answer in answered.results] == [[b"out"]]
-        assert [error.refusal for error in refused.exceptions] == [Refusal.INFEASIBLE]
-        assert not answered.exceptions
-        assert not refused.results
+        ((told, outputs),) = answered.told_
+        assert isinstance(told, Answered)
+        # Nobody wants to know where its time went, and that takes some.
+        assert told.course is None
+        assert outputs == [b"out"]
+        ((told, _),) = refused.told_
+        assert isinstance(told, Refused)
+        assert told.refusal is Refusal.INFEASIBLE
 
     run(test)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5])
-def test_a_request_that_is_withdrawn_is_never_sent_and_its_waiter_hears_nothing(turns: int) -> None:
+def test_a_request_that_is_withdrawn_is_never_sent_and_its_sink_hears_nothing(turns: int) -> None:
     async def test() -> None:
         bench = RuntimeBench(exec_ns=5 * S)
         first = bench.submit(b"first")
         action, _ = await bench.infer()
-        told = Told()
-        request_id = bench.runtime.ask(told, M, [b"withdrawn"], arrival_ns=now_ns(), slo_ns=30 * S)
+        heard = Heard()
+        request_id = bench.runtime.ask(M, Ask(0, 1, now_ns(), 30 * S), [b"withdrawn"], heard)
         kept = bench.submit(b"kept")
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -263,23 +268,92 @@ def test_a_request_that_is_withdrawn_is_never_sent_and_its_waiter_hears_nothing(
         bench.succeed(action, [b"out"])
         await kept
         assert bench.runtime.num_waiting == 0
-        assert not told.results
-        assert not told.exceptions
+        assert not heard.told_
         assert [row.outcome for row in bench.telemetry.requests] == ["CANCELLED", "OK", "OK"]
 
     run(test)
 
 
-def test_a_request_cancelled_before_the_scheduler_heard_of_it_is_never_sent() -> None:
+class Direct:
+    """Asks the runtime for the bench's model: the stage behind `PartStage`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def ask(
+        self, subject: Entry | LiveApplication, ask: Ask, inputs: Sequence[Buffer], sink: Sink
+    ) -> RequestId:
+        return self._runtime.ask(M, ask, inputs, sink)
+
+    def withdraw(self, request_id: RequestId) -> None:
+        self._runtime.withdraw(request_id)
+
+
+def test_a_part_refused_by_the_event_that_sends_others_stops_no_command() -> None:
     async def test() -> None:
-        bench = RuntimeBench()
-        bench.submit(b"withdrawn").cancel()
-        kept = bench.submit(b"kept")
-        action, payload = await bench.infer()
-        assert payload == [b"kept"]
+        bench = RuntimeBench(exec_ns=100 * MS)
+        first = bench.submit(b"0")
+        action, _ = await bench.infer()
         bench.succeed(action, [b"out"])
-        await kept
+        await first
+        row = TensorSpec("x", "UINT8", (1,), 0)
+        model = Entry(M, M, None, inputs=(row,), outputs=(row,))
+        model.ready_on[W] = (1, 4)
+        heard = Heard()
+        # All 16 parts arrive in one event, and the last ones cannot be in time.
+        PartStage(Direct(bench.runtime)).ask(
+            model, Ask(0, 64, now_ns(), 350 * MS), [bytes(64)], heard
+        )
+        await asyncio.sleep(0.001)
+        ((told, _),) = heard.told_
+        assert isinstance(told, Refused)
         assert bench.runtime.num_waiting == 0
+        # What the scheduler sent before reached the worker; what is sent next does so too.
+        while bench.link.sent.qsize():
+            action, payload = await bench.infer()
+            assert len(payload) == 1
+            bench.succeed(action, [bytes(4)])
+        await bench.runtime.wait_idle()
+        second = bench.submit(b"1")
+        action, _ = await bench.infer()
+        bench.succeed(action, [b"out"])
+        await second
+
+    run(test)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sink_that_withdraws_or_fails_stops_no_command_of_its_event(
+    fails: bool, runtime_errors: list[str]
+) -> None:
+    async def test() -> None:
+        bench = RuntimeBench(exec_ns=100 * MS)
+        first = bench.submit(b"0")
+        action, _ = await bench.infer()
+        bench.succeed(action, [b"out"])
+        await first
+
+        class Lost(Heard):
+            @override
+            def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
+                super().told(request_id, told, outputs)
+                if fails:
+                    raise ValueError("a bug")
+                bench.runtime.withdraw(other)
+
+        lost, heard = Lost(), Heard()
+        # One event refuses the first and sends the second.
+        bench.runtime.ask(M, Ask(0, 1, now_ns(), 20 * MS), [b"1"], lost)
+        other = bench.runtime.ask(M, Ask(0, 1, now_ns(), 30 * S), [b"2"], heard)
+        action, payload = await bench.infer()
+        assert payload == [b"2"]
+        bench.succeed(action, [b"out"])
+        assert len(lost.told_) == 1
+        assert len(heard.told_) == fails
+        await bench.runtime.wait_idle()
+        assert len(runtime_errors) == fails
+        if fails:
+            assert "ValueError: a bug" in runtime_errors.pop()
 
     run(test)
 
@@ -288,7 +362,7 @@ def test_cancelling_the_task_that_awaits_withdraws_the_request() -> None:
     async def test() -> None:
         bench = RuntimeBench()
 
-        async def ask() -> Answer:
+        async def ask() -> Reply:
             return await bench.submit(b"x")
 
         task = asyncio.create_task(ask())
@@ -367,16 +441,46 @@ def test_nobody_waits_for_late_outputs_of_a_worker_that_is_gone() -> None:
         bench = RuntimeBench()
         wanting = Wanting()
         gone = weakref.ref(wanting)
-        future = bench.runtime.submit(
-            M, [b"x"], rows=1, arrival_ns=now_ns(), slo_ns=30 * S, late=wanting.take
-        )
+        sink = FutureSink("m")
+        bench.runtime.ask(M, Ask(0, 1, now_ns(), 30 * S), [b"x"], sink, late=wanting.take)
         load, _ = await bench.link.sent.get()
         bench.succeed(load)
         await bench.link.sent.get()
         bench.runtime.worker_lost(W)
         with pytest.raises(NoAnswerError):
-            await future
-        del wanting, future
+            await sink.future
+        del wanting, sink
+        gc.collect()
+        assert gone() is None
+
+    run(test)
+
+
+def test_nobody_waits_for_late_outputs_of_an_action_that_was_written_off() -> None:
+    class Wanting:
+        def take(self, outputs: Sequence[Buffer]) -> None: ...
+
+    async def test() -> None:
+        bench = RuntimeBench(exec_ns=20 * MS)
+        warm = bench.submit(b"0")
+        bench.succeed((await bench.infer())[0], [b"z"])
+        await warm
+        wanting = Wanting()
+        gone = weakref.ref(wanting)
+        sink = FutureSink("m")
+        bench.runtime.ask(M, Ask(0, 1, now_ns(), 30 * S), [b"x"], sink, late=wanting.take)
+        lost, _ = await bench.infer()
+        await asyncio.sleep(0.018)
+        last = bench.submit(b"1")
+        later, _ = await bench.infer()
+        await asyncio.sleep(0.3)
+        bench.succeed(later, [b"z"])
+        await last
+        assert bench.link.written_off == [lost.action_id]
+        again, _ = await bench.infer()
+        bench.succeed(again, [b"z"])
+        await sink.future
+        del wanting, sink
         gc.collect()
         assert gone() is None
 
@@ -477,6 +581,12 @@ def test_a_removed_model_is_forgotten_and_its_waiting_requests_refused() -> None
 
 
 def test_every_refusal_has_a_sentence() -> None:
+    def error(refused: RefuseRequest) -> NoAnswerError:
+        told = Refused(refused.refusal, refused_figures(refused))
+        told_error = error_of(told, refused.model_id)
+        assert isinstance(told_error, NoAnswerError)
+        return told_error
+
     for refusal in Refusal:
         refused = RefuseRequest(
             request_id=1,  # type: ignore[arg-type]
@@ -487,7 +597,7 @@ def test_every_refusal_has_a_sentence() -> None:
             exec_ns=2_600_000,
             queue_ns=14 * MS,
         )
-        text = refusal_text(refused_error(refused))
+        text = refusal_text(error(refused))
         assert len(text) > 20
         assert refusal is Refusal.DRAINING or "resnet50" in text
     cold = RefuseRequest(
@@ -499,6 +609,6 @@ def test_every_refusal_has_a_sentence() -> None:
         exec_ns=2_600_000,
         queue_ns=14 * MS,
     )
-    assert refusal_text(refused_error(cold)) == (
+    assert refusal_text(error(cold)) == (
         "model resnet50 is cold: load 8.3 ms + run 2.6 ms + queue 14.0 ms = 24.9 ms > SLO 20.0 ms"
     )

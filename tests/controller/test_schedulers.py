@@ -14,7 +14,7 @@ from clockwright.errors import ConfigError
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.policies import POLICIES
 from controller.core.policy import Policy
-from controller.schedulers import kind_of, make_scheduler
+from controller.process.schedulers import kind_of, make_scheduler
 
 # A policy made of the product's parts, but for its rule: one request at a time.
 MODULE = """
@@ -44,6 +44,9 @@ class OneAtATime:
     @property
     def wants_any(self):
         return bool(self.wanted)
+
+    def runs(self, batch, now_ns):
+        pass
 
     def queue_changed(self, model):
         if model.queue:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.scratch import clear_left_behind, scratch_folder
+from controller.process.scratch import clear_left_behind, scratch_folder
 
 HOLDING = """
 import time
-from controller.scratch import scratch_folder
+from controller.process.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "file").touch()
     print(folder, flush=True)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clockwright.errors import ProtocolError
-from clockwright.shared_memory import map_shared
-from controller.slab_book import BLOCK_BYTES_MIN, SlabBook
-from controller.slabs import Arena, MappedMemory, Slabs
+from clockwright.wire.shared_memory import map_shared
+from controller.links.slab_book import BLOCK_BYTES_MIN, SlabBook
+from controller.links.slabs import Arena, MappedMemory, Slabs
 
 KIB64 = BLOCK_BYTES_MIN
 #: A size to take, or which of those taken is given back.

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 
 from controller.access.guard import Guard
-from controller.config import ControllerConfig
-from controller.standby import standing_by
+from controller.process.config import ControllerConfig
+from controller.process.standby import standing_by
 
 
 def test_a_standby_lives_is_not_ready_and_refuses_all_else_over_rest(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_standby_lives_is_not_ready_and_refuses_all_else_over_rest(tmp_path: P
     async def main() -> None:
         config = ControllerConfig(port=0, http_port=0, models_dir=tmp_path)
         guard = Guard(config.access)
-        async with standing_by(config, guard) as (_, port), httpx.AsyncClient() as client:
+        async with standing_by(config, guard) as (_, _, port), httpx.AsyncClient() as client:
             url = f"http://127.0.0.1:{port}/v2"
             assert (await client.get(f"{url}/health/live")).json() == {"live": True}
             answer = await client.get(f"{url}/health/ready")
@@ -37,7 +37,7 @@ def test_a_standby_lives_is_not_ready_and_refuses_all_else_over_rest(tmp_path: P
 def test_a_standby_without_a_port_for_rest_opens_none(tmp_path: Path) -> None:
     async def main() -> None:
         config = ControllerConfig(port=0, models_dir=tmp_path)
-        async with standing_by(config, Guard(config.access)) as (port, http_port):
+        async with standing_by(config, Guard(config.access)) as (_, port, http_port):
             assert port
             assert http_port is None
 

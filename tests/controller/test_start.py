@@ -8,7 +8,7 @@ import sys
 
 def test_a_controller_starts_without_what_only_some_need() -> None:
     script = (
-        "import sys, controller.cli, controller.up; "
+        "import sys, controller.process.cli, controller.process.up; "
         "rare = {'cryptography', 'jwt', 'onnx', 'onnxruntime', 'redis', 'rich.progress', 'torch'}; "
         "print(sorted(rare & set(sys.modules)))"
     )

@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from typing_extensions import override
 
+from clockwright.client.client import AsyncClient
 from clockwright.errors import ConfigError, StoreError
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
-from clockwright.v1 import worker_pb2 as pb_worker
-from controller import worker_link
-from controller.app import Controller, running
-from controller.catalogue import ModelState
-from controller.config import ControllerConfig, default_state_dir
+from clockwright.wire.tensors import TensorSpec
 from controller.core import SchedulerConfig
-from controller.state_file import StateFile
-from controller.uploads import Uploads
+from controller.links import worker_link
+from controller.models.catalogue import ModelState
+from controller.models.state_file import StateFile
+from controller.models.uploads import Uploads
+from controller.process.app import Controller, running
+from controller.process.config import ControllerConfig, default_state_dir
 from tests.kit.scripted_worker import LoopbackWorker
 
 S = 10**9
@@ -165,6 +167,33 @@ def test_a_model_that_replaced_another_has_its_id_after_a_restart(tmp_path: Path
             found = controller.catalogue.find("m")
             assert found is not None
             assert found.model_id == "m@3"
+
+    run(test)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_model_of_the_directory_that_was_reloaded_has_its_id_after_a_restart(
+    tmp_path: Path, number: int
+) -> None:
+    async def test() -> None:
+        model = tmp_path / "models" / "m" / "1" / "model.onnx"
+        model.parent.mkdir(parents=True)
+        model.write_bytes(b"graph")
+        changes: dict[str, Any] = {"models_dir": tmp_path / "models"}
+        async with cluster(tmp_path, **changes) as (controller, _):
+            for _ in range(1, number):
+                await controller.catalogue.reload("m")
+        async with cluster(tmp_path, **changes) as (controller, control):
+            found = controller.catalogue.find("m")
+            assert found is not None
+            assert found.model_id == f"m@{number}"
+            # Others that go take nothing of it along.
+            await add(control, "other")
+            await remove(control, "other")
+        async with cluster(tmp_path, **changes) as (controller, _):
+            found = controller.catalogue.find("m")
+            assert found is not None
+            assert found.model_id == f"m@{number}"
 
     run(test)
 
@@ -382,7 +411,7 @@ def test_a_second_controller_is_told_who_has_the_state(tmp_path: Path) -> None:
 def test_a_killed_holder_leaves_the_state_to_the_next(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     holding = (
-        "import sys, time; from pathlib import Path; from controller.state_file import StateFile;"
+        "import sys, time; from pathlib import Path; from controller.models.state_file import StateFile;"
         "file = StateFile(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", holding, path], stdout=subprocess.PIPE) as holder:
@@ -408,11 +437,11 @@ def test_a_controller_starts_on_a_full_disk_with_all_it_knows(tmp_path: Path) ->
     # No file may be made longer: the nearest thing to a full disk that needs no mount.
     starting = (
         "import asyncio, resource, sys; from pathlib import Path;"
-        "from controller.state_file import StateFile; from controller.uploads import Uploads;"
+        "from controller.models.state_file import StateFile; from controller.models.uploads import Uploads;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); folder = Path(sys.argv[1]);"
         "state = StateFile(folder / 'state.sqlite');"
         "uploads = Uploads(folder / 'uploads', state, bytes_max=1 << 30);"
-        "sys.exit(str([tuple(kept.generations) for kept in asyncio.run(uploads.restore())]))"
+        "sys.exit(str([tuple(kept.names) for kept in asyncio.run(uploads.restore())]))"
     )
     command = [sys.executable, "-c", starting, str(tmp_path / "state")]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
@@ -488,6 +517,40 @@ def test_the_state_folder_of_a_user_follows_the_xdg_convention(
     assert default_state_dir() == Path.home() / ".local" / "state" / "clockwright"
 
 
+# --- what the scheduler has learned ---------------------------------------------------------------
+
+
+def predicted(controller: Controller) -> dict[int, int]:
+    """Durations of the only model's EXECs, in ns by batch size."""
+    (model,) = controller.runtime.statistics().models
+    return dict(model.exec_ns)
+
+
+@pytest.mark.parametrize("drained", [True, False], ids=["drained", "killed"])
+def test_after_a_restart_a_controller_predicts_as_the_one_before(
+    tmp_path: Path, drained: bool
+) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as (controller, control):
+            await add(control, "m")
+            profile = predicted(controller)
+            async with AsyncClient(f"127.0.0.1:{controller.port}") as client:
+                for _ in range(12):
+                    await client.infer("m", np.ones((1, 4), np.float32), slo_ms=60_000)
+            before = predicted(controller)
+            assert before != profile
+            if drained:
+                await controller.drain(60, notice_s=0)
+            else:
+                await controller.learned.write()
+        for _ in range(2):
+            async with cluster(tmp_path) as (controller, _):
+                assert predicted(controller) == before
+                await controller.drain(60, notice_s=0)
+
+    run(test)
+
+
 # --- applications ---------------------------------------------------------------------------------
 
 
@@ -496,8 +559,8 @@ class Labeller(LoopbackWorker):
 
     @override
     async def ready(self, model_id: str, **changes: object) -> None:
-        label = pb_worker.TensorSpec(name="label", datatype="INT64")
-        await super().ready(model_id, outputs=[label], **changes)
+        label = TensorSpec("label", "INT64", ())
+        await super().ready(model_id, outputs=(label,), **changes)
 
 
 def test_applications_lie_in_the_same_file_and_are_back_with_their_models(tmp_path: Path) -> None:

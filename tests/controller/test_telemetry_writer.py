@@ -8,17 +8,18 @@ import io
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from clockwright.actions import StepTime
 from clockwright.errors import ConfigError
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
-from controller import telemetry_writer
-from controller.telemetry import ActionRow, RequestRow
-from controller.telemetry_files import TelemetryFiles
-from controller.telemetry_writer import TelemetryWriter, action_of, records_of, request_of, write
+from clockwright.wire.actions import StepTime
+from controller.telemetry import writer as telemetry_writer
+from controller.telemetry.files import TelemetryFiles
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.writer import TelemetryWriter, action_of, records_of, request_of, write
 
 
 def request(number: int) -> RequestRow:
@@ -59,8 +60,11 @@ def ids(path: Path, column: str = "request_id") -> list[int]:
 
 
 def children() -> set[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
 
 
 def test_a_record_is_the_row() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clockwright.bulk import Buffer
 from clockwright.errors import BadRequestError
-from clockwright.tensors import TensorSpec
 from clockwright.v1 import inference_pb2 as pb
-from controller.front.backend import Asker, Question
-from controller.front.oip import CheckedRequest, Servable, parse_request, read_request
-from controller.front.templates import (
+from clockwright.wire.tensors import TensorSpec
+from controller.front.oip.protocol import CheckedRequest, Servable, parse_request, read_request
+from controller.front.remote.remote_backend import RemoteDescription
+from controller.front.services.templates import (
     FIELDS_MAX,
     KEY_BYTES_MAX,
     TEMPLATES_MAX,
@@ -30,23 +28,12 @@ from tests.kit.raw_http2 import RawClient
 A = TensorSpec("a", "FP32", (2,))
 B = TensorSpec("b", "INT64", ())
 OUTPUTS = (TensorSpec("y", "FP32", (2,)), TensorSpec("z", "FP16", (1,)))
-SERVABLE = Servable("m", "3", (A, B), OUTPUTS, 16, None)
+SERVABLE = Servable("m", "3", (A, B), OUTPUTS, 16, None, has_contexts=True)
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
-class Described:
-    """A model that nobody asks."""
-
-    servable = SERVABLE
-
-    def ask(
-        self, asker: Asker, question: Question, inputs: Sequence[Buffer], arrival_ns: int
-    ) -> Callable[[], object]:
-        raise NotImplementedError
-
-
-DESCRIBED = Described()
+DESCRIBED = RemoteDescription(SERVABLE, 1, is_held=True)
 
 
 def long_way(data: bytes, rpc_remaining_s: float | None = None) -> CheckedRequest | None:
@@ -129,10 +116,25 @@ WANTED = st.lists(
     st.sampled_from([field(6, Output(name=name).SerializeToString()) for name in ("y", "z")]),
     max_size=2,
 )
+# A length of 126 makes the length of its entry take two bytes.
+CONTEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=8).map(str.encode),
+        st.binary(max_size=3),
+        st.sampled_from([b"x" * 125, b"x" * 126, b"x" * 300]),
+    ),
+    max_size=2,
+)
 IDS = st.lists(
     st.one_of(st.text(max_size=8).map(str.encode), st.binary(max_size=3), st.just(b"x" * 300)),
     max_size=2,
 )
+
+
+def context(content: bytes, padding: int = 0) -> bytes:
+    """The parameter `context`."""
+    value = field(3, content, padding)
+    return field(4, field(1, b"context") + field(2, value, padding), padding)
 
 
 @dataclass
@@ -140,11 +142,13 @@ class Own:
     """What is a request's own: the rest is its key."""
 
     ids: list[bytes]
+    contexts: list[bytes]
     raw: list[bytes]
     paddings: int
 
     def parts(self) -> list[bytes]:
         ids = [field(3, content, self.paddings) for content in self.ids]
+        ids += [context(content, self.paddings) for content in self.contexts]
         return ids + [field(7, content, self.paddings) for content in self.raw]
 
 
@@ -152,7 +156,7 @@ class Own:
 def own(draw: st.DrawFn, rows: int) -> Own:
     sizes = draw(st.sampled_from([(8, 8)] * 4 + [(8, 4), (8,), (8, 8, 8), ()]))
     raw = [draw(st.binary(min_size=size * rows, max_size=size * rows)) for size in sizes]
-    return Own(draw(IDS), raw, draw(st.integers(0, 1)))
+    return Own(draw(IDS), draw(CONTEXTS), raw, draw(st.integers(0, 1)))
 
 
 @st.composite
@@ -206,6 +210,18 @@ def test_requests_that_differ_in_id_and_tensors_alone_share_a_template(
         found.append(short_way(templates, data))
         learn(templates, data)
     assert found == [None, long_way(data)]
+
+
+def test_requests_of_other_users_share_a_template_and_keep_their_contexts() -> None:
+    templates = Templates()
+    whole = [field(1, b"m"), *tensors(1), field(7, bytes(8)), field(7, bytes(8))]
+    learn(templates, b"".join([context(b"ann"), *whole]))
+    found = [
+        short_way(templates, b"".join([context(user), *whole])) for user in (b"ann", b"bob", b"")
+    ]
+    assert [checked and checked.context for checked in found] == ["ann", "bob", ""]
+    # A request without one may be laid out as another that is known.
+    assert short_way(templates, b"".join(whole)) is None
 
 
 def test_a_big_tensor_stays_a_view_of_the_message() -> None:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from clockwright.channel import OPTIONS
+from clockwright.client.channel import OPTIONS
 from clockwright.errors import ConfigError
 from clockwright.v1 import inference_pb2 as pb
-from controller.config import ControllerConfig
-from controller.front.tls import TlsSession, server_context
+from controller.front.http.tls import TlsSession, server_context
+from controller.process.config import ControllerConfig
 from tests.kit.addresses import own_address
 from tests.kit.certificates import self_signed
 from tests.kit.front_end import serving_in_thread

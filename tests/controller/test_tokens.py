@@ -16,9 +16,10 @@ from clockwright.errors import ConfigError, Denial, DeniedError
 from controller.access.authoriser import Authoriser, Rules, credentials_of
 from controller.access.roles import Role
 from controller.access.tokens import Issuer, read_key_set
+from controller.front.methods import METHODS
 
 NOW_S = 1_800_000_000
-INFER = "/inference.GRPCInferenceService/ModelInfer"
+INFER = METHODS["/inference.GRPCInferenceService/ModelInfer"]
 CLAIMS = {
     "iss": "https://login.example",
     "aud": "clockwright",

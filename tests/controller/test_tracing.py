@@ -21,11 +21,11 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otl
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
-from controller import front_process
-from controller.app import Controller, running
-from controller.config import ControllerConfig, FrontConfig
-from controller.front.tracing import Tracing
-from controller.front_process import Front
+from controller.front.services.tracing import Tracing
+from controller.process import front_process
+from controller.process.app import Controller, running
+from controller.process.config import ControllerConfig, FrontConfig
+from controller.process.front_process import Front
 from tests.kit.front_end import until
 from tests.kit.scripted_worker import LoopbackWorker
 

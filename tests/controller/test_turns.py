@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, TypeVarTuple
 
+import pytest
 from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.app import running
-from controller.config import ControllerConfig
-from controller.front.turns import BUSY_PERIOD_NS, IDLE_PERIOD_NS, Turns
+from controller.front.http.arrival_clock import BUSY_PERIOD_NS, IDLE_PERIOD_NS, ArrivalClock
+from controller.process.app import running
+from controller.process.config import ControllerConfig
 
 Ts = TypeVarTuple("Ts")
 
@@ -37,13 +38,13 @@ class TimersByHand(asyncio.SelectorEventLoop):
         return super().call_later(3600, callback, *args)
 
 
-def periods_ns(happens: Callable[[Turns], None], seconds: float) -> list[int]:
+def periods_ns(happens: Callable[[ArrivalClock], None], seconds: float) -> list[int]:
     """The times between looks, when something happens at each of them."""
     periods: list[int] = []
 
     async def main() -> None:
         now_ns = 0
-        turns = Turns(lambda: now_ns)
+        turns = ArrivalClock(lambda: now_ns)
         while now_ns < seconds * NS_PER_S:
             delay, beat = loop.armed.pop()
             periods.append(round(delay * NS_PER_S))
@@ -67,12 +68,54 @@ def test_lifesigns_of_workers_do_not_keep_an_idle_loop_awake() -> None:
 
 
 def test_a_loop_that_clients_ask_looks_often() -> None:
-    def ask(turns: Turns) -> None:
+    def ask(turns: ArrivalClock) -> None:
         turns.used()
         turns.asked()
 
     assert set(periods_ns(ask, 0.5)[1:]) == {BUSY_PERIOD_NS}
     assert BUSY_PERIOD_NS < IDLE_PERIOD_NS <= 10 * NS_PER_MS
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_loop_sleeps_to_gather_requests_only_while_clients_ask(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    def happens(turns: ArrivalClock) -> None:
+        turns.period_ns = NS_PER_MS
+        if asked:
+            turns.asked()
+
+    periods_ns(happens, seconds=3)
+    # No client has asked since the loop began, so it sleeps at most in its first second.
+    assert (len(slept) > 1 * NS_PER_S // BUSY_PERIOD_NS) == asked
+
+
+def test_answers_that_are_due_leave_before_a_loop_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(time, "sleep", lambda _: order.append("slept"))
+
+    async def main() -> None:
+        turns = ArrivalClock(lambda: 0)
+        turns.asked()
+        loop.armed.pop()[1]()
+        await asyncio.sleep(0)
+        turns.period_ns = NS_PER_MS
+        turns.used()
+        for _ in range(2):
+            turns.soon(lambda: order.append("answered"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        turns.stop()
+
+    loop = TimersByHand()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert order == ["answered", "answered", "slept"]
 
 
 def test_what_is_read_now_may_have_waited_as_long_as_the_loop_is_late_or_was_at_its_last_look() -> (
@@ -82,7 +125,7 @@ def test_what_is_read_now_may_have_waited_as_long_as_the_loop_is_late_or_was_at_
 
     async def main() -> None:
         now_ns = 0
-        turns = Turns(lambda: now_ns)
+        turns = ArrivalClock(lambda: now_ns)
 
         def look(late_ns: int) -> None:
             nonlocal now_ns

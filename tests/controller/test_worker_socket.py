@@ -1,4 +1,4 @@
-"""The controller's socket of actions and results: who gets in, who is let go, and what a turn costs."""
+"""Workers' connections: who gets in, who is let go, and what a turn costs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from clockwright import frame_headers, frame_socket, frames
-from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, Refusal, RefusedError
-from clockwright.frame_socket import FrameSocket, SocketListener
-from clockwright.v1 import worker_pb2 as pb
-from controller.app import Controller, running
-from controller.config import ControllerConfig
+from clockwright.wire import frame_headers, frame_socket, frames
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.frame_socket import FrameSocket, SocketListener
+from clockwright.wire.tensors import TensorSpec
 from controller.core import SchedulerConfig
+from controller.links import joining
+from controller.port import Ask
+from controller.process.app import Controller, running
+from controller.process.config import ControllerConfig
+from tests.kit.asking import submit
 from tests.kit.scripted_worker import LoopbackWorker
 
 S = 1_000_000_000
@@ -55,12 +58,8 @@ async def ask(
     controller: Controller, data: bytes = ROW, *, slo_ns: int = 30 * S
 ) -> Sequence[Buffer]:
     await until(lambda: controller.catalogue.models[0].ready_on)
-    answer = await controller.runtime.submit(
-        controller.catalogue.models[0].model_id,
-        [data],
-        arrival_ns=controller.runtime.clock(),
-        slo_ns=slo_ns,
-    )
+    runtime, model = controller.runtime, controller.catalogue.models[0]
+    answer = await submit(runtime, model.model_id, [data], Ask(0, 1, runtime.clock(), slo_ns))
     return answer.outputs
 
 
@@ -139,14 +138,14 @@ def test_a_token_is_good_for_one_connection(tmp_path: Path) -> None:
             assert await reader.read() == b""
             writer.close()
             assert [bytes(output) for output in await ask(controller)] == [ROW]
-        # That of a worker that has left is good for none.
+        # When a worker asks again, the first token is invalid.
         async with (
             running(config(tmp_path / "again")) as controller,
             LoopbackWorker(controller.port, dials=False) as worker,
         ):
             await worker.wait_for("welcome")
-            worker.call.cancel()
-            await until(lambda: not controller.links.links)
+            async with LoopbackWorker(controller.port, dials=False) as again:
+                await again.wait_for("welcome")
             reader, writer = await asyncio.open_unix_connection(worker.welcome.socket_path)
             writer.write(frames.greeting(worker.welcome.token))
             assert await reader.read() == b""
@@ -194,19 +193,22 @@ def test_a_stranger_that_says_nothing_is_hung_up_on_after_a_while(
     run(test)
 
 
-def test_a_worker_that_never_dials_gets_no_models_and_is_given_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_worker_that_never_connects_gets_no_models_and_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(joining, "DIAL_LIMIT_S", 0.05)
+
     async def test() -> None:
-        settings = config(tmp_path, silence_limit_ms=1000)
         async with (
-            running(settings) as controller,
+            running(config(tmp_path)) as controller,
             LoopbackWorker(controller.port, dials=False) as worker,
         ):
-            await worker.ended.wait()
-            words = "worker w0 left: it has not dialled the socket for actions for 10"
-            assert words in caplog.text
-            assert "model_offer" not in worker.received
+            await until(lambda: "worker w0 has not connected for 0.05 s" in caplog.text)
+            assert not controller.links.links
+            reader, writer = await asyncio.open_unix_connection(worker.welcome.socket_path)
+            writer.write(frames.greeting(worker.welcome.token))
+            assert await reader.read() == b""
+            writer.close()
 
     run(test)
 
@@ -215,20 +217,19 @@ def test_a_worker_that_takes_no_more_actions_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        image = pb.TensorSpec(name="x", datatype="UINT8", row_shape=[4 << 20])
+        image = TensorSpec("x", "UINT8", (4 << 20,))
 
         class Deaf(LoopbackWorker):
             @override
             async def ready(self, model_id: str, **_: object) -> None:
-                await super().ready(model_id, inputs=[image], outputs=[image])
+                await super().ready(model_id, inputs=(image,), outputs=(image,))
 
         settings = config(tmp_path, silence_limit_ms=1000)
         async with running(settings) as controller, Deaf(controller.port) as worker:
             await ask(controller, bytes(4 << 20))
             worker.reads = False
             asks = [asyncio.create_task(ask(controller, bytes(4 << 20))) for _ in range(8)]
-            await worker.ended.wait()
-            assert "worker w0 left: it takes no more actions for 10" in caplog.text
+            await until(lambda: "worker w0 left: it takes no more actions for 10" in caplog.text)
             for outcome in await asyncio.gather(*asks, return_exceptions=True):
                 assert isinstance(outcome, RefusedError)
                 assert outcome.refusal in (Refusal.WORKER_LOST, Refusal.NO_WORKER)
@@ -343,7 +344,7 @@ def test_a_worker_that_leaves_too_much_unread_is_let_go(monkeypatch: pytest.Monk
         for _ in range(100):
             link.send([bytes(1 << 20)])
         await until(lambda: ended)
-        assert "bytes unread" in ended[0]
+        assert "bytes wait unread" in ended[0]
         theirs.close()
 
     run(test)
@@ -366,8 +367,7 @@ def test_where_no_file_handle_is_left_workers_wait_for_one(
     async def test() -> None:
         async with (
             running(config(tmp_path, silence_limit_ms=1_000_000)) as controller,
-            # A heartbeat that is written when the stream has ended would hide why it did.
-            LoopbackWorker(controller.port, dials=False, beats=False) as worker,
+            LoopbackWorker(controller.port, dials=False) as worker,
         ):
             await worker.wait_for("welcome")
             sock = socket.socket(socket.AF_UNIX)
@@ -380,17 +380,16 @@ def test_where_no_file_handle_is_left_workers_wait_for_one(
                     while True:
                         taken.append(os.dup(0))
                 sock.connect(worker.welcome.socket_path)
-                await until(lambda: "no worker's connection can be accepted" in caplog.text)
+                await until(lambda: "cannot accept connections of workers" in caplog.text)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 for number in taken:
                     os.close(number)
             sock.send(frames.greeting(worker.welcome.token))
             sock.shutdown(socket.SHUT_WR)
-            # The link ends because its socket does: so it had become the link's. The worker's own stream
-            # may miss the reason: grpcio forgets the status of a call that ends while it writes a beat.
+            # The link ends because its connection does: so the connection had become the link's.
             await until(lambda: "worker w0 left: the worker closed its connection" in caplog.text)
             sock.close()
-            assert caplog.text.count("can be accepted") < 100
+            assert caplog.text.count("cannot accept") < 100
 
     run(test)

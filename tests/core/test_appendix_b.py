@@ -73,7 +73,7 @@ def situations(
     return draw(st.lists(model, min_size=1, max_size=5)), draw(st.integers(0, 30))
 
 
-@examples(400)
+@examples(100)
 @given(situations())
 def test_the_first_choice_is_appendix_bs(
     situation: tuple[list[tuple[list[int], dict[int, int], bool]], int],
@@ -153,7 +153,7 @@ def test_a_whole_run_decides_as_appendix_b_at_every_step(seed: int) -> None:
     assert len(cluster.answers) + len(cluster.refusals) == 1500
 
 
-@examples(200)
+@examples(60)
 @given(
     st.lists(
         st.tuples(
@@ -238,7 +238,8 @@ def test_differs_in_padding_a_request_whose_rows_are_no_batch_size() -> None:
     """The paper has one row per request. Three rows run whole, in a batch of four."""
     worker, model = make_worker(), make_model(0, [100 * MS])
     model.queue[0].rows = 3
-    model.num_multi_row = 1
+    model.num_unlike = 1
+    model.extra_rows.add(model.queue[0].due_ns, 2)
     policy = ClockworkPolicy(SchedulerConfig())
     make_copy(model, worker, {1: MS, 2: 2 * MS, 4: 3 * MS})
     policy.queue_changed(model)

@@ -14,7 +14,6 @@ from typing import Final
 
 import pytest
 
-from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.units import (
     NS_PER_MS,
     NS_PER_S,
@@ -24,6 +23,7 @@ from clockwright.units import (
     RequestId,
     WorkerId,
 )
+from clockwright.wire.actions import ActionError, Infer, LoadWeights
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
     ActionFailed,
@@ -214,8 +214,15 @@ def goodput_without(policy: str, num_workers: int, rate: float) -> int:
     return Cluster(policy, [""] * num_workers).run(rate=rate, slo_ms=100)
 
 
-@pytest.mark.parametrize("load", [0.5, 1.5])
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize(
+    ("num_workers", "load"),
+    [
+        (2, 1.5),
+        (4, 0.5),
+        pytest.param(2, 0.5, marks=pytest.mark.long),
+        pytest.param(4, 1.5, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
 def test_a_broken_worker_takes_nothing_from_the_others(

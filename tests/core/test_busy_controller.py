@@ -1,20 +1,26 @@
-"""What a busy controller leaves lying is not the worker's link's doing: it goes on sending when it has caught up."""
+"""What a busy controller leaves lying is not the worker's link's doing, and it plans for its own delay while that lasts."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from types import FrameType
 
 import pytest
 
 from clockwright.errors import Refusal
 from clockwright.units import ActionId, ModelId, WorkerId
+from clockwright.wire.actions import Infer, LoadWeights
 from controller.core import SchedulerConfig
-from controller.core.events import ActionSucceeded, ModelAdded
+from controller.core.events import ActionSucceeded, ModelAdded, SendAction
+from controller.core.invariants import check, check_commands, size_of
 from tests.kit.core_bench import GPU, MS, A, CoreBench, infers, refusals, sends
 
 CONFIG = SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0)
 WORKERS = tuple(WorkerId(f"gpu{number}") for number in range(15))
+
+
+#: What audits a scheduler in each test.
+AUDIT = {found.__code__ for found in (check, check_commands, size_of)}
 
 
 def served_late(*, unsent_ms: int = 0, unread_ms: int = 0, link_ms: int = 0) -> CoreBench:
@@ -52,6 +58,99 @@ def test_results_that_a_busy_controller_left_lying_do_not_make_a_link_long(
     assert len(infers(commands)) == 1
 
 
+def read_late(bench: CoreBench, unread_ms: int, *, times: int) -> None:
+    """So many runs one after the other, and each result lies unread so long."""
+    for _ in range(times):
+        (sent,) = sends(bench.request(A, slo_ms=5_000))
+        bench.now_ns += (5 + unread_ms) * MS
+        read(bench, sent, unread_ms)
+
+
+def read(bench: CoreBench, sent: SendAction, unread_ms: int) -> None:
+    """The result of a run that began at once."""
+    assert isinstance(sent.action, Infer)
+    begin_ns = sent.action.earliest_ns
+    bench.tell(
+        ActionSucceeded(
+            worker_id=sent.worker_id,
+            action_id=sent.action.action_id,
+            begin_ns=begin_ns,
+            end_ns=begin_ns + 5 * MS,
+            duration_ns=5 * MS,
+            received_ns=begin_ns,
+            staged_ns=begin_ns,
+            unread_ns=unread_ms * MS,
+        )
+    )
+
+
+def is_refused(bench: CoreBench, slo_ms: int) -> bool:
+    """Ask, and let what is sent end in time."""
+    commands = bench.request(A, slo_ms=slo_ms)
+    for sent in infers(commands):
+        bench.finish(sent)
+    return refusals(commands) != []
+
+
+def test_a_request_whose_result_would_lie_unread_too_long_is_refused() -> None:
+    bench = CoreBench(CONFIG)
+    bench.join()
+    bench.warm(A, exec_ms={1: 5})
+    read_late(bench, 8, times=3)
+    assert is_refused(bench, slo_ms=16)
+    assert not is_refused(bench, slo_ms=20)
+    # That answer was read at once.
+    assert not is_refused(bench, slo_ms=16)
+
+
+def test_what_was_left_lying_in_one_pause_delays_no_answer_after_it() -> None:
+    bench = CoreBench(CONFIG)
+    bench.join()
+    bench.warm(A, exec_ms={1: 5})
+    read_late(bench, 90, times=1)
+    assert not is_refused(bench, slo_ms=16)
+
+
+def test_a_controller_that_is_long_silent_is_not_behind() -> None:
+    bench = CoreBench(CONFIG)
+    bench.join()
+    bench.warm(A, exec_ms={1: 5})
+    read_late(bench, 8, times=3)
+    bench.now_ns += 20 * MS
+    assert not is_refused(bench, slo_ms=16)
+
+
+@pytest.mark.parametrize("unread_ms", [0, 8])
+def test_a_controller_that_is_behind_decides_later_what_a_lane_does_next(unread_ms: int) -> None:
+    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.warm(A, exec_ms={1: 5})
+    read_late(bench, unread_ms, times=20)
+    bench.request(A, slo_ms=5_000)
+    bench.request(A, slo_ms=5_000)
+    # A millisecond before the first one ends.
+    assert len(bench.wait(bench.now_ns + 4 * MS)) == (0 if unread_ms else 1)
+
+
+def test_a_controller_that_is_behind_loads_no_further_copies() -> None:
+    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.warm(A, exec_ms={1: 5})
+    read_late(bench, 8, times=20)
+    bench.join(WORKERS[0])
+    bench.ready(A, WORKERS[0], exec_ms={1: 5})
+    # The other worker has pages to spare.
+    commands = bench.request(A, slo_ms=12)
+    assert refusals(commands) != []
+    assert sends(commands) == []
+    bench.now_ns += 100 * MS
+    bench.request(A, slo_ms=5_000)
+    commands = bench.request(A, slo_ms=6)
+    assert refusals(commands) != []
+    (load,) = sends(commands)
+    assert isinstance(load.action, LoadWeights)
+
+
 def test_a_long_link_is_as_long_while_the_controller_is_busy() -> None:
     bench = served_late(link_ms=40)
     assert [refusal for _, refusal in refusals(bench.request(A, at_ms=2_510, slo_ms=60))] == [
@@ -79,12 +178,15 @@ def test_a_long_link_is_as_long_while_the_controller_is_busy() -> None:
 
 
 def calls_of(bench: CoreBench, model: ModelId, slo_ms: float) -> int:
-    """Count the calls of Python functions that a request takes."""
+    """Count the calls of Python functions that a request takes, without those of the audit."""
     num_calls = 0
+    is_audit = False
 
-    def count(_frame: Any, event: str, _arg: object) -> None:  # noqa: ANN401
-        nonlocal num_calls
-        num_calls += event == "call"
+    def count(frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal num_calls, is_audit
+        if frame.f_code in AUDIT:
+            is_audit = event == "call"
+        num_calls += event == "call" and not is_audit
 
     sys.setprofile(count)
     try:

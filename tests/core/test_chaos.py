@@ -19,7 +19,7 @@ from tests.kit.chaos import Chaos
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.seeds(20)
+@pytest.mark.seeds(8)
 def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
     seed: int, policy: str
 ) -> None:
@@ -29,11 +29,19 @@ def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.seeds(10)
+@pytest.mark.seeds(4)
 def test_nor_when_an_operator_pins_models_and_lets_them_go(seed: int, policy: str) -> None:
     chaos = Chaos(seed, policy, pins=True)
     chaos.run()
     assert chaos.num_answers > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.seeds(6)
+def test_nor_when_clients_ask_for_certainty(seed: int, policy: str) -> None:
+    chaos = Chaos(seed, policy, asks=True)
+    chaos.run()
+    assert chaos.ledger.promised == {}
 
 
 class Everywhere(Deferral):
@@ -65,7 +73,7 @@ def live_deferring(seed: int) -> tuple[Chaos, Everywhere]:
     return chaos, deferral
 
 
-@pytest.mark.seeds(10)
+@pytest.mark.seeds(4)
 def test_nor_when_batches_wait_to_grow_wherever_they_can(seed: int) -> None:
     chaos, _ = live_deferring(seed)
     assert chaos.num_answers > 0

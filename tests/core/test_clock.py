@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.actions import Infer
 from clockwright.units import DURATION_NS_MAX, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.wire.actions import Infer
 from controller.core.estimator import (
     MAX_CLOCKS,
     WINDOW_SIZE,

@@ -9,6 +9,7 @@ from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, Reque
 from controller.core import EdfMhConfig, SchedulerConfig
 from controller.core.copies import Reason, reason_for_copy
 from controller.core.estimator import Estimates
+from controller.core.lag import Lag
 from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policy import Policy, Traits
@@ -47,7 +48,7 @@ def policy(name: str = "edf_mh") -> Policy:
 def test_requests_that_wait_for_a_model_without_a_copy_are_demand() -> None:
     for name in ("clockwork", "edf_mh", "clipper"):
         found = reason_for_copy(
-            model(copies=0, waiting=1), SchedulerConfig(), EAGER, policy(name), now_ns=0
+            model(copies=0, waiting=1), SchedulerConfig(), EAGER, policy(name), lag=Lag(), now_ns=0
         )
         assert found is Reason.DEMAND, name
 
@@ -61,7 +62,7 @@ def test_requests_that_a_copy_will_serve_get_another_only_from_a_worker_with_not
 ) -> None:
     config = SchedulerConfig(fill_free_pages=fill)
     served = model(copies=1, waiting=1)
-    found = reason_for_copy(served, config, EAGER, policy(), any_idle=any_idle, now_ns=0)
+    found = reason_for_copy(served, config, EAGER, policy(), any_idle=any_idle, lag=Lag(), now_ns=0)
     assert found is expected
 
 
@@ -76,7 +77,9 @@ def test_a_crowd_that_fills_a_quarter_of_its_lanes_is_demand_before_any_of_it_is
     config = SchedulerConfig(edf_mh=EdfMhConfig(before_refusals=before_refusals))
     chooser = POLICIES["edf_mh"].make(config)
     assert (
-        reason_for_copy(model(copies=1, waiting=waiting), config, EAGER, chooser, now_ns=0)
+        reason_for_copy(
+            model(copies=1, waiting=waiting), config, EAGER, chooser, lag=Lag(), now_ns=0
+        )
         is expected
     )
 
@@ -98,7 +101,14 @@ def test_a_request_refused_for_want_of_time_gets_its_model_another_copy_where_th
         Traits(predicts=True, eager_copies=eager),
     )
     found = reason_for_copy(
-        model(copies=1), config, traits, policy(), refusal=refusal, any_idle=True, now_ns=0
+        model(copies=1),
+        config,
+        traits,
+        policy(),
+        refusal=refusal,
+        any_idle=True,
+        lag=Lag(),
+        now_ns=0,
     )
     assert found is expected
 
@@ -111,7 +121,7 @@ def test_a_cold_model_is_loaded_for_nobody_unless_another_is_wanted_more(wanted:
     def ask(asked: Model, chooser: Policy) -> Reason | None:
         config = SchedulerConfig()
         return reason_for_copy(
-            asked, config, EAGER, chooser, refusal=refusal, wanted=wanted, now_ns=0
+            asked, config, EAGER, chooser, refusal=refusal, wanted=wanted, lag=Lag(), now_ns=0
         )
 
     assert ask(model(copies=0), policy()) is reason

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.errors import Refusal
 from clockwright.units import ModelId, WorkerId
+from clockwright.wire.actions import ActionError, Infer, LoadWeights
 from controller.core import SchedulerConfig
 from controller.core.events import AdmissionClosed, ModelAdded, ModelWanted
 from controller.core.forecast import Forecast

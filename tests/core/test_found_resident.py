@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.actions import EvictWeights, Infer, LoadWeights
+from clockwright.wire.actions import EvictWeights, Infer, LoadWeights
 from controller.core import SchedulerConfig
 from controller.core.events import ModelAdded, ModelWanted, WorkerLost
 from controller.core.invariants import check

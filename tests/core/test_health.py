@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.errors import Refusal
-from clockwright.units import ModelId, RequestId, WorkerId
+from clockwright.units import NS_PER_S, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import ActionError, Infer, LoadWeights
 from controller.core import SchedulerConfig
 from controller.core.events import (
     ClockSeen,
     Command,
     ModelAdded,
     ModelRemoved,
+    ModelWanted,
     RefuseRequest,
     RequestCancelled,
     SendAction,
@@ -342,6 +343,39 @@ def test_what_a_worker_does_not_answer_runs_elsewhere_and_the_first_answer_count
     assert refusals(commands) == []
     both = {*where(bench.request(A, slo_ms=100)), *where(bench.request(A, slo_ms=100))}
     assert both == {GPU, GPU2}, "nobody is blamed"
+
+
+@pytest.mark.parametrize("policy", PREDICTING)
+def test_a_worker_that_was_silent_and_came_back_is_suspected_as_soon_the_next_time(
+    policy: str,
+) -> None:
+    bench = pair(policy)
+    for _ in range(2):
+        (hung,) = infers(bench.request(A, slo_ms=1000))
+        begin_ns = bench.now_ns
+        (again,) = bench.wait(begin_ns + 100 * MS)
+        assert again.request_ids == hung.request_ids
+        bench.done(hung.action.action_id, begin_ns / MS, begin_ns / MS + 10, hung.worker_id)
+        finish_all(bench)
+
+
+def test_no_copy_for_later_requests_takes_pages_until_a_silent_worker_is_likely_lost() -> None:
+    bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0, margin_ns=0))
+    for worker, model in ((GPU, A), (GPU2, B)):
+        bench.join(worker, pages=2)
+        bench.tell(ModelAdded(model_id=model))
+        bench.ready(model, worker)
+        bench.request(model, slo_ms=1000)
+        finish_all(bench)
+    bench.ready(A, GPU2)
+    bench.request(A, slo_ms=12)  # has no answer
+    begin_ns = bench.now_ns
+    loaded: list[tuple[WorkerId, ModelId]] = []
+    while not loaded:
+        bench.wait(bench.now_ns + 100 * MS)
+        loaded = loads(bench.tell(ModelWanted(model_id=A)))
+    assert loaded == [(GPU2, A)]
+    assert NS_PER_S < bench.now_ns - begin_ns < 2 * NS_PER_S
 
 
 def test_what_runs_elsewhere_by_now_is_taken_back_from_a_worker_that_does_not_answer() -> None:

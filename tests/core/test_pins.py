@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from clockwright.actions import EvictWeights, LoadWeights
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, ModelId
+from clockwright.wire.actions import EvictWeights, LoadWeights
 from controller.core import SchedulerConfig
 from controller.core.events import (
     Command,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.actions import ActionError, LoadWeights
 from clockwright.units import NS_PER_S, WorkerId
+from clockwright.wire.actions import ActionError, LoadWeights
 from controller.core import SchedulerConfig
 from controller.core.events import Command, ModelAdded, SendAction
 from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, sends

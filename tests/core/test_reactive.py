@@ -80,12 +80,14 @@ def clipper_with(caps: ClipperCaps, batch_delay_ns: int = 0) -> PolicyKind:
 @pytest.mark.parametrize("policy", ["clipper", "infaas"])
 def test_goodput_is_good_with_a_loose_slo_and_collapses_with_a_tight_one(policy: str) -> None:
     """Clockwork paper, Figure 5: below the time of one round over all models everything is late."""
-    loose = ClosedLoop(policy, num_models=10, clients=16, slo_ms=500).run(5)
-    tight = ClosedLoop(policy, num_models=10, clients=16, slo_ms=50).run(5)
-    clockwork = ClosedLoop("clockwork", num_models=10, clients=16, slo_ms=50).run(5)
+    loose = ClosedLoop(policy, num_models=10, clients=16, slo_ms=500).run(3)
+    tight = ClosedLoop(policy, num_models=10, clients=16, slo_ms=50).run(3)
     assert loose > 500
     assert tight < 50
-    assert clockwork > 500
+
+
+def test_clockworks_goodput_is_good_with_a_tight_slo_too() -> None:
+    assert ClosedLoop("clockwork", num_models=10, clients=16, slo_ms=50).run(3) > 500
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from typing_extensions import override
 
-from clockwright.actions import Infer, LoadWeights
 from clockwright.errors import Refusal
 from clockwright.units import ModelId, RequestId, WorkerId
+from clockwright.wire.actions import Infer, LoadWeights
 from controller.core import SchedulerConfig
 from controller.core.events import (
     Command,

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import pytest
 
-from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import (
     NS_PER_S,
@@ -18,6 +17,7 @@ from clockwright.units import (
     RequestId,
     WorkerId,
 )
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
     AdmissionClosed,

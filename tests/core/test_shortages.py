@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.actions import ActionError
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, GpuKind
+from clockwright.wire.actions import ActionError
 from controller.core import KindStatistics
 from controller.core.events import ModelAdded, RefuseRequest
 from controller.core.shortages import Shortages

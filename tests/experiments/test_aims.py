@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,8 +48,7 @@ def test_each_aim_has_bounds_and_a_figure_of_its_own_and_a_record_has_what_it_is
         if path.exists():
             figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
             missing = {aim.key for aim in mine} - figures.keys()
-            # They are measured apart, and later.
-            assert not missing - {"core_us_4026x20", "core_us_p999_4026x20"} or record == "guard"
+            assert not missing or record == "guard"  # Each part of it runs alone.
 
 
 def test_an_aim_that_is_missed_says_what_stands_in_the_way(
@@ -96,28 +94,3 @@ def test_every_part_of_make_gpu_that_measures_has_aims() -> None:
 
 def parts() -> set[str]:
     return {name for name, module, *_ in gpu.PARTS if module[0] == "experiments"}
-
-
-def test_a_record_that_is_missing_or_of_another_commit_is_said_to_be(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    head = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    if not head:
-        pytest.skip("this copy of the project has no history")
-    for name, content in {
-        "live": {"commit": head},
-        "controller": {"commit": "0" * 12},
-        "guard": {"commit": head, "fuzz": {"commit": f"{head}+"}},
-    }.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    said = dict(line.split(": ", 1) for line in aims.origins(tmp_path))
-    assert said["mixing"] == "no record"
-    assert "live" not in said
-    assert "guard" not in said
-    assert said["controller"] == f"made at {'0' * 12}, which this history does not have"
-    assert said["guard fuzz"] == f"made at {head}, with changes, 0 commits ago"

@@ -17,7 +17,7 @@ def test_all_variants_are_asked_and_the_record_keeps_what_others_have_found(
 ) -> None:
     write_results("guard", {}, command="by hand", directory=tmp_path)
     add_results("guard", {"seeds": 3}, part="other", command="by hand", directory=tmp_path)
-    setting = bench_guard.Setting(rounds=1, requests=40)
+    setting = bench_guard.Setting(rounds=1, seconds=0.1)
     (found,) = bench_guard.STUDY.produce(setting, tmp_path)
     figures = found.figures
     record = json.loads((tmp_path / "guard.json").read_text())

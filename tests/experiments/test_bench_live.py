@@ -12,23 +12,19 @@ from typing import Any
 
 import grpc
 import pytest
-from typing_extensions import override
 
 from clockwright.v1 import inference_pb2 as oip
 from experiments.bench.controller import (
     CALM_RPS,
     FIRST_RPS,
     GROWTH,
-    RECOVERY_LIMIT_S,
-    RECOVERY_STEP_S,
     TRIES,
     RateStep,
     climb,
     fed,
-    recovered_after_s,
 )
-from experiments.bench.live import PAYLOADS, bare_server, infer_request
-from experiments.bench.request_cost import INFER
+from experiments.bench.live import PAYLOADS, bare_server
+from experiments.bench.request_cost import INFER, infer_request
 from experiments.live.processor_time import cpu_ns, family
 
 
@@ -110,31 +106,6 @@ def test_the_last_rate_at_which_all_is_in_time_is_the_figure() -> None:
 def test_a_controller_that_is_late_at_the_lowest_rate_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="not all were answered in time"):
         climb(ScriptedPump(CALM_RPS), no_time, lambda *_: None)
-
-
-class TiredPump(ScriptedPump):
-    """After an overload it leaves some requests for some steps."""
-
-    def __init__(self, most_rps: float, num_tired: int) -> None:
-        super().__init__(most_rps)
-        self.num_tired = num_tired
-        self._tired = 0
-
-    @override
-    def run(self, rate_rps: float, seconds: float, _seed: int) -> RateStep:
-        step = super().run(rate_rps if not self._tired else 2 * self.most_rps, seconds, _seed)
-        self._tired = self.num_tired if rate_rps > self.most_rps else max(0, self._tired - 1)
-        return step
-
-
-@pytest.mark.parametrize(
-    ("num_tired", "expected_s"),
-    [(0, 0.0), (3, 3 * RECOVERY_STEP_S), (10_000, RECOVERY_LIMIT_S)],
-)
-def test_a_controller_has_recovered_when_all_is_in_time_again(
-    num_tired: int, expected_s: float
-) -> None:
-    assert recovered_after_s(TiredPump(30_000, num_tired), 20_000) == expected_s
 
 
 def test_every_model_of_a_fed_controller_is_answered_by_the_played_workers() -> None:

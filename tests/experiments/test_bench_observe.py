@@ -13,7 +13,7 @@ from experiments.study.aims import AIMS
 
 @pytest.mark.long
 def test_a_scrape_and_a_request_are_measured_with_everything_off_and_on(tmp_path: Path) -> None:
-    setting = bench_observe.Setting(rounds=1, requests=40, models=50)
+    setting = bench_observe.Setting(rounds=1, seconds=0.1, models=50)
     (found,) = bench_observe.STUDY.produce(setting, tmp_path)
     figures = found.figures
     record = json.loads((tmp_path / "observe.json").read_text())

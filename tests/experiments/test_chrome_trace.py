@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from dataclasses import astuple, fields, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from clockwright.actions import StepTime
 from clockwright.cli.main import main
-from clockwright.client import Client
+from clockwright.client.client import Client
 from clockwright.errors import TraceFormatError
 from clockwright.units import NS_PER_MS, NS_PER_US, ActionId, ModelId, RequestId, WorkerId
-from controller.telemetry import ActionRow, RequestRow, Telemetry
-from controller.telemetry_files import TelemetryFiles
+from clockwright.wire.actions import StepTime
+from controller.telemetry.files import TelemetryFiles
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import Telemetry
 from experiments.live.local_server import LocalServer
 from experiments.telemetry.chrome_trace import export_chrome_trace
 from tests.kit.processes import write_models
@@ -49,7 +49,7 @@ def infer(action_id: int, begin_ns: int, end_ns: int, **changes: Any) -> ActionR
         exec=StepTime(begin_ns, end_ns, end_ns - begin_ns),
         output=StepTime(end_ns, end_ns + 500, 500),
     )
-    return replace(row, **changes)
+    return msgspec.structs.replace(row, **changes)
 
 
 def request(
@@ -70,7 +70,7 @@ def request(
         action_id=None if action_id is None else ActionId(action_id),
         batch_size=2,
     )
-    return replace(row, **changes)
+    return msgspec.structs.replace(row, **changes)
 
 
 def write(directory: Path, actions: list[ActionRow], requests: list[RequestRow]) -> None:
@@ -78,9 +78,9 @@ def write(directory: Path, actions: list[ActionRow], requests: list[RequestRow])
     with TelemetryFiles(directory) as files:
         telemetry.write_to(files.requests.add, files.actions.add)
         for action in actions:
-            telemetry.add_action(attrgetter(*[field.name for field in fields(ActionRow)])(action))
+            telemetry.add_action(action)
         for row in requests:
-            telemetry.add_request(astuple(row))
+            telemetry.add_request(row)
 
 
 def export(directory: Path, *, windows: bool = True) -> list[Event]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -83,36 +85,57 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+#: Asks the study of this name, once; gives its points and where its files are.
+Produce = Callable[[str], tuple[list[Any], Path]]
+#: Gives the points and the figures of the study of this name.
+Asked = Callable[[str], tuple[list[Any], dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def produced(tmp_path_factory: pytest.TempPathFactory) -> Produce:
+    @functools.cache
+    def produce(name: str) -> tuple[list[Any], Path]:
+        study, setting = QUICK[name]
+        directory = tmp_path_factory.mktemp(name)
+        return list(study.produce(setting, directory)), directory
+
+    return produce
+
+
 @pytest.mark.parametrize("name", QUICK)
-def test_a_figure_is_left_complete(name: str, tmp_path: Path) -> None:
+def test_a_figure_is_left_complete(name: str, produced: Produce, tmp_path: Path) -> None:
     study, setting = QUICK[name]
-    points = study.produce(setting, tmp_path)
+    points, directory = produced(name)
     assert points
-    record = json.loads((tmp_path / f"{name}.json").read_text())
+    record = json.loads((directory / f"{name}.json").read_text())
     assert record["command"].startswith(f"python -m experiments {name}")
     assert record["figures"] == study.figures_of(setting, points)
     for entry in record["comparison"]:
         assert entry["ours"] == record["figures"][entry["figure"]]
     with (RESULTS / f"{name}.csv").open(encoding="utf-8") as recorded:
         columns = next(csv.reader(recorded))
-    rows = _rows(tmp_path / f"{name}.csv")
+    rows = _rows(directory / f"{name}.csv")
     assert rows
     assert list(rows[0]) == columns
-    assert (tmp_path / f"{name}.png").stat().st_size > 5_000
+    assert (directory / f"{name}.png").stat().st_size > 5_000
     if name in COMPUTED:
-        study.produce(setting, tmp_path / "again")
+        study.produce(setting, tmp_path)
         for file in (f"{name}.csv", f"{name}.png"):
-            assert (tmp_path / "again" / file).read_bytes() == (tmp_path / file).read_bytes()
+            assert (tmp_path / file).read_bytes() == (directory / file).read_bytes()
 
 
-def _asked(name: str) -> tuple[list[Any], dict[str, float]]:
-    study, setting = QUICK[name]
-    points = list(study.ask(setting))
-    return points, study.figures_of(setting, points)
+@pytest.fixture
+def asked(produced: Produce) -> Asked:
+    def ask(name: str) -> tuple[list[Any], dict[str, float]]:
+        study, setting = QUICK[name]
+        points, _ = produced(name)
+        return points, study.figures_of(setting, points)
+
+    return ask
 
 
-def test_the_one_at_a_time_has_batches_of_one_and_nothing_late() -> None:
-    points, figures = _asked("clipper_fig4")
+def test_the_one_at_a_time_has_batches_of_one_and_nothing_late(asked: Asked) -> None:
+    points, figures = asked("clipper_fig4")
     assert [(p.form, p.strategy) for p in points] == list(product(FORMS, fig4.STRATEGIES))
     for p in points:
         assert figures[f"{p.form}_no_op_{p.strategy}_rps"] == p.throughput_rps
@@ -121,13 +144,13 @@ def test_the_one_at_a_time_has_batches_of_one_and_nothing_late() -> None:
             assert p.mean_batch in (0.0, 1.0)
 
 
-def test_every_load_is_offered_with_every_delay() -> None:
-    points, _ = _asked("clipper_fig5")
+def test_every_load_is_offered_with_every_delay(asked: Asked) -> None:
+    points, _ = asked("clipper_fig5")
     assert [(p.load, p.delay_ms) for p in points] == [(0.2, 0), (0.2, 2), (0.5, 0), (0.5, 2)]
 
 
-def test_the_stream_follows_the_failure_and_returns() -> None:
-    points, figures = _asked("clipper_fig8")
+def test_the_stream_follows_the_failure_and_returns(asked: Asked) -> None:
+    points, figures = asked("clipper_fig8")
     # No policy beats an oracle that knows each phase's best model by more than an ensemble can.
     assert figures["oracle_error"] < figures["best_static_error"]
     returned = {p.name: p.returned for p in points}
@@ -138,8 +161,8 @@ def test_the_stream_follows_the_failure_and_returns() -> None:
     assert failed["before"] < 0.1
 
 
-def test_five_small_forests_err_apart_and_agreement_tells() -> None:
-    points, figures = _asked("clipper_fig7")
+def test_five_small_forests_err_apart_and_agreement_tells(asked: Asked) -> None:
+    points, figures = asked("clipper_fig7")
     assert figures["alike_majority_gain"] == fig7.gain(points, "majority")[0]
     # Whoever settles on one of them gives that away.
     assert figures["alike_exp4_full_error"] < figures["alike_best_single_error"]
@@ -149,8 +172,8 @@ def test_five_small_forests_err_apart_and_agreement_tells() -> None:
     ) == pytest.approx(1)
 
 
-def test_ones_own_group_s_model_errs_less_than_another_s_and_feedback_helps() -> None:
-    points, figures = _asked("clipper_fig10")
+def test_ones_own_group_s_model_errs_less_than_another_s_and_feedback_helps(asked: Asked) -> None:
+    points, figures = asked("clipper_fig10")
     assert figures["wrong_group_error"] > figures["own_group_error"]
     # The first question comes before any feedback; the last ones after some.
     method = "policy, from nothing"

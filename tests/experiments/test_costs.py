@@ -9,7 +9,7 @@ import pytest
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
-from controller.telemetry import OK, Telemetry
+from controller.telemetry.tables import OK, Telemetry
 from experiments.bench.controller_costs import Sample, figures_of
 from experiments.results_file import write_results
 from experiments.simulator import Case, Cluster, CpuCosts, Network, bottleneck, copies_of, run
@@ -151,7 +151,7 @@ def test_a_case_file_charges_what_it_says(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="front_us"):
         read_case(path)
     path.write_text('costs = "guessed"\n' + CASE_FILE)
-    with pytest.raises(ConfigError, match="costs: found 'guessed'"):
+    with pytest.raises(ConfigError, match=r"'guessed' - at `\$\.costs`"):
         read_case(path)
 
 

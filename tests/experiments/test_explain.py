@@ -30,6 +30,8 @@ QUICK = Setting(
 M = ModelId("m")
 
 
+# More of what the last test of this file tries some of.
+@pytest.mark.long
 def test_remedies_that_are_stated_let_their_requests_succeed() -> None:
     case = explain.case_of(QUICK)
     found, num_requests = explain.refusals(case)
@@ -48,6 +50,7 @@ def test_remedies_that_are_stated_let_their_requests_succeed() -> None:
     assert {"right_share_slo", "right_share_workers"} <= figures.keys()
 
 
+@pytest.mark.long
 def test_remedies_of_models_that_are_not_there_are_right_too() -> None:
     figures = explain.measure_case(explain.cold_case_of(QUICK), 20)
     assert figures["tried_of_cold"] >= 15

@@ -77,15 +77,6 @@ def test_processes_keep_to_cores_as_long_as_each_core_has_room(
     assert fits(used_us, 10.0) is fit
 
 
-def test_a_slower_stretch_asks_as_much_of_its_devices(trace: MinuteTrace, case: Case) -> None:
-    slower = case_of(replace(SETTING, slower=4), LINE, trace, seed=8, seconds=10)
-    assert slower.workload.expected_requests() == pytest.approx(3000 / 4)
-    for one, other in zip(case.cluster.models, slower.cluster.models, strict=True):
-        assert other.row.exec_ns == {size: 4 * ns for size, ns in one.row.exec_ns.items()}
-        assert other.row.load_ns == 4 * one.row.load_ns
-    assert slower.workload.sources[0].slo_ns == 400 * NS_PER_MS
-
-
 def test_the_server_has_the_models_and_the_devices_of_the_simulator(case: Case) -> None:
     server = served_of(replace(SETTING, native=True), case)
     served = {name: model for model in server.models for name in model.model_ids}
@@ -196,9 +187,7 @@ def test_the_page_of_results_asks_for_numbers_that_the_record_has(case: Case) ->
     assert figures_of(SETTING, lines).keys() <= figures.keys()
 
 
-@pytest.mark.parametrize(
-    "asked", [{"seconds": 0.5}, {"slower": 0}, {"lines": ("gpus7",)}, {"policy": "best"}]
-)
+@pytest.mark.parametrize("asked", [{"seconds": 0.5}, {"lines": ("gpus7",)}, {"policy": "best"}])
 def test_what_cannot_be_asked_for_is_refused(asked: dict[str, Any]) -> None:
     (name,) = asked
     with pytest.raises(ConfigError, match=name):

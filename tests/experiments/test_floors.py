@@ -70,7 +70,7 @@ def test_edf_mh_may_lose_a_point_of_goodput_but_no_more() -> None:
         now = replace(before, figures={**before.figures, key: best - lost})
         content = CONTENT | {"forms": CONTENT["forms"] | {"scenarios": asdict(now)}}
         faults = Floors(content).faults("scenarios", now)
-        assert [key in fault and "--anew" in fault for fault in faults] == [True] * below
+        assert [key in fault and "--again" in fault for fault in faults] == [True] * below
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,7 +84,7 @@ def test_a_tenth_more_lines_are_too_many_and_none_at_all_are_too_few(
     for lines in (1.1 * best, 0.0):
         (fault,) = Floors().line_faults(name, policy, lines)
         assert f"{lines:.1f} lines" in fault
-        assert "--anew" in fault
+        assert "--again" in fault
 
 
 def test_to_record_again_keeps_the_best_and_forgets_what_is_no_more() -> None:

@@ -141,7 +141,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     def fails(*arguments: object, **settings: object) -> probe.Figures:
         raise RuntimeError("out of memory")
 
-    for section in ("copy", "host", "beside", "graphs"):
+    for section in ("copy", "host", "inputs_beside_load", "beside", "graphs"):
         monkeypatch.setattr(probe, section, lambda *_, section=section, **more: {section: 1.0})
     monkeypatch.setattr(probe, "gather", lambda *_, name="gather", **more: {name: 1.0})
     monkeypatch.setattr(probe, "execute", fails)
@@ -150,7 +150,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     with pytest.raises(RuntimeError, match="out of memory"):
         probe.main()
     record = json.loads((tmp_path / "probe.json").read_text())
-    kept = ["copy", "gather", "gather_large", "host", "beside", "graphs"]
+    kept = ["copy", "gather", "gather_large", "host", "inputs_beside_load", "beside", "graphs"]
     assert list(record["figures"]) == kept
     assert record["command"] == "python -m experiments gpu-probe --device torch:cpu --seconds 1"
     assert record["hardware"]["accelerator"] == "cpu"

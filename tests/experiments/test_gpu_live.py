@@ -6,22 +6,24 @@ import asyncio
 import json
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
-from clockwright.actions import StepTime
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ActionId, ModelId, WorkerId
-from controller.telemetry import ActionRow
+from clockwright.wire.actions import StepTime
+from controller.telemetry.rows import ActionRow
 from experiments.__main__ import called
 from experiments.bench.worker import action_figures
-from experiments.clockwork_paper import fig2 as processor_fig2
 from experiments.gpu import __main__ as everything
 from experiments.gpu import fig2, fig5, fig6, live, serve
 from experiments.gpu.hardware import open_accelerator
@@ -81,10 +83,20 @@ def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(
     figures = json.loads((tmp_path / "fig2.json").read_text())["figures"]
     assert figures["joined"] == 1
     for concurrency in (1, 3):
-        for mode in processor_fig2.MODES:
+        for mode in fig2.MODES:
             assert figures[f"{mode}_c{concurrency}_num_execs"] > 0
         assert f"one_at_a_time_c{concurrency}_simulated_rps" in figures
     assert wanted_of("fig2") <= figures.keys()
+    assert "throughput_gain_pct" in figures
+    assert (tmp_path / "fig2.csv").exists()
+    assert (tmp_path / "fig2.png").stat().st_size > 0
+
+
+def test_one_at_a_time_never_overlaps_and_keeps_the_order() -> None:
+    done = fig2.one_at_a_time(lambda _: None, 3, time.monotonic_ns() + MS)
+    for before, after in pairwise(done):
+        assert before.end_ns <= after.begin_ns
+        assert before.asked_ns <= after.asked_ns
 
 
 @pytest.mark.long
@@ -263,7 +275,7 @@ def test_a_figure_may_be_served_by_fronts_and_keep_its_telemetry(tmp_path: Path)
     assert options == "--fronts 2 --seed 1 --keep-telemetry DIR"
     (workload,) = replace(setting, seconds=1.0, slos_ms=(500,), concurrency=4).workloads
     (run,) = play([workload], replace(setting, cache_dir=str(tmp_path)).served).runs
-    assert run.report.outcomes["OK"] == run.report.num_requests
+    assert run.report.num_by_outcome == {"OK": len(run.report)}
     assert list(read_requests(folder)) == run.rows.requests
 
 
@@ -316,7 +328,7 @@ def test_figure_6_asks_a_thousand_instances() -> None:
 
 def test_predictions_of_one_executor_follow_from_a_single_client() -> None:
     alone = [
-        processor_fig2.Exec(asked_ns=t * 10 * MS, begin_ns=t * 10 * MS, end_ns=t * 10 * MS + 9 * MS)
+        fig2.Exec(asked_ns=t * 10 * MS, begin_ns=t * 10 * MS, end_ns=t * 10 * MS + 9 * MS)
         for t in range(20)
     ]
     for concurrency in (1, 8):
@@ -356,7 +368,7 @@ def test_lateness_counts_from_when_a_step_could_have_begun() -> None:
             input=step(402 * US, 413 * US), exec=step(433 * US, 500 * US),
         ),
         row(5, "c", received_ns=0, earliest_ns=0),  # an action that did nothing
-        replace(row(6, "a", load=step(0, S)), error="TOO_LATE"),
+        msgspec.structs.replace(row(6, "a", load=step(0, S)), error="TOO_LATE"),
     ]  # fmt: skip
     for number, each in enumerate(rows):
         each.expected_begin_ns = 100 * US

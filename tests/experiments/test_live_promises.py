@@ -43,7 +43,7 @@ def test_late_successes_refusals_and_other_ends_of_all_cases_are_in_the_figures(
     first = account((OK, 5), (OK, 11), (REFUSED, 1), (REFUSED, 3), slo_ms=10)
     first.kept = np.array([True, True, False, False])
     second = account((OK, 40), (OK, 49), (REFUSED, 10), (BARE, 900), slo_ms=50, sent_late_ms=2)
-    figures = figures_of([*case("device", first, multiple=3), *case("front", second, multiple=3)])
+    figures = figures_of([*case("device", first, multiple=3), *case("flood", second, multiple=3)])
     assert figures["answers"] == 4
     assert figures["requests"] == 8
     assert figures["late_success_per_million"] == 250_000
@@ -51,9 +51,9 @@ def test_late_successes_refusals_and_other_ends_of_all_cases_are_in_the_figures(
     # The client itself was late by 2 ms, and that made one more late.
     assert figures["late_of_due_per_million"] == 500_000
     assert figures["client_late_ms_p99_worst"] == 2
-    assert figures["other_ends"] == figures["front_other_ends"] == 1
+    assert figures["other_ends"] == figures["flood_other_ends"] == 1
     assert figures["device_late_successes"] == 1
-    assert figures["front_late_successes"] == figures["device_other_ends"] == 0
+    assert figures["flood_late_successes"] == figures["device_other_ends"] == 0
     assert figures["refusal_ms_p50"] == (2 + 10) / 2
     assert figures["refusal_ms_p50_worst"] == 10
     assert figures["refusal_slo_share_p50_worst"] == 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from controller.front.throttle import Throttle
-from controller.telemetry_files import TelemetryFiles
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.front.admission.entrance import Entrance, Waiting
+from controller.telemetry.files import TelemetryFiles
 from experiments.clockwork_paper.cases import case_of
 from experiments.live import truth
 from experiments.live.live_run import Played, Served, hosted, play
@@ -26,7 +26,6 @@ NUM_ASKED = 6
 
 
 def asking(model: str) -> Workload:
-    # Who has a second or more waits for the throttle instead of being refused.
     source = Recorded(
         times_ns=np.arange(NUM_ASKED) * 10 * NS_PER_MS,
         models=np.zeros(NUM_ASKED, np.int64),
@@ -36,18 +35,39 @@ def asking(model: str) -> Workload:
     return Workload(models=(model,), sources=(source,))
 
 
-def test_requests_that_a_throttle_refused_do_not_move_the_rows_of_others(
+class EverySecond(Entrance):
+    """Refuses every other request."""
+
+    num_judged = 0
+
+    @override
+    def has_time(self, now_ns: int, arrival_ns: int, *, judged: bool = False) -> bool:
+        return False
+
+    @override
+    def enter(
+        self,
+        source: object,
+        request: Waiting,
+        arrival_ns: int,
+        slo_ns: int,
+        *,
+        judged: bool = False,
+    ) -> bool:
+        self.num_judged += 1
+        if self.num_judged % 2:
+            request.begin_waiting()
+        return bool(self.num_judged % 2)
+
+
+def test_requests_that_an_entrance_refused_do_not_move_the_rows_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A microsecond passes from one request to the next, and half a request is let in in each.
-    moments = itertools.count(0, NS_PER_US)
-    throttle = Throttle(lambda: next(moments), lambda: (0, 0))
-    throttle.rate_rps = 500_000.0
 
     @contextmanager
     def running(_served: Served, *more: str) -> Iterator[tuple[FrontEndInThread, Path]]:
         with (
-            serving_in_thread(tmp_path / "models", front="apart", throttle=throttle) as server,
+            serving_in_thread(tmp_path / "models", front="apart", entrance=EverySecond) as server,
             TelemetryFiles(Path(more[-1])) as files,
         ):
             keep = (files.requests.add, files.actions.add)
@@ -59,8 +79,8 @@ def test_requests_that_a_throttle_refused_do_not_move_the_rows_of_others(
     case = case_of(hosted(ROW), seed=1, end_ns=NS_PER_S)
     runs = play([asking(model) for model in models], Served(case=case)).runs
     for model, run in zip(models, runs, strict=True):
-        assert run.report.num_open == NUM_ASKED
-        assert run.report.outcomes["OVERLOADED"] == NUM_ASKED // 2
+        assert run.report.is_open.sum() == NUM_ASKED
+        assert run.report.num_by_outcome["OVERLOADED"] == NUM_ASKED // 2
         assert [row.model_id for row in run.rows.requests] == [model] * (NUM_ASKED // 2)
         assert {row.model_id for row in run.rows.actions} == {model}
         assert run.num_without_row == NUM_ASKED // 2

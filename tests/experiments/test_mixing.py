@@ -1,4 +1,4 @@
-"""Models asked while strangers send outliers: a quick variant of `make bench-mixing`."""
+"""Models asked while strangers send outliers: a quick variant of `make bench NAME=bench-mixing`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from clockwright.client import Client
+from clockwright.client.client import Client
 from clockwright.errors import BadRequestError
 from experiments.bench import mixing
 from experiments.bench.mixing_models import Array, MixingModel, Row, all_models, quantised
@@ -50,7 +50,9 @@ def test_an_answer_that_is_not_plain_onnxruntimes_is_counted(
     assert mixing.figures_of(outcomes)["mixed_answers"] == 5
 
 
-def test_a_model_that_runs_alone_says_so_and_stands_in_an_application(tmp_path: Path) -> None:
+def test_a_model_that_runs_alone_says_so_and_stands_in_an_application(
+    tmp_path: Path, cache_dir: Path
+) -> None:
     labels = MODELS["labels"].model
     # Who asks for single rows knows what he does, and is not told.
     for name, model, config in (
@@ -68,16 +70,19 @@ def test_a_model_that_runs_alone_says_so_and_stands_in_an_application(tmp_path: 
         call = [sys.executable, "-m", "clockwright.cli", *words, "--server", server.address]
         return subprocess.run(call, check=True, capture_output=True, text=True).stdout
 
-    folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(tmp_path / "cache")]
+    folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(cache_dir)]
     with LocalServer(folders) as server, Client(server.address) as client:
         listed = command("models", "list")
-        assert [line for line in listed.splitlines() if "one by one" in line] == [
-            "eight-bits: rows run one by one: DynamicQuantizeLinear takes one scale from all rows "
+        assert [line for line in listed.splitlines() if "one row per request" in line] == [
+            "eight-bits: one row per request: DynamicQuantizeLinear makes one result of all rows "
             "of a batch"
         ]
         x = np.zeros((1, 16), dtype=np.float32)
-        with pytest.raises(BadRequestError, match="expected 1"):
-            client.infer("eight-bits", np.concatenate([x, x]), slo_ms=60_000)
+        # A larger request is cut into runs of one row.
+        answer = client.infer("eight-bits", x.repeat(2, axis=0), slo_ms=60_000)
+        assert answer.outputs["label"].shape == (2,)
+        with pytest.raises(BadRequestError, match="expected 1 to 16"):
+            client.infer("eight-bits", x.repeat(17, axis=0), slo_ms=60_000)
         words = ("--model", "apart", "--model", "eight-bits", "--default", "0")
         command("app", "add", "both", *words, "--slo-ms", "60000")
         answer = client.infer("both", x, slo_ms=60_000)

@@ -15,7 +15,7 @@ from experiments import native
 SERVES = """
 import sys
 import numpy as np
-from clockwright.client import Client
+from clockwright.client.client import Client
 from controller.core import scheduler
 from experiments import native
 from experiments.live.local_server import LocalServer
@@ -50,6 +50,20 @@ from tests.kit.story import play
 for path in sorted(Path(sys.argv[1]).glob("*.txt")):
     # What follows the rule is the transcript.
     print(path.stem, play(path.read_text().partition("\\n----\\n")[0].rstrip("\\n") + "\\n"))
+"""
+
+REUSES = """
+from controller.links.slabs import Slabs
+
+slabs = Slabs(64 << 20)
+rooms = []
+for _ in range(1000):
+    view = slabs.room(602_112)[5:]
+    rooms.append(slabs.inputs.find(view))
+    del view
+print(rooms, slabs.inputs.used_bytes)
+held = [slabs.room(602_112) for _ in range(40)]
+print([slabs.inputs.find(view) for view in held], slabs.inputs.used_bytes)
 """
 
 
@@ -90,3 +104,11 @@ def test_the_compiled_core_decides_as_the_sources_do(compiled: Path, tmp_path: P
     told = run(compiled, DECIDES, stories, cwd=tmp_path)
     assert len(told) > 10_000
     assert told == run(native.ROOT, DECIDES, stories, cwd=tmp_path)
+
+
+def test_the_compiled_build_uses_memory_again_as_the_sources_do(
+    compiled: Path, tmp_path: Path
+) -> None:
+    told = run(compiled, REUSES, tmp_path, cwd=tmp_path)
+    assert "-1" in told
+    assert told == run(native.ROOT, REUSES, tmp_path, cwd=tmp_path)

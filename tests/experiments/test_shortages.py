@@ -8,7 +8,7 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import KindStatistics, Scheduler, SchedulerConfig, Statistics
-from controller.schedulers import make_scheduler
+from controller.process.schedulers import make_scheduler
 from experiments.simulator import Case, Cluster, Network, copies_of, run
 from modelzoo.profile import ProfileRow, load_profile
 from traces.arrivals import ClosedLoop, Poisson, Workload
@@ -140,7 +140,7 @@ def test_workers_behind_thin_links_are_not_idle_until_the_links_are_learned() ->
     row = one_large_size()
     hosted = copies_of(row, 1)
     wire_bytes_per_s, num_workers = 125_000_000 // 7, 7
-    end_ns = 3 * NS_PER_S // 2
+    begin_ns, end_ns = 5 * NS_PER_S // 4, 7 * NS_PER_S // 4
     loop = ClosedLoop(model=0, concurrency=2048 * num_workers, slo_ns=60 * NS_PER_S, end_ns=end_ns)
     given = Case(
         workload=Workload(models=(hosted[0].model_id,), closed_loops=(loop,)),
@@ -149,6 +149,7 @@ def test_workers_behind_thin_links_are_not_idle_until_the_links_are_learned() ->
         network=Network(bytes_per_s=wire_bytes_per_s),
         scheduler=SchedulerConfig(policy="clockwork"),  # others take these SLOs for batch clients'
     )
-    summary = run(given, bucket_ns=NS_PER_S // 2).summary
-    answered_rps = summary.total(NS_PER_S, end_ns).answered / 0.5
+    summary = run(given, bucket_ns=NS_PER_S // 4).summary
+    # Two of a link's delays may be events, so that its length is known after three batches.
+    answered_rps = summary.total(begin_ns, end_ns).answered / 0.5
     assert answered_rps > 0.9 * num_workers * wire_bytes_per_s / row.input_bytes

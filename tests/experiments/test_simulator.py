@@ -12,7 +12,8 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
-from controller.telemetry import OK, ActionRow, RequestRow, Telemetry
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import OK, Telemetry
 from experiments.simulator import (
     Case,
     Cluster,

@@ -19,6 +19,7 @@ from experiments.bounds.simulated import Bounded, bound_of_case
 from experiments.simulator import Case, LostWorker, WorkerClock, WrongProfile
 from experiments.simulator.case_file import read_case
 from traces.arrivals import Bursty, FixedRate, Poisson
+from traces.arrivals_file import read_workload
 
 CASES = Path(__file__).parents[2] / "experiments/simulator/cases"
 
@@ -141,23 +142,31 @@ sizes = [8, 16]
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        ("seconds = 0.5", "", "the case: 'seconds' is missing"),
-        ("seconds = 0.5", "seconds = -1", "seconds is -1, expected 0 or more"),
+        ("seconds = 0.5", "", "missing required field `seconds`"),
+        ("seconds = 0.5", "seconds = -1", "Expected `float` >= 0.0 - at `$.seconds`"),
         ("seconds = 0.5", "seconds = 0", "duration_ns is 0, expected more than 0"),
-        ("seconds", "secnods", "there is no 'secnods' (nearest: 'seconds')"),
+        ("seconds", "secnods", "missing required field `seconds`"),
         ("seconds = 0.5", "seconds = 0.5 0.5", "line 2"),
-        ("resnet50_v1b", "resnet50_vx", "models[0].row: found 'resnet50_vx' (nearest: '"),
+        ("resnet50_v1b", "resnet50_vx", "models[0]: row is 'resnet50_vx', expected one of"),
         ('row = "resnet50_v1b"', "", "models[0]: expected either `row` or `first`"),
         ('row = "resnet50_v1b"', "first = 99", "models[0]: first is 99, expected 1 to 64"),
-        ("copies = 2", "copies = 0", "models[0]: copies is 0"),
-        ("copies = 2", "copies = true", "models[0].copies: found True, expected int"),
-        ("[[models]]", "[models]", "models: found {'row'"),
-        ("poisson", "posson", "clients[0].kind: found 'posson' (nearest: 'poisson')"),
-        ("rate_rps = 200", "", "clients[0]: 'rate_rps' is missing"),
+        ("copies = 2", "copies = 0", "Expected `int` >= 1 - at `$.models[0].copies`"),
+        ("copies = 2", "copies = true", "Expected `int`, got `bool` - at `$.models[0].copies`"),
+        ("[[models]]", "[models]", "Expected `array`, got `object` - at `$.models`"),
+        ("poisson", "posson", "Invalid value 'posson' - at `$.clients[0].kind`"),
+        ("rate_rps = 200", "", "missing required field `rate_rps` - at `$.clients[0]`"),
         ("rate_rps = 200", "rate_rps = -1", "clients[0]: rate_rps is -1"),
-        ("rate_rps = 200", "rate_rps = '1'", "clients[0].rate_rps: found '1', expected float"),
+        (
+            "rate_rps = 200",
+            "rate_rps = '1'",
+            "Expected `float`, got `str` - at `$.clients[0].rate_rps`",
+        ),
         ("slo_ms = 100", "slo_ms = 0", "clients[0]: slo_ns is 0"),
-        ("slo_ms = 100", "slo_ms = 100\njitter_ms = 1", "clients[0]: there is no 'jitter_ms'"),
+        (
+            "slo_ms = 100",
+            "slo_ms = 100\njitter_ms = 1",
+            "found 'jitter_ms' at `$.clients[0]`, expected one of",
+        ),
     ],
 )
 def test_a_bad_case_is_refused_with_its_place(
@@ -174,26 +183,38 @@ def test_a_bad_case_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("tables", "problem"),
     [
-        ("[cluster]\nnum_workers = 1.5", "cluster.num_workers: found 1.5, expected int"),
-        ("[cluster]\nmodels = 1", "cluster: there is no 'models'"),
+        ("[cluster]\nnum_workers = 1.5", "got `float` - at `$.cluster.num_workers`"),
+        ("[cluster]\nmodels = 1", "found 'models' at `$.cluster`, expected one of"),
         (
             "[[cluster.kinds]]\nname = 'x'\nexec_factor = true",
-            "cluster.kinds[0].exec_factor: found True, expected float",
+            "Expected `float`, got `bool` - at `$.cluster.kinds[0].exec_factor`",
         ),
-        ("[[cluster.kinds]]\nname = 'x'\nexec_factor = 0", "is 0, expected 0.01 to 100"),
-        ("[[cluster.kinds]]\nworkers = 2", "cluster.kinds[0]: 'name' is missing"),
-        ("[[cluster.kinds]]\nname = 'x'\nworkers = -1", "cluster.kinds[0]: workers is -1"),
-        ("[cluster]\nexec_samples_ns = { a = 1 }", "cluster: there is no 'exec_samples_ns'"),
+        (
+            "[[cluster.kinds]]\nname = 'x'\nexec_factor = 0",
+            "exec_factor is 0.0, expected 0.01 to 100",
+        ),
+        (
+            "[[cluster.kinds]]\nworkers = 2",
+            "missing required field `name` - at `$.cluster.kinds[0]`",
+        ),
+        (
+            "[[cluster.kinds]]\nname = 'x'\nworkers = -1",
+            "Expected `int` >= 0 - at `$.cluster.kinds[0].workers`",
+        ),
+        ("[cluster]\nexec_samples_ns = { a = 1 }", "found 'exec_samples_ns' at `$.cluster`"),
         (
             "[cluster]\nnum_workers = 3\n[[cluster.kinds]]\nname = 'x'",
             "found kinds of 1 workers, expected one for each of 3 workers",
         ),
-        ("[faults]\nclocks = 3", "faults.clocks: found 3, expected a list"),
-        ("[faults]\nlost_workers = [{ worker = 0 }]", "faults.lost_workers[0]: 'at_ns' is missing"),
+        ("[faults]\nclocks = 3", "Expected `array`, got `int` - at `$.faults.clocks`"),
+        (
+            "[faults]\nlost_workers = [{ worker = 0 }]",
+            "missing required field `at_ns` - at `$.faults.lost_workers[0]`",
+        ),
         ("[scheduler]\npolicy = 'best'", "policy is 'best', expected one of"),
-        ("network = 3", "network: found 3, expected a table"),
-        ("profile = 3", "profile: found 3, expected str"),
-        ("seed = -1", "seed is -1, expected 0 or more"),
+        ("network = 3", "Expected `object`, got `int` - at `$.network`"),
+        ("profile = 3", "Expected `str`, got `int` - at `$.profile`"),
+        ("seed = -1", "Expected `int` >= 0 - at `$.seed`"),
     ],
 )
 def test_a_bad_table_is_refused_with_its_place(tmp_path: Path, tables: str, problem: str) -> None:
@@ -238,6 +259,9 @@ def test_simulate_prints_figures_and_writes_rows(tmp_path: Path) -> None:
     assert len(requests) == figures["requests"] + 1
     actions = (tmp_path / "rows" / "actions.csv").read_text().splitlines()
     assert sum(",Infer," in line for line in actions) == sum(figures["batches"].values())
+    # `clockwright load --trace` sends them again.
+    played = read_workload(tmp_path / "rows" / "requests.csv", (), slo_ns=1)
+    assert len(list(played)) == figures["requests"]
     assert figures["answered"] <= figures["bound"] <= figures["requests"]
     assert figures["bound_share"] == pytest.approx(figures["answered"] / figures["bound"])
     assert figures["bound_by"] == "GPU time"
@@ -404,8 +428,8 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "problem"),
     [
-        ('kind = "azure2019"', "clients[0]: 'path' is missing"),
-        ('kind = "azure2019"\npath = 3', "clients[0].path: found 3, expected str"),
+        ('kind = "azure2019"', "missing required field `path` - at `$.clients[0]`"),
+        ('kind = "azure2019"\npath = 3', "Expected `str`, got `int` - at `$.clients[0].path`"),
         ('kind = "azure2019"\npath = "none.csv"', "none.csv: No such file"),
         ('kind = "azure2019"\npath = "single.csv"', "single.csv:1: expected the first columns"),
         ('kind = "azure2021"\npath = "minutes.csv"', "minutes.csv:1: found columns"),
@@ -421,25 +445,34 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(tmp_path: Path) -> None:
             'kind = "azure2019"\npath = "minutes.csv"\nscale = 1\nrate_rps = 1',
             "expected `scale` or `rate_rps`, not both",
         ),
-        ('kind = "azure2019"\npath = "minutes.csv"\nscale = 0', "scale is 0, expected more than 0"),
+        (
+            'kind = "azure2019"\npath = "minutes.csv"\nscale = 0',
+            "Expected `float` > 0.0 - at `$.clients[0].scale`",
+        ),
         (
             'kind = "azure2019"\npath = "minutes.csv"\nrate_rps = -1',
-            "rate_rps is -1, expected more than 0",
+            "Expected `float` > 0.0 - at `$.clients[0].rate_rps`",
         ),
         (
             'kind = "azure2019"\npath = "minutes.csv"\nassignment = "stripped"',
-            "clients[0].assignment: found 'stripped' (nearest: 'striped')",
+            "Invalid enum value 'stripped' - at `$.clients[0].assignment`",
         ),
         (
             'kind = "azure2019"\npath = "minutes.csv"\ntimers = true',
-            "timers: found True, expected one of even, poisson",
+            "got `bool` - at `$.clients[0].timers`",
         ),
         (
             'kind = "azure2021"\npath = "single.csv"\ntimers = "even"',
-            "clients[0]: there is no 'timers'",
+            "found 'timers' at `$.clients[0]`",
         ),
-        ('kind = "azure2021"\npath = "single.csv"\nbegin_s = 1', "there is no 'begin_s'"),
-        ('kind = "synthetic"\nnum_functions = 0', "num_functions is 0, expected 1 or more"),
+        (
+            'kind = "azure2021"\npath = "single.csv"\nbegin_s = 1',
+            "found 'begin_s' at `$.clients[0]`",
+        ),
+        (
+            'kind = "synthetic"\nnum_functions = 0',
+            "Expected `int` >= 1 - at `$.clients[0].num_functions`",
+        ),
         (
             'kind = "synthetic"\nnum_functions = 9\nbegin_minute = 1440',
             "begin_minute is 1440, expected 0 to 1439",

@@ -115,11 +115,6 @@ def test_a_study_leaves_a_record_tables_and_a_picture(tmp_path: Path) -> None:
     ]
 
 
-def test_a_study_without_a_case_cannot_be_played_to_a_server() -> None:
-    with pytest.raises(ConfigError, match="--live: found no cases in squares, expected some"):
-        STUDY.main(["--live", "localhost:1"])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
     """A part of a point."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
 from clockwright.errors import TraceFormatError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
-from controller.telemetry import Telemetry
-from controller.telemetry_files import TelemetryFiles, table_files
+from controller.telemetry.files import TelemetryFiles, table_files
+from controller.telemetry.tables import Telemetry
 from experiments.simulator import Case, Cluster, copies_of, run
 from experiments.telemetry.tables import read_actions, read_requests
 from modelzoo.profile import Noise, ProfileRow
@@ -59,7 +58,7 @@ def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
     write(tmp_path)
     with (tmp_path / "requests.csv").open("a") as file:
         file.write("1,net-0,one\n")
-    with pytest.raises(TraceFormatError, match=r"requests\.csv:\d+: 3 cells, expected 19"):
+    with pytest.raises(TraceFormatError, match=r"requests\.csv:\d+: 3 cells, expected 21"):
         list(read_requests(tmp_path))
     with pytest.raises(TraceFormatError, match="nowhere"):
         list(read_actions(tmp_path / "nowhere"))
@@ -80,7 +79,7 @@ def test_a_run_is_read_from_all_the_files_it_wrote(tmp_path: Path) -> None:
     with TelemetryFiles(tmp_path, file_bytes=10_000) as files:
         telemetry.write_to(files.requests.add, files.actions.add)
         for row in source:
-            telemetry.add_request(astuple(row))
+            telemetry.add_request(row)
             files.write_slice()
             files.flush()
     assert len(table_files(tmp_path, "requests")) > 2

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
-from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
 from clockwright.units import (
     NS_PER_MS,
     ActionId,
@@ -18,6 +17,7 @@ from clockwright.units import (
     RequestId,
     WorkerId,
 )
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
     AdmissionClosed,
@@ -29,12 +29,14 @@ from controller.core.events import (
     ModelPinned,
     ModelReady,
     ModelRemoved,
+    PromiseRequest,
     RefuseRequest,
     RequestArrived,
     RequestsArrived,
     SendAction,
     WorkerDraining,
     WorkerJoined,
+    WriteOffAction,
 )
 from controller.core.invariants import check_no_gpu_idles
 from controller.core.policy import PolicyKind
@@ -69,14 +71,27 @@ class Device:
 
 
 class Counting(Scheduler):
-    """A scheduler whose commands are counted."""
+    """A scheduler whose commands are counted, and whose workers never answer what it writes off."""
 
     num_commands = 0
+
+    def __init__(
+        self, config: SchedulerConfig, kind: PolicyKind | None, devices: dict[WorkerId, Device]
+    ) -> None:
+        super().__init__(config, kind)
+        self._devices = devices
 
     @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
         commands = super().handle(event, now_ns=now_ns)
-        self.num_commands += len(commands)
+        # The ledger notes a promise and a loss, and tells no other.
+        for command in commands:
+            if isinstance(command, WriteOffAction):
+                device = self._devices[command.worker_id]
+                del device.actions[command.action_id]
+                device.withdrawn.discard(command.action_id)
+            elif not isinstance(command, PromiseRequest):
+                self.num_commands += 1
         return commands
 
 
@@ -88,11 +103,18 @@ class Chaos:
     """
 
     def __init__(
-        self, seed: int, policy: str, kind: PolicyKind | None = None, *, pins: bool = False
+        self,
+        seed: int,
+        policy: str,
+        kind: PolicyKind | None = None,
+        *,
+        pins: bool = False,
+        asks: bool = False,
     ) -> None:
-        """`pins`: an operator pins models, and lets them go."""
-        self.pins = pins
+        """`pins`: an operator pins models, and lets them go. `asks`: some clients ask for certainty."""
+        self.pins, self.asks = pins, asks
         self.random = random.Random(seed)
+        self.devices: dict[WorkerId, Device] = {}
         self.scheduler = Counting(
             SchedulerConfig(
                 policy=policy,
@@ -104,9 +126,9 @@ class Chaos:
                 action_timeout_ns=self.random.choice([50, 5000]) * MS,
             ),
             kind,
+            self.devices,
         )
         self.now_ns = 0
-        self.devices: dict[WorkerId, Device] = {}
         self.models: dict[ModelId, ModelReady] = {}
         self.num_answers = 0
         self._num_requests = 0
@@ -122,6 +144,7 @@ class Chaos:
             answer=self.answer,
             refuse=self.refuse,
             withdraw_action=self.withdraw_action,
+            write_off=lambda _device, _sent: None,
             forget=self.forget,
             close=self.close,
             settled=self.settled,
@@ -185,11 +208,16 @@ class Chaos:
     # --- what happens ---------------------------------------------------------------------------
 
     def arrive(self) -> None:
+        first = self._num_requests
         if self.random.random() < 0.8:
             self.ledger.tell(self.request())
         else:
             count = self.random.randint(2, 9)
             self.ledger.tell(RequestsArrived(requests=tuple(self.request() for _ in range(count))))
+        for number in range(first + 1, self._num_requests + 1) if self.asks else ():
+            if self.random.random() < 0.5:
+                within_ns = self.random.choice([MS // 10, 2 * MS, 10 * MS, 200 * MS])
+                self.ledger.decide(RequestId(number), within_ns)
 
     def request(self) -> RequestArrived:
         self._num_requests += 1
@@ -199,6 +227,8 @@ class Chaos:
             rows=self.random.choice([1, 1, 1, 2, 3, 5]),
             arrival_ns=max(0, self.now_ns - self.random.choice([0, 0, MS // 10, 3 * MS])),
             slo_ns=self.random.choice([5, 20, 50, 100, 400, 3000]) * MS,
+            weight=(1.0, 1.0, 0.001, 1.0, 4.0)[self._num_requests % 5],
+            work_ahead_ns=20 * MS if self._num_requests % 4 == 3 else 0,
         )
         self.ledger.open(request, None)
         return request
@@ -405,7 +435,8 @@ class Chaos:
         action = command.action
         num_pages = device.profiles[action.model_id].num_pages
         if isinstance(action, EvictWeights):
-            device.resident.remove(action.model_id)
+            if device.loading.pop(action.model_id, None) is None:  # else the load was written off
+                device.resident.remove(action.model_id)
             device.num_free_pages += num_pages
             # While the scheduler's other commands wait to be carried out.
             result = Result(action_id=action.action_id, received_ns=0)

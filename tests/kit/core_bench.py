@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.errors import Refusal
 from clockwright.units import (
     NS_PER_MS,
@@ -13,6 +12,7 @@ from clockwright.units import (
     RequestId,
     WorkerId,
 )
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
     ActionFailed,
@@ -91,6 +91,7 @@ class CoreBench:
         *,
         slo_ms: float = 100,
         rows: int = 1,
+        num_bytes: int = 0,
         at_ms: float | None = None,
     ) -> list[Command]:
         if at_ms is not None:
@@ -103,6 +104,7 @@ class CoreBench:
                 rows=rows,
                 arrival_ns=self.now_ns,
                 slo_ns=int(slo_ms * MS),
+                num_bytes=num_bytes,
             )
         )
 

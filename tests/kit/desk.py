@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from clockwright.units import NS_PER_S
+from controller.port import Ask
 from controller.selection.applications import FeedbackResult
 from controller.selection.config import SelectionConfig
 from controller.selection.core.application import Application
 from controller.selection.core.journal import FeedbackItem
-from controller.selection.queries import Answered
+from experiments.digits.images import Array
 from tests.kit import virtual_time
+from tests.kit.asking import Reply, submit
 from tests.kit.front_end import FrontEnd, controlling, until
 
 SLO_NS = 30 * NS_PER_S
@@ -43,31 +45,21 @@ class Desk:
         context: str = "",
         tenant: str = "",
         name: str = "app",
-    ) -> Answered:
+    ) -> Reply:
+        row = np.array([number, 0, 0], np.float32)
+        return await self._ask(row, Ask(0, 1, 0, slo_ns, tenant, context=context), name)
+
+    async def ask_rows(self, *numbers: float, slo_ns: int = SLO_NS) -> Reply:
+        rows = np.array([[number, 0, 0] for number in numbers], np.float32)
+        return await self._ask(rows, Ask(0, len(rows), 0, slo_ns), "app")
+
+    async def _ask(self, rows: Array, ask: Ask, name: str) -> Reply:
         running = self.applications.find(name)
         assert running is not None
-        return await self.applications.answer(
-            running,
-            [np.array([number, 0, 0], np.float32).tobytes()],
-            arrival_ns=self.front_end.runtime.clock(),
-            slo_ns=slo_ns,
-            context=context,
-            tenant=tenant,
-        )
+        ask.arrival_ns = self.front_end.runtime.clock()
+        return await submit(self.applications.queries, running, [rows.tobytes()], ask)
 
-    async def ask_rows(self, *numbers: float, slo_ns: int = SLO_NS) -> Answered:
-        running = self.applications.find("app")
-        assert running is not None
-        return await self.applications.answer(
-            running,
-            [np.array([[number, 0, 0] for number in numbers], np.float32).tobytes()],
-            rows=len(numbers),
-            arrival_ns=self.front_end.runtime.clock(),
-            slo_ns=slo_ns,
-            context="",
-        )
-
-    async def teach(self, answered: Answered, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
+    async def teach(self, answered: Reply, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
         query_id = str(answered.parameters["query_id"])
         (result,) = await self.applications.feedback([FeedbackItem(query_id, **verdict)])
         return result
@@ -79,7 +71,7 @@ class Desk:
         return weights
 
 
-def label(answered: Answered) -> int:
+def label(answered: Reply) -> int:
     return int(struct.unpack("<q", answered.outputs[0])[0])
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 from onnx import TensorProto, helper
 
-from clockwright.channel import Access
+from clockwright.client.channel import Access
 from clockwright.v1 import inference_pb2 as pb
-from controller.app import Controller
-from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
+from controller.process.app import Controller
+from controller.process.config import ControllerConfig
 from tests.kit.slow_echo import ROW_BYTES, VALUES, SlowEcho, serve, turned
 
 _aio: Any = grpc.aio

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
 from experiments.live.live_run import LiveRun, Played, Served
 from experiments.simulator import Case, Network
 from experiments.study.sides import RunRows, Side, simulated
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Workload
-from traces.replay import ReplayReport
+from traces.client_record import ClientRecord
 
 MS, US = NS_PER_MS, NS_PER_US
 
@@ -38,22 +40,12 @@ def pretend_live(given: Case) -> LiveRun:
             if step is not None:
                 step.begin_ns += BEGIN_NS
                 step.end_ns += BEGIN_NS
-    report = ReplayReport(
+    sent_ns = np.zeros(len(rows.requests), np.int64)
+    report = ClientRecord(
+        models=("net",), outcomes=("OK",), model=sent_ns, outcome=sent_ns, is_open=sent_ns == 0,
+        slo_ns=sent_ns, due_ns=sent_ns, sent_ns=sent_ns, departure_ns=sent_ns,
         begin_ns=BEGIN_NS,
-        elapsed_ns=given.duration_ns,
-        num_open=len(rows.requests),
-        num_closed=0,
-        outcomes={},
-        num_in_time=0,
-        goodput_rps=0.0,
-        latency_ns_p50=0,
-        latency_ns_p99=0,
-        latency_ns_max=0,
-        lateness_ns_p50=0,
-        lateness_ns_p99=0,
-        lateness_ns_max=0,
-        num_late=0,
-    )
+    )  # fmt: skip
     return LiveRun(report=report, rows=RunRows(rows.requests, rows.actions, BEGIN_NS))
 
 
@@ -91,5 +83,6 @@ def pretended_side(goodput_rps: float) -> Side:
         refused_per_million=0.0,
         p50_ms=1000 / goodput_rps,
         p99_ms=90.0,
+        p9999_ms=98.0,
         max_ms=99.0,
     )

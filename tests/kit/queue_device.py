@@ -6,9 +6,9 @@ import queue
 import threading
 from typing import Any
 
+from tests.kit.worker_models import ThreadedDevice
 from worker.core.lanes import Step
 from worker.devices.device import Launched
-from worker.devices.modelled import ModelledDevice
 from worker.models.served_model import ServedModel
 
 
@@ -23,7 +23,7 @@ class Ticket:
         return self.ended.is_set()
 
 
-class QueueDevice(ModelledDevice):
+class QueueDevice(ThreadedDevice):
     """Runs EXEC in the order of their launches, each until it is told to end."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401

@@ -51,12 +51,15 @@ def message(content: bytes) -> bytes:
     return struct.pack(">BI", 0, len(content)) + content
 
 
-def call(stream_id: int, content: bytes, block: bytes | None = None) -> bytes:
-    """All frames of a unary call; the content fits one frame."""
+def call(stream_id: int, content: bytes, block: bytes | None = None, *, opened: int = 0) -> bytes:
+    """All frames of a unary call; the content fits one frame.
+
+    `opened`: by how much the stream's window is opened between headers and message, as gRPC's library does by 5.
+    """
     block = headers() if block is None else block
-    return frame(HEADERS, END_HEADERS, stream_id, block) + frame(
-        DATA, END_STREAM, stream_id, message(content)
-    )
+    window = frame(WINDOW, 0, stream_id, struct.pack(">I", opened)) if opened else b""
+    last = frame(DATA, END_STREAM, stream_id, message(content))
+    return frame(HEADERS, END_HEADERS, stream_id, block) + window + last
 
 
 @dataclass

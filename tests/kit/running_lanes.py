@@ -1,4 +1,4 @@
-"""Lane threads that run, with shorthands to ask them for actions and to wait for results."""
+"""Lanes that run, with shorthands to ask them for actions and to wait for results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights, Result
-from clockwright.bulk import Buffer
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
-from worker.devices.device import Device
+from clockwright.wire.actions import Action, ActionError, EvictWeights, Infer, LoadWeights, Result
+from clockwright.wire.bulk import Buffer
+from worker.action_thread import ActionThread
+from worker.devices.device import Device, TimedDevice
 from worker.lane_threads import LaneThreads, Outcome
+from worker.lane_timers import LaneTimers
 
 
 @dataclass
@@ -92,13 +94,18 @@ class RunningLanes:
 @contextlib.contextmanager
 def running(device: Device[Any]) -> Iterator[RunningLanes]:
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    lanes: LaneThreads[Any] = LaneThreads(device, outcomes.put)
-    lanes.start()
-    try:
-        yield RunningLanes(lanes, outcomes)
-        lanes.check()
-    finally:
-        lanes.stop()
+    with contextlib.closing(ActionThread()) as actions:
+        lanes: LaneThreads[Any] = (
+            LaneTimers(device, outcomes.put, actions)
+            if isinstance(device, TimedDevice)
+            else LaneThreads(device, outcomes.put)
+        )
+        lanes.start()
+        try:
+            yield RunningLanes(lanes, outcomes)
+            lanes.check()
+        finally:
+            lanes.stop()
 
 
 def load_run_and_evict_at_random(

@@ -1,4 +1,4 @@
-"""A controller that plays a script against a worker's link, one per stream."""
+"""A controller that plays a script against a worker's link, one per connection."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import Any
 from unittest import mock
 
 import grpc.aio
+import msgspec
 
-from clockwright import frame_headers, frames, wire
-from clockwright.actions import Action, Infer, LoadWeights, Result
-from clockwright.bulk import Buffer, join_bulk
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
-from clockwright.v1 import worker_pb2 as pb
+from clockwright.wire import frame_headers, frames, peer
+from clockwright.wire import worker_messages as pb
+from clockwright.wire.actions import Action, Infer, LoadWeights, Result
+from clockwright.wire.bulk import Buffer
+from tests.kit.scripted_worker import kind_of
+from worker.action_thread import ActionThread
 from worker.config import WorkerConfig
 from worker.devices.device import Device
 from worker.link import ControllerLink
@@ -34,23 +37,23 @@ LIMIT_S = 180.0
 
 # Long enough that no test ends by silence unless it wants to.
 BEATS: dict[str, Any] = {"heartbeat_interval_ms": 20, "silence_limit_ms": 200_000}
-WELCOME = pb.Welcome(**BEATS)
 
 
 @dataclass
 class Stream:
-    """One worker's stream, from the controller's side."""
+    """One worker's link, from the controller's side."""
 
-    context: Any
     register: pb.Register
-    #: Where the worker dials for actions, and what the next connection there is.
+    #: Where the worker connects, and what the next connection there is.
     port: int
     dialled: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    #: The answer to the worker, once the script has one.
+    answer: asyncio.Future[peer.Welcome | str]
     data: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     heartbeats: list[pb.Heartbeat] = field(default_factory=list)
     progress: list[str] = field(default_factory=list)
-    #: Messages that travelled in one and were not read yet.
-    arrived: list[Any] = field(default_factory=list)
+    #: Messages and results that were not read yet.
+    arrived: list[pb.FromWorker] = field(default_factory=list)
     results: list[frames.Frame] = field(default_factory=list)
     #: Closed at the script's end.
     sockets: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -58,12 +61,20 @@ class Stream:
     sent: tuple[int, ...] = ()
     cut: frames.FrameReader = field(default_factory=frames.FrameReader)
 
-    async def welcome(self, welcome: pb.Welcome = WELCOME) -> None:
-        """Welcome the worker, and wait until it has dialled."""
+    def reply(self, **changes: Any) -> bytes:  # noqa: ANN401
+        """Welcome the worker; gives the token that it is to bring."""
         token = secrets.token_bytes(frame_headers.TOKEN_BYTES)
-        told = pb.Welcome(socket_port=self.port, token=token)
-        told.MergeFrom(welcome)
-        await self.send(pb.ToWorker(welcome=told))
+        fields = {"socket_port": self.port, "token": token, **BEATS, **changes}
+        self.answer.set_result(peer.Welcome(**fields))
+        return token
+
+    def reject(self, reason: str) -> None:
+        """Turn the worker away for good."""
+        self.answer.set_result(reason)
+
+    async def welcome(self, **changes: Any) -> None:  # noqa: ANN401
+        """Welcome the worker, and wait until it has connected."""
+        token = self.reply(**changes)
         self.data = reader, _ = await self.dialled.get()
         assert await reader.readexactly(frames.GREETING_BYTES) == frames.greeting(token)
 
@@ -72,72 +83,79 @@ class Stream:
         self.write(*frames.encode_action(action, payload))
 
     def write(self, *data: Buffer) -> None:
-        """Send bytes by the socket of actions."""
+        """Send bytes."""
         assert self.data is not None
         self.data[1].write(b"".join(data))
 
     async def result(self) -> tuple[Result, list[bytes]]:
         """The next result, and its outputs."""
-        assert self.data is not None
         while not self.results:
-            data = await self.data[0].read(1 << 16)
-            assert data, "the worker closed the socket"
-            while data:
-                room = self.cut.room()
-                piece, data = data[: len(room)], data[len(room) :]
-                room[: len(piece)] = piece
-                self.results += self.cut.received(len(piece))
+            await self._receive()
         result, outputs, self.sent = frames.decode_result(self.results.pop(0))
         return result, [bytes(output) for output in outputs]
 
-    async def send(self, message: pb.ToWorker | bytes, *payload: bytes) -> None:
-        if not isinstance(message, bytes):
-            message = message.SerializeToString()
-        await self.context.write(join_bulk(message, wire.PAYLOAD_FIELD, payload))
+    async def _receive(self) -> None:
+        """Wait for bytes, and sort what they bring."""
+        assert self.data is not None
+        data = await self.data[0].read(1 << 16)
+        assert data, "the worker closed the connection"
+        while data:
+            room = self.cut.room()
+            piece, data = data[: len(room)], data[len(room) :]
+            room[: len(piece)] = piece
+            for frame in self.cut.received(len(piece)):
+                if not pb.is_message(frame[0]):
+                    self.results.append(frame)
+                    continue
+                message = pb.decode_from_worker(frame)
+                if isinstance(message, pb.Heartbeat):
+                    self.heartbeats.append(message)
+                else:
+                    self.arrived.append(message)
+
+    async def send(self, message: pb.ToWorker, *payload: bytes) -> None:
+        self.write(*pb.frame(message, *payload))
 
     async def send_last(self, message: pb.ToWorker) -> None:
-        """Send what makes the worker leave; it may have hung up before gRPC says that this was sent."""
-        with contextlib.suppress(asyncio.CancelledError, aio.BaseError):
-            await self.send(message)
+        """Send what makes the worker leave, and wait until it has closed the connection."""
+        await self.send(message)
+        with contextlib.suppress(AssertionError, ConnectionError):
+            while True:
+                await self._receive()
 
     async def read(self) -> pb.FromWorker:
         """The next message that is neither a heartbeat nor progress."""
         while True:
-            if not self.arrived:
-                self.arrived.append(await self.context.read())
-            data = self.arrived.pop(0)
-            assert data is not aio.EOF, "the worker closed its side"
-            message = pb.FromWorker.FromString(data)
-            self.arrived += message.next
-            if message.HasField("heartbeat"):
-                self.heartbeats.append(message.heartbeat)
-            elif message.HasField("model_progress"):
-                self.progress.append(message.model_progress.stage)
+            while not self.arrived:
+                await self._receive()
+            message = self.arrived.pop(0)
+            if isinstance(message, pb.ModelProgress):
+                self.progress.append(message.stage)
             else:
                 return message
 
     async def read_heartbeat(self) -> None:
-        """Wait for a message that is one."""
-        data = await self.context.read()
-        assert data is not aio.EOF, "the worker closed its side"
-        self.heartbeats.append(pb.FromWorker.FromString(data).heartbeat)
+        """Wait for one more heartbeat."""
+        seen = len(self.heartbeats)
+        while len(self.heartbeats) == seen:
+            await self._receive()
 
     async def expect(self, kind: str) -> Any:  # noqa: ANN401 - whatever that kind holds
         message = await self.read()
-        assert message.WhichOneof("kind") == kind, message
-        return getattr(message, kind)
+        assert kind_of(message) == kind, message
+        return message
 
     async def heard(self) -> None:
-        """Wait until the worker has taken in all that was sent by the stream before."""
+        """Wait until the worker has taken in all messages that were sent before."""
         await self.chunk("nobody waits for it", b"x", slice(0, 1))
         await self.expect("chunk_received")
 
     async def offer(self, model_id: str, content: bytes, **kwargs: Any) -> None:  # noqa: ANN401
         sha256 = hashlib.sha256(content).hexdigest()
-        file = pb.ModelFile(name="model.onnx", num_bytes=len(content), sha256=sha256)
-        then = [message.SerializeToString() for message in kwargs.pop("then", ())]
-        offer = pb.ModelOffer(model_id=model_id, files=[file], **{"batch_sizes": [1, 2], **kwargs})
-        await self.send(pb.ToWorker(model_offer=offer, next=then))
+        file = pb.FileOffer(name="model.onnx", num_bytes=len(content), sha256=sha256)
+        then = kwargs.pop("then", ())
+        offer = pb.ModelOffer(model_id, (file,), **{"batch_sizes": (1, 2), **kwargs})
+        self.write(*(part for message in (offer, *then) for part in pb.frame(message)))
 
     async def chunk(
         self, model_id: str, content: bytes, piece: slice, *, sha256: str = "", last: bool = False
@@ -148,9 +166,9 @@ class Stream:
             offset=piece.start,
             last=last,
         )
-        await self.send(pb.ToWorker(model_chunk=chunk), content[piece])
+        await self.send(chunk, content[piece])
 
-    async def install(self, model_id: str, content: bytes) -> pb.ModelReady:
+    async def install(self, model_id: str, content: bytes) -> pb.ReadyModel:
         """Offer a model that the worker has never seen, and send it in two chunks."""
         await self.offer(model_id, content)
         needed = await self.expect("model_needed")
@@ -159,7 +177,7 @@ class Stream:
         assert (await self.expect("chunk_received")).num_bytes == 50
         await self.chunk(model_id, content, slice(50, len(content)), last=True)
         assert (await self.expect("chunk_received")).num_bytes == len(content)
-        ready: pb.ModelReady = await self.expect("model_ready")
+        ready: pb.ReadyModel = await self.expect("ready_model")
         return ready
 
     async def act(self, action: LoadWeights | Infer, *payload: bytes) -> tuple[Result, list[bytes]]:
@@ -220,29 +238,32 @@ class ScriptedController:
         """A worker has dialled the socket for actions."""
         await self.dialled.put((reader, writer))
 
-    async def attach(self, _: Any, context: Any) -> None:  # noqa: ANN401
+    async def attach(self, data: bytes, context: Any) -> bytes:  # noqa: ANN401
         if not self._scripts:
-            return
-        script = self._scripts.pop(0)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no script is left")
+        register = msgspec.msgpack.decode(data, type=pb.Register)
+        answer: asyncio.Future[peer.Welcome | str] = asyncio.get_running_loop().create_future()
+        stream = Stream(register, self.port, self.dialled, answer)
+        self._playing = asyncio.create_task(self._play(self._scripts.pop(0), stream))
+        found = await answer
+        if isinstance(found, str):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, found)
+            raise AssertionError
+        return peer.encode(found)
+
+    async def _play(self, script: Script, stream: Stream) -> None:
         try:
-            data = await context.read()
-            message = pb.FromWorker.FromString(data)
-            stream = Stream(context, message.register, self.port, self.dialled)
-            try:
-                await script(stream)
-            finally:
-                if stream.data is not None:
-                    stream.data[1].close()
-                for socket in stream.sockets:
-                    socket.close()
-        except AssertionError as error:
+            await script(stream)
+        except (AssertionError, ConnectionError) as error:
             self.failures.append(error)
             self._scripts.clear()
-        except asyncio.CancelledError:
-            if not self._scripts:
-                self.failures.append(AssertionError("the worker hung up before the script's end"))
-            raise
         finally:
+            if not stream.answer.done():
+                stream.answer.cancel()
+            if stream.data is not None:
+                stream.data[1].close()
+            for socket in stream.sockets:
+                socket.close()
             if not self._scripts:
                 self.done.set()
 
@@ -250,11 +271,9 @@ class ScriptedController:
 @contextlib.asynccontextmanager
 async def listening(controller: ScriptedController) -> AsyncIterator[str]:
     server = aio.server(options=[("grpc.max_receive_message_length", -1)])
-    handler = grpc.stream_stream_rpc_method_handler(controller.attach)
-    service, method = wire.ATTACH_METHOD.strip("/").split("/")
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: handler}),)
-    )
+    handler = grpc.unary_unary_rpc_method_handler(controller.attach)
+    service = grpc.method_handlers_generic_handler(peer.WORKER_SERVICE, {peer.ATTACH: handler})
+    server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     listener = await asyncio.start_server(controller.connected, "127.0.0.1", 0)
@@ -288,7 +307,8 @@ def play(
             )
             files = FileStore(config.cache_dir)
             worker = make(config, files)
-            link: ControllerLink[Any] = ControllerLink(config, worker, files)
+            actions = ActionThread()
+            link: ControllerLink[Any] = ControllerLink(config, worker, files, actions)
             serving = asyncio.create_task(link.run())
             try:
                 finished = asyncio.create_task(controller.done.wait())
@@ -301,6 +321,7 @@ def play(
                 serving.cancel()
                 await asyncio.gather(serving, return_exceptions=True)
                 await worker.close()
+                actions.close()
         if controller.failures:
             raise controller.failures[0]
         await serving
@@ -311,4 +332,4 @@ def play(
 
 
 async def drain(stream: Stream) -> None:
-    await stream.send_last(pb.ToWorker(drain=pb.Drain(reason="test over")))
+    await stream.send_last(pb.Drain("test over"))

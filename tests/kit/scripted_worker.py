@@ -1,4 +1,4 @@
-"""A worker that is a script, behind either of two links: a stream over the loopback, or none.
+"""A worker that is a script, behind either of two links: a connection over the loopback, or none.
 
 `LoopbackWorker` speaks the protocol, and every model is an echo. `InLoopWorker` lives in the controller's
 event loop, and models are Python functions.
@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
-import grpc
 import msgspec
 import numpy as np
 from typing_extensions import override
 
-from clockwright import frame_headers, frames, wire
-from clockwright.actions import (
+from clockwright.client.channel import Access
+from clockwright.errors import ConfigError, ProtocolError
+from clockwright.units import NS_PER_MS, ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.wire import frame_headers, frames, peer
+from clockwright.wire import worker_messages as pb
+from clockwright.wire.actions import (
     Action,
     ActionError,
     EvictWeights,
@@ -30,17 +32,12 @@ from clockwright.actions import (
     Result,
     StepTime,
 )
-from clockwright.bulk import Buffer
-from clockwright.channel import Access
-from clockwright.tensors import DATATYPE_BYTES, TensorSpec
-from clockwright.units import NS_PER_MS, ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
-from clockwright.v1 import worker_pb2 as pb
-from controller.catalogue import Catalogue, Entry, name_of
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.leadership import Fence
+from clockwright.wire.tensors import DATATYPES, TensorSpec
 from controller.core.events import ModelReady, WorkerJoined
+from controller.models.catalogue import Catalogue, Entry, name_of
 from controller.runtime import Runtime
-
-# The type stubs want arguments that are optional.
-
 
 _KINDS = {
     Infer: "infer",
@@ -70,6 +67,11 @@ class ScriptedWorker:
         return held
 
 
+def kind_of(message: object) -> str:
+    """The name of a message's kind: "model_needed"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(message).__name__).lower()
+
+
 # Elements of the orders that carry a generation behind them, by their first.
 _ORDER_LENGTHS = {0: 11, 1: 6, 2: 3, 3: 2}
 
@@ -96,7 +98,7 @@ def withdrawn(action: Action, received_ns: int) -> Result:
 
 
 class LoopbackWorker(ScriptedWorker):
-    """A stream and a socket over the loopback. Accepts every model unless told otherwise, and answers each Infer with its inputs."""
+    """A connection over the loopback. Accepts every model unless told otherwise, and answers each Infer with its inputs."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class LoopbackWorker(ScriptedWorker):
         *,
         num_pages: int = 8,
         pid: int = 1,
-        version: int = wire.PROTOCOL_VERSION,
+        version: int = peer.PROTOCOL_VERSION,
         skew_ns: int = 0,
         exec_ns: int = 100_000,
         refuse: Callable[[str], str] = lambda _model_id: "",
@@ -137,19 +139,18 @@ class LoopbackWorker(ScriptedWorker):
         self.access = access or Access()
         #: Whether it takes what comes by the socket.
         self.reads = True
-        self.welcome = pb.Welcome()
-        #: The socket for actions and results, once it is there.
+        self.welcome = peer.Welcome()
+        #: The connection, once it is there.
         self.data: asyncio.StreamWriter | None = None
         #: Everything received, by kind; the payload beside it.
         self.received: dict[str, list[tuple[Any, list[Buffer]]]] = {}
         self.files: dict[str, bytes] = {}
         #: What each order by the socket carries; 0 where it carries none.
         self.generations: list[int] = []
-        #: Why the stream ended: Rejected's reason, "drain: ...", or the RPC's details.
+        #: Why the link ended: why the worker was rejected, "drain: ...", or the controller's last words.
         self.end = ""
         self.ended = asyncio.Event()
         self._news = asyncio.Condition()
-        self._writing = asyncio.Lock()
         self._wanted: dict[str, set[str]] = {}
         self._min_delta_ns: int | None = None
         self._chunks: dict[str, bytearray] = {}
@@ -161,41 +162,30 @@ class LoopbackWorker(ScriptedWorker):
             ("grpc.use_local_subchannel_pool", 1),
         ]
         self._channel = self.access.async_channel(f"127.0.0.1:{self.port}", options=options)
-        self.call = self._channel.stream_stream(wire.ATTACH_METHOD)(metadata=self.access.metadata)
-        # Where it may not join, the call is over before that, and `end` says why.
-        with suppress(grpc.aio.AioRpcError):
-            await self.send(pb.FromWorker(register=self.register))
-        self._tasks = [asyncio.create_task(self._read())]
+        self._tasks = [asyncio.create_task(self._join())]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.data is not None:
-            self.data.close()
-        self.call.cancel()
+        self.hang_up()
         await self._channel.close()
 
     def now_ns(self) -> int:
         return time.monotonic_ns() + self.skew_ns
 
     async def send(self, message: pb.FromWorker) -> None:
-        await self.write(message.SerializeToString())
+        if self.data is not None:
+            self.data.writelines(pb.frame(message))
+
+    def hang_up(self) -> None:
+        if self.data is not None:
+            self.data.close()
 
     def send_result(self, result: Result, outputs: Sequence[Buffer] = ()) -> None:
         assert self.data is not None
         self.data.writelines(frames.encode_result(result, outputs))
-
-    async def write(self, data: bytes) -> None:
-        """Send bytes. One at a time: gRPC takes no second write while one is under way."""
-        async with self._writing:
-            await self.call.write(data)
 
     async def wait_for(self, kind: str, count: int = 1) -> list[Any]:
         """Messages of a kind, once there are `count`."""
@@ -204,8 +194,7 @@ class LoopbackWorker(ScriptedWorker):
         return [message for message, _ in self.received[kind]]
 
     async def beat(self) -> None:
-        beat = pb.Heartbeat(sent_ns=self.now_ns(), min_delta_ns=self._min_delta_ns)
-        await self.send(pb.FromWorker(heartbeat=beat))
+        await self.send(pb.Heartbeat(self.now_ns(), self._min_delta_ns))
 
     async def beat_once(self) -> None:
         """As often as it takes to know each other's clocks."""
@@ -217,17 +206,27 @@ class LoopbackWorker(ScriptedWorker):
             await self.beat()
             await asyncio.sleep(interval_s)
 
-    async def _read(self) -> None:
+    async def _join(self) -> None:
         try:
-            async for data in self.call:
-                now_ns = self.now_ns()
-                first = pb.ToWorker.FromString(data)
-                for further in (first, *map(pb.ToWorker.FromString, first.next)):
-                    await self._take_in(further, now_ns)
-            self.end = self.end or await self.call.details()
-        except grpc.aio.AioRpcError as error:
-            self.end = self.end or error.details() or ""
-        self.ended.set()
+            self.welcome = await peer.join(
+                self._channel,
+                peer.WORKER_SERVICE,
+                self.register,
+                Fence(),
+                limit_s=60,
+                shown=self.access.metadata,
+            )
+        except (ConfigError, ProtocolError) as error:
+            self.end = str(error)
+            self.ended.set()
+            return
+        await self._note("welcome", self.welcome, [])
+        if not self.dials:
+            return
+        await self._dial()
+        if self.beats:
+            interval_s = self.welcome.heartbeat_interval_ms / 1000
+            self._tasks.append(asyncio.create_task(self._beat_on(interval_s)))
 
     async def _dial(self) -> None:
         if self.over_tcp:
@@ -235,9 +234,16 @@ class LoopbackWorker(ScriptedWorker):
         else:
             reader, self.data = await asyncio.open_unix_connection(self.welcome.socket_path)
         self.data.write(frames.greeting(self.welcome.token))
-        self._tasks.append(asyncio.create_task(self._read_actions(reader)))
+        self._tasks.append(asyncio.create_task(self._read(reader)))
 
-    async def _read_actions(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            await self._read_frames(reader)
+        except ConnectionError as error:
+            self.end = self.end or str(error)
+        self.ended.set()
+
+    async def _read_frames(self, reader: asyncio.StreamReader) -> None:
         cut = frames.FrameReader()
         while data := await reader.read(1 << 16):
             if not self.reads:
@@ -247,9 +253,12 @@ class LoopbackWorker(ScriptedWorker):
                 piece, data = data[: len(room)], data[len(room) :]
                 room[: len(piece)] = piece
                 for frame in cut.received(len(piece)):
+                    if pb.is_message(frame[0]):
+                        await self._take_in(pb.decode_to_worker(frame), [frame[1]])
+                        continue
                     order, payload, _ = frames.decode_order(frame)
                     # A worker that maps nothing: all of its tensors come by the socket.
-                    if not isinstance(order, frames.Arrangement | frame_headers.Inputs):
+                    if not isinstance(order, frame_headers.Inputs):
                         self.generations.append(_generation(frame))
                         await self._take_order(order, payload)
 
@@ -271,34 +280,22 @@ class LoopbackWorker(ScriptedWorker):
             self.received.setdefault(kind, []).append((message, payload))
             self._news.notify_all()
 
-    async def _take_in(self, envelope: pb.ToWorker, now_ns: int) -> None:
-        kind = envelope.WhichOneof("kind")
-        assert kind is not None
-        await self._take(kind, getattr(envelope, kind), list(envelope.payload), now_ns)
-        await self._note(kind, getattr(envelope, kind), list(envelope.payload))
-        if kind == "rejected":
-            self.end = envelope.rejected.reason
-        if kind == "drain":
-            self.end = f"drain: {envelope.drain.reason}"
-            await self.call.done_writing()
-
-    async def _take(self, kind: str, message: Any, payload: list[bytes], now_ns: int) -> None:  # noqa: ANN401
-        match kind:
-            case "welcome":
-                self.welcome = message
-                if self.dials:
-                    await self._dial()
-                if self.beats:
-                    interval_s = message.heartbeat_interval_ms / 1000
-                    self._tasks.append(asyncio.create_task(self._beat_on(interval_s)))
-            case "heartbeat":
-                delta_ns = now_ns - message.sent_ns
+    async def _take_in(self, message: pb.ToWorker, payload: list[Buffer]) -> None:
+        match message:
+            case pb.Heartbeat():
+                delta_ns = self.now_ns() - message.sent_ns
                 if self._min_delta_ns is None or delta_ns < self._min_delta_ns:
                     self._min_delta_ns = delta_ns
-            case "model_offer":
+            case pb.ModelOffer():
                 await self._judge(message)
-            case "model_chunk":
-                await self._store(message, payload[0])
+            case pb.ModelChunk():
+                await self._store(message, bytes(payload[0]))
+            case pb.Drain():
+                self.end = f"drain: {message.reason}"
+                self.hang_up()
+            case pb.Ended():
+                self.end = self.end or message.reason
+        await self._note(kind_of(message), message, payload)
 
     def _withdraw(self, action_id: int) -> None:
         """Drop an action that is held back; any other is answered already."""
@@ -317,11 +314,9 @@ class LoopbackWorker(ScriptedWorker):
         needed = {file.sha256 for file in offer.files} - self.files.keys()
         self._wanted[offer.model_id] = needed
         if reason := self.refuse(offer.model_id):
-            refused = pb.ModelRefused(model_id=offer.model_id, reason=reason)
-            await self.send(pb.FromWorker(model_refused=refused))
+            await self.send(pb.ModelRefused(offer.model_id, reason))
         elif needed:
-            wanted = pb.ModelNeeded(model_id=offer.model_id, sha256=sorted(needed))
-            await self.send(pb.FromWorker(model_needed=wanted))
+            await self.send(pb.ModelNeeded(offer.model_id, tuple(sorted(needed))))
         else:
             await self.ready(offer.model_id)
 
@@ -329,44 +324,39 @@ class LoopbackWorker(ScriptedWorker):
         file = self._chunks.setdefault(chunk.sha256, bytearray())
         assert len(file) == chunk.offset
         file += content
-        receipt = pb.ChunkReceived(
-            model_id=chunk.model_id, sha256=chunk.sha256, num_bytes=len(file)
-        )
-        await self.send(pb.FromWorker(chunk_received=receipt))
+        await self.send(pb.ChunkReceived(chunk.model_id, chunk.sha256, len(file)))
         if not chunk.last:
             return
         self.files[chunk.sha256] = bytes(self._chunks.pop(chunk.sha256))
         needed = self._wanted[chunk.model_id]
         needed.discard(chunk.sha256)
         if hashlib.sha256(self.files[chunk.sha256]).hexdigest() != chunk.sha256:
-            refused = pb.ModelRefused(model_id=chunk.model_id, reason="sha256 differs")
-            await self.send(pb.FromWorker(model_refused=refused))
+            await self.send(pb.ModelRefused(chunk.model_id, "sha256 differs"))
         elif not needed:
             await self.ready(chunk.model_id)
 
     async def ready(self, model_id: str, **changes: object) -> None:
-        await self.send(pb.FromWorker(model_ready=self.description(model_id, **changes)))
+        await self.send(self.description(model_id, **changes))
 
-    def description(self, model_id: str, **changes: object) -> pb.ModelReady:
+    def description(self, model_id: str, **changes: object) -> pb.ReadyModel:
         """What it says of a model."""
         fields: dict[str, Any] = {
             "architecture_id": "echo",
             "num_pages": 1,
             "weights_bytes": 1000,
-            "inputs": [pb.TensorSpec(name="x", datatype="FP32", row_shape=[4])],
-            "outputs": [pb.TensorSpec(name="y", datatype="FP32", row_shape=[4])],
+            "inputs": (TensorSpec("x", "FP32", (4,)),),
+            "outputs": (TensorSpec("y", "FP32", (4,)),),
             "load_ns": 100_000,
-            "batches": [pb.BatchProfile(batch_size=n, exec_ns=self.exec_ns) for n in (1, 2, 4)],
+            "batches": tuple(pb.BatchProfile(n, self.exec_ns) for n in (1, 2, 4)),
         }
-        return pb.ModelReady(model_id=model_id, **{**fields, **changes})
+        return pb.ReadyModel(model_id=model_id, **{**fields, **changes})
 
     def hold_over(self, offer: pb.ModelOffer, *, resident: bool, **changes: object) -> None:
         """Say at the next registration that it has a model since an earlier stream."""
-        self.register.held.add(
-            ready=self.description(offer.model_id, **changes),
-            offer_digest=wire.offer_digest(offer),
-            resident=resident,
+        held = pb.Held(
+            self.description(offer.model_id, **changes), pb.offer_digest(offer), resident
         )
+        self.register.held = (*self.register.held, held)
 
     async def answer(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Do what an action asks for, at once."""
@@ -451,7 +441,7 @@ SCRIPTS = {
         f"echo-{datatype}": Script(
             (TensorSpec("x", datatype, (2,)),), (TensorSpec("y", datatype, (2,)),), list
         )
-        for datatype in DATATYPE_BYTES
+        for datatype in DATATYPES
     },
 }
 
@@ -485,6 +475,8 @@ class InLoopWorker(ScriptedWorker):
 
     def offer(self, model: Entry) -> None:
         script = SCRIPTS.get(model.name)
+        if model.name.startswith("preparing"):
+            return
         if script is None:
             self.catalogue.model_refused(WORKER, model.model_id, "it is not in the script")
             return
@@ -541,6 +533,9 @@ class InLoopWorker(ScriptedWorker):
                     row[0] = (np.frombuffer(row[0], np.int64) + 1).tobytes()
                 outputs += row
         self.runtime.action_finished(WORKER, result, outputs)
+
+    def write_off(self, action_id: ActionId) -> None:
+        """What it holds back is overtaken, and counts as lost; the result comes all the same."""
 
     def withdraw_action(self, action_id: ActionId) -> None:
         """Answer that an action which is held back was dropped."""

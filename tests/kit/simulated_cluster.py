@@ -13,7 +13,8 @@ from dataclasses import replace
 from clockwright.units import NS_PER_S, PAGE_BYTES, ModelId, RequestId, WorkerId
 from controller.core import Scheduler
 from controller.core.events import Event, RequestArrived
-from controller.telemetry import CANCELLED, RequestRow, Telemetry
+from controller.telemetry.rows import RequestRow
+from controller.telemetry.tables import CANCELLED, Telemetry
 from experiments.simulator import Case, Cluster, HostedModel, Network, Summary
 from experiments.simulator.controller import VirtualController
 from experiments.simulator.loop import Loop

@@ -6,6 +6,7 @@ python -m tests.kit.slow_echo PORT FOLDER [--stall]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sys
 import threading
@@ -14,13 +15,14 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
-from clockwright.channel import Access
+from clockwright.client.channel import Access
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
 from modelzoo.profile import load_profile
+from tests.kit.worker_models import ThreadedDevice
+from worker.action_thread import ActionThread
 from worker.config import WorkerConfig
 from worker.core.lanes import Step
-from worker.devices.modelled import ModelledDevice
 from worker.link import ControllerLink
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
@@ -31,7 +33,7 @@ VALUES = 40_000
 ROW_BYTES = 4 * VALUES
 
 
-class SlowEcho(ModelledDevice):
+class SlowEcho(ThreadedDevice):
     """Answers with the inputs, turned over, after a while; like a GPU it copies them in and the outputs out."""
 
     def __init__(self, cache: Path) -> None:
@@ -120,7 +122,8 @@ async def serve(
         worker_id=name,
         cache_dir=folder / "cache",
     )
-    await ControllerLink(settings, device, FileStore(settings.cache_dir)).run()
+    with contextlib.closing(ActionThread()) as actions:
+        await ControllerLink(settings, device, FileStore(settings.cache_dir), actions).run()
 
 
 async def main(port: str, folder: str, *rest: str) -> None:

@@ -42,8 +42,8 @@ from decimal import Decimal
 from heapq import heappop, heappush
 from typing import Any, Final
 
-from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from controller.core.events import (
     ActionFailed,
@@ -68,6 +68,7 @@ from controller.core.events import (
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WriteOffAction,
 )
 from tests.kit.transcript import say_commands, say_event, say_ms
 
@@ -446,7 +447,7 @@ class Play:
                     self._outcomes[command.refusal.value] += 1
                 case CloseWorker():
                     del self._gpus[command.worker_id]
-                case ForgetModel():
+                case ForgetModel() | WriteOffAction():
                     pass
         wake_ns = self._scheduler.next_wakeup_ns()
         if wake_ns != self._wake_ns:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clockwright.actions import EvictWeights, Infer, LoadWeights
 from clockwright.units import RequestId
+from clockwright.wire.actions import EvictWeights, Infer, LoadWeights
 from controller.core.events import (
     ActionFailed,
     ActionSucceeded,
     AdmissionClosed,
     AnswerRequest,
+    CertaintyAsked,
     ClockSeen,
     CloseWorker,
     Command,
@@ -26,6 +27,8 @@ from controller.core.events import (
     ModelReady,
     ModelRemoved,
     ModelWanted,
+    PromiseRequest,
+    Recalled,
     RefuseRequest,
     RequestArrived,
     RequestCancelled,
@@ -37,6 +40,7 @@ from controller.core.events import (
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WriteOffAction,
 )
 
 
@@ -50,6 +54,8 @@ def say_ms(time_ns: int | None) -> str:
 
 def say_event(event: Event, now_ns: int) -> str:
     match event:
+        case Recalled():
+            return f"{len(event.times)} rows of durations and {len(event.links)} links are recalled"
         case WorkerJoined():
             return f"{event.worker_id} joins: {event.gpu_kind}, {event.num_pages} pages"
         case ClockSeen():
@@ -79,6 +85,8 @@ def say_event(event: Event, now_ns: int) -> str:
                 else:
                     groups.append([request])
             return "; ".join(_say_requests(group, now_ns) for group in groups)
+        case CertaintyAsked():
+            return f"request {event.request_id} is to be decided within {say_ms(event.within_ns)}"
         case RequestCancelled():
             return f"request {event.request_id} is cancelled"
         case ModelWanted():
@@ -173,8 +181,12 @@ def _say_command(command: Command, last: Command, now_ns: int) -> str:
                 f"exec {say_ms(command.exec_ns)} + queue {say_ms(command.queue_ns)} + "
                 f"margin {say_ms(command.margin_ns)}, slo {say_ms(command.slo_ns)}{detail}"
             )
+        case PromiseRequest(), _:
+            return f"promise {command.request_id}"
         case WithdrawAction(), _:
             return f"{command.worker_id} withdraw {command.action_id}"
+        case WriteOffAction(), _:
+            return f"{command.worker_id} write off {command.action_id}"
         case ForgetModel(), _:
             return f"{command.worker_id} forget {command.model_id}"
         case CloseWorker(), _:

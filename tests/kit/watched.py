@@ -13,21 +13,24 @@ import numpy as np
 from typing_extensions import override
 
 from clockwright import Client, Feedback
-from clockwright.actions import Action, Infer
-from clockwright.bulk import Buffer
-from clockwright.channel import Access
-from clockwright.operator import Operator
+from clockwright.client.channel import Access
+from clockwright.client.operator import Operator
 from clockwright.units import NS_PER_S, ModelId
 from clockwright.v1 import control_pb2
-from clockwright.v1 import worker_pb2 as pb
+from clockwright.wire import worker_messages as pb
+from clockwright.wire.actions import Action, Infer
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.tensors import TensorSpec
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key
 from controller.access.roles import Role
-from controller.app import Controller, running
-from controller.catalogue import ModelState
-from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from controller.runtime import NoAnswerError
+from controller.front.oip.refusals import NoAnswerError
+from controller.models.catalogue import ModelState
+from controller.port import Ask
+from controller.process.app import Controller, running
+from controller.process.config import ControllerConfig
+from tests.kit.asking import submit
 from tests.kit.scripted_worker import LoopbackWorker
 
 T = TypeVar("T")
@@ -63,7 +66,7 @@ class Served:
     async def _outcome(self, model_id: ModelId, slo_ns: int) -> str:
         runtime = self.controller.runtime
         try:
-            await runtime.submit(model_id, [ROW], arrival_ns=runtime.clock(), slo_ns=slo_ns)
+            await submit(runtime, model_id, [ROW], Ask(0, 1, runtime.clock(), slo_ns))
         except NoAnswerError as error:
             return error.refusal.value
         return "OK"
@@ -147,9 +150,9 @@ class LabellingWorker(LoopbackWorker):
     """Both models give a label: alpha the first number that it is asked, and beta one more."""
 
     @override
-    def description(self, model_id: str, **changes: object) -> pb.ModelReady:
-        label = pb.TensorSpec(name="label", datatype="INT64", row_shape=[])
-        return super().description(model_id, outputs=[label], **changes)
+    def description(self, model_id: str, **changes: object) -> pb.ReadyModel:
+        label = TensorSpec("label", "INT64", ())
+        return super().description(model_id, outputs=(label,), **changes)
 
     @override
     async def answer(self, action: Action, payload: Sequence[Buffer]) -> None:

@@ -99,6 +99,12 @@ def cpu_device(cache_dir: Path) -> CpuDevice:
     )
 
 
+class ThreadedDevice(ModelledDevice):
+    """Its lanes have threads, so that tests may have its steps wait."""
+
+    duration_ns = None  # type: ignore[assignment]
+
+
 AModelledDevice = TypeVar("AModelledDevice", bound=ModelledDevice)
 
 

@@ -6,6 +6,8 @@ All tests but those with a gRPC client run on virtual time, so that a machine's 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -17,7 +19,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 
-from clockwright.bulk import Buffer
 from clockwright.errors import (
     BadRequestError,
     ConfigError,
@@ -26,11 +27,14 @@ from clockwright.errors import (
     RefusedError,
     UnknownModelError,
 )
-from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.runtime import Answer
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
+from clockwright.wire.bulk import Buffer
+from controller.core.events import RefuseRequest
+from controller.front.oip.statuses import ToldStatusError
+from controller.port import Ask
 from controller.selection.core.combination import Rule
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus
-from controller.selection.queries import Answered
+from tests.kit.asking import Reply
 from tests.kit.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import serving, until
 from tests.kit.scripted_worker import SCRIPTS, Script
@@ -59,13 +63,13 @@ def test_the_members_requests_are_the_tenants(
 
     async def main() -> None:
         async with desk(tmp_path) as app:
-            submit = app.front_end.runtime.submit
+            asks = app.front_end.runtime.ask
 
-            def spied(*args: Any, **options: Any) -> asyncio.Future[Answer]:  # noqa: ANN401
-                tenants.append(options["tenant"])
-                return submit(*args, **options)
+            def spied(model_id: ModelId, ask: Ask, *args: Any, **options: Any) -> RequestId:  # noqa: ANN401
+                tenants.append(ask.tenant)
+                return asks(model_id, ask, *args, **options)
 
-            monkeypatch.setattr(app.front_end.runtime, "submit", spied)
+            monkeypatch.setattr(app.front_end.runtime, "ask", spied)
             await app.put("right", "wrong")
             await app.ask(tenant="ann")
 
@@ -88,6 +92,60 @@ def test_an_ensemble_answers_with_its_confidence_and_who_answered(tmp_path: Path
                 "missing": "",
                 "default": False,
             }
+
+    run(main)
+
+
+@pytest.mark.parametrize("where", ["_states.read_in_time", "_candidates"])
+def test_a_query_that_cannot_begin_is_answered_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right")
+            queries = app.applications.queries
+            with monkeypatch.context() as patched:
+                if where == "_candidates":
+                    patched.setattr(queries, where, _broken)
+                else:
+                    patched.setattr(queries._states, "is_at_hand", lambda *_: False)
+                    patched.setattr(queries._states, "read_in_time", _broken_later)
+                with pytest.raises(ToldStatusError, match="internal error: ValueError"):
+                    await app.ask()
+            assert not queries._open
+            assert label(await app.ask(2)) == 2
+
+    run(main)
+
+
+def _broken(*_: object) -> None:
+    raise ValueError("a bug")
+
+
+async def _broken_later(*_: object) -> None:
+    raise ValueError("a bug")
+
+
+def test_what_an_ended_or_withdrawn_query_kept_is_free_without_the_garbage_collector(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right")
+            app.worker.slow.add("right")
+            queries = app.applications.queries
+            asked = asyncio.ensure_future(app.ask())
+            await until(lambda: bool(queries._open))
+            (asking,) = queries._open.values()
+            ensemble = weakref.ref(asking.asked)
+            asked.cancel()
+            await until(lambda: not queries._open)
+            del asking
+            gc.disable()
+            try:
+                await until(lambda: ensemble() is None)
+            finally:
+                gc.enable()
 
     run(main)
 
@@ -176,7 +234,7 @@ def more_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCRIPTS, "crooked", Script(right.inputs, right.outputs, crooked))
 
 
-def labels(answered: Answered) -> list[int]:
+def labels(answered: Reply) -> list[int]:
     return [int(label) for label in np.frombuffer(answered.outputs[0], np.int64)]
 
 
@@ -313,6 +371,39 @@ def test_a_straggler_is_left_behind_when_time_is_up(tmp_path: Path) -> None:
             result = await app.teach(answered, label=2)
             assert set(result.losses) == {"right", "right-too"}
             assert (await app.weights())["wrong"] == pytest.approx(1 / 3)
+            app.worker.release()
+
+    run(main)
+
+
+def test_a_member_may_be_refused_while_another_one_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong", "right-too")
+            app.worker.slow = {"wrong", "right-too"}
+            runtime = app.front_end.runtime
+            withdraw, ledger = runtime.withdraw, runtime._ledger
+
+            def too_late_for_others(request_id: RequestId) -> None:
+                withdraw(request_id)
+                # The scheduler looks for requests that it cannot answer in time whenever it is told something.
+                for request, _ in list(ledger.requests.values()):
+                    ledger._give_refusal(
+                        RefuseRequest(
+                            request_id=request.request_id,
+                            model_id=request.model_id,
+                            refusal=Refusal.LATE,
+                            slo_ns=request.slo_ns,
+                        )
+                    )
+
+            monkeypatch.setattr(runtime, "withdraw", too_late_for_others)
+            answered = await app.ask(2, slo_ns=NS_PER_S)
+            assert label(answered) == 2
+            assert answered.parameters["missing"] == "wrong,right-too"
+            assert not ledger.requests
             app.worker.release()
 
     run(main)
@@ -687,7 +778,7 @@ def test_who_joined_a_computation_that_was_refused_asks_for_itself(tmp_path: Pat
             app.worker.release()
             first, second = await asyncio.gather(*asking, return_exceptions=True)
             assert isinstance(first, RefusedError)
-            assert isinstance(second, Answered)
+            assert isinstance(second, Reply)
             assert label(second) == 1
 
     run(main)
@@ -841,7 +932,7 @@ def test_a_shadow_is_compared_but_never_answers(tmp_path: Path) -> None:
             assert answered.parameters["models"] == "right"
             await until(lambda: len(app.worker.held) == 1)
             app.worker.release()
-            await until(lambda: not app.applications._queries._shadowing)
+            await until(lambda: not app.applications.queries._shadowing)
             result = await app.teach(answered, label=1)
             assert result.losses == {"right": 0.0, "wrong": 1.0}
 

@@ -23,10 +23,11 @@ from clockwright import (
     RefusedError,
 )
 from clockwright.cli.main import main
+from clockwright.client.operator import Operator
 from clockwright.errors import StoreError
-from clockwright.operator import Operator
+from clockwright.settings import Flags
 from clockwright.v1 import control_pb2 as pb
-from controller.cli import ControllerFlags, SchedulerFlags
+from controller.process.config import ControllerConfig
 from controller.selection import plugins
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
@@ -310,6 +311,5 @@ def test_errors_are_this_projects_own(operator: Operator) -> None:
 
 
 def test_a_selection_store_is_a_flag() -> None:
-    flags = ControllerFlags(selection_store="redis://store:6379/2")
-    config = flags.config("127.0.0.1", SchedulerFlags())
+    config = Flags(ControllerConfig, selection_store="redis://store:6379/2").make()
     assert config.selection.store == "redis://store:6379/2"

@@ -573,7 +573,7 @@ ANY_JSON = st.recursive(
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@examples(200)
+@examples(50)
 @given(data=st.data())
 def test_whatever_a_store_holds_is_a_state_that_works_or_is_refused(
     name: str, data: st.DataObject

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import pytest
 
 from clockwright.errors import BadRequestError, ConfigError, ModelError, StoreError
-from controller.catalogue import Entry
+from controller.models.catalogue import Entry
 from controller.selection.core.contexts import Contexts
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.policies.tallies import EpsilonGreedy, Tallies
-from controller.selection.queries import Answered
 from controller.selection.stores import Store
+from tests.kit.asking import Reply
 from tests.kit.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import until
 from tests.kit.redis_server import RedisServer, redis_server
@@ -211,14 +211,14 @@ def test_a_user_is_forgotten_on_request(tmp_path: Path, where: str) -> None:
 
 
 def test_what_was_learned_survives_a_restart(tmp_path: Path, where: str) -> None:
-    async def first() -> tuple[dict[str, float], dict[str, float], Answered]:
+    async def first() -> tuple[dict[str, float], dict[str, float], Reply]:
         async with desk(tmp_path, store=where) as app:
             await app.put("right", "wrong", slo_ns=SLO_NS, options={"eta": 0.5, "crowd": False})
             for _ in range(5):
                 await app.teach(await app.ask(1, context="ann"), label=1)
             return await app.weights(), await app.weights("ann"), await app.ask(1)
 
-    async def second(everybody: dict[str, float], ann: dict[str, float], before: Answered) -> None:
+    async def second(everybody: dict[str, float], ann: dict[str, float], before: Reply) -> None:
         async with desk(tmp_path, store=where) as app:
             running = app.applications.find("app")
             assert running is not None
@@ -483,7 +483,7 @@ async def taught(app: Desk) -> None:
         await app.teach(await app.ask(1, context="bob"), label=1)
 
 
-def query_id(answered: Answered) -> str:
+def query_id(answered: Reply) -> str:
     return str(answered.parameters["query_id"])
 
 
@@ -546,7 +546,7 @@ def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
                     await app.put("right", name="new")
                 assert [running.application.name for running in applications.all] == ["app"]
                 assert await app.weights("bob") == bob
-            assert caplog.text.count("gone fishing; what is in memory serves") == 1
+            assert caplog.text.count("gone fishing; serving from memory") == 1
             assert await app.weights("ann") == ann
             (again,) = await applications.feedback([FeedbackItem(query_id(of_ann), label=2)])
             assert again.status is FeedbackStatus.APPLIED
@@ -578,7 +578,7 @@ def test_a_read_that_fails_when_its_query_has_given_up_waiting_is_no_bug(
 
     run(main)
     assert "never retrieved" not in caplog.text
-    assert "it is away; what is in memory serves" in caplog.text
+    assert "it is away; serving from memory" in caplog.text
 
 
 def test_a_redis_that_stops_and_starts_again_loses_nothing(tmp_path: Path) -> None:

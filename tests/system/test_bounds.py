@@ -13,43 +13,44 @@ from typing import Any
 from unittest import mock
 
 import grpc
+import msgspec
 import pytest
 import requests
 
-from clockwright import wire
-from clockwright.data_socket import dial
 from clockwright.errors import ClockwrightError
-from clockwright.frames import FrameReader, greeting
-from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import control_pb2 as control
-from clockwright.v1 import front_pb2 as front
 from clockwright.v1 import inference_pb2 as pb
-from clockwright.v1 import worker_pb2 as worker
-from controller.app import running
-from controller.catalogue import Catalogue
-from controller.config import ControllerConfig
+from clockwright.wire import peer as wire
+from clockwright.wire.data_socket import dial
+from clockwright.wire.frames import FrameReader, greeting
+from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.worker_messages import Register
+from controller.access.quota_stage import over_quota
 from controller.core import Scheduler
 from controller.core.quotas import Quota, Quotas
 from controller.dashboard.views import DashboardViews
-from controller.front.backend import OverQuotaError
-from controller.front.classification import CLASSES_MAX
-from controller.front.door import Door
-from controller.front.link_frames import decode_from_front, encode_asks
-from controller.front.oip import Servable, parse_request
-from controller.front.oip import read_request as check_request
-from controller.front.oip_json import AnswerForm, read_request, write_answer
-from controller.front.pressure import MemoryPressure
-from controller.front.regions import Regions
-from controller.front.throttle import Throttle
-from controller.front.waiting_line import WAITING_MAX
-from controller.model_folder import read_model_folder
+from controller.front.admission.entrance import WAITING_MAX, Entrance
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.admission.pressure import MemoryPressure
+from controller.front.oip.classification import CLASSES_MAX
+from controller.front.oip.json_form import AnswerForm, read_request, write_answer
+from controller.front.oip.protocol import CheckedRequest, Servable, parse_request
+from controller.front.oip.protocol import read_request as check_request
+from controller.front.oip.refusals import error_of
+from controller.front.oip.regions import Regions
+from controller.front.remote.link_frames import decode_from_front, encode_asks
+from controller.links.slabs import Slabs
+from controller.models.catalogue import Catalogue
+from controller.models.model_folder import read_model_folder
+from controller.models.state_file import StateFile
+from controller.models.uploads import Uploads
+from controller.port import Ask
+from controller.process.app import running
+from controller.process.config import ControllerConfig
 from controller.runtime import Runtime
 from controller.selection.core.application import Application
-from controller.slabs import Slabs
-from controller.state_file import StateFile
-from controller.telemetry import Telemetry
-from controller.uploads import Uploads
+from controller.telemetry.tables import Telemetry
 from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
 from tests.kit.raw_http2 import END_HEADERS, HEADERS, RawClient, frame, headers, literal
 
@@ -152,31 +153,43 @@ def refusal(work: Callable[[], object]) -> str:
 
 
 def waiting_requests(_: Place) -> str:
-    async def wait() -> str:
-        throttle = Throttle(lambda: 0, lambda: (0, 0))
-        throttle.rate_rps = 1.0
-        waits = [
-            throttle.wait(_Patient(), lambda: None, lambda: None, 3600 * NS_PER_S)
-            for _ in range(WAITING_MAX + 1)
-        ]
-        assert waits == [True] * WAITING_MAX + [False]
-        return str(throttle.refusal())
+    door = AdmissionLimits(max_requests=1, max_bytes=MIB)
+    entrance = Entrance(lambda: 0, _SpentTurn(), door, soon=lambda _: None, used_ns=lambda: 0)
+    enters = [
+        entrance.enter("source", _Patient(), 0, 3600 * NS_PER_S) for _ in range(WAITING_MAX + 1)
+    ]
+    assert enters == [True] * WAITING_MAX + [False]
+    return str(entrance.refusal(0))
 
-    return asyncio.run(wait())
+
+class _SpentTurn:
+    began_ns = -NS_PER_S
+    period_ns = 0
+
+    def used(self) -> None:
+        pass
+
+    def soon(self, work: Callable[[], object]) -> None:
+        pass
 
 
 class _Patient:
     over = False
 
+    def begin_waiting(self) -> None:
+        raise AssertionError("its turn comes later")
+
+    refuse = begin_waiting
+
 
 def open_requests(_: Place) -> str:
-    door = Door(max_requests=1, max_bytes=MIB)
+    door = AdmissionLimits(max_requests=1, max_bytes=MIB)
     door.enter(1)
     return refusal(lambda: door.enter(1))
 
 
 def open_bytes(_: Place) -> str:
-    door = Door(max_requests=10, max_bytes=MIB)
+    door = AdmissionLimits(max_requests=10, max_bytes=MIB)
     door.enter(MIB)
     return refusal(lambda: door.enter(1))
 
@@ -217,13 +230,14 @@ def connections_of_rest(place: Place) -> str:
 
 
 def large_answer(_: Place) -> str:
-    tensor = pb.ModelInferResponse.InferOutputTensor(name="y", datatype="INT8", shape=[MIB + 1])
-    answer = pb.ModelInferResponse(outputs=[tensor], raw_output_contents=[bytes(MIB + 1)])
-    return refusal(lambda: write_answer(answer.SerializeToString(), AnswerForm()))
+    servable = Servable("double", "1", (), (TensorSpec("y", "INT8", (MIB + 1,)),), 1, None)
+    asked = CheckedRequest("", 1, [], [0], NS_PER_S, "default", False, "", "", b"")
+    outputs = [bytes(MIB + 1)]
+    return refusal(lambda: write_answer(asked, servable, outputs, {}, form=AnswerForm()))
 
 
 def memory(used_percent: int) -> str:
-    door, pressure = Door(max_requests=10, max_bytes=MIB), MemoryPressure(100 * MIB)
+    door, pressure = AdmissionLimits(max_requests=10, max_bytes=MIB), MemoryPressure(100 * MIB)
     pressure.see(used_percent * MIB)
     door.memory_is(pressure)
     return refusal(lambda: door.enter(64 << 10))
@@ -294,7 +308,7 @@ def quota(bounds: Quota, *, slo_ns: int = NS_PER_S) -> Callable[[Place], str]:
         for _number in range(2):
             exceeded = use.enter(0, 100, slo_ns)
         assert exceeded is not None
-        return str(OverQuotaError("gold", exceeded))
+        return str(error_of(over_quota("gold", exceeded), ""))
 
     return ask
 
@@ -389,8 +403,10 @@ def many_quotas(place: Place) -> str:
 
 @asynccontextmanager
 async def controlling() -> AsyncIterator[tuple[Any, Any]]:
+    # Peers of these tests say nothing once they have joined.
+    quiet = ControllerConfig(port=0, heartbeat_interval_ms=60_000, silence_limit_ms=600_000)
     async with (
-        running(ControllerConfig(port=0)) as controller,
+        running(quiet) as controller,
         grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as channel,
     ):
         yield controller, channel
@@ -406,14 +422,16 @@ def register(**fields: object) -> bytes:
         "page_bytes": 1,
         "arena_bytes": 1,
     }
-    return worker.FromWorker(register=worker.Register(**{**good, **fields})).SerializeToString()
+    return wire.encode(Register(**{**good, **fields}))
 
 
 async def attach(channel: Any, message: bytes) -> tuple[Any, str]:  # noqa: ANN401
-    """Begin a worker's stream; gives it, and why it is rejected."""
-    call = channel.stream_stream("/clockwright.v1.WorkerService/Attach")()
-    await call.write(message)
-    return call, worker.ToWorker.FromString(await call.read()).rejected.reason
+    """Ask for a worker's connection; gives the answer, or why it is rejected."""
+    try:
+        answer = await channel.unary_unary(f"/{wire.WORKER_SERVICE}/{wire.ATTACH}")(message)
+    except grpc.aio.AioRpcError as error:
+        return None, str(error.details())
+    return msgspec.msgpack.decode(answer, type=wire.Welcome), ""
 
 
 def registration(**fields: object) -> Callable[[Place], str]:
@@ -429,37 +447,40 @@ def registration(**fields: object) -> Callable[[Place], str]:
 
 def many_workers(_: Place) -> str:
     async def main() -> str:
-        async with controlling() as (_, channel):
-            calls = []
-            for number in range(1024):
-                call, reason = await attach(channel, register(worker_id=f"w{number}"))
-                assert not reason
-                calls.append(call)
-            _, reason = await attach(channel, register(worker_id="one-more"))
-            return reason
+        async with controlling() as (controller, channel):
+            with ExitStack() as stack:
+                for number in range(1024):
+                    welcome, reason = await attach(channel, register(worker_id=f"w{number}"))
+                    assert not reason
+                    await connect(welcome, stack)
+                    await until(lambda: len(controller.links.links) > number)  # noqa: B023
+                return (await attach(channel, register(worker_id="one-more")))[1]
 
     return asyncio.run(main())
 
 
+async def connect(welcome: wire.Welcome, stack: ExitStack) -> None:
+    """Open the connection of a peer."""
+    sock = await asyncio.to_thread(
+        dial, "127.0.0.1", welcome.socket_port, welcome.socket_path, limit_s=60
+    )
+    stack.callback(sock.close)
+    sock.sendall(greeting(welcome.token))
+
+
 def many_fronts(_: Place) -> str:
     def message(number: int) -> bytes:
-        return front.AttachFrontRequest(
-            protocol_version=wire.PROTOCOL_VERSION, host="here", pid=1, instance=f"{number}"
-        ).SerializeToString()
+        return wire.encode(
+            wire.FrontRegister(wire.PROTOCOL_VERSION, "here", 1, instance=f"{number}")
+        )
 
     async def main() -> str:
         async with controlling() as (controller, channel):
-            attach_front = channel.unary_unary("/clockwright.v1.FrontService/Attach")
+            attach_front = channel.unary_unary(f"/{wire.FRONT_SERVICE}/{wire.ATTACH}")
             with ExitStack() as stack:
                 for number in range(256):
-                    welcome = front.AttachFrontResponse.FromString(
-                        await attach_front(message(number))
-                    )
-                    sock = await asyncio.to_thread(
-                        dial, "127.0.0.1", welcome.socket_port, welcome.socket_path, limit_s=60
-                    )
-                    stack.callback(sock.close)
-                    sock.sendall(greeting(welcome.token))
+                    answer = await attach_front(message(number))
+                    await connect(msgspec.msgpack.decode(answer, type=wire.Welcome), stack)
                     await until(lambda: controller.fronts.num_fronts > number)  # noqa: B023
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await attach_front(message(256))
@@ -476,7 +497,7 @@ def long_frame(_: Place) -> str:
 
 
 def tenant_by_a_front(_: Place) -> str:
-    message = encode_asks([(1, 1, 1, 1, 1, False, LONG, "", (), (), "", "")], [])
+    message = encode_asks([Ask(1, 1, 1, 1, LONG)], [])
     reader = FrameReader()
     data = b"".join(message)
     reader.room()[: len(data)] = data
@@ -484,7 +505,7 @@ def tenant_by_a_front(_: Place) -> str:
     return refusal(lambda: decode_from_front(header))
 
 
-def message_of_a_worker(_: Place) -> str:
+def registration_of_a_worker(_: Place) -> str:
     async def main() -> str:
         async with controlling() as (_, channel):
             return (await attach(channel, register(host="x" * MIB)))[1]
@@ -554,16 +575,16 @@ def looks_at_the_dashboard(_: Place) -> str:
     return asyncio.run(main())
 
 
-#: By what is bounded: what is said of one more.
+#: One more than each bound of the page, by its name: returns the message.
 ONE_MORE: dict[str, Callable[[Place], str]] = {
     "message": lambda place: place.call(INFER, bytes(4 * MIB + 1)),
     "fields of a message": lambda place: place.call(INFER, b"\x78\x00" * 8193),
     "raw tensors of a request": lambda place: place.infer(raw_input_contents=[bytes(20)] * 1025),
-    "bytes beside raw tensors": lambda place: place.infer(id="x" * MIB),
+    "bytes besides raw tensors": lambda place: place.infer(id="x" * MIB),
     "inputs of a request": lambda place: place.infer(
         inputs=[pb.ModelInferRequest.InferInputTensor()] * 1025
     ),
-    "outputs asked for": lambda place: place.infer(
+    "requested outputs": lambda place: place.infer(
         outputs=[pb.ModelInferRequest.InferRequestedOutputTensor()] * 1025
     ),
     "classes of an output, in all rows": many_classes,
@@ -571,13 +592,20 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
         inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1000, 3])]
     ),
     "request id": lambda place: place.infer(id=LONG),
-    "model name asked for": lambda place: place.infer(model_name=LONG),
-    "model version asked for": lambda place: place.infer(model_version=LONG),
+    "requested model name": lambda place: place.infer(model_name=LONG),
+    "requested model version": lambda place: place.infer(model_version=LONG),
     "context": lambda place: place.control(
         "ListApplications", control.ListApplicationsRequest(context=LONG)
     ),
     "tenant": lambda place: place.infer(parameters=parameter("tenant", LONG)),
+    "time for a decision": lambda place: place.infer(
+        parameters=parameter("slo_ms", "60000") | parameter("decide_within_ms", "60000")
+    ),
     "SLO": lambda place: place.infer(parameters=parameter("slo_ms", "86400001")),
+    "weight of a request": lambda place: place.infer(parameters=parameter("weight", "1000.1")),
+    "work ahead of a request": lambda place: place.infer(
+        parameters=parameter("slo_ms", "60000") | parameter("work_ahead_ms", "60000")
+    ),
     "headers of a call": headers_of_a_call,
     "open requests": open_requests,
     "requests that wait for a busy event loop": waiting_requests,
@@ -595,6 +623,9 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "a tenant's open bytes": quota(Quota(open_bytes=199)),
     "a tenant's largest SLO": quota(Quota(slo_ns_max=NS_PER_S - 1)),
     "a tenant's smallest SLO": quota(Quota(slo_ns_min=NS_PER_S + 1)),
+    "a tenant's largest weight of a request": lambda place: place.infer(
+        parameters=parameter("weight", "1.5")
+    ),
     "body of an inference": lambda place: place.rest(INFER_PATH, bytes(4 * MIB + 1)),
     "body of feedback": lambda place: place.rest("/v2/feedback", bytes(MIB + 1)),
     "body of anything else": lambda place: place.rest(
@@ -608,7 +639,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
         )
     ),
     "elements of an answer in JSON": large_answer,
-    "lists in each other": lambda place: place.rest_tensor("[" * 33 + "1" + "]" * 33),
+    "nested lists": lambda place: place.rest_tensor("[" * 33 + "1" + "]" * 33),
     "parameters": lambda place: place.rest(
         INFER_PATH,
         json.dumps({"inputs": [], "parameters": dict.fromkeys(map(str, range(1025)), 1)}),
@@ -635,7 +666,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "name of a model": lambda place: place.upload("1/model.onnx", name="x" * 129),
     "files of an upload": lambda place: place.upload(*(f"1/{number}" for number in range(4097))),
     "path of a file": lambda place: place.upload("x" * 4097),
-    "folders in each other": lambda place: place.upload("a/" * 32 + "b"),
+    "nested folders": lambda place: place.upload("a/" * 32 + "b"),
     "uploads on disk": uploads_on_disk,
     "config.toml": lambda place: place.config("#" * (64 * 1024 + 1)),
     "copies in an upload": lambda place: place.upload(
@@ -655,7 +686,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     ),
     "request for metrics": request_for_metrics,
     "viewers of the dashboard": viewers_of_the_dashboard,
-    "looks at the dashboard that wait": looks_at_the_dashboard,
+    "waiting requests of the dashboard": looks_at_the_dashboard,
     "weight of a tenant": lambda place: place.control(
         "SetQuota", control.SetQuotaRequest(tenant="t", quota=control.Quota(weight=101))
     ),
@@ -663,7 +694,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "name of a worker": registration(worker_id="x" * 129),
     "text of a registration": registration(device="x" * 201),
     "memory of a worker": registration(num_pages=1 << 20, page_bytes=(1 << 30) + 1),
-    "message of a worker": message_of_a_worker,
+    "registration of a worker": registration_of_a_worker,
     "header of a frame": long_frame,
     "fronts": many_fronts,
     "tenant by a front": tenant_by_a_front,
@@ -671,11 +702,11 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
 
 
 def rows() -> dict[str, str]:
-    """What is said of one more, by what is bounded, as the page has it."""
+    """Message over each bound, by its name, as the page has it."""
     found: dict[str, str] = {}
     for line in DOCS.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
-        if len(cells) == 4 and cells[0] != "what" and set(cells[0]) != {"-"}:
+        if len(cells) == 4 and cells[0] != "input" and set(cells[0]) != {"-"}:
             assert cells[0] not in found, f"{cells[0]} twice"
             found[cells[0]] = cells[3]
     return found

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from clockwright.v1 import control_pb2 as pb
-from experiments.demo import demo
+from experiments.demo import demo, models
 from experiments.demo.clients import ModelLoad, RequestOutcome
 from experiments.demo.models import DemoModel
 from experiments.digits.images import NUM_FORMS, load
 from experiments.telemetry.timeline import draw_timeline
+from modelzoo.build import write_model
+
+#: A network with the inputs of the demo's large models.
+SMALL = "mobilenet0.25"
 
 
 def test_digits_come_in_fourteen_forms_of_nearly_130() -> None:
@@ -40,7 +44,11 @@ def test_a_short_run_answers_rightly_evicts_and_draws(
         return [ModelLoad(model, 8.0, (30_000.0, 60_000.0)) for model in (*small, *large)]
 
     monkeypatch.setattr(demo, "plan", plan)
-    # Two large models and room for one.
+    # Two networks of a page in place of large ones, which take twenty seconds to compile, and room for one.
+    monkeypatch.setattr(
+        models, "write_model", lambda _, *file, **seed: write_model(SMALL, *file, **seed)
+    )
+    monkeypatch.setattr(demo, "_LARGE_PAGES", 1)
     code = demo.main(["--directory", str(tmp_path), "--large", "2", "--seconds", "1"])
     out = capsys.readouterr().out
     assert code == 0, out

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-OURS = "import clockwright.client, controller.front.server"
+OURS = "import clockwright.client.client, controller.front.services.inference"
 THEIRS = "import tritonclient.grpc, tritonclient.grpc.aio"
 BOTH_WORK = """
 from clockwright.v1 import inference_pb2 as ours

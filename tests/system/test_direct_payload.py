@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from clockwright.channel import Access
-from clockwright.data_socket import dial
-from clockwright.frames import greeting
-from clockwright.leadership import Term
-from controller import front_process
+from clockwright.client.channel import Access
+from clockwright.wire.data_socket import dial
+from clockwright.wire.frames import greeting
+from clockwright.wire.leadership import Term
 from controller.access.guard import Guard
-from controller.app import Controller, running
-from controller.config import FrontConfig
-from controller.standby import standing_by
+from controller.process import front_process
+from controller.process.app import Controller, running
+from controller.process.config import FrontConfig
+from controller.process.standby import standing_by
 from tests.kit.certificates import self_signed
 from tests.kit.echo_serving import Clients, config, end, play, ready, until, worker
 from tests.kit.slow_echo import ROW_BYTES, SlowEcho, serve
@@ -104,7 +104,7 @@ def test_with_tls_every_link_of_a_front_and_a_worker_speaks_it(tmp_path: Path) -
             assert (clients.answered, clients.refused) == (10, [])
             assert controller.fronts.num_bytes < ROW_BYTES
             [link] = controller.links.links
-            assert not link.is_local
+            assert not link.actions.is_local
             for port in (controller.links.listener.port, link.register.payload_port):
                 # A stranger learns no more than that TLS is spoken there.
                 where = "127.0.0.1", port
@@ -168,7 +168,7 @@ def test_what_a_front_of_the_controllers_host_sends_elsewhere_goes_straight_too(
             # An input that lies in no slab goes by the controller.
             tensors_bytes = 2 * ROW_BYTES * (clients.answered + clients.given_up)
             [link] = controller.links.links
-            assert not link.is_local
+            assert not link.actions.is_local
             for num_bytes in (controller.fronts.num_bytes - before, link.num_bytes):
                 assert num_bytes < tensors_bytes / 3
             # Slabs of inputs are free when their actions are over.
@@ -192,7 +192,7 @@ def test_a_worker_that_a_front_cannot_reach_is_fed_by_the_controller_which_is_sa
             raise OSError(113, "No route to host")
         return dial(host, port, **others)
 
-    monkeypatch.setattr("controller.front.worker_sockets.dial", through_a_wall)
+    monkeypatch.setattr("controller.front.remote.worker_sockets.dial", through_a_wall)
 
     async def scenario() -> None:
         devices = [SlowEcho(tmp_path / "cache") for _ in range(2)]
@@ -226,7 +226,7 @@ def test_what_a_way_that_breaks_swallows_is_sent_or_asked_again(
         dialled.append(dial(host, port, **others))
         return dialled[-1]
 
-    monkeypatch.setattr("controller.front.worker_sockets.dial", noted)
+    monkeypatch.setattr("controller.front.remote.worker_sockets.dial", noted)
 
     async def scenario() -> None:
         device = SlowEcho(tmp_path / "cache")
@@ -297,7 +297,7 @@ def test_a_controller_that_takes_over_has_fronts_elsewhere_reach_the_workers_ane
         settings = config(tmp_path)
         async with AsyncExitStack() as stack:
             standby = standing_by(settings, Guard(settings.access))
-            async with running(settings, Term("l", 1)) as first, standby as (port, _):
+            async with running(settings, Term("l", 1)) as first, standby as (_, port, _):
                 addresses = f"127.0.0.1:{first.port},127.0.0.1:{port}"
                 serving = asyncio.create_task(serve(addresses, tmp_path, device, "w"))
                 front = await stack.enter_async_context(far_front_of(addresses))

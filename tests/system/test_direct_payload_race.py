@@ -15,9 +15,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright.actions import FromFronts, Infer
 from clockwright.units import ActionId, ModelId
-from controller.front.fed_requests import FedRequests, Feeding
+from clockwright.wire.actions import FromFronts, Infer
+from controller.front.remote.fed_requests import FedRequests, Feeding
 from worker.core.front_inputs import FrontInputs, WholeInfer
 
 FRONT, WORKER = 7, 3

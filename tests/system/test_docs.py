@@ -24,10 +24,10 @@ from typer.main import get_command
 from clockwright.cli.main import app
 from clockwright.containers import read_container
 from clockwright.errors import ModelError, Refusal
+from controller.access.quota_book import read_quota_file
 from controller.core.quotas import Quota
-from controller.model_folder import read_model_folder
-from controller.quota_book import read_quota_file
-from controller.telemetry_files import ACTION_COLUMNS, REQUEST_COLUMNS
+from controller.models.model_folder import read_model_folder
+from controller.telemetry.files import ACTION_COLUMNS, REQUEST_COLUMNS
 from docs.generated import ELSEWHERE, PARTS, on_page_markdown, whole
 from experiments.live.local_server import LocalServer
 from tests.kit.pages import SERVED, Reader, blocks_of, serve
@@ -144,7 +144,7 @@ def test_every_command_and_flag_that_help_knows_stands_in_the_reference() -> Non
     assert sections.keys() == helped.keys()
     for name, text in sections.items():
         listed = set(re.findall(r"`(--[\w-]+)", "\n".join(re.findall(r"^\| (.*?) \|", text, re.M))))
-        assert listed | (server if "#which-server" in text else set()) == helped[name], name
+        assert listed | (server if "#server" in text else set()) == helped[name], name
         for row in re.findall(r"^\| `--.*", text, re.M):
             assert not row.endswith("|  |"), row
 

@@ -1,10 +1,9 @@
-"""`clockwright up` in processes of its own, asked by Triton's clients and by ours."""
+"""`clockwright up` in processes of its own, asked by Triton's client and by ours."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -18,11 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 
 from clockwright import AsyncClient, Client, Refusal, RefusedError, UnknownModelError
-from clockwright.operator import Operator
-from experiments.demo.models import DemoModel, crops, run_alone, write_digit_models
+from clockwright.client.operator import Operator
+from experiments.demo.models import DemoModel, run_alone, write_digit_models
 from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, controller, lives, until, worker, write_models
 
@@ -42,20 +40,16 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("demo")
     models_dir = directory / "models"
     models = write_digit_models(models_dir)
-    config = "batch_sizes = [1, 2]\n"
-    write_models(models_dir, config=config, photographs="resnet18_v1", tiny="tiny_conv")
-    for name, questions in (
-        ("photographs", crops(2)),
-        ("tiny", np.random.default_rng(0).random((3, 1, 8, 8), np.float32)),
-    ):
-        path = models_dir / name / "1" / "model.onnx"
-        models.append(DemoModel(name, questions, run_alone(path, questions)))
-    # One page less than all models need together: somebody is always evicted.
-    arguments = ["--pages", "7", "--arena-mib", "64", "--cache-dir", str(directory / "cache")]
+    write_models(models_dir, config="batch_sizes = [1, 2]\n", tiny="tiny_conv")
+    questions = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
+    answers = run_alone(models_dir / "tiny" / "1" / "model.onnx", questions)
+    models.append(DemoModel("tiny", questions, answers))
+    # One page less than all models need together: one is always evicted.
+    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(cache_dir)]
     with LocalServer(["--models", str(models_dir), *arguments]) as server:
         yield Served(server.address, models)
 
@@ -75,55 +69,13 @@ def check(model: DemoModel, result: triton.InferResult, rows: slice) -> None:
         )
 
 
-def test_tritons_sync_client_gets_what_onnxruntime_answers(served: Served) -> None:
+def test_tritons_client_gets_what_onnxruntime_answers(served: Served) -> None:
     with triton.InferenceServerClient(served.address) as client:
         for model in served.models:
             metadata = client.get_model_metadata(model.name, as_json=True)
             for rows in (slice(0, 1), slice(0, 2)):
                 inputs = tensors(model, metadata, rows)
                 check(model, client.infer(model.name, inputs, parameters=SLO), rows)
-
-
-def test_tritons_aio_client_gets_what_onnxruntime_answers(served: Served) -> None:
-    async def ask_all() -> None:
-        async with triton_aio.InferenceServerClient(served.address) as client:
-            for model in served.models:
-                metadata = await client.get_model_metadata(model.name, as_json=True)
-                rows = [slice(index, index + 1) for index in (0, 1, 0, 1)]
-                results = await asyncio.gather(
-                    *(
-                        client.infer(model.name, tensors(model, metadata, row), parameters=SLO)
-                        for row in rows
-                    )
-                )
-                for row, result in zip(rows, results, strict=True):
-                    check(model, result, row)
-
-    asyncio.run(ask_all())
-
-
-def test_tritons_stream_gets_what_onnxruntime_answers(served: Served) -> None:
-    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    with triton.InferenceServerClient(served.address) as client:
-        metadata = {
-            model.name: client.get_model_metadata(model.name, as_json=True)
-            for model in served.models
-        }
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        asked = {}
-        for number, model in enumerate(served.models * 2):
-            asked[str(number)] = model
-            client.async_stream_infer(
-                model.name,
-                tensors(model, metadata[model.name], slice(0, 1)),
-                request_id=str(number),
-                parameters=SLO,
-            )
-        while asked:
-            result, error = answers.get(timeout=PATIENCE_S)
-            assert error is None
-            check(asked.pop(result.get_response().id), result, slice(0, 1))
-        client.stop_stream()
 
 
 def test_our_client_is_told_where_the_time_went(served: Served) -> None:
@@ -175,9 +127,10 @@ class Asker:
 
 def test_a_second_worker_takes_load_while_clients_run_and_its_end_fails_nobody_else(
     tmp_path: Path,
+    cache_dir: Path,
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
-    common = ["--device", "modelled:50ms", "--cache-dir", str(tmp_path / "cache")]
+    common = ["--device", "modelled:50ms", "--cache-dir", str(cache_dir)]
     with (
         LocalServer(["--models", str(models), *common]) as server,
         # More work than one worker is credited with (100 ms), so that a second copy is worth a load,
@@ -208,10 +161,10 @@ def pids_of(operator: Operator) -> dict[str, int]:
 
 
 def test_a_local_worker_that_is_killed_is_replaced_and_the_others_go_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, cache_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
-    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(cache_dir)]
     with (
         LocalServer(["--models", str(models), "--workers", "2", *arguments]) as server,
         Operator(server.address) as operator,
@@ -253,6 +206,7 @@ def test_a_worker_that_was_sent_home_is_not_replaced(tmp_path: Path) -> None:
 
 def test_workers_wait_for_a_controller_that_was_stopped_and_serve_when_it_is_back(
     tmp_path: Path,
+    cache_dir: Path,
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
     common = ("--models", str(models), "--state", str(tmp_path / "state"))
@@ -260,10 +214,10 @@ def test_workers_wait_for_a_controller_that_was_stopped_and_serve_when_it_is_bac
         assert first.stdout is not None
         address = first.stdout.readline().removeprefix("listening on ").strip()
         port = address.rpartition(":")[2]
-        arguments = ("--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache"))
+        arguments = ("--device", "modelled:1ms", "--cache-dir", str(cache_dir))
         with worker(address, "--id", "w", *arguments) as waiting, ExitStack() as stack:
             running = first
-            for number in (signal.SIGTERM, signal.SIGINT, None):
+            for number in (signal.SIGTERM, None):
                 with Client(address) as client, Operator(address) as operator:
                     until(lambda: operator.status().ready, what="the model is ready")
                     client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
@@ -312,13 +266,15 @@ def test_up_ends_although_its_worker_and_the_compiler_do_not_listen(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_a_signal_finishes_what_is_admitted_and_leaves_no_process_behind(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, cache_dir: Path, number: signal.Signals
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
     # One execution takes longer than it takes all requests to arrive.
-    arguments = ["--device", "modelled:300ms", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--device", "modelled:300ms", "--cache-dir", str(cache_dir)]
     with LocalServer(["--models", str(models), *arguments]) as server:
         with Operator(server.address) as operator:
             pids = [row.pid for row in operator.workers()]
@@ -345,8 +301,10 @@ def test_a_signal_finishes_what_is_admitted_and_leaves_no_process_behind(
     assert "stopped" in server.output
 
 
-def test_local_workers_do_not_outlive_a_controller_that_was_killed(tmp_path: Path) -> None:
-    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+def test_local_workers_do_not_outlive_a_controller_that_was_killed(
+    tmp_path: Path, cache_dir: Path
+) -> None:
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(cache_dir)]
     models = write_models(tmp_path / "models", echo="echo-4")
     with LocalServer(["--models", str(models), *arguments]) as server:
         with Operator(server.address) as operator:
@@ -374,9 +332,11 @@ def test_a_restarted_server_finds_its_compiled_models(tmp_path: Path) -> None:
     assert not [line for line in server.output if "optimising" in line or "profiling" in line]
 
 
-def test_a_server_runs_the_policies_that_exist_for_comparison(tmp_path: Path) -> None:
+def test_a_server_runs_the_policies_that_exist_for_comparison(
+    tmp_path: Path, cache_dir: Path
+) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
-    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(cache_dir)]
     arguments += ["--policy", "clipper", "--batching", "quantile", "--batch-delay-ms", "2"]
     with (
         LocalServer(["--models", str(models), *arguments]) as server,
@@ -388,10 +348,12 @@ def test_a_server_runs_the_policies_that_exist_for_comparison(tmp_path: Path) ->
             client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
 
 
-def test_a_model_that_is_added_and_removed_while_others_serve(tmp_path: Path) -> None:
+def test_a_model_that_is_added_and_removed_while_others_serve(
+    tmp_path: Path, cache_dir: Path
+) -> None:
     models = write_models(tmp_path / "models", tiny="tiny_conv")
     other = write_models(tmp_path / "other", dense="mlp-16-32-4") / "dense"
-    arguments = ["--pages", "4", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--pages", "4", "--cache-dir", str(cache_dir)]
     row = np.ones((1, 16), np.float32)
     with (
         LocalServer(["--models", str(models), *arguments]) as server,

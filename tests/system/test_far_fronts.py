@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from clockwright import Client
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from tests.kit.echo_serving import write_model
@@ -178,6 +178,13 @@ def test_tensors_go_past_the_controller_and_every_answer_is_right(deployment: De
     carried = sum(front.link_bytes for front in after.fronts)
     carried -= sum(front.link_bytes for front in before.fronts)
     assert carried < ROW_BYTES * sum(load.num_answers for load in loads) / 50
+
+
+def test_a_request_of_several_batches_goes_through_the_controller(deployment: Deployment) -> None:
+    x = np.random.default_rng(0).standard_normal((7, VALUES), np.float32)
+    with Client(deployment.fronts[0][1]) as client:
+        found = client.infer("m", x, slo_ms=SLO_MS).outputs["y"]
+    np.testing.assert_array_equal(found, np.maximum(x, 0))
 
 
 def test_a_worker_that_is_killed_costs_no_more_than_what_it_has(deployment: Deployment) -> None:

@@ -37,12 +37,12 @@ _aio: Any = grpc.aio
 class Deployment:
     """A controller that can be started again, a worker, and two fronts."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, cache_dir: Path, stack: ExitStack) -> None:
         self._stack = stack
         self._state = directory / "state"
         self._models = write_models(directory / "models", mlp="mlp-16-8-4", other="mlp-16-4-4")
         self.controller, self.address = self.start("controller", port=0)
-        cache = str(directory / "cache")
+        cache = str(cache_dir)
         stack.enter_context(
             worker(self.address, *("--pages", "4", "--arena-mib", "16", "--cache-dir", cache))
         )
@@ -70,9 +70,9 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Deployment]:
     with ExitStack() as stack:
-        yield Deployment(tmp_path_factory.mktemp("fronts"), stack)
+        yield Deployment(tmp_path_factory.mktemp("fronts"), cache_dir, stack)
 
 
 def request(index: int) -> bytes:
@@ -203,13 +203,14 @@ def children(pid: int) -> dict[int, list[str]]:
 
 def test_up_with_fronts_answers_rightly_on_one_port_and_ends_with_all_its_processes(
     tmp_path: Path,
+    cache_dir: Path,
 ) -> None:
     models = write_models(tmp_path / "models", mlp="mlp-16-8-4")
     x = np.random.default_rng(0).random((1, 16), np.float32)
     (expected,) = run_alone(models / "mlp" / "1" / "model.onnx", x).values()
     tensor = triton.InferInput("input", list(x.shape), "FP32")
     tensor.set_data_from_numpy(x)
-    memory = ("--pages", "4", "--arena-mib", "16", "--cache-dir", str(tmp_path / "cache"))
+    memory = ("--pages", "4", "--arena-mib", "16", "--cache-dir", str(cache_dir))
     flags = ("--fronts", "2", "--http-port", "0", *memory)
     with LocalServer(["--models", str(models), *flags]) as server:
         [rest] = [line for line in server.output if line.startswith("REST on ")]

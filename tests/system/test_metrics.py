@@ -49,12 +49,12 @@ ADDED = {"job", "instance", "alertname", "alertstate"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[LocalServer]:
     folder = tmp_path_factory.mktemp("up")
     models = write_models(folder / "models", dense="mlp-16-32-4")
     (folder / "quotas.toml").write_text("[gold]\nrate_rps = 1e-6\nburst = 2\n")
     arguments = ["--models", str(models), "--device", "modelled:1ms"]
-    arguments += ["--cache-dir", str(folder / "cache"), "--quotas", str(folder / "quotas.toml")]
+    arguments += ["--cache-dir", str(cache_dir), "--quotas", str(folder / "quotas.toml")]
     with LocalServer([*arguments, "--fronts", "1", "--metrics-port", "0"]) as server:
         yield server
 

@@ -14,8 +14,8 @@ import pytest
 
 from clockwright import Client
 from clockwright.cli.main import main
-from clockwright.client import Array
-from clockwright.operator import Operator
+from clockwright.client.client import Array
+from clockwright.client.operator import Operator
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import control_pb2 as pb
 from experiments.live.local_server import LocalServer
@@ -76,10 +76,10 @@ def model_of(operator: Operator, name: str) -> pb.ModelInfo:
 
 
 def test_models_are_pinned_and_reloaded_and_workers_drained_while_all_are_answered(
-    tmp_path: Path, command: Callable[..., int]
+    tmp_path: Path, cache_dir: Path, command: Callable[..., int]
 ) -> None:
     models = write_models(tmp_path / "models", config="copies = 4\n", m="mlp-16-32-4")
-    device = ("--device", "modelled:1ms", "--pages", "2", "--cache-dir", str(tmp_path / "cache"))
+    device = ("--device", "modelled:1ms", "--pages", "2", "--cache-dir", str(cache_dir))
     with (
         LocalServer(
             ["--models", str(models), "--state", str(tmp_path / "state"), *device]
@@ -88,15 +88,21 @@ def test_models_are_pinned_and_reloaded_and_workers_drained_while_all_are_answer
     ):
         to = ("--server", server.address)
         asking = Asking(server.address)
-        until(lambda: model_of(operator, "m-3").cold_starts > 1, what="copies push each other out")
+        until(
+            lambda: model_of(operator, "m-3").counters["cold_starts"] > 1,
+            what="copies push each other out",
+        )
 
         assert command("models", "pin", "m-0", *to) == 0
         until(lambda: model_of(operator, "m-0").resident_on, what="the pinned copy is loaded")
-        cold = model_of(operator, "m-0").cold_starts
-        others = model_of(operator, "m-3").cold_starts
-        until(lambda: model_of(operator, "m-3").cold_starts > others + 3, what="others go on")
+        cold = model_of(operator, "m-0").counters["cold_starts"]
+        others = model_of(operator, "m-3").counters["cold_starts"]
+        until(
+            lambda: model_of(operator, "m-3").counters["cold_starts"] > others + 3,
+            what="others go on",
+        )
         # One request may have come before its load had ended.
-        assert model_of(operator, "m-0").cold_starts <= cold + 1
+        assert model_of(operator, "m-0").counters["cold_starts"] <= cold + 1
         assert model_of(operator, "m-0").pinned
 
         # What takes the name over is pinned too.
@@ -121,15 +127,18 @@ def test_models_are_pinned_and_reloaded_and_workers_drained_while_all_are_answer
         )
 
         assert command("models", "unpin", "m-0", *to) == 0
-        cold = model_of(operator, "m-0").cold_starts
-        until(lambda: model_of(operator, "m-0").cold_starts > cold, what="it makes room again")
+        cold = model_of(operator, "m-0").counters["cold_starts"]
+        until(
+            lambda: model_of(operator, "m-0").counters["cold_starts"] > cold,
+            what="it makes room again",
+        )
         outcomes = asking.end()
     assert outcomes == {"OK": sum(outcomes.values())}
     assert len(outcomes) == 1
 
 
 def test_a_new_version_takes_over_while_each_request_is_answered_by_one_or_the_other(
-    tmp_path: Path, command: Callable[..., int]
+    tmp_path: Path, cache_dir: Path, command: Callable[..., int]
 ) -> None:
     models = write_models(tmp_path / "models", m="mlp-16-32-4")
     row = np.ones((1, 16), np.float32)
@@ -137,7 +146,7 @@ def test_a_new_version_takes_over_while_each_request_is_answered_by_one_or_the_o
     over = threading.Event()
     with (
         LocalServer(
-            ["--models", str(models), "--pages", "4", "--cache-dir", str(tmp_path / "cache")]
+            ["--models", str(models), "--pages", "4", "--cache-dir", str(cache_dir)]
         ) as server,
         Operator(server.address) as operator,
         ThreadPoolExecutor(4) as askers,
@@ -184,11 +193,11 @@ def test_a_new_version_takes_over_while_each_request_is_answered_by_one_or_the_o
 
 
 def test_a_pin_outlives_the_controller_and_goes_with_its_model(
-    tmp_path: Path, command: Callable[..., int]
+    tmp_path: Path, cache_dir: Path, command: Callable[..., int]
 ) -> None:
     models = write_models(tmp_path / "models", m="mlp-16-32-4")
     arguments = ["--models", str(models), "--state", str(tmp_path / "state")]
-    device = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    device = ["--device", "modelled:1ms", "--cache-dir", str(cache_dir)]
     with LocalServer([*arguments, *device]) as server:
         assert command("models", "pin", "m", "--server", server.address) == 0
         assert command("models", "pin", "nobody", "--server", server.address) == 1

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from controller import front_process
-from controller.app import Controller, running
-from controller.config import FrontConfig
+from controller.process import front_process
+from controller.process.app import Controller, running
+from controller.process.config import FrontConfig
 from tests.kit.echo_serving import (
     SHARED_BYTES,
     Clients,
@@ -41,7 +41,7 @@ def front(
 
 def outputs_in_use(controller: Controller) -> int:
     gc.collect()
-    arenas = [link.outputs for link in controller.links.links]
+    arenas = [link.actions.outputs for link in controller.links.links]
     return sum(arena.used_bytes for arena in arenas if arena is not None)
 
 

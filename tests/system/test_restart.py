@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from clockwright import Client, ClockwrightError
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from clockwright.v1 import control_pb2 as pb
+from modelzoo.build import write_model
 from tests.kit.etcd_server import etcd_server
 from tests.kit.processes import PATIENCE_S, listening, standing_by, until, worker, write_models
 
@@ -28,9 +29,10 @@ X = np.random.default_rng(0).random((1, 16), np.float32)
 class Deployment:
     """Controllers, one worker with two models, and a front."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, cache_dir: Path, stack: ExitStack) -> None:
         self._stack = stack
         self._directory = directory
+        self._cache_dir = cache_dir
         self._models = write_models(directory / "models", mlp="mlp-16-8-4", other="mlp-16-4-4")
 
     def flags(self, port: int | str, name: str) -> tuple[str, ...]:
@@ -56,7 +58,7 @@ class Deployment:
 
     def join(self, controllers: str) -> str:
         """Start a worker and a front; gives the front's address."""
-        cache = str(self._directory / "cache")
+        cache = str(self._cache_dir)
         flags = ("--pages", "4", "--arena-mib", "16", "--cache-dir", cache, "--id", "w")
         self.worker = self._stack.enter_context(worker(controllers, *flags))
         front = listening("front", "--controller", controllers, "--port", "0")
@@ -72,9 +74,9 @@ class Deployment:
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
+def deployment(tmp_path: Path, cache_dir: Path) -> Iterator[Deployment]:
     with ExitStack() as stack:
-        yield Deployment(tmp_path, stack)
+        yield Deployment(tmp_path, cache_dir, stack)
 
 
 def ask(address: str) -> None:
@@ -88,7 +90,9 @@ def workers(address: str) -> list[pb.WorkerInfo]:
         return operator.workers()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_controller_that_starts_again_finds_its_workers_and_their_weights(
     deployment: Deployment, number: int
 ) -> None:
@@ -102,6 +106,33 @@ def test_a_controller_that_starts_again_finds_its_workers_and_their_weights(
     (found,) = workers(address)
     assert list(found.resident) == ["mlp"]
     assert deployment.worker.poll() is None
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(PATIENCE_S) == 0
+    assert deployment.loads("second") == []
+
+
+def test_models_that_were_reloaded_or_added_keep_their_weights_over_a_restart(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    controller, address = deployment.start(0, "first")
+    front = deployment.join(address)
+    with Client(address) as client, Operator(address) as operator:
+        for version in ("2", "3"):
+            write_model("mlp-16-8-4", tmp_path / "models" / "mlp" / version / "model.onnx")
+            client.load_model("mlp")
+        write_models(tmp_path / "models", added="mlp-16-8-4")
+        for _ in range(2):
+            client.load_model("added")
+        for name in ("mlp", "added", "other"):
+            client.infer(name, {"input": X}, slo_ms=SLO_MS)
+        (before,) = operator.workers()
+    assert sorted(before.resident) == ["added", "mlp", "other"]
+    controller.kill()
+    controller.wait(PATIENCE_S)
+    again, _ = deployment.start(address.rpartition(":")[2], "second")
+    ask(front)
+    (found,) = workers(address)
+    assert sorted(found.resident) == sorted(before.resident)
     again.send_signal(signal.SIGTERM)
     assert again.wait(PATIENCE_S) == 0
     assert deployment.loads("second") == []
@@ -127,6 +158,8 @@ def test_one_controller_of_a_host_follows_the_other_and_clients_notice_nothing(
     until(lambda: leads(address), what="the first leads")
     standby, other = deployment.stand_by(lease, "second")
     front = deployment.join(f"{address},{other}")
+    with Client(address) as client:
+        client.load_model("mlp")
     # One that was stopped is ended by its successor, which needs the state folder.
     for number, expected in (
         (signal.SIGTERM, 0),

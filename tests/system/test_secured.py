@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from clockwright import Access, Client, ClockwrightError, Denial, DeniedError
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from controller.access.key_file import add_key
 from controller.access.roles import Role
 from experiments.live.local_server import LocalServer
@@ -75,9 +75,9 @@ def test_a_controller_on_an_address_that_others_reach_says_when_it_is_ready(
             operator.status()
 
 
-@pytest.mark.parametrize("fronts", [0, 2])
+@pytest.mark.parametrize("fronts", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_up_with_keys_and_tls_serves_who_has_a_key_and_nobody_else(
-    tmp_path: Path, fronts: int
+    tmp_path: Path, cache_dir: Path, fronts: int
 ) -> None:
     ca, certificate, tls_key = write_certificate(tmp_path, "127.0.0.1")
     keys, key_file = tmp_path / "keys", tmp_path / "ops.key"
@@ -91,7 +91,7 @@ def test_up_with_keys_and_tls_serves_who_has_a_key_and_nobody_else(
         (tmp_path / f"{name}.key").write_text(made.stdout)
     models = write_models(tmp_path / "models", dense="mlp-16-32-4")
     arguments = ["--models", str(models), "--device", "modelled:1ms"]
-    arguments += ["--cache-dir", str(tmp_path / "cache"), "--keys", str(keys)]
+    arguments += ["--cache-dir", str(cache_dir), "--keys", str(keys)]
     arguments += ["--tls-cert", str(certificate), "--tls-key", str(tls_key)]
     arguments += ["--fronts", str(fronts)]
     # It is ready only once its own worker has joined, and it has looked itself.

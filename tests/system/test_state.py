@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clockwright import Client, ClockwrightError
-from clockwright.operator import Operator
+from clockwright.client.operator import Operator
 from tests.kit.processes import controller, until, worker, write_models
 
 ROW = np.arange(4, dtype=np.float32)[None]

@@ -10,10 +10,10 @@ import pytest
 
 from clockwright import Client, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.app import running
-from controller.clock_sync import ClockSync
+from clockwright.wire.clock_sync import ClockSync
 from controller.core import SchedulerConfig
 from controller.core.admission import WAY_BACK_NS, way_back_of
+from controller.process.app import running
 from tests.kit.echo_serving import config, end, play, ready, worker
 from tests.kit.front_end import serving
 from tests.kit.slow_echo import VALUES, SlowEcho
@@ -60,7 +60,8 @@ def test_the_way_to_a_front_that_is_far_away_is_spent_of_the_slo(
             (link,) = front_end.fronts.links
             # From now on the front is a minute away, there and back, whatever its lifesigns say.
             monkeypatch.setattr(ClockSync, "heard", lambda *_, **__: None)
-            monkeypatch.setattr(link._clock, "round_trip_ns", 60 * NS_PER_S)
+            for clock in (link._pulse.clock, link.asks):
+                monkeypatch.setattr(clock, "round_trip_ns", 60 * NS_PER_S)
             assert await asyncio.to_thread(ask, front_end.address, 20) == "LATE"
             assert await asyncio.to_thread(ask, front_end.address, 90) == "OK"
 

@@ -43,7 +43,6 @@ def record_of(*rows: tuple[int, int, int, int, str]) -> ClientRecord:
         sent_ns=sent,
         departure_ns=departure,
         begin_ns=0,
-        elapsed_ns=NS_PER_S,
     )
 
 
@@ -86,7 +85,6 @@ def progress_of(
         num_sent=sent,
         num_done=done,
         num_in_time=in_time,
-        lateness_ns_max=0,
         outcomes=outcomes,
         latency_ns_p50=3 * MS,
         latency_ns_p99=9 * MS,
@@ -147,7 +145,7 @@ def test_what_the_client_sent_late_is_named_and_not_the_servers() -> None:
     assert (report.kept_up, report.client_late) == (False, 2)
     assert report.left_in_time.good_request_fraction == 1.0
     words = too_late(None, report)
-    assert "2 of 12 requests left over 5 ms late" in words
+    assert "2 of 12 requests were sent over 5 ms late" in words
     assert "Of the 10 others 100.00% were answered in time, p99 10.0 ms" in words
     report = report_of(record_of(*prompt), address="", begin_s=0.0, seconds=1.0)
     assert too_late(None, report) == ""
@@ -325,6 +323,21 @@ def test_triton_is_told_the_slo_in_microseconds() -> None:
     with foreign_server() as server:
         play(server.address, at_rate(200, 1, "a"), style=AskingStyle(slo_parameter="timeout"))
     assert server.requests[0].parameters["timeout"].int64_param == 10_000_000
+
+
+def test_each_request_of_a_load_asks_for_a_decision_if_it_is_told_to() -> None:
+    style = AskingStyle(slo_parameter="", decide_within_ns=5_000_000)
+    with foreign_server() as server:
+        play(server.address, at_rate(200, 3, "a"), style=style)
+    asked = [request.parameters["decide_within_ms"].double_param for request in server.requests]
+    assert asked == [5.0] * 3
+
+
+def test_each_request_of_a_load_has_its_weight() -> None:
+    style = AskingStyle(slo_parameter="", weight=2.5)
+    with foreign_server() as server:
+        play(server.address, at_rate(200, 3, "a"), style=style)
+    assert [request.parameters["weight"].double_param for request in server.requests] == [2.5] * 3
 
 
 def test_a_server_that_stalls_cannot_hide_it() -> None:

@@ -18,7 +18,7 @@ from clockwright.errors import ConfigError, UnknownModelError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload
-from traces.replay import REQUEST_COLUMNS, ReplayProgress, ReplayReport, play_async, replay
+from traces.replay import REQUEST_COLUMNS, AskingStyle, ReplayProgress, play, play_async
 
 SLO_NS = 60 * NS_PER_S
 
@@ -54,11 +54,11 @@ def test_every_open_loop_request_is_sent_when_due_and_has_its_row(
     server: FrontEndInThread, tmp_path: Path
 ) -> None:
     path = tmp_path / "requests.csv"
-    report = replay(server.address, OPEN, requests_csv=path)
+    record = play(server.address, OPEN, requests_csv=path)
     expected = list(OPEN)
-    assert report.num_open == report.num_requests == report.outcomes["OK"] == len(expected)
-    assert report.num_in_time == len(expected)
-    assert report.goodput_rps == pytest.approx(2 * len(expected), rel=1e-6)
+    assert record.is_open.all()
+    assert record.num_by_outcome == {"OK": len(expected)}
+    assert record.in_time.all()
     rows = rows_of(path)
     assert list(rows[0]) == list(REQUEST_COLUMNS)
     rows.sort(key=lambda row: int(row["request_id"]))
@@ -69,11 +69,12 @@ def test_every_open_loop_request_is_sent_when_due_and_has_its_row(
     for row in rows:
         assert int(row["due_ns"]) <= int(row["sent_ns"]) < int(row["departure_ns"])
         assert row["loop"] == "open"
-    latencies = sorted(int(row["departure_ns"]) - int(row["due_ns"]) for row in rows)
-    assert report.latency_ns_max == latencies[-1]
-    assert report.latency_ns_p50 == latencies[(len(latencies) + 1) // 2 - 1]
-    lateness = [int(row["sent_ns"]) - int(row["due_ns"]) for row in rows]
-    assert report.lateness_ns_max == max(lateness)
+    for name, times_ns in (
+        ("due_ns", record.due_ns),
+        ("sent_ns", record.sent_ns),
+        ("departure_ns", record.departure_ns),
+    ):
+        assert [int(row[name]) for row in rows] == times_ns.tolist()
 
 
 def test_requests_take_turns_on_as_many_connections_as_are_asked_for(tmp_path: Path) -> None:
@@ -83,8 +84,10 @@ def test_requests_take_turns_on_as_many_connections_as_are_asked_for(tmp_path: P
         def count_connections(_: ReplayProgress) -> None:
             seen.append(server.do(lambda front_end: len(front_end.server._peers)))  # type: ignore[union-attr]
 
-        report = replay(server.address, OPEN, connections=3, on_progress=count_connections)
-        assert report.outcomes["OK"] == report.num_requests
+        record = play(
+            server.address, OPEN, style=AskingStyle(connections=3), on_progress=count_connections
+        )
+        assert record.num_by_outcome == {"OK": len(record)}
         assert seen[-1] == 3
 
 
@@ -105,12 +108,12 @@ def test_the_controller_hears_whose_each_request_is(
         ),
     )
     before = server.do(lambda front_end: len(front_end.runtime.telemetry.requests))
-    report = replay(server.address, owned, requests_csv=path)
-    assert report.outcomes["OK"] == report.num_requests
+    record = play(server.address, owned, requests_csv=path)
+    assert record.num_by_outcome == {"OK": len(record)}
     heard = server.do(lambda front_end: list(front_end.runtime.telemetry.requests)[before:])
     expected = Counter(owned.tenants[request.tenant] for request in owned)
     assert len(expected) == 2
-    expected["bob"] = report.num_closed
+    expected["bob"] = int((~record.is_open).sum())
     assert Counter(row.tenant for row in heard) == expected
     assert Counter(row["tenant"] for row in rows_of(path)) == expected
 
@@ -120,9 +123,9 @@ def test_refusals_are_counted_by_their_reason(server: FrontEndInThread) -> None:
         models=("double",),
         sources=(FixedRate(models=(0,), rate_rps=100, slo_ns=1000, end_ns=NS_PER_S // 10),),
     )
-    report = replay(server.address, hopeless)
-    assert report.outcomes == {"INFEASIBLE": 9}
-    assert report.num_in_time == report.latency_ns_p99 == 0
+    record = play(server.address, hopeless)
+    assert record.num_by_outcome == {"INFEASIBLE": 9}
+    assert not record.answered.any()
 
 
 @pytest.mark.usefixtures("ticking")
@@ -139,14 +142,15 @@ def test_closed_loop_clients_have_one_request_out_each(
     )
     server.do(lambda front_end: setattr(front_end.worker, "hold", True))
     with ThreadPoolExecutor(1) as client:
-        replaying = client.submit(replay, server.address, workload, requests_csv=path)
+        replaying = client.submit(play, server.address, workload, requests_csv=path)
         try:
             server.until(lambda front_end: front_end.runtime.num_waiting == 3)
         finally:
             server.do(lambda front_end: front_end.worker.release())
-        report = replaying.result()
+        record = replaying.result()
     rows = rows_of(path)
-    assert report.num_closed == report.num_requests == len(rows) > 6
+    assert not record.is_open.any()
+    assert len(record) == len(rows) > 6
     assert all(begin_ns <= int(row["sent_ns"]) < end_ns for row in rows)
     edges = [(int(row["sent_ns"]), 1) for row in rows]
     edges += [(int(row["departure_ns"]), -1) for row in rows]
@@ -166,13 +170,13 @@ def test_a_refused_closed_loop_client_waits(
     path = tmp_path / "requests.csv"
     slo_ns = NS_PER_MS // 2  # an EXEC takes 1 ms
     loop = ClosedLoop(model=0, concurrency=1, slo_ns=slo_ns, end_ns=NS_PER_S // 10)
-    report = replay(
+    record = play(
         server.address,
         Workload(models=("double",), closed_loops=(loop,)),
-        refusal_pause_ns=pause_ns,
+        style=AskingStyle(refusal_pause_ns=pause_ns),
         requests_csv=path,
     )
-    assert report.outcomes == {"INFEASIBLE": report.num_closed}
+    assert record.num_by_outcome == {"INFEASIBLE": len(record)}
     rows = rows_of(path)
     assert len(rows) > 1
     for before, after in pairwise(rows):
@@ -194,35 +198,34 @@ def test_a_client_that_is_late_says_so(
         while not replaying.done():
             await asyncio.sleep(0.01)
             time.sleep(0.06)  # noqa: ASYNC251  the point of the test
-        report = ReplayReport.of(await replaying, workload.end_ns)
-        assert report.num_open == 99
+        record = await replaying
+        assert len(record) == 99
         # During each pause of 60 ms, several requests fall due 40 to 60 ms before their turn comes.
-        assert report.lateness_ns_max > 40 * NS_PER_MS
-        assert report.latency_ns_max >= report.lateness_ns_max
-        assert report.num_late > 10
-        assert not report.kept_up
+        assert record.lateness_ns_p99 > 40 * NS_PER_MS
+        assert (record.latency_ns >= record.lateness_ns).all()
+        assert record.left_late.sum() > 10
+        assert not record.kept_up
 
     asyncio.run(main())
 
 
 def test_progress_is_told(server: FrontEndInThread) -> None:
     told: list[ReplayProgress] = []
-    report = replay(server.address, OPEN, on_progress=told.append)
+    record = play(server.address, OPEN, on_progress=told.append)
     assert told
     last = told[-1]
-    assert last.num_sent == last.num_done == last.num_in_time == report.num_requests
-    assert last.lateness_ns_max == report.lateness_ns_max
+    assert last.num_sent == last.num_done == last.num_in_time == len(record)
 
 
 def test_nothing_to_send_is_not_an_error(server: FrontEndInThread) -> None:
-    report = replay(server.address, Workload(models=("double",)))
-    assert report.num_requests == report.latency_ns_max == report.lateness_ns_max == 0
-    assert report.kept_up
+    record = play(server.address, Workload(models=("double",)))
+    assert len(record) == record.lateness_ns_p99 == 0
+    assert record.kept_up
 
 
 def test_a_model_that_the_server_lacks_is_named(server: FrontEndInThread) -> None:
     with pytest.raises(UnknownModelError, match="nobody"):
-        replay(server.address, Workload(models=("double", "nobody")))
+        play(server.address, Workload(models=("double", "nobody")))
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -230,9 +233,9 @@ def test_a_server_that_is_not_there_is_named() -> None:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(ConfigError, match=address):
-            replay(address, OPEN)
+            play(address, OPEN)
 
 
 def test_a_file_that_cannot_be_written_is_named(server: FrontEndInThread, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no-folder"):
-        replay(server.address, OPEN, requests_csv=tmp_path / "no-folder" / "requests.csv")
+        play(server.address, OPEN, requests_csv=tmp_path / "no-folder" / "requests.csv")

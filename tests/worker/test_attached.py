@@ -21,20 +21,17 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from clockwright import wire
-from clockwright.actions import ActionError
 from clockwright.errors import ConfigError, DeviceGoneError
-from clockwright.frame_headers import TOKEN_BYTES
-from clockwright.frames import PREFIX, encode_action, encode_withdrawal
 from clockwright.units import NS_PER_S, ActionId
-from clockwright.v1 import worker_pb2 as pb
+from clockwright.wire import peer
+from clockwright.wire import worker_messages as pb
+from clockwright.wire.actions import ActionError
+from clockwright.wire.frames import PREFIX, encode_action, encode_withdrawal
 from modelzoo.profile import load_profile
 from tests.kit.processes import until
 from tests.kit.queue_device import QueueDevice, Ticket
 from tests.kit.scripted_controller import (
-    BEATS,
     LIMIT_S,
-    WELCOME,
     ScriptedController,
     Stream,
     drain,
@@ -43,13 +40,12 @@ from tests.kit.scripted_controller import (
     load,
     play,
 )
-from tests.kit.worker_models import a_modelled, relu_file
+from tests.kit.scripted_worker import kind_of
+from tests.kit.worker_models import ThreadedDevice, a_modelled, relu_file
 from worker import process
 from worker.config import WorkerConfig
 from worker.core.lanes import Step
 from worker.devices.device import DeviceLostError
-from worker.devices.modelled import ModelledDevice
-from worker.link import _Session
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
 from worker.models.served_model import ServedModel
@@ -61,7 +57,7 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
 
     async def script(stream: Stream) -> None:
         register = stream.register
-        assert register.protocol_version == wire.PROTOCOL_VERSION
+        assert register.protocol_version == peer.PROTOCOL_VERSION
         assert (register.worker_id, register.device) == ("w1", "cpu")
         assert (register.num_pages, register.page_bytes) == (2, 16 << 20)
         assert (register.arena_bytes, register.pid) == (32 << 20, os.getpid())
@@ -91,7 +87,7 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
         assert times == sorted(times)
         result, _ = await stream.act(infer(3, "nobody"), b"")
         assert result.error == ActionError.UNKNOWN_MODEL
-        await stream.send(pb.ToWorker(model_drop=pb.ModelDrop(model_id="relu")))
+        await stream.send(pb.ModelDrop(model_id="relu"))
         await stream.heard()
         result, _ = await stream.act(infer(4, "relu"), bytes(16))
         assert result.error == ActionError.UNKNOWN_MODEL
@@ -149,7 +145,7 @@ def test_a_restarted_stream_starts_empty_and_finds_its_models_in_the_cache(tmp_p
     async def second(stream: Stream) -> None:
         await stream.welcome()
         await stream.offer("again", content)
-        ready = await stream.expect("model_ready")
+        ready = await stream.expect("ready_model")
         assert (ready.model_id, ready.from_cache) == ("again", True)
         # Ids begin anew too.
         result, _ = await stream.act(infer(1, "relu"), bytes(16))
@@ -190,7 +186,7 @@ def test_unfit_models_are_refused_and_the_next_is_served(tmp_path: Path) -> None
         await stream.expect("chunk_received")
         assert "chunk at 10, expected 0" in (await stream.expect("model_refused")).reason
 
-        await stream.offer("unbatched", good, batch_sizes=[])
+        await stream.offer("unbatched", good, batch_sizes=())
         await stream.expect("model_needed")
         await stream.chunk("unbatched", good, slice(0, len(good)), last=True)
         await stream.expect("chunk_received")
@@ -198,11 +194,11 @@ def test_unfit_models_are_refused_and_the_next_is_served(tmp_path: Path) -> None
 
         # One is dropped before it is looked at: the drop travels with the offer.
         await stream.offer("first", good)
-        drop = pb.ToWorker(model_drop=pb.ModelDrop(model_id="dropped"))
+        drop = pb.ModelDrop(model_id="dropped")
         await stream.offer("dropped", other, then=[drop])
-        await stream.offer("third", good, batch_sizes=[1])
-        assert (await stream.expect("model_ready")).model_id == "first"
-        assert (await stream.expect("model_ready")).model_id == "third"
+        await stream.offer("third", good, batch_sizes=(1,))
+        assert (await stream.expect("ready_model")).model_id == "first"
+        assert (await stream.expect("ready_model")).model_id == "third"
         await drain(stream)
 
     play(tmp_path, script)
@@ -282,7 +278,7 @@ def test_a_disk_that_was_full_for_a_while_costs_a_model_time_and_no_more(
             await stream.expect("model_needed")
             await stream.chunk("patient", content, slice(0, len(content)), last=True)
             await stream.expect("chunk_received")
-        assert (await stream.expect("model_ready")).model_id == "patient"
+        assert (await stream.expect("ready_model")).model_id == "patient"
         said = [stage for stage in stream.progress if "trying again in" in stage]
         assert said == ["[Errno 28] No space left on device; trying again in 0.01 s"] * 2
         await drain(stream)
@@ -304,7 +300,7 @@ def test_a_model_whose_compiler_is_always_killed_is_refused_in_the_end(
         await stream.chunk("unlucky", content, slice(0, len(content)), last=True)
         await stream.expect("chunk_received")
         if num_kills == 2:
-            await stream.expect("model_ready")
+            await stream.expect("ready_model")
         else:
             refused = await stream.expect("model_refused")
             assert refused.reason == (
@@ -329,7 +325,7 @@ def test_every_chunk_is_acknowledged_and_thus_none_in_flight_for_ever(tmp_path: 
         # What the controller has in flight when the first of them spoils the model.
         for begin in (10, 20, 30, 40):
             await stream.chunk("gap", good, slice(begin, begin + 10))
-        kinds = sorted([(await stream.read()).WhichOneof("kind") or "" for _ in range(5)])
+        kinds = sorted([kind_of(await stream.read()) for _ in range(5)])
         assert kinds == ["chunk_received"] * 4 + ["model_refused"]
         await stream.chunk("never offered", good, slice(0, 10))
         assert (await stream.expect("chunk_received")).model_id == "never offered"
@@ -350,7 +346,7 @@ def test_a_model_whose_files_stop_coming_holds_nobody_up(how: str, tmp_path: Pat
         await stream.chunk("m", good, slice(0, 50))
         await stream.expect("chunk_received")
         if how == "dropped":
-            await stream.send(pb.ToWorker(model_drop=pb.ModelDrop(model_id="m")))
+            await stream.send(pb.ModelDrop(model_id="m"))
             await stream.install("next", other)
         else:
             await stream.install("m", other)
@@ -366,12 +362,13 @@ def test_heartbeats_carry_the_smallest_difference_of_the_clocks(tmp_path: Path) 
         now = time.monotonic_ns()
         for ahead in (0, 5 * NS_PER_S, NS_PER_S):
             heartbeat = pb.Heartbeat(sent_ns=now + ahead)
-            await stream.send(pb.ToWorker(heartbeat=heartbeat))
+            await stream.send(heartbeat)
         await stream.heard()  # whatever comes later has seen the heartbeats
         seen = len(stream.heartbeats)
         while len(stream.heartbeats) < seen + 3:
             await stream.read_heartbeat()
         last = stream.heartbeats[-1]
+        assert last.min_delta_ns is not None
         assert -5 * NS_PER_S <= last.min_delta_ns < -5 * NS_PER_S + LIMIT_S * NS_PER_S
         assert now <= last.sent_ns <= time.monotonic_ns()
         await drain(stream)
@@ -382,41 +379,38 @@ def test_heartbeats_carry_the_smallest_difference_of_the_clocks(tmp_path: Path) 
 def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> None:
     async def garbage(stream: Stream) -> None:
         await stream.welcome()
-        await stream.send(b"\xff" * 50)
-        with contextlib.suppress(AssertionError):
+        stream.write(b"\xff" * 50)
+        with contextlib.suppress(AssertionError, ConnectionError):
             await stream.read()
 
     async def no_welcome(stream: Stream) -> None:
-        await stream.send(pb.ToWorker(heartbeat=pb.Heartbeat(sent_ns=1)))
+        stream.reply(heartbeat_interval_ms=0)
 
     async def outside(stream: Stream) -> None:
         await stream.welcome()
-        file = pb.ModelFile(name="../escape", num_bytes=1, sha256="0" * 64)
-        await stream.send(pb.ToWorker(model_offer=pb.ModelOffer(model_id="m", files=[file])))
-        with contextlib.suppress(AssertionError):
-            await stream.read()
-
-    async def twice(stream: Stream) -> None:
-        await stream.welcome()
-        await stream.send(pb.ToWorker(welcome=WELCOME))
-        with contextlib.suppress(AssertionError):
+        file = pb.FileOffer(name="../escape", num_bytes=1, sha256="0" * 64)
+        await stream.send(pb.ModelOffer(model_id="m", files=(file,)))
+        with contextlib.suppress(AssertionError, ConnectionError):
             await stream.read()
 
     async def unknown(stream: Stream) -> None:
         await stream.welcome()
-        await stream.send(pb.ToWorker(), b"of a later version")
-        result, _ = await stream.act(infer(1, "nobody"))
-        assert result.error == ActionError.UNKNOWN_MODEL
+        stream.write(PREFIX.pack(4, 0) + b"\x92\x2a\x01\x02")
+        with contextlib.suppress(AssertionError, ConnectionError):
+            await stream.read()
+
+    async def last(stream: Stream) -> None:
+        await stream.welcome()
         await drain(stream)
 
-    play(tmp_path, garbage, no_welcome, outside, twice, unknown)
+    play(tmp_path, garbage, no_welcome, outside, unknown, last)
 
 
 @pytest.mark.parametrize(
     "garbage",
     [
         b"\xff" * 50,
-        PREFIX.pack(1 << 21, 0),
+        PREFIX.pack(1 << 27, 0),
         PREFIX.pack(3, 0) + b"\xff\xff\xff",
         PREFIX.pack(4, 0) + b"\x93\x02\x07\xc3",
         b"".join(map(bytes, encode_action(infer(1, "relu"), [b"abcd"])))[:-4] + b"x",
@@ -440,7 +434,7 @@ def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
             await stream.act(load(1, "relu"))
             for _ in range(2):
                 stream.order(infer(2, "relu"), bytes(16))
-        with contextlib.suppress(AssertionError):
+        with contextlib.suppress(AssertionError, ConnectionError):
             while True:
                 await stream.result()
 
@@ -464,10 +458,10 @@ def test_nothing_of_a_stream_that_broke_off_reaches_the_next(tmp_path: Path) -> 
         await stream.welcome()
         await stream.offer("relu", content)
         message = await stream.read()
-        if message.WhichOneof("kind") == "model_needed":
+        if isinstance(message, pb.ModelNeeded):
             await stream.chunk("relu", content, slice(0, len(content)), last=True)
             await stream.expect("chunk_received")
-            await stream.expect("model_ready")
+            await stream.expect("ready_model")
         await stream.act(load(1, "relu"))
         for action_id in range(2, 300):
             stream.order(infer(action_id, "relu", expected_ns=1), bytes(16))
@@ -489,17 +483,7 @@ def test_a_worker_that_cannot_reach_the_socket_of_actions_says_where_and_tries_a
 
         async def nowhere(stream: Stream) -> None:
             # The file is none of this machine's.
-            welcome = pb.Welcome(
-                heartbeat_interval_ms=20,
-                silence_limit_ms=200_000,
-                socket_path="/nowhere/at/all",
-                socket_port=port,
-                token=bytes(TOKEN_BYTES),
-            )
-            await stream.send(pb.ToWorker(welcome=welcome))
-            with contextlib.suppress(AssertionError):
-                while True:
-                    await stream.read()
+            stream.reply(socket_path="/nowhere/at/all", socket_port=port)
 
         async def back(stream: Stream) -> None:
             await stream.welcome()
@@ -508,7 +492,7 @@ def test_a_worker_that_cannot_reach_the_socket_of_actions_says_where_and_tries_a
         with caplog.at_level("WARNING", logger="worker.link"):
             play(tmp_path, nowhere, back)
     (told,) = (each.getMessage() for each in caplog.records if each.name == "worker.link")
-    assert f"actions come by 127.0.0.1:{port}, which cannot be reached: " in told
+    assert f"cannot connect to 127.0.0.1:{port}: " in told
 
 
 def test_results_that_the_controller_does_not_read_wait_and_hold_nothing_up(tmp_path: Path) -> None:
@@ -534,8 +518,8 @@ def test_results_that_the_controller_does_not_read_wait_and_hold_nothing_up(tmp_
 
 def test_a_controller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
     async def silent(stream: Stream) -> None:
-        await stream.welcome(pb.Welcome(heartbeat_interval_ms=10, silence_limit_ms=50))
-        with contextlib.suppress(AssertionError):
+        await stream.welcome(heartbeat_interval_ms=10, silence_limit_ms=50)
+        with contextlib.suppress(AssertionError, ConnectionError):
             await stream.read()
 
     async def back(stream: Stream) -> None:
@@ -547,11 +531,11 @@ def test_a_controller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
 
 def test_a_worker_that_did_not_get_to_run_for_a_while_keeps_its_controller(tmp_path: Path) -> None:
     async def script(stream: Stream) -> None:
-        await stream.welcome(pb.Welcome(heartbeat_interval_ms=50, silence_limit_ms=1000))
+        await stream.welcome(heartbeat_interval_ms=50, silence_limit_ms=1000)
         await stream.read_heartbeat()
         time.sleep(1.2)  # noqa: ASYNC251 - the whole process stands still
-        while not stream.heartbeats[-1].HasField("min_delta_ns"):
-            await stream.send(pb.ToWorker(heartbeat=pb.Heartbeat(sent_ns=time.monotonic_ns())))
+        while stream.heartbeats[-1].min_delta_ns is None:
+            await stream.send(pb.Heartbeat(sent_ns=time.monotonic_ns()))
             await stream.read_heartbeat()
         await drain(stream)
 
@@ -561,7 +545,7 @@ def test_a_worker_that_did_not_get_to_run_for_a_while_keeps_its_controller(tmp_p
 def test_a_rejected_worker_says_why_and_does_not_try_again(tmp_path: Path) -> None:
     async def reject(stream: Stream) -> None:
         reason = "worker speaks protocol 1, this controller 7"
-        await stream.send_last(pb.ToWorker(rejected=pb.Rejected(reason=reason)))
+        stream.reject(reason)
 
     with pytest.raises(ConfigError, match="rejected this worker: worker speaks protocol 1"):
         play(tmp_path, reject)
@@ -614,7 +598,7 @@ def test_a_worker_process_told_to_stop_asks_to_be_drained_and_exits_with_zero(
 def test_a_worker_whose_device_is_lost_says_why_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lost(ModelledDevice):
+    class Lost(ThreadedDevice):
         """Its second EXEC is its last."""
 
         on_lost: Callable[[str], object]
@@ -672,6 +656,7 @@ from pathlib import Path
 
 from modelzoo.profile import load_profile
 from tests.kit.queue_device import QueueDevice
+from tests.kit.scripted_worker import kind_of
 from tests.kit.worker_models import IO_POOL_BYTES, LIMITS
 from worker import link, process
 from worker.config import WorkerConfig
@@ -746,39 +731,6 @@ def test_a_worker_whose_device_hangs_ends(told_to_leave: bool, tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_a_stream_that_ends_while_a_heartbeat_is_written_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Late:
-        """A stream whose heartbeats are written when it has ended."""
-
-        def __init__(self, call: Any) -> None:  # noqa: ANN401
-            self._call = call
-
-        async def write(self, message: bytes) -> None:
-            if pb.FromWorker.FromString(message).HasField("heartbeat"):
-                await self._call.code()
-                late.append(message)
-            await self._call.write(message)
-
-    late: list[bytes] = []
-    write = _Session._write
-    monkeypatch.setattr(_Session, "_write", lambda session, call: write(session, Late(call)))
-
-    async def first(stream: Stream) -> None:
-        await stream.welcome()
-
-    async def second(stream: Stream) -> None:
-        await stream.welcome()
-        await drain(stream)
-
-    with caplog.at_level("WARNING", logger="worker.link"):
-        play(tmp_path, first, second)
-    assert late
-    (told,) = (each.getMessage() for each in caplog.records if each.name == "worker.link")
-    assert told.endswith(": closed the stream; trying again")
-
-
 def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None:
     tickets: list[Ticket] = []
 
@@ -807,16 +759,16 @@ def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None
     ("settings", "words"),
     [
         ({"controller": "nowhere"}, "controller: found 'nowhere', expected HOST:PORT"),
-        ({"num_pages": 0}, "pages: found 0"),
-        ({"arena_bytes": 5}, "arena: found 5 bytes"),
-        ({"io_bytes": 5}, "IO memory: found 5 bytes"),
+        ({"num_pages": 0}, "num_pages is 0"),
+        ({"arena_bytes": 5}, "arena_bytes is 5"),
+        ({"io_bytes": 5}, "io_bytes is 5"),
         ({"worker_id": ""}, "worker id: found ''"),
-        ({"compile_limit_s": 0.0}, "compile limit: found 0.0 s"),
+        ({"compile_limit_s": 0.0}, "compile_limit_s is 0.0"),
         # Whatever this machine has: torch without CUDA, no GPU, or fewer.
         ({"device": "cuda:99"}, "device 'cuda:99': found .* expected|expects"),
         ({"device": "cuda"}, "expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"),
         ({"device": "torch:cpu", "host_bytes": 2**60}, "start with less host memory"),
-        ({"device": "torch:cpu", "host_bytes": 5}, "host memory: found 5 bytes"),
+        ({"device": "torch:cpu", "host_bytes": 5}, "host_bytes is 5"),
         ({"precision": "int3"}, "precision: found 'int3', expected one of float32, tf32"),
         ({"device": "tpu"}, "expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"),
         ({"device": "modelled:"}, "expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"),
@@ -843,7 +795,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_what_a_worker_holds_it_tells_the_next_controller_which_says_what_to_keep(
     tmp_path: Path,
 ) -> None:
-    ready: dict[str, pb.ModelReady] = {}
+    ready: dict[str, pb.ReadyModel] = {}
     offers: dict[str, pb.ModelOffer] = {}
 
     async def first(stream: Stream) -> None:
@@ -853,8 +805,8 @@ def test_what_a_worker_holds_it_tells_the_next_controller_which_says_what_to_kee
             content = relu_file(index + 1)
             ready[name] = await stream.install(name, content)
             sha256 = hashlib.sha256(content).hexdigest()
-            file = pb.ModelFile(name="model.onnx", num_bytes=len(content), sha256=sha256)
-            offers[name] = pb.ModelOffer(model_id=name, files=[file], batch_sizes=[1, 2])
+            file = pb.FileOffer(name="model.onnx", num_bytes=len(content), sha256=sha256)
+            offers[name] = pb.ModelOffer(model_id=name, files=(file,), batch_sizes=(1, 2))
         for index, name in enumerate(("kept", "unwanted")):
             await stream.act(load(index + 1, name))
         # It is on its way when the controller ends.
@@ -865,8 +817,8 @@ def test_what_a_worker_holds_it_tells_the_next_controller_which_says_what_to_kee
         assert {name: each.ready for name, each in held.items()} == ready
         assert {name for name, each in held.items() if each.resident} == {"kept", "unwanted"}
         for name, each in held.items():
-            assert each.offer_digest == wire.offer_digest(offers[name])
-        await stream.welcome(pb.Welcome(**BEATS, keep=["kept", "cold", "never heard of"]))
+            assert each.offer_digest == pb.offer_digest(offers[name])
+        await stream.welcome(keep=["kept", "cold", "never heard of"])
         result, _ = await stream.act(infer(1, "kept"), bytes(4))
         assert result.error == ActionError.NONE
         result, _ = await stream.act(infer(2, "cold"), bytes(8))
@@ -875,7 +827,7 @@ def test_what_a_worker_holds_it_tells_the_next_controller_which_says_what_to_kee
         assert result.error == ActionError.NONE  # there is room: nothing else is kept
         result, _ = await stream.act(infer(4, "unwanted"), bytes(12))
         assert result.error == ActionError.UNKNOWN_MODEL
-        await stream.send(pb.ToWorker(model_drop=pb.ModelDrop(model_id="kept")))
+        await stream.send(pb.ModelDrop(model_id="kept"))
         await stream.heard()
 
     async def third(stream: Stream) -> None:
@@ -893,23 +845,20 @@ def test_orders_of_an_earlier_generation_end_the_stream_and_are_not_carried_out(
     tmp_path: Path,
 ) -> None:
     async def first(stream: Stream) -> None:
-        await stream.welcome(pb.Welcome(**BEATS, lineage="l", generation=5))
+        await stream.welcome(lineage="l", generation=5)
         await stream.install("relu", relu_file())
         stream.write(*encode_action(load(1, "relu"), generation=5))
         assert (await stream.result())[0].error == ActionError.NONE
         stream.write(*encode_action(infer(2, "relu"), [bytes(16)], generation=4))
-        assert stream.data is not None
-        assert await stream.data[0].read() == b""  # it hangs up without a result
+        with pytest.raises(AssertionError, match="the worker closed the connection"):
+            await stream.result()
 
     async def followed(stream: Stream) -> None:
         # One that was stopped, and does not know yet that another leads.
-        welcome = pb.Welcome(**BEATS, lineage="l", generation=4)
-        await stream.send(pb.ToWorker(welcome=welcome))
-        with contextlib.suppress(asyncio.CancelledError):
-            await stream.context.read()
+        stream.reply(lineage="l", generation=4)
 
     async def last(stream: Stream) -> None:
-        await stream.welcome(pb.Welcome(**BEATS, lineage="another", generation=1, keep=["relu"]))
+        await stream.welcome(lineage="another", generation=1, keep=["relu"])
         stream.write(*encode_action(infer(2, "relu"), [bytes(16)], generation=1))
         assert (await stream.result())[0].error == ActionError.NONE
         await drain(stream)

@@ -7,9 +7,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright.bulk import join_bulk, split_bulk, total_bytes
 from clockwright.errors import ProtocolError
 from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.bulk import join_bulk, split_bulk, total_bytes
 
 RAW = 7
 chunks = st.lists(st.binary(max_size=300), max_size=6)

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -22,8 +22,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from clockwright.errors import ModelError
-from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+from clockwright.wire.tensors import DATATYPES, TensorSpec
 from tests.kit.processes import lives, until
+from worker.compiling import compile
 from worker.compiling.cache import CompileCache
 from worker.compiling.compile import (
     OnnxruntimeTarget,
@@ -34,7 +35,6 @@ from worker.compiling.compile import (
 )
 from worker.compiling.compiler import Compiler
 from worker.compiling.for_torch import TorchTarget
-from worker.compiling.onnx_model import DATATYPES
 from worker.engines.onnxruntime import open_session, private_kernel
 from worker.models.file_store import FileStore, sha256_of
 from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits, ModelSource
@@ -180,9 +180,9 @@ def test_names_make_no_architecture_but_shapes_do(tmp_path: Path) -> None:
     assert renamed.inputs[0].spec.name == "zebra"
 
 
-@pytest.mark.parametrize("datatype", list(DATATYPE_BYTES))
+@pytest.mark.parametrize("datatype", list(DATATYPES))
 def test_every_datatype_goes_through_unchanged(datatype: str, tmp_path: Path) -> None:
-    element_type = next(number for number, name in DATATYPES.items() if name == datatype)
+    element_type = DATATYPES[datatype].onnx
     # Concat exists for every datatype.
     model = make_model(
         [helper.make_node("Concat", ["x", "x"], ["y"], axis=1)],
@@ -192,11 +192,7 @@ def test_every_datatype_goes_through_unchanged(datatype: str, tmp_path: Path) ->
     source = write(model, tmp_path / "source")
     description = compiled(source, tmp_path / "out")
     assert description.inputs[0].spec == TensorSpec("x", datatype, (3,))
-    dtype = (
-        np.dtype(ml_dtypes.bfloat16)
-        if datatype == "BF16"
-        else helper.tensor_dtype_to_np_dtype(element_type)
-    )
+    dtype = helper.tensor_dtype_to_np_dtype(element_type)
     x = np.array([[1, 0, 1], [0, 1, 1]]).astype(dtype)
     (found,) = run_compiled(tmp_path / "out", description, [x])
     assert found == np.concatenate([x, x], axis=1).tobytes()
@@ -291,10 +287,70 @@ def test_open_dimensions_can_be_fixed(tmp_path: Path) -> None:
         ({"width": 7}, "'width': no input has it; found 'height'"),
         ({"n": 7}, "'n' is the batch dimension"),
         ({"height": 0}, "'height': found size 0"),
-        ({}, r"input 'x': dimension 1 is open \('height'\), .*; give height a size under"),
+        ({}, r"besides the batch: 'height'; write .* under \[dimensions\] .*: height = SIZE"),
     ):
         with pytest.raises(ModelError, match=words):
             describe_model(ModelSource(folder, sizes))
+
+
+def test_all_open_dimensions_are_named_at_once_with_the_lines_to_write(tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("Add", ["x", "z"], ["y"])],
+        inputs=[
+            ("x", TensorProto.FLOAT, ["n", "channels", "p2o.DynamicDimension.1", 2]),
+            ("z", TensorProto.FLOAT, ["n", "channels", 1, "width"]),
+        ],
+        outputs=[("y", TensorProto.FLOAT, ["n", "channels", None, None])],
+    )
+    with pytest.raises(ModelError) as refused:
+        describe_model(write(model, tmp_path))
+    words = str(refused.value)
+    assert "'channels', 'p2o.DynamicDimension.1', 'width'" in words
+    lines = words.partition("config.toml: ")[2].replace("SIZE", "3").split(", ")
+    assert tomllib.loads("\n".join(lines)) == {
+        "channels": 3,
+        "p2o.DynamicDimension.1": 3,
+        "width": 3,
+    }
+
+
+def bags(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """A model of two inputs, whose first dimensions have symbols of their own."""
+    return make_model(
+        nodes,
+        inputs=[("ids", TensorProto.INT64, ["n"]), ("offsets", TensorProto.INT64, ["bags"])],
+        outputs=[("y", TensorProto.INT64, ["bags", 2])],
+        weights={"axis": np.array([0]), "end": np.array([1]), "two": np.array([2])},
+    )
+
+
+SUM_OF_ALL = (
+    helper.make_node("ReduceSum", ["ids", "axis"], ["sum"], keepdims=1),
+    helper.make_node("Shape", ["offsets"], ["num"]),
+    helper.make_node("Concat", ["num", "two"], ["shape"], axis=0),
+)
+
+
+def test_inputs_whose_first_dimensions_need_not_be_equal_are_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    model = bags(*SUM_OF_ALL, helper.make_node("Expand", ["sum", "shape"], ["y"]))
+    with pytest.raises(ModelError, match="'n' of input 'ids', 'bags' of input 'offsets'"):
+        compiled(write(model, tmp_path / "source"), tmp_path / "out")
+
+
+def test_a_batch_with_a_symbol_in_each_input_is_served_row_by_row_where_rows_meet(
+    tmp_path: Path,
+) -> None:
+    model = bags(
+        *SUM_OF_ALL,
+        helper.make_node("Add", ["ids", "offsets"], ["both"]),
+        helper.make_node("Add", ["both", "sum"], ["z"]),
+        helper.make_node("Unsqueeze", ["z", "end"], ["column"]),
+        helper.make_node("Expand", ["column", "shape"], ["y"]),
+    )
+    done = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert "ReduceSum" in done.one_by_one
 
 
 def relu(
@@ -310,10 +366,7 @@ def relu(
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (relu([4, 4]), "input 'x': first dimension is fixed to 4, expected the batch"),
-        (relu([]), "input 'x' is a scalar, expected a batch"),
         (relu(["n", None]), "input 'x': dimension 1 has neither size nor name"),
-        (relu(["n", 0]), "input 'x': dimension 1 is 0, expected 1 or more"),
         (
             make_model(
                 [helper.make_node("Identity", ["x"], ["y"])],
@@ -321,13 +374,6 @@ def relu(
                 outputs=[("y", TensorProto.STRING, ["n", 1])],
             ),
             "input 'x' has datatype STRING, expected one of BOOL",
-        ),
-        (
-            make_model(
-                [helper.make_node("ReduceMax", ["x"], ["y"], keepdims=0)],
-                outputs=[("y", TensorProto.FLOAT, [])],
-            ),
-            "output 'y' has shape .*expected the batch as its first dimension",
         ),
         (
             make_model(
@@ -357,6 +403,21 @@ def relu(
             make_model([helper.make_node("Frobnicate", ["x"], ["y"])]),
             "not valid ONNX: .*Frobnicate",
         ),
+        (
+            make_model(
+                [
+                    helper.make_node(
+                        "BatchNormalization",
+                        ["x", "g", "b", "m", "v"],
+                        ["y", "mean", "var"],
+                        training_mode=1,
+                    )
+                ],
+                weights={name: np.ones(4, dtype=np.float32) for name in "gbmv"},
+            ),
+            r"makes 'y' is in training mode.*model\.eval\(\)",
+        ),
+        (relu(["n", "n"]), "'n' in dimension 1, which is the batch elsewhere.*export the model"),
         (make_model([helper.make_node("Relu", ["nobody"], ["y"])]), "not valid ONNX: .*nobody"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -389,7 +450,52 @@ def test_rows_that_depend_on_each_other_are_run_one_by_one(
         weights={"axis": np.array(0, dtype=np.int64)},
     )
     found = compiled(write(model, tmp_path / "model"), tmp_path / "out")
-    assert "rows of a batch" in found.one_by_one
+    assert "of a row in a batch of 2" in found.one_by_one or "rows of a batch" in found.one_by_one
+
+
+@pytest.mark.parametrize("kept", ["x", "weight"])
+def test_narrow_numbers_that_no_node_makes_are_an_output(kept: str, tmp_path: Path) -> None:
+    shape: Shape = ["n", 4] if kept == "x" else [3]
+    model = make_model(
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)],
+        inputs=[("x", TensorProto.INT4, ["n", 4])],
+        outputs=[("y", TensorProto.FLOAT, ["n", 4]), (kept, TensorProto.INT4, shape)],
+        opset=21,
+    )
+    model.ir_version = 10
+    model.graph.initializer.append(helper.make_tensor("weight", TensorProto.INT4, [3], [1, 2, 3]))
+    found = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert [tensor.spec.datatype for tensor in found.outputs] == ["FP32", "INT8"]
+
+
+@pytest.mark.parametrize("most", [2, 16])
+def test_an_output_of_some_rows_of_a_batch_belongs_to_a_request(most: int, tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("Slice", ["x", "start", "end", "start"], ["y"])],
+        outputs=[("y", TensorProto.FLOAT, None)],
+        weights={"start": np.array([0]), "end": np.array([most])},
+    )
+    source = replace(
+        write(model, tmp_path / "source"), batch_sizes=(1, 2, 4, 8, 16)[: most // 2 + 1]
+    )
+    found = compiled(source, tmp_path / "out")
+    assert "expected rows of one fixed shape" in found.one_by_one
+    assert [tensor.spec.axis for tensor in (*found.inputs, *found.outputs)] == [None, None]
+
+
+def test_an_output_that_counts_rows_belongs_to_a_request(tmp_path: Path) -> None:
+    model = make_model(
+        [
+            helper.make_node("Shape", ["x"], ["s"], start=0, end=1),
+            helper.make_node("Sub", ["s", "two"], ["less"]),
+            helper.make_node("Max", ["less", "zero"], ["k"]),
+            helper.make_node("Relu", ["x"], ["y"]),
+        ],
+        outputs=[("y", TensorProto.FLOAT, ["n", 4]), ("k", TensorProto.INT64, [1])],
+        weights={"two": np.array([2]), "zero": np.array([0])},
+    )
+    found = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert [tensor.spec.axis for tensor in (*found.inputs, *found.outputs)] == [None] * 3
 
 
 def test_an_operator_of_another_domain_is_refused_by_name(tmp_path: Path) -> None:
@@ -581,8 +687,23 @@ def test_the_same_graph_with_other_weights_is_not_probed_again(tmp_path: Path) -
             out.mkdir(parents=True)
             source = write(model, tmp_path / f"in{number}")
             compile_model(source, out, LIMITS, stages.append, target)
-        assert stages.count("probing rows") == 2
+        assert stages.count("probing rows of batch 2") == 2
         stages.clear()
+
+
+def test_a_profile_that_takes_long_is_cut_short_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile, "PROFILE_LIMIT_NS", -1)
+    compiled(write(dense(), tmp_path / "source"), tmp_path / "out")
+    said: list[str] = []
+    profile = profile_model(tmp_path / "out", [4, 1, 2], said.append)
+    assert profile == {1: profile[1], 2: 2 * profile[1], 4: 4 * profile[1]}
+    assert [each.partition(": ")[2] for each in said] == [
+        "",
+        "batch 2 is estimated from 1",
+        "batch 4 is estimated from 2",
+    ]
 
 
 def test_profiles_are_remembered_and_nonsense_is_not(tmp_path: Path) -> None:
@@ -598,7 +719,7 @@ def test_profiles_are_remembered_and_nonsense_is_not(tmp_path: Path) -> None:
 
 def test_the_compiler_process_compiles_refuses_and_survives(tmp_path: Path) -> None:
     good = write(dense(), tmp_path / "good")
-    bad = write(relu([]), tmp_path / "bad")
+    bad = write(relu(["n", None]), tmp_path / "bad")
     stages: list[str] = []
 
     async def scenario() -> None:
@@ -607,7 +728,7 @@ def test_the_compiler_process_compiles_refuses_and_survives(tmp_path: Path) -> N
             (tmp_path / "out").mkdir()
             model = await compiler.compile(good, tmp_path / "out", LIMITS, stages.append)
             assert model == CompiledModel.from_json((tmp_path / "out" / "model.json").read_text())
-            with pytest.raises(ModelError, match="is a scalar"):
+            with pytest.raises(ModelError, match="has neither size nor name"):
                 await compiler.describe(bad)
             assert list(await compiler.profile(tmp_path / "out", [1], stages.append)) == [1]
         finally:
@@ -618,7 +739,7 @@ def test_the_compiler_process_compiles_refuses_and_survives(tmp_path: Path) -> N
         "checking",
         "optimising",
         "lifting weights",
-        "probing rows",
+        "probing rows of batch 2",
         "profiling batch 1",
     ]
 

@@ -18,15 +18,15 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from clockwright import Client, RefusedError
-from clockwright.actions import ActionError
-from clockwright.bulk import Buffer
+from clockwright.client.operator import Operator
 from clockwright.containers import ContainerSpec, parse_container
 from clockwright.errors import ConfigError, ModelError, Refusal
-from clockwright.operator import Operator
-from clockwright.tensors import TensorSpec
 from clockwright.units import ModelId
-from clockwright.v1 import worker_pb2 as pb
-from controller.model_folder import ModelFolder, read_model_folder
+from clockwright.wire import worker_messages as pb
+from clockwright.wire.actions import ActionError
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.tensors import TensorSpec
+from controller.models.model_folder import ModelFolder, read_model_folder
 from experiments.live.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, lives, until, write_models
 from tests.kit.running_lanes import RunningLanes
@@ -144,7 +144,7 @@ def test_the_controller_judges_a_folder_of_code(tmp_path: Path) -> None:
     assert [file.name for file in read.files] == ["model.py"]
     assert read.settings.container is not None
     for head, problem in (
-        ("copies = 2", "config.toml: copies is of ONNX models, expected none beside"),
+        ("copies = 2", "config.toml: copies is a setting of ONNX models, expected it without"),
         ("", None),
     ):
         (folder / "config.toml").write_text(f"{head}\n{MOODY_TABLE}")
@@ -409,19 +409,17 @@ def test_a_worker_whose_container_crashes_says_so_leaves_and_attaches_again(
 
     async def offer(stream: Stream) -> None:
         await stream.welcome()
-        files = [
-            pb.ModelFile(name=f.name, num_bytes=f.num_bytes, sha256=f.sha256) for f in read.files
-        ]
-        offer = pb.ModelOffer(model_id="m", files=files, batch_sizes=[1], profile="moody")
-        await stream.send(pb.ToWorker(model_offer=offer))
-        await stream.expect("model_ready")
+        files = tuple(pb.FileOffer(f.name, f.num_bytes, f.sha256) for f in read.files)
+        offer = pb.ModelOffer("m", files, (1,), profile="moody")
+        await stream.send(offer)
+        await stream.expect("ready_model")
         await stream.act(load(1, "m"))
 
     async def crash(stream: Stream) -> None:
         await offer(stream)
         result, _ = await stream.act(infer(2, "m"), row(CRASH).tobytes())
         assert result.error is ActionError.DEVICE
-        with pytest.raises(AssertionError, match="the worker closed the socket"):
+        with pytest.raises(AssertionError, match="the worker closed the connection"):
             await stream.result()
 
     async def again(stream: Stream) -> None:
@@ -435,10 +433,12 @@ def test_a_worker_whose_container_crashes_says_so_leaves_and_attaches_again(
     play(tmp_path, crash, again, device=f"container:{folder}")
 
 
-def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(tmp_path: Path) -> None:
+def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(
+    tmp_path: Path, cache_dir: Path
+) -> None:
     models = write_models(tmp_path / "models", tiny="tiny_conv")
     write_container(models, "moody", MOODY_TABLE, head="slo_ms = 30000", model=MOODY)
-    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(cache_dir)]
     image = np.zeros((1, 1, 8, 8), np.float32)
     with (
         LocalServer(["--models", str(models), *arguments]) as server,
@@ -473,13 +473,13 @@ def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(tmp_
 
 
 def test_a_refusal_of_code_says_what_is_wrong_with_it_and_healthy_models_have_none(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, cache_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     models = write_models(tmp_path / "models", tiny="tiny_conv")
     write_container(models, "moody", MOODY_TABLE, model=MOODY)
     write_container(models, "nameless", MOODY_TABLE, model="def forecast(rows): ...")
     truth = "model.py: expected a function 'predict', found forecast"
-    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(cache_dir)]
     with (
         LocalServer(["--models", str(models), *arguments]) as server,
         Client(server.address) as client,
@@ -500,9 +500,11 @@ def test_a_refusal_of_code_says_what_is_wrong_with_it_and_healthy_models_have_no
     assert "refused" not in capfd.readouterr().err
 
 
-def test_code_that_no_worker_is_for_says_which_worker_to_start(tmp_path: Path) -> None:
+def test_code_that_no_worker_is_for_says_which_worker_to_start(
+    tmp_path: Path, cache_dir: Path
+) -> None:
     models = write_container(tmp_path / "models", "moody", MOODY_TABLE, model=MOODY).parent
-    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(cache_dir)]
     empty = tmp_path / "empty"
     empty.mkdir()
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from clockwright import Client
-from clockwright.actions import ActionError, Infer, LoadWeights
+from clockwright.client.operator import Operator
 from clockwright.cores import (
     divide_cores,
     granted_cores,
@@ -20,8 +21,8 @@ from clockwright.cores import (
     usable_cores,
 )
 from clockwright.errors import ConfigError
-from clockwright.operator import Operator
 from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.wire.actions import ActionError, Infer, LoadWeights
 from experiments.live.local_server import LocalServer
 from tests.kit.processes import until, write_models
 from tests.kit.worker_models import (
@@ -40,6 +41,7 @@ from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.models.model_files import WEIGHTS_FILE
 from worker.process import check_cores
+from worker.timing import tune_thread
 
 
 @pytest.mark.parametrize("text", ["3", "0-1", "2-9,12", "0,2,4-6"])
@@ -81,6 +83,25 @@ def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:
 def test_cores_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match="cores: found 900, which are not there"):
         check_cores((900,))
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_thread_that_computes_comes_before_ordinary_ones_where_that_is_allowed(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def set_priority(*of: int) -> None:
+        asked.append(of)
+        if not allowed:
+            raise PermissionError(of)
+
+    monkeypatch.setattr(os, "getpriority", lambda *_: 4)
+    monkeypatch.setattr(os, "setpriority", set_priority)
+    thread = threading.Thread(target=lambda: tune_thread(realtime=False))
+    thread.start()
+    thread.join()
+    assert asked == [(os.PRIO_PROCESS, 0, -6)]
 
 
 def test_a_worker_tries_up_to_a_thread_for_each_of_its_cores() -> None:

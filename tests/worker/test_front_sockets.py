@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clockwright import frame_headers, frames
-from clockwright.actions import ActionError, Infer
 from clockwright.units import NS_PER_MS
+from clockwright.wire import frame_headers, frames
+from clockwright.wire import worker_messages as messages
+from clockwright.wire.actions import ActionError, Infer
 from tests.kit.scripted_controller import Stream, drain, infer, load, play
 from tests.kit.worker_models import relu_file
 from worker import front_sockets
@@ -43,7 +44,9 @@ class Front:
 
     async def dial(self, stream: Stream) -> None:
         """Be announced, and come."""
-        stream.write(*frames.encode_expect(self.number, self.token, INPUTS_BYTES_MAX))
+        stream.write(
+            *messages.frame(messages.ExpectFront(self.number, self.token, INPUTS_BYTES_MAX))
+        )
         # Whoever answers this has heard that.
         await stream.act(infer(1000 + self.number, "nobody"), b"")
         await self.connect(stream)
@@ -189,7 +192,7 @@ def test_without_a_front_its_inputs_are_zeros_and_the_others_of_the_batch_are_se
                 row(action_id),
             )
             if leave:
-                stream.write(*frames.encode_front_gone(5))
+                stream.write(*messages.frame(messages.FrontGone(5)))
             else:
                 front.send(action_id, 0, None)
             result, outputs = await stream.result()

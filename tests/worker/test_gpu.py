@@ -102,7 +102,7 @@ def reference(name: str, model: TorchModel, rows: int, seed: int = 0) -> np.ndar
     generator = np.random.default_rng(0)
     inputs = {}
     for spec in model.inputs:
-        drawn = generator.random(spec.row_bytes * rows // 4, dtype=np.float32)
+        drawn = generator.random(spec.batch_bytes(rows) // 4, dtype=np.float32)
         # For tokens the same bytes are huge numbers: only indices inside their table can be compared.
         array = drawn if spec.datatype == "FP32" else np.zeros(drawn.nbytes // 8, np.int64)
         inputs[spec.name] = array.reshape(rows, *spec.row_shape)
@@ -115,7 +115,7 @@ def check_answer(bench: BareDevice, name: str, model: TorchModel, *, tolerance: 
     bench.load(model, pages)
     step = bench.infer(model, pages, 4)
     if model.inputs[0].datatype != "FP32":
-        bench.device.run_input(step, [bytes(spec.row_bytes * 4) for spec in model.inputs])
+        bench.device.run_input(step, [bytes(spec.batch_bytes(4)) for spec in model.inputs])
     wanted = reference(name, model, 4)
     largest = float(np.abs(wanted).max())
     np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance * largest)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import pytest
 from typing_extensions import override
 
 import worker.process
-from clockwright.cli.flags import JoinFlags, WorkerFlags
+from clockwright.cli.flags import JoinFlags, LogFlags
 from clockwright.cli.local_workers import LocalWorkers
+from clockwright.cli.worker_settings import WorkerSettings
 from clockwright.errors import ConfigError
+from clockwright.settings import Flags
 from tests.kit.nvml import NotSupportedError, driver, told_by
 from worker import gpu_workers
 from worker.config import WorkerConfig, compile_threads
@@ -41,7 +43,7 @@ def facts_of(**answers: Any) -> GpuFacts:  # noqa: ANN401
 
 def test_a_card_in_good_health_has_all_facts_and_no_complaint() -> None:
     facts = facts_of()
-    assert None not in facts.as_table().values()
+    assert None not in asdict(facts).values()
     assert (facts.name, facts.driver, facts.bus_id) == ("NVIDIA A GPU", "580.1", "0000:3b:00.0")
     assert (facts.memory_bytes, facts.free_bytes) == (80 << 30, 79 << 30)
     assert complaints(facts) == []
@@ -262,7 +264,7 @@ class Recorded(LocalWorkers):
     """Starts programs of the test's in place of workers."""
 
     programs: tuple[str, ...] = ()
-    started: tuple[dict[str, WorkerFlags], str] | None = None
+    started: tuple[dict[str, Flags[WorkerSettings]], str] | None = None
 
     @override
     def _command(self, controller: str, worker_id: str) -> list[str]:
@@ -283,19 +285,24 @@ def test_each_gpu_gets_a_process_and_one_that_fails_leaves_the_others(
     monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(Recorded, "programs", programs)
-    assert (
-        gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags(pages=3), JoinFlags()) == code
-    )
+    flags = Flags(WorkerConfig, pages=3)
+    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", flags, JoinFlags(), LogFlags()) == code
     assert Recorded.started is not None
     started, controller = Recorded.started
-    file = started["host-gpu0"].host_file
+    file = started["host-gpu0"]["host_file"]
     assert file is not None
     assert os.stat(file).st_size == 4 << 30
-    shared = WorkerFlags(pages=3, host_file=file, threads=compile_threads(2))
+    threads = compile_threads(2)
     assert controller == "there:1"
-    assert started == {
-        "host-gpu0": replace(shared, device="cuda:0"),
-        "host-gpu1": replace(shared, device="cuda:1"),
+    assert {name: sorted(own.spell()) for name, own in started.items()} == {
+        f"host-gpu{n}": [
+            f"--device=cuda:{n}",
+            f"--host-file={file}",
+            "--pages=3",
+            "--payload-port=0",
+            f"--threads={threads}",
+        ]
+        for n in range(2)
     }
     told = capfd.readouterr().err
     assert ("ended with 1" in told) is bool(code)
@@ -326,7 +333,12 @@ time.sleep(0.5)
     monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(Recorded, "programs", (fails, goes_on))
-    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags(), JoinFlags()) == 1
+    assert (
+        gpu_workers.run_on_each_gpu(
+            2, "host", "there:1", Flags(WorkerConfig), JoinFlags(), LogFlags()
+        )
+        == 1
+    )
     told = {line.split()[1]: line for line in capfd.readouterr().err.splitlines()}
     assert told["host-gpu0"].endswith("ended with 1")
     assert told["host-gpu1"].endswith("has left")

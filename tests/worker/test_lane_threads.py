@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import random
@@ -19,16 +20,19 @@ import pytest
 from onnx import TensorProto
 
 import worker
-from clockwright.actions import ActionError
-from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from clockwright.wire.actions import ActionError
+from clockwright.wire.bulk import Buffer
 from tests.kit.processes import until
 from tests.kit.queue_device import QueueDevice
 from tests.kit.running_lanes import load_run_and_evict_at_random, running
+from tests.kit.scripted_controller import infer as infer_of
+from tests.kit.scripted_controller import load as load_of
 from tests.kit.worker_models import (
     LIMITS,
     NARROW,
+    ThreadedDevice,
     a_modelled,
     compiled_models,
     cpu_device,
@@ -37,16 +41,17 @@ from tests.kit.worker_models import (
     network,
     offer,
     prepared,
+    silent,
     stored,
     unpaged,
 )
-from worker.core.lanes import Step
+from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
 from worker.devices.modelled import ModelledDevice
 from worker.lane_threads import LONG_INLINE_BYTES, SHORT_NS
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
-from worker.models.served_model import Offer, ServedModel
+from worker.models.served_model import Offer, OfferedFile, ServedModel
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +245,7 @@ def test_a_modelled_device_takes_as_long_as_its_profile_says_and_answers_zeros(
         assert before.end_ns <= after.begin_ns
 
 
-class HeldDevice(ModelledDevice):
+class HeldDevice(ThreadedDevice):
     """An EXEC ends when the test says so."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401
@@ -300,11 +305,13 @@ def test_noise_is_the_same_in_every_run_and_of_each_lane_by_itself(tmp_path: Pat
     draws = []
     for loads_between in (0, 3):
         device, model = modelled(tmp_path, str(tmp_path / "noisy.json"))
+        run = Step(Lane.EXEC, infer_of(1, "echo"), model, (), 0)
+        load = Step(Lane.LOAD, load_of(2, "echo"), model, (), 0)
         durations = []
         for _ in range(100):
-            durations.append(device.exec_duration_ns(model, 1))
+            durations.append(device.duration_ns(run))
             for _ in range(loads_between):
-                device.load_duration_ns(model)
+                device.duration_ns(load)
         draws.append(durations)
     assert draws[0] == draws[1]
     assert len(set(draws[0])) == 100
@@ -318,6 +325,38 @@ def test_a_modelled_device_refuses_what_its_profile_does_not_know(tmp_path: Path
     device = modelled_device(tmp_path, "10ms")
     with pytest.raises(ModelError, match=r"no batch size of \[2, 4\] for '\*', but \[1\]"):
         prepared(device, offer(FileStore(tmp_path), "echo", echo(4), (2, 4)))
+
+
+def test_devices_of_one_process_fetch_and_read_a_model_once(tmp_path: Path) -> None:
+    content = echo(4)
+    file = OfferedFile("model.onnx", len(content), hashlib.sha256(content).hexdigest())
+    fetched: list[OfferedFile] = []
+
+    async def fetch(files: Sequence[OfferedFile]) -> None:
+        fetched.extend(files)
+        for _ in files:
+            stored(FileStore(tmp_path), content)
+
+    async def prepare() -> list[ServedModel]:
+        device = modelled_device(tmp_path, "1ms")
+        twin = device.twin()
+        try:
+            return await asyncio.gather(
+                *(
+                    each.prepare(Offer(ModelId(name), (file,), (1,), {}, "row"), fetch, silent)
+                    for name in ("m-0", "m-1")
+                    for each in (device, twin)
+                )
+            )
+        finally:
+            await device.close()
+
+    models = asyncio.run(prepare())
+    assert fetched == [file]
+    assert [model.model_id for model in models] == ["m-0", "m-0", "m-1", "m-1"]
+    assert [model.from_cache for model in models] == [False, True, True, True]
+    assert len({id(model) for model in models}) == 4
+    assert len({model.architecture_id for model in models}) == 1
 
 
 def test_abandoned_work_is_not_reported_and_does_not_stay(tmp_path: Path) -> None:
@@ -336,7 +375,7 @@ def test_abandoned_work_is_not_reported_and_does_not_stay(tmp_path: Path) -> Non
         assert harness.outcomes.empty()
 
 
-class BrokenDevice(ModelledDevice):
+class BrokenDevice(ThreadedDevice):
     """A real device that fails when told to."""
 
     broken = False
@@ -363,7 +402,7 @@ def test_a_device_that_fails_fails_the_action_only(tmp_path: Path) -> None:
 # --- short ones -----------------------------------------------------------------------------------
 
 
-class NotedDevice(ModelledDevice):
+class NotedDevice(ThreadedDevice):
     """Notes which thread runs what."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
 from clockwright.errors import ProtocolError
 from clockwright.units import ActionId, ModelId
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
 from worker.core.io_pool import IoPool
 from worker.core.lanes import Core, Lane, Step, WaitUntil
 from worker.core.model import LoadedModel

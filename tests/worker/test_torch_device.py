@@ -29,10 +29,10 @@ import torch
 from onnx import TensorProto, helper
 
 from clockwright import Client
-from clockwright.actions import ActionError, Infer, LoadWeights
-from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
+from clockwright.wire.actions import ActionError, Infer, LoadWeights
+from clockwright.wire.bulk import Buffer
 from experiments.live.local_server import LocalServer
 from modelzoo.build import build_model
 from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
@@ -73,7 +73,7 @@ from worker.engines.torch_tensors import weight_views
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits
 from worker.models.precision import Precision
-from worker.offers import encode_ready
+from worker.offers import describe as describe_to_controller
 from worker.process import check_packages, make_device
 
 HOST_BYTES = 96 << 20
@@ -265,6 +265,8 @@ def quiet(stage: str) -> None:
     pass
 
 
+# Ten seconds; each precision is compiled and compared in test_torch_engine.py, and test_gpu_live.py starts such servers.
+@pytest.mark.long
 def test_a_server_of_processes_serves_in_half_precision(tmp_path: Path) -> None:
     precision = Precision.FLOAT16
     models = write_models(tmp_path / "models", tiny="tiny_conv")
@@ -532,11 +534,10 @@ class DeferredStream(HostStream):
     """Puts work off; `DeferredAccelerator` says when."""
 
     def __init__(self) -> None:
-        #: What to do, and what must be true before.
-        self.queue: deque[tuple[Callable[[], object] | None, Callable[[], bool]]] = deque()
+        self.queue: deque[Callable[[], object]] = deque()
 
     def run(self, work: Callable[[], object]) -> None:
-        self.queue.append((work, lambda: True))
+        self.queue.append(work)
 
     def record(self, event: Event) -> None:
         assert isinstance(event, DeferredEvent)
@@ -547,16 +548,11 @@ class DeferredStream(HostStream):
             event.reached = max(event.reached, number)
             event.time_ns = event.owner.time_ns
 
-        self.queue.append((reach, lambda: True))
-
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, DeferredEvent)
-        number = event.asked
-        self.queue.append((None, lambda: event.reached >= number))
+        self.queue.append(reach)
 
 
 class DeferredAccelerator(HostAccelerator):
-    """Does work only when somebody waits, in any order that streams and events allow."""
+    """Does work only when somebody waits, in any order that streams allow."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -574,13 +570,11 @@ class DeferredAccelerator(HostAccelerator):
 
     def advance_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            able = [each for each in self._streams if each.queue and each.queue[0][1]()]
-            assert able, "streams wait for each other"
-            work, _ = self._rng.choice(able).queue.popleft()
+            able = [each for each in self._streams if each.queue]
+            work = self._rng.choice(able).queue.popleft()
             self.time_ns += self.piece_ns
-            if work is not None:
-                with torch.inference_mode():
-                    work()
+            with torch.inference_mode():
+                work()
 
 
 def load_step(model: TorchModel, pages: tuple[int, ...]) -> Step[TorchModel]:
@@ -641,7 +635,7 @@ def test_a_load_onto_pages_that_a_queued_exec_reads_waits_for_its_gather(
 def test_without_that_wait_some_order_gives_a_wrong_answer(
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ExecQueue, "make_wait_for_readers", lambda *arguments: None)
+    monkeypatch.setattr(ExecQueue, "wait_for_readers", lambda *arguments: None)
     assert not all(rounds_that_went_right(instances))
 
 
@@ -838,10 +832,6 @@ class ThreadedStream(HostStream):
         event.asked += 1
         self.queue.put(partial(event.reach, event.asked))
 
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, ThreadedEvent)
-        self.queue.put(partial(event.wait_for, event.asked))
-
 
 class ThreadedAccelerator(HostAccelerator):
     """As a GPU: streams work beside each other, and beside whoever hands work to them."""
@@ -930,13 +920,13 @@ def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behi
         assert later.begin_ns >= earlier.end_ns
 
 
-def test_each_lane_has_a_stream_and_the_kernels_of_exec_go_first(
+def test_load_and_input_share_a_stream_and_the_kernels_of_exec_go_first(
     tmp_path: Path, threaded: ThreadedAccelerator
 ) -> None:
-    torch_device(tmp_path, threaded)
-    lanes = list(Lane)
-    assert lanes == [Lane.LOAD, Lane.INPUT, Lane.EXEC, Lane.OUTPUT]
-    assert threaded.urgent == [lane is Lane.EXEC for lane in lanes]
+    device = torch_device(tmp_path, threaded)
+    assert device._load.stream is device._input.stream
+    # That one, EXEC's and OUTPUT's.
+    assert threaded.urgent == [False, True, False]
 
 
 def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
@@ -954,7 +944,7 @@ def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
         if source.dtype is not torch.uint8:
             return  # the list of pages
         copied.append(source.nbytes)
-        copies = (work for work, _ in stream.queue if isinstance(work, partial))
+        copies = (work for work in stream.queue if isinstance(work, partial))
         on_their_way.append(sum(work.args[0].dtype is torch.uint8 for work in copies))
 
     monkeypatch.setattr(stream, "run", counted)
@@ -1140,7 +1130,7 @@ def test_seeds_carry_the_clock_that_they_were_measured_at(instances: Instances) 
     (model,) = served(device, instances, 1)
     # The level that 960 MHz belong to.
     assert model.clock_mhz == 966
-    assert encode_ready(model).clock_mhz == 966
+    assert describe_to_controller(model).clock_mhz == 966
     (record,) = trials(cache_dir)
     assert record["clock_mhz"] == 966
 
@@ -1365,9 +1355,7 @@ def test_the_weights_cache_takes_what_a_card_has_left_and_says_so(
         "cpu: the weights cache takes 768 pages, 12288 MiB of 16384 MiB that are free: 512 MiB for the arena, "
         "512 MiB for IO, 2048 MiB for workspace, 1024 MiB for graphs and libraries are left"
     )
-    with pytest.raises(
-        ConfigError, match="16384 MiB are free, too little for a page beside 512 MiB"
-    ):
+    with pytest.raises(ConfigError, match="16384 MiB are free, too little for a page and 512 MiB"):
         pages_that_fit(accelerator, **room, workspace_bytes=14 << 30)
 
 

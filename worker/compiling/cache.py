@@ -5,7 +5,7 @@
                             batch size and way of running it (worker.engines.choice); a hash before it
 
 Entries appear whole or not at all (written aside, then renamed), so several workers may share one
-folder. An entry that cannot be read, or does not match its hash, is thrown away and made anew.
+folder. An entry that cannot be read, or does not match its hash, is deleted and compiled again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.models.model_files import GRAPH_FILE, METADATA_FILE, WEIGHTS_FILE, C
 _SEAL_FILE = "seal"
 _FILES = (METADATA_FILE, _SEAL_FILE, GRAPH_FILE, WEIGHTS_FILE)
 
-# No batch takes longer; the controller believes no worker that says so.
+# No batch takes longer; the controller accepts no larger figure.
 _EXEC_NS_MAX = 3600 * NS_PER_S
 
 
@@ -59,7 +59,7 @@ class CompileCache:
         contents: Mapping[str, str],
         fixed_dimensions: Mapping[str, int],
     ) -> str:
-        """Hash everything that a compiled model depends on, but the batch sizes that were tried.
+        """Hash everything that a compiled model depends on, except the batch sizes.
 
         Args:
             contents: the sha256 of each of the model's files, by path.
@@ -71,7 +71,7 @@ class CompileCache:
     def find(
         self, key: str, suffices: Callable[[CompiledModel], bool] = lambda compiled: True
     ) -> tuple[Path, CompiledModel] | None:
-        """Find a sound compiled model and its folder; None if there is none that suffices.
+        """Find a sound compiled model and its folder. Returns None if no entry suffices.
 
         Reads all of the files, unless an earlier call did and nothing has changed since.
         """

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -25,17 +25,14 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from clockwright.errors import ModelError
-from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_S
+from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
 from worker.compiling.lift_weights import LIFT_LEVELS, LiftedGraph, lift_weights
 from worker.compiling.onnx_model import (
-    DATATYPES,
     describe_outputs,
-    has_fixed_batch,
-    model_inputs,
+    find_rows,
+    input_specs,
     read_model,
-    tensor_spec,
-    tensor_spec_type,
 )
 from worker.compiling.row_flow import follow_rows
 from worker.compiling.row_probes import RowProbes, Run
@@ -61,21 +58,24 @@ from worker.models.model_files import (
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 4
+COMPILE_FORMAT = 6
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
-_NUMPY_FLOATS = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 
 # Linux 5.14: bring all pages of a mapping in now.
 _MADV_POPULATE_READ = 22
 
-# Sets of rows to try where the graph leaves open whether rows meet; one where it proves that they do not.
-_UNPROVEN_SEEDS = 4
+# What to write into integers of the first runs, until the model takes it: a count of 0 may divide.
+_FILLS = (0, 1, 2)
+
+_CHANCE = "it answers by chance: the same row asked again is answered otherwise"
 
 # Profiles seed the controller's estimates, which measurements replace soon: a few runs are enough.
 _PROFILE_RUNS = 7
 _PROFILE_BUDGET_NS = NS_PER_S // 2
+#: After so long, larger batches are not measured. A second per row takes a minute for the usual sizes.
+PROFILE_LIMIT_NS = 10 * NS_PER_S
 
 # The larger batch of the trial of threads: per row it says nearly what larger ones say, in less time.
 _TRIAL_BATCH = 4
@@ -105,14 +105,14 @@ class Target(Protocol):
     seen_apart: set[tuple[str, tuple[int, ...]]]
 
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
-        """Bring graph and weights into the form that is served.
+        """Bring graph and weights into the form that the engine serves.
 
         Raises:
             ModelError: the engine cannot serve the graph.
         """
 
     def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
-        """Make what runs batches on this machine; it raises a ModelError with the engine's words if it fails.
+        """Open the graph for runs on this machine. A run that fails raises a ModelError with the engine's message.
 
         Raises:
             ModelError: the engine does not accept the graph; carries its words.
@@ -121,7 +121,7 @@ class Target(Protocol):
     def choose_threads(
         self, lifted: LiftedGraph, compiled: CompiledModel, batch_sizes: Sequence[int]
     ) -> int:
-        """Say how many threads of the processor run the graph best at these batch sizes.
+        """Choose the number of threads that runs the graph best at these batch sizes.
 
         Raises:
             ModelError: the engine does not accept the graph; carries its words.
@@ -181,7 +181,7 @@ class OnnxruntimeTarget(Target):
             for count in self._thread_counts:
                 session = open_session(lifted.graph, threads=count)
                 launches[count] = {
-                    size: _sample_kernel(session, compiled, size, _aligned(lifted.blob)).launch
+                    size: sample_kernel(session, compiled, size, _aligned(lifted.blob)).launch
                     for size in {1, min(max(batch_sizes), _TRIAL_BATCH)}
                 }
             try:
@@ -211,7 +211,7 @@ def compile_model(
         limits: what the worker has room for.
         progress: told the stage, in words.
         target: the engine to compile for; this machine's processor by default.
-        otherwise: the engine to compile for where that one refuses the model; optimises graphs as far as it.
+        otherwise: the engine to compile for if `target` refuses the model; it optimises graphs as far as `target`.
 
     Raises:
         ModelError: the model cannot be served; says what was found and what is expected.
@@ -219,10 +219,9 @@ def compile_model(
     target = target or OnnxruntimeTarget()
     progress("checking")
     model = read_model(source)
-    fixed_batch = has_fixed_batch(model.graph)
-    inputs = [tensor_spec(value, "input") for value in model_inputs(model.graph)]
-    for value in model.graph.output:
-        tensor_spec_type(value, "output")
+    rows = find_rows(model.graph)
+    fixed_batch = not rows.is_open
+    inputs = input_specs(model.graph, rows)
     # Check the limits before the runtime copies the weights, and before sample inputs are made.
     limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))
     limits.usable_batch_sizes(inputs, [1], fixed_batch=fixed_batch)
@@ -235,7 +234,7 @@ def compile_model(
         except ValueError as error:
             raise ModelError(f"the model is too large to be serialised: {error}") from None
         element_types = _element_types(model)
-        datatypes = {v.name: DATATYPES[element_types[v.name]] for v in model.graph.output}
+        datatypes = {v.name: ONNX_DATATYPES[element_types[v.name]].name for v in model.graph.output}
         in_batches = not fixed_batch and max(source.batch_sizes) > 1
         flow = follow_rows(model)
         del model
@@ -249,7 +248,8 @@ def compile_model(
         bound = [BoundTensor(spec, spec.name, element_types[spec.name]) for spec in inputs]
         original = _Original(reference, bound, datatypes)
         del reference
-        samples = {1: _sample_inputs(inputs, 1)}
+        fill = original.find_fill()
+        samples = {1: sample_inputs(inputs, 1, fill)}
         expected = {1: original.run(1, samples[1])}
         outputs = original.output_specs()
         larger = [
@@ -257,24 +257,44 @@ def compile_model(
             for size in sorted(source.batch_sizes)
             if in_batches and size > 1 and batch_bytes((*inputs, *outputs), size) <= limits.io_bytes
         ]
-        probes = RowProbes(
-            original.run,
-            inputs,
-            flow.index_bounds,
-            num_seeds=_UNPROVEN_SEEDS if larger and flow.open_at else 1,
-        )
+        probes = RowProbes(original.run, inputs)
         original.output_specs()
-        one_by_one = ""
+        is_chance = flow.chance or probes.is_chance(original.run)
+        one_by_one, has_whole = "", False
         if larger:
             try:
-                pair = _sample_inputs(inputs, 2)
+                pair = sample_inputs(inputs, 2, fill)
                 expected[2] = original.run(2, pair)
-                original.output_specs()
-                one_by_one = flow.mixed
+                # Shapes may follow the batch up to a number of rows. Requests may have more than a batch.
+                for size in sorted({3, larger[-1] + 1}):
+                    original.run(size, sample_inputs(inputs, size, fill))
+                try:
+                    outputs = original.output_specs()
+                except ModelError:
+                    has_whole = True
+                    raise
+                has_whole = any(
+                    spec.axis is None
+                    and (spec.name not in flow.constant or not np.array_equal(alone, both))
+                    for spec, alone, both in zip(outputs, expected[1], expected[2], strict=True)
+                )
+                one_by_one = _CHANCE if is_chance else _why_apart(inputs, outputs) or flow.mixed
+                # Weights decide too. Other models of the architecture are asked nothing else.
+                one_by_one = one_by_one or probes.why_otherwise(
+                    original.run, outputs, 2, coarse=flow.coarse
+                )
             except ModelError as error:
                 one_by_one = str(error)
+            if has_whole:
+                # An output of several rows is not made of the outputs of each: a request is one run of one row.
+                inputs, outputs = (
+                    [TensorSpec(spec.name, spec.datatype, spec.shape(1), None) for spec in specs]
+                    for specs in (inputs, outputs)
+                )
             if not one_by_one:
                 samples[2] = pair
+            elif len(set(rows.symbols.values())) > 1:
+                original.refuse_unequal(rows.symbols)
         del original
 
         progress("lifting weights")
@@ -285,7 +305,7 @@ def compile_model(
                 model = onnx.load(optimised_path)
                 lifted = target.lay_out(lift_weights(model, level=level, static=target.static))
                 compiled = _describe(
-                    lifted, inputs, outputs, element_types, fixed_batch=fixed_batch
+                    lifted, inputs, outputs, element_types, fixed_batch=fixed_batch, fill=fill
                 )
                 compiled = replace(
                     compiled,
@@ -294,7 +314,7 @@ def compile_model(
                     ),
                 )
                 run = target.open(lifted, compiled)
-                if not flow.chance:
+                if not is_chance:
                     _compare(target, run, compiled, samples, expected)
             except ModelError as error:
                 reasons.setdefault(target, []).append(str(error))
@@ -303,19 +323,18 @@ def compile_model(
         else:
             raise ModelError("; ".join(map(_why_refused, reasons.values())))
         if larger and not one_by_one:
-            # Where the graph proves that rows stay apart, runs only look for a mistake in the engine, which does not
-            # depend on weights.
-            is_proven = not flow.open_at and not flow.chooses and not flow.coarse
+            # What sizes of a batch change does not depend on weights.
             seen = (compiled.architecture_id, tuple(larger))
-            if not is_proven or seen not in target.seen_apart:
-                progress("probing rows")
+            if seen not in target.seen_apart:
+                coarse = flow.coarse or target.is_coarse
                 one_by_one = _why_one_by_one(
                     run,
                     probes,
                     outputs,
                     larger,
-                    coarse=flow.coarse or target.is_coarse,
-                    ends_only=is_proven and target.one_program,
+                    progress,
+                    coarse=coarse,
+                    one_program=target.one_program,
                 )
                 if not one_by_one:
                     target.seen_apart.add(seen)
@@ -328,25 +347,23 @@ def compile_model(
 
 
 def describe_model(source: ModelSource) -> CompiledModel:
-    """Read a model's inputs and outputs, all that a device needs that computes nothing.
+    """Read a model's inputs and outputs, for a device that computes nothing.
 
     Raises:
-        ModelError: the model cannot be served, as far as that shows without running it.
+        ModelError: the model cannot be served. Faults that only a run shows are not found.
     """
     model = read_model(source)
-    fixed_batch = has_fixed_batch(model.graph)
-    inputs = [tensor_spec(value, "input") for value in model_inputs(model.graph)]
+    rows = find_rows(model.graph)
+    inputs = input_specs(model.graph, rows)
     element_types = _element_types(model)
-    for value in model.graph.output:
-        tensor_spec_type(value, "output")
-    outputs = describe_outputs(model)
+    outputs = describe_outputs(model, rows)
     return CompiledModel(
         architecture_id="",
         weights_sha256="",
         weights_bytes=0,
         inputs=tuple(BoundTensor(s, s.name, element_types[s.name]) for s in inputs),
         outputs=tuple(BoundTensor(s, s.name, element_types[s.name]) for s in outputs),
-        fixed_batch=fixed_batch,
+        fixed_batch=not rows.is_open or bool(_why_apart(inputs, outputs)),
     )
 
 
@@ -355,14 +372,26 @@ def profile_model(
     batch_sizes: Sequence[int],
     progress: Callable[[str], None],
 ) -> dict[int, int]:
-    """Measure a compiled model's kernels, in ns by batch size, without the copies around them."""
+    """Measure a compiled model's kernels, in ns by batch size, without the copies around them.
+
+    When that takes too long, the larger batches are taken to last as long per row as the last one measured.
+    """
     compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
     weights = read_weights(folder, compiled)
-    durations = {}
-    for batch_size in batch_sizes:
+    durations: dict[int, int] = {}
+    limit_ns = time.monotonic_ns() + PROFILE_LIMIT_NS
+    for batch_size in sorted(batch_sizes):
+        if durations and time.monotonic_ns() > limit_ns:
+            measured = max(durations)
+            progress(
+                f"profiling cut short after {PROFILE_LIMIT_NS // NS_PER_S} s: batch {batch_size} is estimated from"
+                f" {measured}"
+            )
+            durations[batch_size] = durations[measured] * batch_size // measured
+            continue
         progress(f"profiling batch {batch_size}")
         session = open_session(str(folder / GRAPH_FILE), threads=compiled.threads)
-        kernel = _sample_kernel(session, compiled, batch_size, weights)
+        kernel = sample_kernel(session, compiled, batch_size, weights)
         try:
             kernel.launch()  # the first run allocates
             durations[batch_size] = _least_ns(kernel.launch)
@@ -374,7 +403,7 @@ def profile_model(
 def read_weights(folder: Path, compiled: CompiledModel) -> Bytes:
     """Map a compiled model's weights, which can only be read.
 
-    All models of this host with this file have the same memory, which is the file's in the page cache.
+    All workers of this host that serve this file share its memory, which is in the page cache.
     """
     if not compiled.weights_bytes:
         return aligned_bytes(0)
@@ -386,11 +415,12 @@ def read_weights(folder: Path, compiled: CompiledModel) -> Bytes:
     return np.frombuffer(mapping, np.uint8)
 
 
-def _sample_kernel(
+def sample_kernel(
     session: ort.InferenceSession, compiled: CompiledModel, batch_size: int, weights: Bytes
 ) -> OrtKernel:
+    """Bind a kernel to memory of its own, with inputs that the model takes."""
     kernel, inputs, _ = private_kernel(session, compiled, batch_size, weights)
-    samples = _sample_inputs([tensor.spec for tensor in compiled.inputs], batch_size)
+    samples = sample_inputs([tensor.spec for tensor in compiled.inputs], batch_size, compiled.fill)
     for array, sample in zip(inputs, samples, strict=True):
         array[:] = sample
     return kernel
@@ -421,19 +451,26 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     }
 
 
-def _sample_inputs(inputs: Sequence[TensorSpec], batch_size: int) -> list[Bytes]:
-    """Make inputs to run on: small positive floats, and otherwise zeros, which are legal indices anywhere."""
+def sample_inputs(inputs: Sequence[TensorSpec], batch_size: int, fill: int = 0) -> list[Bytes]:
+    """Make inputs to run on: small positive floats, and otherwise `fill`. Zeros are legal indices anywhere."""
     arrays = []
     for seed, spec in enumerate(inputs):
         # One generator per input, so that the first row is the same whatever the batch size.
         generator = np.random.default_rng(seed)
-        array = aligned_bytes(spec.row_bytes * batch_size)
-        if spec.datatype in _NUMPY_FLOATS:
-            dtype = _NUMPY_FLOATS[spec.datatype]
-            count = array.nbytes // DATATYPE_BYTES[spec.datatype]
-            array[:] = generator.random(count, dtype=np.float32).astype(dtype).view(np.uint8)
+        array = aligned_bytes(spec.batch_bytes(batch_size))
+        if dtype := _float_type(spec):
+            numbers = array.view(dtype)
+            numbers[:] = generator.random(len(numbers), dtype=np.float32)
+        elif fill and not DATATYPES[spec.datatype].is_float:
+            array.view(DATATYPES[spec.datatype].dtype)[:] = fill
         arrays.append(array)
     return arrays
+
+
+def _float_type(spec: TensorSpec) -> str | None:
+    """Numpy's name of a tensor's floats; None if it has integers, or floats that numpy does not have."""
+    datatype = PLAIN_DATATYPES.get(spec.datatype)
+    return datatype.dtype if datatype is not None and datatype.is_float else None
 
 
 class _Original:
@@ -464,33 +501,107 @@ class _Original:
         Raises:
             ModelError: the run failed; carries the runtime's words.
         """
-        tensors = list(zip(self._inputs, inputs, strict=True))
-        found = run_unshaped(self._session, tensors, list(self._outputs), batch_size)
+        found = self._run([batch_size] * len(inputs), inputs)
         self._shapes[batch_size, tuple(shape for shape, _ in found)] = None
         return [array for _, array in found]
+
+    def find_fill(self) -> int:
+        """Find what to write into integers, so that the model runs.
+
+        Raises:
+            ModelError: it fails on all that was tried; carries the runtime's words of the first try.
+        """
+        specs = [tensor.spec for tensor in self._inputs]
+        failed: ModelError | None = None
+        for fill in _FILLS:
+            try:
+                self._run([1] * len(specs), sample_inputs(specs, 1, fill))
+            except ModelError as error:
+                failed = failed or error
+            else:
+                return fill
+        assert failed is not None
+        raise failed
+
+    def refuse_unequal(self, symbols: Mapping[str, str]) -> None:
+        """Refuse a model that takes other numbers of rows of one input than of another: its rows are no batch.
+
+        Exporters may give the batch a symbol in each input. Then the model fails on unequal numbers.
+
+        Args:
+            symbols: the first dimension of each input, by the input's name; not all are equal.
+
+        Raises:
+            ModelError: the model ran.
+        """
+        names = list(dict.fromkeys(symbols.values()))
+        specs = [tensor.spec for tensor in self._inputs]
+        rows = [2 + names.index(symbols[spec.name]) for spec in specs]
+        samples = [sample_inputs([spec], num)[0] for spec, num in zip(specs, rows, strict=True)]
+        try:
+            self._run(rows, samples)
+        except ModelError:
+            return
+        found = ", ".join(f"{symbol!r} of input {name!r}" for name, symbol in symbols.items())
+        raise ModelError(
+            f"found several first dimensions, which need not be equal: {found}; expected the batch as the first"
+            " dimension of all inputs"
+        )
+
+    def _run(self, rows: Sequence[int], inputs: list[Bytes]) -> list[tuple[tuple[int, ...], Bytes]]:
+        tensors = list(zip(self._inputs, rows, inputs, strict=True))
+        return run_unshaped(self._session, tensors, list(self._outputs))
 
     def output_specs(self) -> list[TensorSpec]:
         """Read output specs off what runs returned: shapes in files are often missing, and sometimes wrong.
 
         Raises:
-            ModelError: an output does not begin with the batch, or its rows have no fixed shape.
+            ModelError: an output has no fixed shape, or rows of no fixed shape.
         """
         specs = []
         for index, (name, datatype) in enumerate(self._outputs.items()):
             shapes = dict.fromkeys((size, shapes[index]) for size, shapes in self._shapes)
-            found = ", ".join(f"{list(shape)} for {size} rows" for size, shape in shapes)
-            for size, shape in shapes:
-                if not shape or shape[0] != size:
-                    raise ModelError(
-                        f"output {name!r} has shape {found}; expected the batch as its first dimension"
-                    )
-            rows = {shape[1:] for _, shape in shapes}
-            if len(rows) != 1 or 0 in next(iter(rows)):
+            if (spec := _fitting_spec(name, datatype, list(shapes))) is None:
+                found = ", ".join(f"{list(shape)} for {size} rows" for size, shape in shapes)
+                varies = len({size for size, _ in shapes}) < len(shapes)
+                why = ": it depends on the values of the inputs" if varies else ""
                 raise ModelError(
-                    f"output {name!r} has shape {found}; expected rows of one fixed shape"
+                    f"output {name!r} has shape {found}{why}; expected rows of one fixed shape"
                 )
-            specs.append(TensorSpec(name, datatype, rows.pop()))
+            specs.append(spec)
         return specs
+
+
+def _fitting_spec(
+    name: str, datatype: str, found: Sequence[tuple[int, tuple[int, ...]]]
+) -> TensorSpec | None:
+    """Find the spec of an output whose shapes are these, by the number of rows. Returns None if no spec fits.
+
+    The batch is the first dimension that has always as many elements as there were rows. Where there was one row
+    only, that says nothing of dimensions behind the first.
+    """
+    _, shape = found[0]
+    has_sizes = len({size for size, _ in found}) > 1
+    axes: list[int | None] = [*range(len(shape) if has_sizes else min(1, len(shape))), None]
+    for axis in axes:
+        row_shape = shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
+        spec = TensorSpec(name, datatype, row_shape, axis)
+        if all(spec.shape(size) == each for size, each in found):
+            return spec
+    return None
+
+
+def _why_apart(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    """Say why requests cannot lie one after the other in a batch; empty if they can."""
+    for role, specs in (("input", inputs), ("output", outputs)):
+        for spec in specs:
+            if spec.axis is None:
+                return f"{role} {spec.name!r} has no rows: its shape is {list(spec.row_shape)} for any number of them"
+            if spec.axis:
+                return (
+                    f"{role} {spec.name!r} has its rows in dimension {spec.axis}, not in the first"
+                )
+    return ""
 
 
 def _why_refused(reasons: Sequence[str]) -> str:
@@ -505,27 +616,26 @@ def _why_one_by_one(
     probes: RowProbes,
     outputs: Sequence[TensorSpec],
     batch_sizes: Sequence[int],
+    progress: Callable[[str], None],
     *,
     coarse: bool,
-    ends_only: bool,
+    one_program: bool,
 ) -> str:
     """Say why an engine's answers in batches are not those of the rows alone; empty if they are.
 
-    With `ends_only` the smallest size is probed, and rows of the largest are compared with the rows alone.
+    One program for all sizes is probed at the smallest, and asked for one row's answer at the others.
     """
     try:
-        if probes.is_chance(run):
-            return "it answers by chance: the same row asked again is answered otherwise"
-        probed, compared = batch_sizes, batch_sizes[:0]
-        if ends_only:
-            probed, compared = batch_sizes[:1], batch_sizes[1:][-1:]
-        reasons = chain(
-            (probes.why_mixed(run, outputs, size, coarse=coarse) for size in probed),
-            (probes.why_otherwise(run, outputs, size, coarse=coarse) for size in compared),
-        )
-        return next(filter(None, reasons), "")
+        for size in batch_sizes:
+            progress(f"probing rows of batch {size}")
+            probe = (
+                probes.why_otherwise if one_program and size > batch_sizes[0] else probes.why_mixed
+            )
+            if reason := probe(run, outputs, size, coarse=coarse):
+                return reason
     except ModelError as error:
         return str(error)
+    return ""
 
 
 def _describe(
@@ -535,6 +645,7 @@ def _describe(
     element_types: dict[str, int],
     *,
     fixed_batch: bool,
+    fill: int,
 ) -> CompiledModel:
     graph = onnx.ModelProto.FromString(lifted.graph).graph
     names = [value.name for value in graph.input][: len(inputs)]
@@ -552,6 +663,7 @@ def _describe(
         ),
         weights=lifted.weights,
         fixed_batch=fixed_batch,
+        fill=fill,
     )
 
 
@@ -562,7 +674,7 @@ def _compare(
     samples: dict[int, list[Bytes]],
     expected: dict[int, list[Bytes]],
 ) -> None:
-    """Run the compiled graph beside the reference.
+    """Compare the answers of the compiled graph with the reference.
 
     Raises:
         ModelError: the engine fails, or answers something else.
@@ -570,7 +682,7 @@ def _compare(
     for size, inputs in samples.items():
         outputs = run(size, inputs)
         for tensor, found, wanted in zip(compiled.outputs, outputs, expected[size], strict=True):
-            dtype = _NUMPY_FLOATS.get(tensor.spec.datatype)
+            dtype = _float_type(tensor.spec)
             if dtype is None:
                 continue
             rtol, atol = target.tolerances(wanted.view(dtype))

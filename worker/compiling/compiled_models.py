@@ -1,7 +1,7 @@
-"""Compiled models by offer: from the cache, or fetched and compiled now.
+"""Gets the compiled model of an offer: from the cache, or by compiling it now.
 
-A device with an engine owns one `CompiledModels`, and through it the compile cache, the compiler process
-and the thread on which models are set up beside the event loop.
+A device with an engine owns one `CompiledModels`. That owns the compile cache, the compiler process and the setup
+thread, which keeps slow work off the event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from clockwright.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec
 from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler
 from worker.engines.choice import Engine
@@ -57,7 +57,7 @@ class FittingModel:
 
 
 class CompiledModels:
-    """What a device with an engine does before anything else with an offer."""
+    """Compiled models for a device with an engine."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class CompiledModels:
             precision: that of a GPU's models; None for onnxruntime on this processor.
             engines: the engines that may run a model on that GPU, the preferred one first.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
-            cores: those to run on, beside the process's own.
+            cores: those to run on, in addition to the process's own.
 
         Raises:
             OSError: the cache folder cannot be made.
@@ -126,7 +126,7 @@ class CompiledModels:
         return FittingModel(folder, compiled, batch_sizes, from_cache)
 
     async def set_up(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Do something that takes long on the setup thread, so that the event loop goes on."""
+        """Run a slow function on the setup thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._setup, work, *arguments)
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The worker's end of the compiler process, which may crash or hang at any time.
+"""The worker's side of the compiler process, which may crash or hang at any time.
 
-Jobs are done one after the other, because a job also measures, and two would measure each other. One that
-takes long steps aside and goes on in its process, while the next ones have another: a model that never ends
-keeps others waiting for some seconds, not until its limit. One job at a time may be aside.
+Jobs run one after the other, because a job also measures, and two would disturb each other's measurements. A slow
+job steps aside: it goes on in its process, and the next jobs get another process. So a model that never ends
+delays others by some seconds, not until its time limit. One job at a time may be aside.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Seat:
 
 
 class Compiler:
-    """A compiler process, started at the first job and again after it died; another beside a job that takes long."""
+    """Starts a compiler process for the first job, after one died, and while a slow job keeps its own."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Compiler:
             cpu_limit_s: a job that takes more processor time for each thread that it may have is given up.
             long_s: a job that takes longer steps aside.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
-            cores: those to use beside the process's own.
+            cores: those to use in addition to the process's own.
         """
         self._time_limit_s = time_limit_s
         self._memory_bytes = memory_bytes
@@ -169,7 +169,7 @@ class Compiler:
         self._turn.release()
 
     async def _come_back(self, seat: _Seat) -> None:
-        """Keep the process of a job that was aside, if nobody has needed another."""
+        """Keep the process of a job that was aside, if no other was started."""
         if self._seat.process is None and not self._turn.locked():
             seat, self._seat = self._seat, seat
             self._seat.is_aside = False
@@ -228,7 +228,7 @@ class Compiler:
 
 
 def _start(memory_bytes: int) -> subprocess.Popen[bytes]:
-    # Not started by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop
+    # Not started by the event loop: with gRPC's threads, on a busy machine, 3 of 21 children that uvloop
     # had forked died before they read anything. subprocess uses vfork, so no fork handlers run in the
     # child, and of 14 children started this way none died.
     process = subprocess.Popen(

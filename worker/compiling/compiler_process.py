@@ -1,11 +1,11 @@
 """The process that compiles: `python -m worker.compiling.compiler_process PARENT MEMORY_BYTES`.
 
-Each way carries a JSON object per line: jobs come in, progress and results go out.
+Jobs come in on standard input, progress and results go out on standard output, one JSON object per line.
+`worker.compiling.compiler` is the worker's side.
 
-The process runs at low priority, within limits (`worker.compiling.confinement`), and is the first to be killed
-when memory runs out, so that neither a large model nor a hostile one costs the worker more than a refusal. It
-dies with its worker, even in the middle of a model that never ends. `worker.compiling.compiler` is the
-other end.
+The process runs at low priority and within limits (`worker.compiling.confinement`). The kernel kills it first when
+memory runs out. So a large or hostile model costs the worker a refusal at most. The process dies with its worker,
+even in the middle of a model that never ends.
 """
 
 from __future__ import annotations

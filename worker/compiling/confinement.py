@@ -1,7 +1,7 @@
-"""What a process that reads strangers' models may take and reach.
+"""Confines a process that reads untrusted models.
 
-Limits of memory and of the size of files hold for the whole process, one of processor time for each job.
-Whatever the system allows besides is taken away: other processes' shared memory, the network, and new rights.
+Memory and the size of files are limited for the whole process, processor time for each job. The process also
+loses access to other processes' shared memory and to the network, and cannot gain privileges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 def confine(memory_bytes: int) -> None:
     """Bound this process's memory and files, and cut it off from network and shared memory.
 
-    Call it before there is a second thread: Linux gives a user namespace to none other.
+    Call it while the process has one thread: Linux gives a new user namespace to such a process only.
 
     Args:
         memory_bytes: of private memory, on the heap and mapped; and of each file.
@@ -52,7 +52,7 @@ def confine(memory_bytes: int) -> None:
 
 
 def allow_cpu(seconds: float) -> None:
-    """Let the kernel end this process with SIGXCPU after so much more processor time, over all threads."""
+    """Have the kernel end this process with SIGXCPU after this much more processor time, over all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     limit = math.ceil(used.ru_utime + used.ru_stime + seconds)

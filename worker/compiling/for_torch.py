@@ -55,9 +55,9 @@ class TensorCoreProducts(TorchFunctionMode):  # type: ignore[misc]  # torch is n
     """Makes products on the processor, while entered, as exact as those of tensor cores.
 
     Float32 factors are rounded to the nearest TF32 number, and a tie to the even one. Float16 factors stay as
-    they are. Products and sums are float32, and a sum of float16 products is rounded to float16 at the end: so
-    a GPU does it, and a processor takes a fifth of the time of its own float16. A GPU may round a tie otherwise
-    and adds in another order, so this shows how far an answer moves, not the very answer that a GPU gives.
+    they are. Products and sums are float32, and a sum of float16 products is rounded to float16 at the end, as on
+    a GPU. This takes a fifth of the time of the processor's own float16. A GPU may round ties differently, and
+    adds in another order. So this shows how far an answer moves, not the exact answer of a GPU.
     """
 
     @override

@@ -1,11 +1,15 @@
-"""Reads a model as its owner wrote it, and says in words why it cannot be served.
+"""Reads a model's file, and says why it cannot be served.
 
-Everything here is about the file. `worker.compiling.compile` finds out what the runtime makes of it.
+Everything here is about the file. `worker.compiling.compile` finds out whether the runtime runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 import onnx
@@ -13,28 +17,16 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, ValueInfoProto
 
 from clockwright.errors import ModelError
-from clockwright.tensors import TensorSpec
+from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, TensorSpec
+from worker.compiling.plain_values import make_plain
+from worker.engines.onnxruntime import plain_words
 from worker.models.model_files import MODEL_FILE, ModelSource
-
-#: The Open Inference Protocol's names of datatypes, by ONNX's numbers.
-DATATYPES: dict[int, str] = {
-    TensorProto.BOOL: "BOOL",
-    TensorProto.UINT8: "UINT8",
-    TensorProto.UINT16: "UINT16",
-    TensorProto.UINT32: "UINT32",
-    TensorProto.UINT64: "UINT64",
-    TensorProto.INT8: "INT8",
-    TensorProto.INT16: "INT16",
-    TensorProto.INT32: "INT32",
-    TensorProto.INT64: "INT64",
-    TensorProto.FLOAT16: "FP16",
-    TensorProto.BFLOAT16: "BF16",
-    TensorProto.FLOAT: "FP32",
-    TensorProto.DOUBLE: "FP64",
-}
 
 # A limit far above any real tensor, and far below an overflow when multiplied by a batch size.
 _MOST_ROW_BYTES = 1 << 40
+
+# A key that TOML takes without quotes.
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def read_model(source: ModelSource) -> onnx.ModelProto:
@@ -59,19 +51,146 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
         onnx.load_external_data_for_model(model, str(source.folder))
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         raise ModelError(f"{MODEL_FILE}: its external data cannot be read: {error}") from None
+    is_as_read = not _sort_nodes(model.graph)
+    # The checker wants shapes of outputs. A run tells them, whatever the file says.
+    shapes = [each.type.tensor_type for each in model.graph.output if _is_tensor(each)]
+    shapes = [each for each in shapes if not each.HasField("shape")]
+    for kind in shapes:
+        kind.shape.SetInParent()
     try:
         # Checked by path, because a model in memory must not be larger than 2 GiB.
-        onnx.checker.check_model(str(path))
+        onnx.checker.check_model(str(path) if is_as_read and not shapes else model)
     except (onnx.checker.ValidationError, ValueError) as error:
-        raise ModelError(f"{MODEL_FILE} is not valid ONNX: {_first_line(error)}") from None
+        raise ModelError(f"{MODEL_FILE} is not valid ONNX: {plain_words(error)}") from None
+    for kind in shapes:
+        kind.ClearField("shape")
+    _refuse_training(model.graph)
+    make_plain(model)
+    for value in (*model.graph.input, *model.graph.output):
+        for dimension in _dimensions(value):
+            if dimension.dim_value < 0:
+                dimension.Clear()  # Paddle writes an open dimension as -1
     fix_dimensions(model.graph, source.fixed_dimensions)
     return model
+
+
+def _is_tensor(value: ValueInfoProto) -> bool:
+    return value.type.HasField("tensor_type")
+
+
+def _refuse_training(graph: onnx.GraphProto) -> None:
+    """Refuse operators that write to their weights, which all runs share.
+
+    Raises:
+        ModelError: names one.
+    """
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and any(
+            each.name == "training_mode" and each.i for each in node.attribute
+        ):
+            raise ModelError(
+                f"BatchNormalization that makes {node.output[0]!r} is in training mode, expected"
+                " training_mode = 0; export the model in evaluation mode (in PyTorch: model.eval())"
+            )
+
+
+def _sort_nodes(graph: onnx.GraphProto) -> bool:
+    """Put each node behind those that make its inputs, as runtimes do. Returns whether a node moved."""
+    makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    needs = [{makers[name] for name in _used(node) if name in makers} for node in graph.node]
+    if all(max(before, default=-1) < index for index, before in enumerate(needs)):
+        return False
+    try:
+        order = list(TopologicalSorter(dict(enumerate(needs))).static_order())
+    except CycleError:
+        return False  # The checker says so.
+    nodes = [onnx.NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return True
+
+
+def _used(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node uses, in the graphs inside it too."""
+    yield from node.input
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            for inner in body.node:
+                yield from _used(inner)
 
 
 def model_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
     """The inputs that a client provides. Old files list initializers as inputs; those are left out."""
     initializers = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in initializers]
+
+
+@dataclass(frozen=True, slots=True)
+class RowAxes:
+    """Where a model's inputs have the batch. The one place that decides it; runs tell where outputs have it."""
+
+    #: By input: the position of the batch dimension; None: the input belongs to a request as a whole.
+    axes: Mapping[str, int | None]
+    #: Whether runs may have several rows: the batch dimension is open.
+    is_open: bool
+    #: By input, the symbol of an open batch dimension; of those that have one.
+    symbols: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_rows(graph: onnx.GraphProto) -> RowAxes:
+    """Find the batch dimension of the inputs.
+
+    It is the open first dimension of all inputs. Elsewhere it is an open dimension that all inputs with open
+    dimensions share and that is first in one of them or is called batch, or their only one. A first dimension of 1 in all inputs is a
+    batch of one row. Otherwise there is no batch: a request is one run.
+    """
+    inputs = model_inputs(graph)
+    shapes = {value.name: [_symbol(each) for each in _dimensions(value)] for value in inputs}
+    axes = _shared_axes(shapes)
+    if axes is not None:
+        symbols = {
+            name: shapes[name][axis] or "" for name, axis in axes.items() if axis is not None
+        }
+        return RowAxes(axes, True, {name: symbol for name, symbol in symbols.items() if symbol})
+    if inputs and all(_is_one(_dimensions(value)) for value in inputs):
+        return RowAxes(dict.fromkeys(shapes, 0), False)
+    return RowAxes(dict.fromkeys(shapes), False)
+
+
+def _shared_axes(shapes: Mapping[str, Sequence[str | None]]) -> dict[str, int | None] | None:
+    """Find the open batch dimension; see `find_rows`. Returns None if no dimension is.
+
+    Args:
+        shapes: by input, for each dimension its symbol; None: it is fixed.
+    """
+    opened = {
+        name: shape for name, shape in shapes.items() if any(each is not None for each in shape)
+    }
+    if not opened:
+        return None
+    first_in_all = all(shape and shape[0] is not None for shape in shapes.values())
+    symbols = dict.fromkeys(each for shape in opened.values() for each in shape if each is not None)
+    for symbol in sorted(symbols, key=lambda each: "batch" not in each.lower()):
+        is_called_batch = "batch" in symbol.lower()
+        if first_in_all and not is_called_batch:
+            break
+        if all(shape.count(symbol) == 1 for shape in opened.values()) and (
+            is_called_batch or any(shape[0] == symbol for shape in opened.values())
+        ):
+            return {
+                name: shape.index(symbol) if name in opened else None
+                for name, shape in shapes.items()
+            }
+    if first_in_all:
+        return dict.fromkeys(shapes, 0)
+    # Exporters may give the batch a symbol in each input.
+    positions = {
+        name: [index for index, each in enumerate(shape) if each is not None]
+        for name, shape in shapes.items()
+    }
+    if [0] in positions.values() and all(len(each) <= 1 for each in positions.values()):
+        return {name: each[0] if each else None for name, each in positions.items()}
+    return None
 
 
 def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
@@ -82,7 +201,8 @@ def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
             positive.
     """
     inputs = model_inputs(graph)
-    batch_names = {_first_dimension_name(value) for value in inputs}
+    rows = find_rows(graph)
+    batch_names = {symbol for name, symbol in rows.symbols.items() if rows.axes[name] == 0}
     names = sorted({d.dim_param for v in inputs for d in _dimensions(v)} - {""} - batch_names)
     for name, size in sizes.items():
         if size < 1:
@@ -102,42 +222,57 @@ def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
         for dimension in _dimensions(value):
             if dimension.dim_param in sizes:
                 dimension.dim_value = sizes[dimension.dim_param]
-    # Shapes recorded inside the graph still have the open dimension; the runtime infers them anew.
+    # Shapes recorded inside the graph still have the open dimension; the runtime infers them again.
     del graph.value_info[:]
 
 
-def has_fixed_batch(graph: onnx.GraphProto) -> bool:
-    """Whether the first dimension of the inputs is a fixed 1 instead of a symbol.
+def input_specs(graph: onnx.GraphProto, rows: RowAxes) -> list[TensorSpec]:
+    """The specs of all inputs.
 
     Raises:
-        ModelError: there is no input, an input is a scalar, its first dimension is another number, or
-            inputs differ.
+        ModelError: an input or output cannot be served, or dimensions other than the batch are open; names all.
     """
     inputs = model_inputs(graph)
     if not inputs:
         raise ModelError("the model has no input, expected at least one")
-    fixed = []
+    faults = []
+    for role, values in (("input", inputs), ("output", graph.output)):
+        for value in values:
+            try:
+                tensor_spec_type(value, role)
+            except ModelError as error:
+                faults.append(str(error))
+    batch_names = set(rows.symbols.values())
+    missing: dict[str, None] = {}
     for value in inputs:
-        tensor_spec_type(value, "input")
-        dimensions = _dimensions(value)
-        if not dimensions:
-            raise ModelError(
-                f"input {value.name!r} is a scalar, expected a batch as its first dimension"
-            )
-        first = dimensions[0]
-        if first.HasField("dim_value") and first.dim_value != 1:
-            raise ModelError(
-                f"input {value.name!r}: first dimension is fixed to {first.dim_value}, expected the "
-                f"batch: a symbol, or 1 if the model can run single rows only"
-            )
-        fixed.append(first.HasField("dim_value"))
-    if any(fixed) and not all(fixed):
-        odd = inputs[fixed.index(True)].name
-        raise ModelError(
-            f"input {odd!r}: first dimension is fixed to 1, but that of other inputs is a symbol; "
-            f"expected the batch first in all of them"
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            faults.append(f"input {value.name!r} has no shape, expected one")
+        for index, dimension in enumerate(_dimensions(value)):
+            symbol = _symbol(dimension)
+            if symbol is None or index == rows.axes[value.name]:
+                continue
+            if not symbol:
+                faults.append(
+                    f"input {value.name!r}: dimension {index} has neither size nor name, expected a size"
+                )
+            elif symbol not in batch_names:
+                missing[symbol] = None
+            else:
+                faults.append(
+                    f"input {value.name!r} has {symbol!r} in dimension {index}, which is the batch elsewhere, expected"
+                    " it once; export the model with a size or a name of its own there"
+                )
+    if missing:
+        sizes = ", ".join(
+            f"{name if _BARE_KEY.fullmatch(name) else json.dumps(name)} = SIZE" for name in missing
         )
-    return all(fixed)
+        faults.append(
+            f"found open dimensions besides the batch: {', '.join(map(repr, missing))}; write their sizes under"
+            f" [dimensions] in config.toml: {sizes}"
+        )
+    if faults:
+        raise ModelError("; ".join(faults))
+    return [tensor_spec(value, "input", rows.axes[value.name]) for value in inputs]
 
 
 def tensor_spec_type(value: ValueInfoProto, role: str) -> str:
@@ -149,50 +284,44 @@ def tensor_spec_type(value: ValueInfoProto, role: str) -> str:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         found = (kind or "nothing").removesuffix("_type")
-        # skl2onnx makes a sequence of a classifier's probabilities unless it is told otherwise.
-        hint = " (skl2onnx: convert with options={'zipmap': False})" if found == "sequence" else ""
-        raise ModelError(f"{role} {value.name!r} is of type {found}, expected a tensor{hint}")
+        raise ModelError(f"{role} {value.name!r} is of type {found}, expected a tensor")
     number = value.type.tensor_type.elem_type
-    if number not in DATATYPES:
+    if number not in ONNX_DATATYPES:
         found = (
             TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else number
         )
         raise ModelError(
-            f"{role} {value.name!r} has datatype {found}, expected one of "
-            f"{', '.join(DATATYPES.values())}"
+            f"{role} {value.name!r} has datatype {found}, expected one of {', '.join(DATATYPES)}"
         )
-    return DATATYPES[number]
+    return ONNX_DATATYPES[number].name
 
 
-def tensor_spec(value: ValueInfoProto, role: str) -> TensorSpec:
+def tensor_spec(value: ValueInfoProto, role: str, axis: int | None = 0) -> TensorSpec:
     """The spec of an input or output.
 
     Raises:
-        ModelError: the tensor cannot be served, or a dimension other than the first is open.
+        ModelError: the tensor cannot be served, or a dimension other than the batch is open.
     """
     datatype = tensor_spec_type(value, role)
     row_shape = []
-    for index, dimension in enumerate(_dimensions(value)[1:], start=1):
-        if dimension.HasField("dim_value") and dimension.dim_value >= 1:
+    for index, dimension in enumerate(_dimensions(value)):
+        if index == axis:
+            continue
+        if dimension.HasField("dim_value"):
             row_shape.append(dimension.dim_value)
-        elif dimension.HasField("dim_value"):
-            raise ModelError(
-                f"{role} {value.name!r}: dimension {index} is {dimension.dim_value}, expected 1 or more"
-            )
         else:
             name = dimension.dim_param
             found = f"is open ({name!r})" if name else "has neither size nor name"
-            remedy = f"; give {name} a size under [dimensions] in config.toml" if name else ""
-            raise ModelError(
-                f"{role} {value.name!r}: dimension {index} {found}, expected a number{remedy}"
-            )
-    spec = TensorSpec(value.name, datatype, tuple(row_shape))
-    if spec.row_bytes > _MOST_ROW_BYTES:
-        raise ModelError(f"{role} {value.name!r}: a row has {spec.row_bytes} bytes, far too many")
+            raise ModelError(f"{role} {value.name!r}: dimension {index} {found}, expected a number")
+    spec = TensorSpec(value.name, datatype, tuple(row_shape), axis)
+    if spec.batch_bytes(1) > _MOST_ROW_BYTES:
+        raise ModelError(
+            f"{role} {value.name!r}: a row has {spec.batch_bytes(1)} bytes, far too many"
+        )
     return spec
 
 
-def describe_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
+def describe_outputs(model: onnx.ModelProto, rows: RowAxes) -> list[TensorSpec]:
     """Find the output specs by ONNX's shape inference, without running the model.
 
     Raises:
@@ -202,9 +331,22 @@ def describe_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError) as error:
-        raise ModelError(f"shapes cannot be inferred: {_first_line(error)}") from None
+        raise ModelError(f"shapes cannot be inferred: {plain_words(error)}") from None
     values = {value.name: value for value in inferred.graph.output}
-    return [tensor_spec(values[name], "output") for name in names]
+    return [tensor_spec(values[name], "output", _output_axis(values[name], rows)) for name in names]
+
+
+def _output_axis(value: ValueInfoProto, rows: RowAxes) -> int | None:
+    """The position of the batch dimension in an output, as its shape says."""
+    shape = [_symbol(each) for each in _dimensions(value)]
+    if not value.type.tensor_type.HasField("shape"):
+        return 0
+    if not rows.is_open:
+        return 0 if 0 in rows.axes.values() and _is_one(_dimensions(value)) else None
+    batch_names = set(rows.symbols.values())
+    axes = [index for index, symbol in enumerate(shape) if symbol in batch_names]
+    is_row = shape and (shape[0] is not None or _is_one(_dimensions(value)))
+    return next(iter(axes), 0 if is_row else None)
 
 
 def _check_external_data(model: onnx.ModelProto, folder: Path) -> None:
@@ -267,10 +409,11 @@ def _dimensions(value: ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
     return list(value.type.tensor_type.shape.dim)
 
 
-def _first_dimension_name(value: ValueInfoProto) -> str:
-    dimensions = _dimensions(value)
-    return dimensions[0].dim_param if dimensions else ""
+def _symbol(dimension: onnx.TensorShapeProto.Dimension) -> str | None:
+    """The symbol of an open dimension, empty if it has no name. Returns None if the dimension is fixed."""
+    return None if dimension.HasField("dim_value") else dimension.dim_param
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+def _is_one(dimensions: Sequence[onnx.TensorShapeProto.Dimension]) -> bool:
+    """Whether a shape begins with a fixed 1."""
+    return bool(dimensions) and dimensions[0].dim_value == 1

@@ -1,11 +1,11 @@
-"""How many threads of the processor a graph deserves, by a short trial.
+"""Chooses how many threads of the processor run a graph, by a short trial.
 
-Each number of threads runs small and larger batches, in turns. A run begins with threads that sleep, as it does
-while serving, so that waking them counts. The least number wins that is nearly as fast as the best: threads that
-gain little spin on cores which others could use.
+Each number of threads runs small and larger batches, in turns. A run begins with sleeping threads, as while
+serving, so that the time to wake them counts. The smallest number wins that is nearly as fast as the best: threads
+that gain little would spin on cores which other work could use.
 
-Other programs spoil a trial of several threads first, because all wait for the one that lost its core. So a run
-counts only if its threads hardly waited for a core, by the kernel's account. Where no run of some number counts,
+Other programs disturb runs of several threads most, because all threads wait for the one that lost its core. So a
+run counts only if its threads hardly waited for a core, by the kernel's account. If no run of some number counts,
 the length of a run decides.
 """
 
@@ -85,7 +85,7 @@ def _note(durations: dict[int, int], size: int, taken_ns: int) -> None:
 
 
 def _waited_ns() -> int:
-    """How long the threads of this process have been ready to run without a core; 0 where nobody counts."""
+    """How long the threads of this process have been ready to run without a core; 0 where the kernel does not count."""
     total = 0
     with suppress(OSError, ValueError, IndexError):
         for task in Path("/proc/self/task").iterdir():

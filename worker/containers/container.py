@@ -1,7 +1,7 @@
-"""A process that runs somebody's code, seen from the worker: started, asked, given up, ended.
+"""The worker's side of a process that runs an operator's code.
 
-Rows cross in memory that both processes map; a line of JSON each way says where they lie.
-`worker.containers.container_process` is the other end.
+Rows cross in memory that both processes map. A line of JSON says where the rows of a batch lie, and another where
+the outputs are. `worker.containers.container_process` is the program of that process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from clockwright.containers import ContainerSpec
 from clockwright.errors import ModelError
 from clockwright.process import how_it_ended
-from clockwright.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec
 
 _READ_BYTES = 1 << 16
 # A batch runs on one core, unless the operator's environment says otherwise: its duration must not
@@ -87,7 +87,7 @@ class Container:
         self.stopped = False
 
     def start(self) -> None:
-        """Start the process; `wait_ready` says what became of it.
+        """Start the process; `wait_ready` waits until it has loaded the code.
 
         The kernel ends the process together with the thread that called this method.
         """

@@ -1,9 +1,10 @@
 """The process that runs a container's code: `python -m worker.containers.container_process PARENT FD`.
 
-Each way carries a JSON object per line; rows lie in the shared memory FD. The first line in says what to load,
-and the answer is `ready` or `refused`. Then each batch is a line that says where its rows lie, and the answer
-is `done` or `failed`. `worker.containers.container` is the other end. The code may do whatever it likes: this
-process is the first to be killed when memory runs out, and dies with its worker.
+Requests and answers are JSON objects, one per line; rows lie in the shared memory FD. The first line says what to
+load, and the answer is `ready` or `refused`. Each further line says where the rows of a batch lie, and the answer
+is `done` or `failed`. `worker.containers.container` is the worker's side.
+
+The code is not confined. The kernel kills this process first when memory runs out, and it dies with its worker.
 """
 
 from __future__ import annotations
@@ -26,22 +27,8 @@ import numpy as np
 
 from clockwright.errors import ModelError
 from clockwright.process import end_with
-from clockwright.tensors import TensorSpec
+from clockwright.wire.tensors import DATATYPES, TensorSpec
 
-_DTYPES = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "FP64": np.float64,
-}
 Array = np.ndarray[Any, np.dtype[Any]]
 Predict = Callable[..., object]
 
@@ -98,7 +85,7 @@ def load(folder: Path, name: str, method: str) -> Predict:
     Raises:
         ModelError: the code cannot be loaded, or there is nothing to call.
     """
-    # The folder's files are hashed, so no bytecode may appear beside them.
+    # The folder's files are hashed, so no bytecode may appear among them.
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(folder))
     try:
@@ -169,7 +156,7 @@ def _fit(value: object, spec: TensorSpec, rows: int) -> Array:
         raise ValueError(
             f"output {spec.name!r} has shape {list(array.shape)}, expected {list(expected)}"
         )
-    if not np.can_cast(array.dtype, _DTYPES[spec.datatype], "same_kind"):
+    if not np.can_cast(array.dtype, DATATYPES[spec.datatype].dtype, "same_kind"):
         raise ValueError(f"output {spec.name!r} is {array.dtype}, expected {spec.datatype}")
     return array
 
@@ -186,7 +173,7 @@ def _run_file(path: Path) -> object:
 
 def _view(memory: mmap.mmap, spec: TensorSpec, rows: int, offset: int) -> Array:
     count = rows * prod(spec.row_shape)
-    flat: Array = np.frombuffer(memory, _DTYPES[spec.datatype], count, offset)
+    flat: Array = np.frombuffer(memory, DATATYPES[spec.datatype].dtype, count, offset)
     return flat.reshape(rows, *spec.row_shape)
 
 

@@ -1,12 +1,12 @@
-"""A device for a model that is code in a process of its own: one lane, one model, nobody else's trouble.
+"""A device for one model that is code in a process of its own.
 
-The worker runs the container of one folder, which the operator named and whose files lie here: no code
-comes over the link. An offer must match that folder, file by file.
+The worker runs the container of one folder, which the operator named and whose files are on this machine: no
+code comes over the link. An offer must match that folder, file by file.
 
-Code has no weights that could be paged, so LOAD does nothing. EXEC hands the IO slot, which both
-processes map, to the container and waits. Code that raises fails its own batch. A container that
-crashes or hangs costs the batch it had. The device is then lost, waiting actions go to other workers, and
-the worker attaches again and starts the container anew, with growing pauses if the container keeps dying.
+Code has no weights that could be paged, so LOAD does nothing. EXEC hands the IO slot, which both processes map, to
+the container and waits. An exception of the code fails its own batch. A container that crashes or hangs fails the
+batch that it had, and the device is lost: waiting actions go to other workers, and the worker attaches again and
+restarts the container. The pauses grow if the container keeps dying.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
 from clockwright.containers import ContainerSpec, read_container
 from clockwright.errors import ConfigError, ModelError, OtherWorkersError
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
 from worker.containers.container import (
     Container,
     ContainerDiedError,

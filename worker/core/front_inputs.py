@@ -1,11 +1,11 @@
-"""Which Infers wait for inputs that fronts send, and which inputs have come before their action.
+"""Matches the inputs that fronts send with their Infers.
 
-A front sends inputs past the controller (`clockwright.frames`), so they come before their action, after it,
-late, twice, or never. An action is whole when all have come. One that is not whole when its window closes is
-refused then, as if it had been on its way for so long. What nobody waits for any more is dropped: the numbers of
-actions rise, so what is not waited for and not new is over.
+A front sends inputs directly to the worker (`clockwright.wire.frames`), so they come before their action, after
+it, late, twice, or never. An action is whole when all its inputs have come. One that is not whole when its window
+closes is refused, as if it had arrived too late. Inputs of closed requests are dropped: the numbers of actions
+rise, so an action that is neither waiting nor new is over.
 
-No I/O, no clock, no threads: `worker.front_sockets` sees to those.
+No I/O, no clock, no threads: these are in `worker.front_sockets`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clockwright.actions import FromFronts, Infer
-from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ProtocolError
 from clockwright.units import ActionId
+from clockwright.wire.actions import FromFronts, Infer
+from clockwright.wire.bulk import Buffer, total_bytes
 
-# What an entry takes at least, whatever it holds.
+# The least size of an entry.
 _ENTRY_BYTES = 256
 
 
 @dataclass(slots=True)
 class WholeInfer:
-    """An Infer, all of whose inputs are here."""
+    """An Infer with all its inputs."""
 
     action: Infer
     payload: Sequence[Buffer]
@@ -48,7 +48,7 @@ class _Waiting:
 
 
 class FrontInputs:
-    """The books of one connection to a controller."""
+    """The waiting Infers and early inputs of one connection to a controller."""
 
     def __init__(self) -> None:
         self._waiting: dict[ActionId, _Waiting] = {}
@@ -64,7 +64,7 @@ class FrontInputs:
 
     @property
     def next_due_ns(self) -> int | None:
-        """When the first window of an Infer that waits closes; None: none waits."""
+        """When the first window of a waiting Infer closes. Returns None if no Infer waits."""
         latest_ns = [waiting.action.latest_ns for waiting in self._waiting.values()]
         return min(latest_ns) if latest_ns else None
 
@@ -80,7 +80,7 @@ class FrontInputs:
         Args:
             action: newer than all before, or inputs that came before it are lost.
             payload: its inputs; those that its fronts send are empty.
-            fronts: says which.
+            fronts: the front that sends each request's inputs.
 
         Returns:
             The Infer, if it is whole.
@@ -106,11 +106,11 @@ class FrontInputs:
         """Take a front's inputs to one request in.
 
         Args:
-            front: which sent them; None: the controller has handed them on.
+            front: which sent them. None if the controller has handed them on.
             action_id: the action.
             index: the request's number in it.
-            tensors: the inputs that the action awaits for it, in their order; None: nobody waits for the answer,
-                so zeros will do.
+            tensors: the inputs that the action awaits for it, in their order. None if no client waits for the answer;
+                zeros take their place.
 
         Returns:
             The Infer, if it is whole with them.
@@ -130,7 +130,7 @@ class FrontInputs:
         return None
 
     def front_gone(self, front: int) -> list[WholeInfer]:
-        """A front sends nothing any more; gives the Infers that are whole without it."""
+        """Note that a front is gone. Returns the Infers that are whole without it."""
         self._early.pop(front, None)
         self._early_bytes.pop(front, None)
         found = []

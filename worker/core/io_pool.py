@@ -1,4 +1,4 @@
-"""The memory that inputs and outputs lie in between the steps of an Infer."""
+"""The memory for inputs and outputs between the steps of an Infer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALIGNMENT_BYTES = 64
 
 
 class IoPool:
-    """Hands out slots, which are stretches of one fixed piece of memory, first fit.
+    """Allocates slots in one fixed piece of memory, first fit.
 
     Slots live for milliseconds and there are tens of them, so a sorted list of gaps is enough.
     """

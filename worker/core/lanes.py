@@ -1,21 +1,21 @@
-"""What a worker does when: windows, lanes, residency. No clock, no threads, no tensors.
+"""Decides which step each lane runs and when: windows, lanes, residency. No clock, no threads, no tensors.
 
-Actions go in through `submit`. The shell (threads here, a virtual clock in the simulator) asks each
-lane for its `next_step`, carries it out and reports it with `finish_step`. Results pile up until
-`take_results`. The worker never improvises: an action that cannot start inside its window is refused.
+Actions go in through `submit`. The shell (threads in a worker, a virtual clock in the simulator) asks each lane
+for its `next_step`, runs it and reports it with `finish_step`. Results are kept until `take_results`. The worker
+does not choose between actions: an action that cannot start inside its window is refused.
 
     LoadWeights   LOAD
     Infer         INPUT -> EXEC -> OUTPUT      (in an IO slot from the start of INPUT to the end of OUTPUT)
     EvictWeights  no lane: metadata only
 
-Each lane runs one step at a time. LOAD and EXEC go by `earliest_ns`, then arrival, and respect the
-action's window; INPUT starts as soon as there is a slot, OUTPUT at once. An Infer whose model is still
-being loaded waits for the load until its own window closes, and lets others pass meanwhile: the
-controller plans Infers behind a LoadWeights that it has not heard about yet.
+Each lane runs one step at a time. LOAD and EXEC run in the order of `earliest_ns`, then of arrival, and respect
+the action's window. INPUT starts as soon as a slot is free, OUTPUT at once. An Infer whose model is still being
+loaded waits for the load until its own window closes, and other Infers pass it meanwhile: the controller sends
+Infers before it knows the result of the LoadWeights.
 
-Pages belong to a `_Residency`, not to a model, and return to the cache when the residency is both
-evicted and out of use. So an EvictWeights never waits for a running EXEC, and a load that comes right
-after it does (for the pages, until its window closes).
+Pages belong to a `_Residency`, not to a model. They return to the cache when the residency is evicted and no step
+uses it. So an EvictWeights never waits for a running EXEC. A load that follows it waits for the pages, until its
+window closes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from clockwright.actions import (
+from clockwright.errors import ProtocolError
+from clockwright.units import ActionId, ModelId, format_ns
+from clockwright.wire.actions import (
     Action,
     ActionError,
     EvictWeights,
@@ -36,8 +38,6 @@ from clockwright.actions import (
     Result,
     StepTime,
 )
-from clockwright.errors import ProtocolError
-from clockwright.units import ActionId, ModelId, format_ns
 from worker.core.io_pool import IoPool
 from worker.core.model import LoadedModel
 from worker.core.pages import PageCache
@@ -89,7 +89,7 @@ class Step(Generic[M]):
         self.pages = pages
         #: The offset of the IO slot (INPUT, EXEC, OUTPUT).
         self.io_offset = io_offset
-        #: How long the device itself was busy with the step; None until the device says so. Not all can.
+        #: How long the device itself was busy with the step. None until the device says so, which not all can.
         self.duration_ns: int | None = None
         #: As of `StepTime`.
         self.spared_ns = 0
@@ -115,7 +115,7 @@ class _Residency:
 
 
 class _Entry(Generic[M]):
-    """A model and what is going on with it."""
+    """A model, its residency and its actions."""
 
     __slots__ = ("model", "num_pending", "removed", "residency")
 
@@ -159,7 +159,10 @@ class _Job(Generic[M]):
 
 
 class Core(Generic[M]):
-    """The state of one worker. Not thread-safe; the shell holds one lock around it."""
+    """The state of one worker. Not thread-safe; the shell holds one lock around it.
+
+    It is long, and stays one class: the end of a step changes lanes, pages and IO slots together.
+    """
 
     def __init__(self, *, num_pages: int, io_bytes: int) -> None:
         self._pages = PageCache(num_pages)
@@ -204,14 +207,14 @@ class Core(Generic[M]):
                 self._evict(entry)
 
     def model(self, model_id: ModelId) -> M | None:
-        """The model as added; None when unknown or removed."""
+        """The model as added. Returns None if it is unknown or removed."""
         entry = self._models.get(model_id)
         return entry.model if entry else None
 
     def drop_actions(self) -> None:
-        """Forget all actions, silently: the controller that asked has gone.
+        """Forget all actions without results, because the controller that sent them is gone.
 
-        Running steps are finished as usual, but give no result. Models stay, and weights that are loaded.
+        Running steps end as usual, but give no result. Models and loaded weights stay.
         """
         running = self._all_running()
         for job in list(self._jobs.values()):
@@ -228,7 +231,7 @@ class Core(Generic[M]):
         self._results.clear()
 
     def abandon(self) -> None:
-        """Forget all models and actions, as silently."""
+        """Forget all models and actions without results."""
         self.drop_actions()
         for entry in self._models.values():
             entry.removed = True
@@ -238,7 +241,7 @@ class Core(Generic[M]):
     # --- actions --------------------------------------------------------------------------------
 
     def submit(self, action: Action, *, now_ns: int) -> None:
-        """Take an action in; refuse it now if that can be known now.
+        """Take an action in, and refuse it at once if it cannot run.
 
         Raises:
             ProtocolError: an unanswered action has the same id.
@@ -295,14 +298,14 @@ class Core(Generic[M]):
             self._changed.add(_INPUT)
 
     def submit_through(self, action: Infer, *, now_ns: int) -> Step[M] | None:
-        """Take an Infer in that can go through INPUT, EXEC and OUTPUT at once, and begin it on all three.
+        """Begin an Infer on INPUT, EXEC and OUTPUT at once, if these lanes are idle.
 
-        Whoever runs it tells of no step but the last, by `finish_through`: where an EXEC is short, its
-        steps cost more than they do.
+        The shell reports only the last step, by `finish_through`: where an EXEC is short, reports of steps would cost
+        more than the steps.
 
         Returns:
-            A step, to be run as INPUT, as EXEC and as OUTPUT; None, and nothing has changed,
-            when any of the lanes has something to do, or anything keeps the action waiting or refuses it.
+            A step, to be run as INPUT, as EXEC and as OUTPUT. None if one of the lanes has work, or the action must
+            wait or is refused; then nothing has changed.
         """
         entry = self._models.get(action.model_id)
         if entry is None or action.action_id in self._jobs:
@@ -331,10 +334,10 @@ class Core(Generic[M]):
         return self._start(_EXEC, job)
 
     def withdraw(self, action_id: ActionId) -> None:
-        """Drop an action whose LOAD or EXEC has not begun, and answer that it was dropped.
+        """Drop an action whose LOAD or EXEC has not begun, with `WITHDRAWN` as its result.
 
-        One that has begun is finished as usual. One that is not here is answered already, and its result
-        and this wish have crossed on the way.
+        An action that has begun ends as usual. An unknown action has been answered already: its result and this
+        order crossed.
         """
         job = self._jobs.get(action_id)
         if job is None:
@@ -342,7 +345,7 @@ class Core(Generic[M]):
         if job is self._running[_EXEC]:
             return
         if job is self._running[_INPUT]:
-            job.withdrawn = True  # nobody may take the slot while bytes are copied into it
+            job.withdrawn = True  # the slot stays taken while bytes are copied into it
         elif isinstance(job.action, LoadWeights):
             if job is not self._running[_LOAD]:
                 self._load.remove(job)
@@ -362,11 +365,11 @@ class Core(Generic[M]):
     # --- lanes ----------------------------------------------------------------------------------
 
     def next_step(self, lane: Lane, *, now_ns: int) -> Step[M] | WaitUntil | None:
-        """Ask what a lane is to do now.
+        """Begin the next step of a lane.
 
         Returns:
-            A step, which runs from now on and must be finished; or the time until which to wait; or None
-            when nothing can happen before something is submitted or finished, as while the lane runs a step.
+            A step, which counts as running and must be finished. Or the time until which to wait. Or None if the lane
+            can do nothing until an action is submitted or a step finished, as while the lane runs a step.
         """
         if self._running[lane] is not None:
             return None
@@ -417,20 +420,19 @@ class Core(Generic[M]):
         return self._start(_EXEC, due) if isinstance(due, _Job) else due
 
     def next_exec_ahead(self, *, now_ns: int, begin_ns: int) -> Step[M] | None:
-        """Take an EXEC that the device is to begin by itself as soon as the running one ends.
+        """Take an EXEC that the device begins by itself as soon as the running one ends.
 
-        A queued EXEC cannot be taken back, and nobody knows for sure when the device comes to it. So its
-        window must be open already, and still be open at `begin_ns`. If the window has closed all the
-        same, `finish_step` refuses the action: an action that succeeds did begin in its window. Actions
-        that can no longer begin are refused here too, because while each EXEC is queued behind another,
-        nobody asks the lane for its `next_step`.
+        A queued EXEC cannot be taken back, and its start is uncertain. So its window must be open now and still be
+        open at `begin_ns`. If it has closed when the EXEC begins, `finish_step` refuses the action: an action that
+        succeeds did begin in its window. Actions that can no longer begin are refused here too, because the shell
+        does not ask for `next_step` while each EXEC is queued after another.
 
         Args:
             now_ns: the time.
             begin_ns: when the running EXEC is expected to end.
 
         Returns:
-            A step, to be finished after the running one; None when no EXEC may be queued, or one is already.
+            A step, to be finished after the running one. None if no EXEC may be queued, or one is queued already.
         """
         if self._running[_EXEC] is None or self._ahead is not None:
             return None
@@ -442,7 +444,7 @@ class Core(Generic[M]):
         return self._step(_EXEC, job)
 
     def _take_exec(self, now_ns: int, *, begin_ns: int) -> _Job[M] | WaitUntil | None:
-        """Take the first EXEC that may begin at `begin_ns` from the queue; refuse those that never may."""
+        """Take the first EXEC that may begin at `begin_ns` from the queue; refuse those whose windows have closed."""
         wait_ns: int | None = None
         index = 0
         while index < len(self._exec):
@@ -507,12 +509,12 @@ class Core(Generic[M]):
     def finish_through(
         self, step: Step[M], times: Sequence[StepTime], error: str | None = None
     ) -> None:
-        """Report the end of what `submit_through` returned.
+        """Report the end of the step that `submit_through` returned.
 
         Args:
             step: the step.
-            times: those of INPUT, EXEC and OUTPUT, as far as it came; of INPUT alone where EXEC's window had
-                closed by then.
+            times: those of INPUT, EXEC and OUTPUT, up to the last that ran; of INPUT alone if EXEC's window closed
+                before EXEC began.
             error: the device's words if the last of them failed.
         """
         running = self._running
@@ -607,7 +609,7 @@ class Core(Generic[M]):
         return results
 
     def take_changed(self) -> list[Lane]:
-        """Return the lanes with something queued whose `next_step` may now say something new."""
+        """Return the lanes with queued actions whose `next_step` may have changed."""
         changed = self._changed
         if not changed:
             return []
@@ -690,7 +692,7 @@ class Core(Generic[M]):
         )
 
     def _leave(self, job: _Job[M]) -> None:
-        """Forget an answered or abandoned job and what it held."""
+        """Forget an answered or abandoned job, and free what it held."""
         if not job.abandoned:
             self._jobs.pop(job.action.action_id, None)
         if job.io_offset is not None:
@@ -755,7 +757,7 @@ class Core(Generic[M]):
 
 
 def _infer_problem(action: Infer, io_bytes: Mapping[int, int]) -> str:
-    """Say what is wrong with an Infer's rows or batch size; empty: nothing is."""
+    """Say what is wrong with an Infer's rows or batch size. Returns "" if they are right."""
     if action.batch_size not in io_bytes:
         sizes = ", ".join(map(str, io_bytes))
         return f"batch size {action.batch_size}, expected one of {sizes}"

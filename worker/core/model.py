@@ -1,4 +1,4 @@
-"""What the worker's core knows of a model."""
+"""The worker core's record of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clockwright.units import ModelId
 # and a class that is compiled allows none that is not to derive from it.
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadedModel:
-    """What the core knows of a model. Shells derive from it, and find their own class in a `Step`."""
+    """A model, as the core knows it. Shells derive from it, so a `Step` holds their own class."""
 
     model_id: ModelId
     #: The pages that its weights fill, at least 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PageCache:
-    """Hands out pages. Any free pages do, so a single number says how many are free, and nothing fragments.
+    """Allocates pages. A model may have any free pages, so the cache never fragments.
 
     Source: Clockwork, section 5.2; gathering pages before EXEC is what makes non-adjacent ones usable.
     """
@@ -25,7 +25,7 @@ class PageCache:
         return len(self._free)
 
     def acquire(self, num_pages: int) -> tuple[int, ...] | None:
-        """Take pages, in the order in which a model's weights are to lie on them; None if too few are free."""
+        """Take pages, in the order in which a model's weights are to lie on them. Returns None if too few are free."""
         if num_pages > len(self._free):
             return None
         return tuple(self._free.pop() for _ in range(num_pages))

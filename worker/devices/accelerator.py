@@ -1,8 +1,8 @@
 """The contract between `worker.devices.gpu` and the hardware: memory, streams, events, captured work.
 
-Work is handed to a stream, which runs it in order and, on a GPU, later. Two streams know of each
-other only through events. `worker.devices.cuda` is a GPU; `HostAccelerator` is the processor, which works
-at once. A test has a third accelerator, which puts work off as long as events allow it.
+Work is handed to a stream, which runs it in order and, on a GPU, later. Only events order the work of two streams.
+`worker.devices.cuda` is a GPU. `HostAccelerator` is the processor, which runs work at once. A test has a third
+accelerator, which delays work as long as events allow it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker.engines.torch_operators import Tensor
 
 
 class Event(Protocol):
-    """A point in a stream's work; made once, recorded again and again."""
+    """A point in a stream's work; made once, recorded many times."""
 
     def synchronize(self) -> None:
         """Wait until everything before the event's last `Stream.record` is done."""
@@ -41,15 +41,12 @@ class Stream(Protocol):
         """Hand work over; it runs after all work that was handed over before."""
 
     def record(self, event: Event) -> None:
-        """Set the event behind all work that was handed over so far."""
-
-    def wait(self, event: Event) -> None:
-        """Begin no further work before the event is done; returns at once."""
+        """Set the event after all work that was handed over so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """A copy from place to place within the device; both have as many bytes, at least 1, without gaps."""
+    """A copy within the device. Both places have the same number of bytes, at least 1, without gaps."""
 
     target: Tensor
     source: Tensor
@@ -60,15 +57,15 @@ Piece = Callable[[], None] | DeviceCopy | Event
 
 
 class CapturedWork(Protocol):
-    """Pieces of work that are handed over together, again and again."""
+    """Pieces of work that are launched together, many times."""
 
     def launch(self, stream: Stream, pieces: Sequence[Piece | None]) -> None:
         """Hand the pieces over in one call, so that the device makes no pause between them.
 
         Args:
             stream: runs them in order. Not two threads at once.
-            pieces: what `Accelerator.capture` was given; but the events may be others, the copies may go
-                between other places, and a piece other than an event may be left out (None).
+            pieces: those that `Accelerator.capture` got. Events may differ, copies may have other places, and a
+                piece other than an event may be left out (None).
         """
 
 
@@ -89,23 +86,23 @@ class Accelerator(Protocol):
         """Make an event. Until its first record it counts as done.
 
         Args:
-            patient: a thread that waits for the event sleeps, and wakes tens of microseconds late;
-                otherwise it may spin.
+            patient: a thread that waits for the event sleeps, and wakes tens of microseconds late. Otherwise it
+                may spin.
         """
 
     def device_memory(self, num_bytes: int) -> Tensor:
-        """Take zeroed memory for good: uint8, one dimension.
+        """Allocate zeroed memory until `close`: uint8, one dimension.
 
         Raises:
-            MemoryError: the memory does not suffice; says how much there is.
+            MemoryError: the memory does not suffice; says how much is free.
         """
 
     def host_memory(self, num_bytes: int, file: int | None = None) -> Tensor:
-        """Take zeroed memory of the host for good, all of it present; the device can copy from it.
+        """Allocate zeroed memory of the host until `close`, all of it present; the device can copy from it.
 
         Args:
             num_bytes: the size.
-            file: a file in memory of that size, which other processes have taken too; None: new memory.
+            file: a file in memory of that size, which other processes map too. None: new memory.
 
         Raises:
             MemoryError: the memory does not suffice, or must not be locked; says what to do.
@@ -114,7 +111,7 @@ class Accelerator(Protocol):
     def capture(
         self, pieces: Sequence[Piece | None], *, rehearsal: Callable[[], None], tensor_cores: bool
     ) -> CapturedWork:
-        """Prepare work that is done again and again, with the same kernels in the same memory.
+        """Prepare work that is launched many times, with the same kernels in the same memory.
 
         Args:
             pieces: the work; None is left out of every launch. Capturing it writes nothing, and records no event.
@@ -124,7 +121,7 @@ class Accelerator(Protocol):
         """
 
     def onnxruntime_place(self) -> Place | None:
-        """How onnxruntime computes here; None where it cannot.
+        """How onnxruntime computes here. Returns None if it cannot.
 
         onnxruntime hands its kernels to the stream that `capture` works on.
         """
@@ -136,26 +133,26 @@ class Accelerator(Protocol):
         """Device memory that this process keeps: memory taken for good, and the captured kernels' workspace."""
 
     def free_bytes(self) -> int | None:
-        """Device memory that is free; None where the device has no memory of its own.
+        """Device memory that is free. Returns None if the device has no memory of its own.
 
         Unlike `num_allocations` it also notices libraries with an allocator of their own.
         """
 
     def total_bytes(self) -> int | None:
-        """Device memory, free or not; None where the device has no memory of its own."""
+        """Device memory, free or not. Returns None if the device has no memory of its own."""
 
     def trim(self) -> None:
-        """Give device memory back that nothing uses now: what rehearsals took, and what captured kernels do not need."""
+        """Give unused device memory back: that of rehearsals, and what captured kernels do not need."""
 
     def fault(self) -> str | None:
-        """Why nothing can run on the device any more; None while it works. May take a moment."""
+        """Why nothing can run on the device any more. Returns None while it works. May take a moment."""
 
     def close(self) -> None:
         """Give everything back."""
 
 
 class HostEvent(Event):
-    """A reading of the clock: all work before it is done already."""
+    """A reading of the clock: all earlier work is done already."""
 
     def __init__(self) -> None:
         self.time_ns = 0
@@ -187,13 +184,9 @@ class HostStream(Stream):
         assert isinstance(event, HostEvent)
         event.time_ns = time.monotonic_ns()
 
-    @override
-    def wait(self, event: Event) -> None:
-        pass  # all work that was handed over is done
-
 
 class HostWork(CapturedWork):
-    """Nothing is captured: each launch hands the pieces over anew."""
+    """Captures nothing: each launch hands the pieces over again."""
 
     @override
     def launch(self, stream: Stream, pieces: Sequence[Piece | None]) -> None:

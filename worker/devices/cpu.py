@@ -1,8 +1,7 @@
-"""The processor as a device: real models on onnxruntime, with the memory of a GPU.
+"""The processor as a device: real models on onnxruntime, with memory laid out as on a GPU.
 
-Everything has its place from the start: pages, arena, IO pool and one static batch. EXEC has the model's pages
-appear in the arena (`worker.devices.paged_arena`) and runs a kernel that was bound once to the arena and the
-static batch.
+All memory is allocated at start: pages, arena, IO pool and one static batch. EXEC maps the model's pages into the
+arena (`worker.devices.paged_arena`) and runs a kernel that was bound once to the arena and the static batch.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pathlib import Path
 import onnxruntime as ort
 from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
 from clockwright.cores import fifo_problem
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
-from worker.compiling.compile import COMPILE_FORMAT, read_weights
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
+from worker.compiling.compile import COMPILE_FORMAT, read_weights, sample_kernel
 from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
@@ -38,7 +37,6 @@ from worker.engines.onnxruntime import (
     aligned_bytes,
     open_session,
     plain_words,
-    private_kernel,
 )
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
@@ -83,7 +81,7 @@ class CpuDevice(Device[CpuModel]):
         thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
     ) -> None:
-        """Take all the memory that will ever be needed for serving.
+        """Allocate all the memory that serving needs.
 
         Args:
             limits: what there is room for.
@@ -93,7 +91,7 @@ class CpuDevice(Device[CpuModel]):
             compile_limit_s: a model that takes longer to compile is refused.
             thread_counts: the numbers of threads that may run a model, EXEC's own included, ascending; a trial
                 decides among several.
-            cores: those that these threads are bound to; none: wherever the kernel likes.
+            cores: those that these threads are bound to. If empty, the kernel chooses.
 
         Raises:
             OSError: the cache folder cannot be made.
@@ -123,7 +121,7 @@ class CpuDevice(Device[CpuModel]):
         self._opener = ThreadPoolExecutor(
             1, thread_name_prefix="opener", initializer=self._tune_opener, initargs=(tuple(cores),)
         )
-        # An executor starts its thread with the first work, and the thread inherits from whoever brings that.
+        # An executor starts its thread with the first work, and the thread inherits its cores from the thread that submits that work.
         self._opener.submit(int).result()
         self._weights = PagedArena(limits.num_pages, limits.arena_bytes)
         self._io = aligned_bytes(io_pool_bytes)
@@ -192,7 +190,7 @@ class CpuDevice(Device[CpuModel]):
             session = opening.result()
             self._sessions[way] = session
         # The first run allocates. It has memory of its own, because the arena belongs to the model served now.
-        private, _, _ = private_kernel(session, compiled, batch_size, weights)
+        private = sample_kernel(session, compiled, batch_size, weights)
         try:
             private.launch()
         except Exception as error:  # onnxruntime's exceptions have no common base
@@ -250,10 +248,12 @@ class CpuDevice(Device[CpuModel]):
     def _tune_opener(self, cores: tuple[int, ...]) -> None:
         if cores:
             bind_thread(cores[1:] or cores)
-            tune_thread(realtime=self.exec_core_is_own)
+        # Threads that spin between two runs would otherwise keep a core from those that share it.
+        if self.exec_core_is_own:
+            tune_thread(realtime=True)
 
     def _measure_page_copy(self) -> int:
-        """How long one page takes, in ns: the seed of every LOAD's duration."""
+        """How long the copy of one page takes, in ns. Seeds the duration of every LOAD."""
         content = aligned_bytes(PAGE_BYTES)
         samples = []
         for _ in range(_PAGE_COPIES):

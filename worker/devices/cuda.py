@@ -1,7 +1,5 @@
 """An NVIDIA GPU as an `Accelerator`: streams with priorities, events, pinned memory, CUDA graphs (`cuda_graph`).
 
-Nothing in this file has been run on a GPU yet; `tests/worker/test_gpu.py` and `make gpu` do.
-
 Graphs are captured on one stream into one pool, so that they share the memory of their intermediates: one
 EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. Rehearsals use
 another stream, so that the memory torch keeps for the capture stream, cuBLAS's workspace above all, comes
@@ -40,7 +38,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What torch says about CUDA on this machine."""
+    """The versions of CUDA on this machine, as torch reports them."""
 
     torch_version: str
     #: The CUDA version that torch was built for; None in a build without CUDA.
@@ -126,9 +124,8 @@ class CudaAccelerator(Accelerator):
 
         Args:
             index: the GPU's number among those that CUDA_VISIBLE_DEVICES leaves.
-            search: have cuDNN try its algorithms in the first run of each convolution, in each process anew:
-                torch keeps the choice where no other process, and no disk, can have it. Otherwise cuDNN
-                guesses, which takes less time.
+            search: have cuDNN try its algorithms in the first run of each convolution. Each process repeats this,
+                because torch keeps the choice in its own memory. Otherwise cuDNN guesses, which takes less time.
 
         Raises:
             ConfigError: there is no such GPU, no driver for it, or no cuda.bindings.
@@ -263,7 +260,7 @@ class CudaAccelerator(Accelerator):
             "device_id": str(self.device.index),
             "user_compute_stream": str(self._capture_stream.cuda_stream),
             "do_copy_in_default_stream": "1",
-            # Each session would search anew, and there is a session per batch size, so an exhaustive search
+            # Each session would search again, and there is a session per batch size, so an exhaustive search
             # takes too long. onnxruntime competes with torch by measurement anyway.
             "cudnn_conv_algo_search": "HEURISTIC",
             "arena_extend_strategy": "kSameAsRequested",

@@ -1,8 +1,8 @@
-"""Captured work on an NVIDIA GPU: a CUDA graph of which a few nodes change from launch to launch.
+"""Captured work on an NVIDIA GPU: a CUDA graph with a few nodes that change from launch to launch.
 
-torch captures and instantiates the graph. The driver then changes single nodes of what was instantiated: where a copy
-begins and ends, which event is recorded, and whether a node does anything. Changes hold from the next launch on,
-and never for one that was handed over before. From the launch on, the graph's events count as recorded and not done.
+torch captures and instantiates the graph. The driver then changes single nodes of the instance: where a copy begins
+and ends, which event is recorded, and whether a node does anything. Changes affect later launches only. From the
+launch on, the graph's events count as recorded and not done.
 """
 
 from __future__ import annotations
@@ -59,14 +59,9 @@ class CudaStream(Stream):
         assert isinstance(event, CudaEvent)
         event.event.record(self.stream)
 
-    @override
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, CudaEvent)
-        self.stream.wait_event(event.event)
-
 
 def load_driver(device: torch.device) -> Any:  # noqa: ANN401
-    """The driver's own functions, which torch does not offer.
+    """Import the driver's own functions, which torch does not offer.
 
     Raises:
         ConfigError: the package is not there.
@@ -136,7 +131,7 @@ class CudaWork(CapturedWork):
         _check(self._driver.cuGraphLaunch(self._exec, stream.stream.cuda_stream))
 
     def _change(self, part: _Part, piece: Piece | None) -> None:
-        """Have a piece's nodes do the next launch's work; the driver is called for what differs."""
+        """Set a piece's nodes to the next launch's work; the driver is called for differences only."""
         driver, is_there = self._driver, piece is not None
         if is_there is not part.is_enabled:
             part.is_enabled = None  # should a change fail
@@ -198,7 +193,7 @@ def _ends(copy: DeviceCopy) -> tuple[int, int]:
 
 
 def _check(result: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """What a function of the driver returned beside its status: nothing, a value or several.
+    """Return the values of a driver function without its status: None, one value or several.
 
     Raises:
         RuntimeError: it failed; with the driver's name for the reason.

@@ -1,6 +1,6 @@
 """The contract between a worker and its device.
 
-`cpu`, `gpu` and `modelled` beside this module satisfy it, and so does `worker.containers.device`.
+`cpu`, `gpu` and `modelled` in this package satisfy it, and so does `worker.containers.device`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from clockwright.bulk import Buffer
+from clockwright.wire.bulk import Buffer
 from worker.core.lanes import Lane, Step
 from worker.models.model_files import Limits
 from worker.models.served_model import Fetch, Offer, ServedModel
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=ServedModel)
 
 
 class DeviceLostError(Exception):
-    """Raised by a step: nothing more can run before models are prepared anew.
+    """Raised by a step: nothing can run before all models are prepared again.
 
     The action fails with these words, and no other step runs. The worker then ends its stream, so that the
     controller sends the waiting actions to other workers, and attaches again.
@@ -52,7 +52,7 @@ class Device(Protocol[M]):
 
         Args:
             offer: the model.
-            fetch: gets files into the worker's file store; asked only for files that are missing there.
+            fetch: gets files into the worker's file store; called only for files that are missing there.
             progress: told the stage, in words.
 
         Raises:
@@ -73,16 +73,24 @@ class Device(Protocol[M]):
 
         Args:
             step: the action's.
-            room: where they belong, one behind the other; None: in memory of their own.
+            room: the memory for them, one after the other. None: allocate memory.
         """
 
     async def close(self) -> None:
-        """Let go of everything outside this process. Called when no step runs any more."""
+        """Free everything outside this process. Called when no step runs any more."""
+
+
+@runtime_checkable
+class TimedDevice(Device[M], Protocol[M]):
+    """A device that only spends time in LOAD and EXEC, and none in INPUT and OUTPUT. Its lanes need no threads."""
+
+    def duration_ns(self, step: Step[M]) -> int:
+        """Say how long a LOAD or an EXEC that begins now takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """The findings of one look at a GPU, as the controller is told."""
+    """One reading of a GPU's sensors, as reported to the controller."""
 
     #: The level of the clock that kernels run at; 0 where the GPU does not say.
     clock_mhz: int
@@ -96,7 +104,7 @@ class WatchedDevice(Protocol):
     """A device whose hardware reports its clock and its faults."""
 
     async def watch(self, tell: Callable[[GpuHealth], None]) -> None:
-        """Tell every look at the hardware. Never returns, unless there is nothing to look at."""
+        """Report the hardware's state every second. Returns only if the hardware cannot be read."""
 
 
 class Launched(Protocol):
@@ -111,7 +119,7 @@ class QueueingDevice(Protocol):
     """A device on which an EXEC can wait for the one before it to end, ready to begin at once."""
 
     def launch_exec(self, step: Step[Any]) -> Launched:
-        """Hand over what `Device.run_exec` does; the device begins it when all earlier EXEC have ended."""
+        """Hand an EXEC to the device, which begins it when all earlier ones have ended."""
 
     def finish_exec(self, step: Step[Any], launched: Launched) -> None:
-        """Wait for an EXEC's end; raises what `Device.run_exec` would."""
+        """Wait for an EXEC's end. Raises the same as `Device.run_exec`."""

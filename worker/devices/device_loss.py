@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 from worker.devices.accelerator import Accelerator
 from worker.devices.device import DeviceLostError
+from worker.engines.onnxruntime import plain_words
 
 
 class DeviceLoss:
-    """Asks the accelerator after every error; a GPU that is lost once stays lost."""
+    """Asks the accelerator after every error. A lost GPU stays lost."""
 
     def __init__(self, accelerator: Accelerator, on_lost: Callable[[str], object]) -> None:
         self._accelerator = accelerator
@@ -20,10 +21,10 @@ class DeviceLoss:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Surround a piece of serving.
+        """Run a part of serving as a context, and tell its failure from the loss of the GPU.
 
         Raises:
-            DeviceLostError: nothing can run any more, not only this piece.
+            DeviceLostError: nothing can run any more, not only this part.
         """
         if self.reason is not None:
             raise DeviceLostError(self.reason)
@@ -38,10 +39,5 @@ class DeviceLoss:
     def judge(self, error: Exception) -> None:
         """Find out whether the device survived an error, and tell `on_lost` once if it did not."""
         if self.reason is None and (fault := self._accelerator.fault()):
-            self.reason = f"{first_line(error)} ({fault})"
+            self.reason = f"{plain_words(error)} ({fault})"
             self._on_lost(self.reason)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's words that says anything; torch appends pages of advice."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))

@@ -1,15 +1,15 @@
 """The EXEC stream of a GPU: gather the model's pages into the arena, copy the batch in, compute, copy it out.
 
-All of that is one piece of captured work per architecture and batch size, with the events that time it, and is
-handed over by one launch. So Python can pause before an EXEC and not within it; work is handed over in less of the
-host's time; and it holds for both engines, whose kernels are captured on one stream. Before a launch the few things
-are changed that are not the same each time: where the model's list of pages lies, the IO slot, the events. (The
-other way was a gate: hand everything over behind a wait for a word in memory, and then open it. That leaves all the
-calls from Python, and needs a driver that lets streams wait for memory.)
+All of that is one piece of captured work per architecture and batch size, with the events that time it. One launch
+hands it over. So Python can pause before an EXEC but not within it, and a launch takes little of the host's time.
+Both engines work this way, because their kernels are captured on one stream. Before a launch the few parts change
+that differ each time: the address of the model's list of pages, the IO slot, the events. (The alternative was a
+gate: hand everything over after a wait for a word in memory, then set the word. That keeps all the calls from
+Python, and needs a driver whose streams can wait for memory.)
 
-If the arena holds the model's weights already, because the same model ran before, nothing is gathered. A duration
-that depends on what ran before cannot be predicted. So `ExecQueue.finish` also says how long the gather would have
-taken. The sum is the duration of an EXEC that gathers, and predictions stay upper bounds.
+If the arena still holds the model's weights, because the same model ran last, nothing is gathered. A duration that
+depends on what ran before cannot be predicted. So `ExecQueue.finish` also says how long the gather would have taken.
+The sum is the duration of an EXEC that gathers, and predictions stay upper bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from typing_extensions import override
 
-from worker.devices.accelerator import Accelerator, CapturedWork, DeviceCopy, Piece, Stream
+from worker.devices.accelerator import Accelerator, CapturedWork, DeviceCopy, Piece
 from worker.devices.device import Launched
 from worker.devices.gpu_memory import GpuMemory
 from worker.devices.host_weights import HostWeights
@@ -41,7 +41,7 @@ class CapturedKernel:
     #: A whole EXEC: `ExecQueue.capture`.
     work: CapturedWork
     layout: IoLayout
-    #: Memory that the captured kernels use beside arena and batch; held so that it stays.
+    #: Memory that the captured kernels use in addition to arena and batch; held so that it stays.
     memory: object
     #: How long a whole EXEC took when measured, without the copies from and to its IO slot.
     exec_ns: int = 1
@@ -56,11 +56,12 @@ _GATHERS = 9
 
 
 class ExecLaunch(Launched):
-    """The events of an EXEC. They are used again, but only when `ExecQueue.finish` has read them."""
+    """The events of an EXEC. They are reused after `ExecQueue.finish` has read them."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.begin = accelerator.event()
-        self.gathered = accelerator.event()
+        # Patient: a LOAD may wait for it behind an EXEC that takes long.
+        self.gathered = accelerator.event(patient=True)
         self.end = accelerator.event()
         #: Which launch they belong to now.
         self.number = 0
@@ -72,7 +73,7 @@ class ExecLaunch(Launched):
 
 
 class ExecQueue:
-    """Hands EXEC to the device, and knows which pages they still read. Any thread may call it."""
+    """Hands EXECs to the device, and knows which pages they still read. Any thread may call it."""
 
     def __init__(self, accelerator: Accelerator, memory: GpuMemory) -> None:
         self._accelerator = accelerator
@@ -89,7 +90,7 @@ class ExecQueue:
         self._under_way: dict[int, ExecLaunch] = {}
         #: For each page, the number of the last launch that gathers it.
         self._last_read = [0] * len(memory.pages)
-        #: The weights in the arena after the last EXEC that was handed over; None if there are none, or they are gone.
+        #: The weights in the arena after the last EXEC that was handed over. None if the arena is empty or they are gone.
         self._in_arena: Callable[[], HostWeights | None] = _nothing
         # torch has a kernel for few pages and one for many. Both are loaded now, and not during a capture.
         for count in (1, len(memory.arena)):
@@ -108,8 +109,8 @@ class ExecQueue:
 
         Args:
             compute: hands over the kernels, from arena and batch to batch.
-            rehearsal: as `Accelerator.capture` wants it.
-            tensor_cores: likewise.
+            rehearsal: as in `Accelerator.capture`.
+            tensor_cores: as in `Accelerator.capture`.
             layout: of the batch.
             num_pages: of the weights.
         """
@@ -123,7 +124,7 @@ class ExecQueue:
         pages: Sequence[int],
         io_offset: int,
     ) -> ExecLaunch:
-        """Hand an EXEC over, behind all that were handed over before; to be finished.
+        """Hand an EXEC over, after all earlier ones. The caller must `finish` it.
 
         Args:
             kernel: the kernel to run.
@@ -153,9 +154,9 @@ class ExecQueue:
         return duration_ns, spared_ns
 
     def measure(self, kernel: CapturedKernel, num_pages: int) -> int:
-        """Run one EXEC between those of the models that are being served; returns its duration in ns.
+        """Run one EXEC between those of the models that are being served. Returns its duration in ns.
 
-        Its inputs are zeros, and its outputs go nowhere.
+        Its inputs are zeros, and its outputs are discarded.
         """
         with self._lock:
             self._stream.run(self._memory.batch[: kernel.layout.outputs_begin].zero_)
@@ -164,17 +165,19 @@ class ExecQueue:
         return duration_ns
 
     def forget_arena(self) -> None:
-        """Have the next EXEC gather in any case."""
+        """Make the next EXEC gather its weights, even if the arena holds them."""
         with self._lock:
             self._in_arena = _nothing
 
-    def make_wait_for_readers(self, stream: Stream, pages: Sequence[int]) -> None:
-        """Put a stream behind the last gather from any of these pages; returns at once."""
+    def wait_for_readers(self, pages: Sequence[int]) -> None:
+        """Wait for the end of the last gather from any of these pages."""
         with self._lock:
             last = max((self._last_read[page] for page in pages), default=0)
             # All before one that is finished have ended, too.
-            if launch := self._under_way.get(last):
-                stream.wait(launch.gathered)
+            launch = self._under_way.get(last)
+        if launch is not None:
+            # If it is finished by now, its events may be another launch's, and this waits for that one's gather.
+            launch.gathered.synchronize()
 
     def _launch(
         self,
@@ -207,7 +210,7 @@ class ExecQueue:
         io_offset: int | None,
         launch: ExecLaunch,
     ) -> list[Piece | None]:
-        """What an EXEC consists of; copies from and to the IO slot are left out if there is none."""
+        """The pieces of an EXEC. Without an IO slot there are no copies from and to it."""
         memory, count, split = self._memory, len(pages), layout.outputs_begin
         batch = memory.batch[: layout.num_bytes]
         to_batch: DeviceCopy | None = None

@@ -1,12 +1,12 @@
 """A GPU as a device, on torch and onnxruntime; in tests the processor takes its place and runs the same code.
 
-All memory is taken at the start (`GpuMemory`): pages, arena, IO slots, one static batch and the host's copies
-of all weights. Models are set up beside serving, on one thread (`Kernels`, `HostWeightsStore`).
+All memory is allocated at start (`GpuMemory`): pages, arena, IO slots, one static batch and the host's copies of all
+weights. Models are set up while others are served, on one thread (`Kernels`, `HostWeightsStore`).
 
-Who waits for whom. A lane's step ends when the device says so, and the core starts nothing that needs the
-step's result before. The core also frees pages only when every EXEC that reads them has ended; but with two
-EXEC under way the device does not rely on that. A LOAD waits, on the device, for the last gather from the
-pages that it writes to: the gather, not the whole EXEC.
+What waits for what. A lane's step ends when its work on the device has ended, and the core starts nothing earlier
+that needs its result. The core frees pages when every EXEC that reads them has ended. With two EXECs under way the
+device does not rely on that: a LOAD waits, on the device, for the last gather from the pages that it writes to (the
+gather, not the whole EXEC).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import onnxruntime as ort
 import torch
 from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
 from worker.compiling.compile import COMPILE_FORMAT
 from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
-from worker.devices.accelerator import Accelerator
+from worker.devices.accelerator import Accelerator, Stream
 from worker.devices.device import Device, GpuHealth, Launched, QueueingDevice, WatchedDevice
 from worker.devices.device_loss import DeviceLoss
 from worker.devices.exec_queue import CapturedKernel, ExecLaunch, ExecQueue
@@ -44,10 +44,9 @@ from worker.models.model_files import CompiledModel, Limits
 from worker.models.precision import Precision
 from worker.models.served_model import Fetch, Offer, ServedModel
 
-# The page being copied and the one behind it: no gap between them, and an INPUT that shares the copy
-# engine waits for two pages at most. A page takes 0.3 ms at 55 GB/s and 0.65 ms at 25, and the lane's thread has as
-# long to wake up. With four it would have three times that, and each INPUT beside a LOAD might wait for 1.2 to 2.6 ms
-# and not 0.6 to 1.3, where many an EXEC takes less: more would cost every INPUT what only late wake-ups cost a LOAD.
+# The page being copied and the one behind it: an INPUT waits for two pages at most. A page takes 0.3 ms at 55 GB/s, and the
+# lane's thread has as long to wake up. (Measured on an H200: 0.11 ms in the median, 0.24 ms at the 90th percentile. Quarters
+# of pages, four in flight, made INPUTs wait for less, but 28 wake-ups instead of 7 made a LOAD of 2.3 ms take 3.5 ms.)
 _PAGES_IN_FLIGHT = 2
 # Copies of one page at the start, whose median seeds every LOAD's duration.
 _PAGE_COPIES = 10
@@ -62,16 +61,16 @@ class TorchModel(ServedModel):
     kernels: dict[int, CapturedKernel]
 
 
-class _CopyStream:
-    """A stream for copies, and the events that time them."""
+class _Copies:
+    """A lane's copies on a stream, and the events that time them."""
 
-    def __init__(self, accelerator: Accelerator, *, patient: bool = False) -> None:
-        self.stream = accelerator.stream()
+    def __init__(self, accelerator: Accelerator, stream: Stream, *, patient: bool = False) -> None:
+        self.stream = stream
         self.begin = accelerator.event(patient=patient)
         self.end = accelerator.event(patient=patient)
 
     def copy(self, target: Tensor, source: Tensor) -> int:
-        """Copy and wait for the end; returns how long the device was busy, in ns."""
+        """Copy and wait for the end. Returns how long the device was busy, in ns."""
         self.stream.record(self.begin)
         self.stream.run(partial(target.copy_, source, non_blocking=True))
         self.stream.record(self.end)
@@ -131,14 +130,14 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         on_lost: Callable[[str], object],
         monitor: GpuMonitor | None = None,
     ) -> None:
-        """Take all the memory that will ever be needed for serving.
+        """Allocate all the memory that serving needs.
 
         Args:
             accelerator: the hardware; closed with the device.
             limits: what one model may need.
             io_pool_bytes: the size of all IO slots together.
             host_bytes: room on the host for the weights of all models.
-            host_file: a file in memory of so many bytes, which workers of this host share; None: not shared.
+            host_file: a file in memory of `host_bytes`, which workers of this host share. None: not shared.
             precision: the arithmetic of all models.
             files: where models' files lie.
             cache_dir: where compiled models lie.
@@ -146,12 +145,12 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             engine: the engine that runs the models, or the choice between both.
             compile_threads: of the processor, to check compiled models with.
             workspace_bytes: what kernels may take for their intermediates; None: a part of the GPU's memory.
-            on_lost: told once, from any thread, why nothing can run any more: a GPU's fault is its
-                process's end.
-            monitor: says how the GPU is, if anything can.
+            on_lost: called once, from any thread, with the reason why nothing can run any more. The process must
+                then end.
+            monitor: reads the GPU's sensors. None if they cannot be read.
 
         Raises:
-            ConfigError: there is not enough memory, or the engine is not there.
+            ConfigError: the memory does not suffice, or the engine is not installed.
             OSError: the cache folder cannot be made.
         """
         place = accelerator.onnxruntime_place()
@@ -189,13 +188,15 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             host_bytes=host_bytes,
             host_file=file,
         )
-        # Patient: a busy LOAD lane does nothing but wait, and the kernel stops a real-time thread that
-        # spins. A page lasts longer than it takes to wake up, and there is one in flight meanwhile.
-        self._load = _CopyStream(accelerator, patient=True)
+        # LOAD and INPUT share a stream, because they share a copy engine, which goes on with one stream until that has
+        # nothing more for it: on an H200 an INPUT with a stream of its own waited for a whole LOAD (1.7 ms in the median).
+        to_device = accelerator.stream()
+        # Patient: a busy LOAD lane does nothing but wait, and the kernel stops a real-time thread that spins.
+        self._load = _Copies(accelerator, to_device, patient=True)
         self._copied = [accelerator.event(patient=True) for _ in range(_PAGES_IN_FLIGHT)]
-        self._input = _CopyStream(accelerator)
+        self._input = _Copies(accelerator, to_device)
         self.execs = ExecQueue(accelerator, self._memory)
-        self._output = _CopyStream(accelerator)
+        self._output = _Copies(accelerator, accelerator.stream())
         self._weights = HostWeightsStore(self._memory.host, file)
         self._kernels = Kernels(
             accelerator,
@@ -266,7 +267,8 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         stream, begin, end = self._load.stream, self._load.begin, self._load.end
         source = step.model.weights.memory
         with self._loss.guard():
-            self.execs.make_wait_for_readers(stream, step.pages)
+            # Here and not in the stream, where INPUTs would wait too.
+            self.execs.wait_for_readers(step.pages)
             stream.record(begin)
             page_list = self._memory.load_list[: len(step.pages)]
             page_list.numpy()[:] = step.pages
@@ -330,7 +332,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         self._accelerator.close()
 
     def _measure_page_copy(self) -> int:
-        """How long one page takes from host to device, in ns: the seed of every LOAD's duration."""
+        """How long the copy of one page from host to device takes, in ns. Seeds the duration of every LOAD."""
         source = self._memory.host[:PAGE_BYTES]
         target = self._memory.pages[0].view(torch.uint8)[: len(source)]
         samples = sorted(self._load.copy(target, source) for _ in range(_PAGE_COPIES))

@@ -1,7 +1,7 @@
 """A GPU's clocks, bus, throttling and memory errors, as the driver reports them (NVML, by nvidia-ml-py).
 
 Nothing here needs torch, and nothing fails when NVML is missing or a GPU does not answer: a fact is then
-None. A worker looks every second, and reports to its log and its controller.
+None. A worker reads the facts every second, and reports to its log and its controller.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Source: nvml.h, nvmlClocksEventReasons. Idleness and clocks that somebody has set are left out.
+# Source: nvml.h, nvmlClocksEventReasons. Idleness and clocks that an operator has set are left out.
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -37,8 +37,8 @@ _IDLE = 0x1
 _LEVEL_STEP = 0.95
 # A clock just across the border of its level still belongs to it, up to this part of a level.
 _LEVEL_INERTIA = 0.2
-# Between looks nobody knows whether the clock is still the same, so measurements since the last look may have
-# to be forgotten. A look takes milliseconds of one core.
+# If a reading shows another clock, it may have changed at any time since the reading before, so measurements
+# in between are dropped. A reading takes milliseconds of one core.
 _WATCH_INTERVAL_S = 1.0
 # Source: nvml.h, nvmlReturn_t.
 _GPU_IS_LOST = 15
@@ -47,7 +47,7 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """One look at a GPU; None where the GPU does not answer."""
+    """One reading of a GPU; None where the GPU does not answer."""
 
     name: str | None
     driver: str | None
@@ -71,10 +71,6 @@ class GpuFacts:
     uncorrected_errors: int | None = None
     #: Whether the driver says that it cannot reach the GPU any more; all other facts are then missing.
     lost: bool = False
-
-    def as_table(self) -> dict[str, Any]:
-        """The facts as a results file has them."""
-        return asdict(self)
 
 
 class NvmlGpu:
@@ -147,7 +143,7 @@ class NvmlGpu:
 
 
 def open_gpu(uuid: str) -> NvmlGpu | None:
-    """Open a GPU; None, and one line in the log, when there is no NVML."""
+    """Open a GPU. Returns None and logs one line if NVML is missing."""
     try:
         import pynvml
     except ImportError:
@@ -161,7 +157,7 @@ def open_gpu(uuid: str) -> NvmlGpu | None:
 
 
 def complaints(facts: GpuFacts) -> list[str]:
-    """Say in words what makes a GPU slower than it could be, or wrong."""
+    """List in words what slows a GPU down or makes its results wrong."""
     found = [f"its clock is held down: {reason}" for reason in facts.throttled]
     if facts.lost:
         found.append("the driver cannot reach it any more: restart the host")
@@ -185,7 +181,7 @@ class ClockLevel:
         self._index = 0
 
     def see(self, mhz: int) -> int:
-        """Take a reading in; returns the level's clock."""
+        """Take a reading in. Returns the level's clock."""
         position = math.log(min(mhz / self._max_mhz, 1.0), _LEVEL_STEP)
         if abs(position - self._index) > 0.5 + _LEVEL_INERTIA:
             self._index = round(position)
@@ -198,7 +194,7 @@ class ClockLevel:
 
 
 class GpuMonitor:
-    """Looks at a GPU now and then; any thread may ask it to."""
+    """Reads a GPU's facts; any thread may call it."""
 
     def __init__(self, gpu: NvmlGpu, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
         """Look once."""
@@ -222,11 +218,11 @@ class GpuMonitor:
             return self._judge(self.facts)
 
     async def watch(self, tell: Callable[[GpuHealth], None]) -> None:
-        """Look from time to time, and tell every look; until cancelled.
+        """Read the facts every second and report them, until cancelled.
 
-        The controller plans anew at every change of level. So the first look at a new level is held back
-        until the next look shows whether the level lasts. Telling the old level meanwhile would be wrong: it
-        would confirm measurements that were taken at the new one.
+        The controller plans again at every change of level. So the first reading of a new level is held back
+        until the next shows whether the level lasts. Reporting the old level meanwhile would be wrong: it would
+        confirm measurements that were taken at the new one.
         """
         failed = held_back = False
         told_mhz: int | None = None

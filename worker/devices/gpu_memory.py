@@ -1,4 +1,4 @@
-"""All the memory that a worker with a GPU ever needs for serving, taken at once and kept."""
+"""All the memory that serving on a GPU needs, allocated at start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBER_BYTES = 8
 
 
 def workspace_limit(accelerator: Accelerator, wanted: int | None) -> int:
-    """What captured kernels may take for their intermediates: what is wanted, or a part of the card."""
+    """The bytes that captured kernels may take for their intermediates: as configured, or a part of the card."""
     if wanted is not None:
         return wanted
     return max(_WORKSPACE_BYTES_MIN, (accelerator.total_bytes() or 0) // _WORKSPACE_PART)
@@ -36,25 +36,25 @@ def workspace_limit(accelerator: Accelerator, wanted: int | None) -> int:
 def pages_that_fit(
     accelerator: Accelerator, *, arena_bytes: int, io_bytes: int, workspace_bytes: int
 ) -> int:
-    """How many pages leave room on a card that has memory of its own for everything else.
+    """How many pages fit on a card with memory of its own, when everything else has its room.
 
     Raises:
-        ConfigError: there is room for none.
+        ConfigError: not one page fits.
     """
     free, total = accelerator.free_bytes(), accelerator.total_bytes()
     assert free is not None
     assert total is not None
-    beside = {
+    others = {
         "the arena": arena_bytes,
         "IO": io_bytes,
         "workspace": workspace_bytes,
         "graphs and libraries": total // _UNSEEN_PART,
     }
-    words = ", ".join(f"{num_bytes >> 20} MiB for {what}" for what, num_bytes in beside.items())
-    pages = (free - sum(beside.values())) // PAGE_BYTES
+    words = ", ".join(f"{num_bytes >> 20} MiB for {what}" for what, num_bytes in others.items())
+    pages = (free - sum(others.values())) // PAGE_BYTES
     if pages < 1:
         raise ConfigError(
-            f"{accelerator.name}: {free >> 20} MiB are free, too little for a page beside {words}"
+            f"{accelerator.name}: {free >> 20} MiB are free, too little for a page and {words}"
         )
     logger.info(
         "%s: the weights cache takes %d pages, %d MiB of %d MiB that are free: %s are left",
@@ -79,17 +79,17 @@ class GpuMemory:
         host_bytes: int,
         host_file: int | None = None,
     ) -> None:
-        """Take everything.
+        """Allocate everything.
 
         Args:
-            accelerator: gives the memory.
+            accelerator: allocates the memory.
             limits: what one model may need.
             io_pool_bytes: the size of all IO slots together.
             host_bytes: the size of the host's copies of all weights together.
             host_file: the file in memory where they lie, if other workers share it.
 
         Raises:
-            ConfigError: there is not enough memory.
+            ConfigError: the memory does not suffice.
         """
         arena_pages = -(-limits.arena_bytes // PAGE_BYTES)
         try:

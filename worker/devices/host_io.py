@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
 from worker.core.lanes import Step
 from worker.models.served_model import ServedModel
 
@@ -27,21 +27,22 @@ def write_inputs(pool: Bytes, step: Step[Any], payload: Sequence[Buffer]) -> Non
         for entry in payload[index::num_inputs]:
             pool[position : position + len(entry)] = np.frombuffer(entry, np.uint8)
             position += len(entry)
-        pool[position : begin + spec.row_bytes * action.batch_size] = 0
+        pool[position : begin + spec.batch_bytes(action.batch_size)] = 0
 
 
 def read_outputs(pool: Bytes, step: Step[Any], room: memoryview | None) -> Sequence[Buffer]:
-    """Copy a batch's outputs out of its slot, per request and per output: into `room`, if there is one."""
+    """Copy a batch's outputs out of its slot, per request and per output: into `room`, or into new memory."""
     action, model = step.action, step.model
     assert isinstance(action, Infer)
     assert isinstance(model, ServedModel)
     layout = model.layouts[action.batch_size]
     payload: list[Buffer] = []
-    row = position = 0
+    begins = [step.io_offset + offset for offset in layout.output_offsets]
+    position = 0
     for rows in action.rows:
-        for spec, offset in zip(model.outputs, layout.output_offsets, strict=True):
-            begin = step.io_offset + offset + row * spec.row_bytes
-            output = pool[begin : begin + rows * spec.row_bytes]
+        for index, spec in enumerate(model.outputs):
+            begin, begins[index] = begins[index], spec.end(pool, begins[index], rows)
+            output = pool[begin : begins[index]]
             if room is None:
                 payload.append(output.tobytes())
             else:
@@ -49,5 +50,4 @@ def read_outputs(pool: Bytes, step: Step[Any], room: memoryview | None) -> Seque
                 np.frombuffer(place, np.uint8)[:] = output
                 payload.append(place)
                 position += len(output)
-        row += rows
     return payload

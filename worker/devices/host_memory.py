@@ -1,4 +1,4 @@
-"""Memory of the host that a device copies from or to: taken once, for good, and never missing."""
+"""Memory of the host that a device copies from or to: allocated once, with every page present."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MIB = 1 << 20
-# Linux 5.14: take all pages now, and fail instead of dying when there are none left.
+# Linux 5.14: allocate all pages now. If memory runs out, the call fails and the process lives.
 _MADV_POPULATE_WRITE = 23
 # Memory is taken in pieces: the process still hears signals, as taking 10 GiB takes seconds, and sees what is left.
 _PIECE_BYTES = 256 << 20
@@ -25,15 +25,15 @@ _GROWTH_S = 2.0
 def present_memory(num_bytes: int, *, file: int | None = None, root: Path = Path("/")) -> mmap.mmap:
     """Take zeroed memory in one mapping, every page of it present, near the core that asks.
 
-    The memory is shared (a memfd), not the process's own. So a fork makes no copies on later writes, and
-    pages that a device knows by their physical address stay where they are.
+    The memory is shared (a memfd), not private. So a fork makes no copies on later writes, and pages that a device
+    knows by their physical address stay where they are.
 
-    The limits of control groups are believed beforehand. What the machine says is not: a virtual machine may have little
-    memory now, and get more as it is taken. So it is watched from piece to piece.
+    The limits of control groups are checked beforehand. The machine's free memory is checked before each piece,
+    because a virtual machine may get more memory as it uses it.
 
     Args:
         num_bytes: the size, which is rounded up to whole pages.
-        file: a file in memory that other processes show too, of this size; None: a new one.
+        file: a file in memory of this size, which other processes map too. None: a new one.
         root: the root of the file system that says how much memory is available.
 
     Raises:
@@ -64,7 +64,7 @@ def present_memory(num_bytes: int, *, file: int | None = None, root: Path = Path
 
 
 def _wait_for(num_bytes: int, root: Path) -> int | None:
-    """What is available, after some time for it to become so much."""
+    """Wait some time until this much is available, and return what is available."""
     end_s = time.monotonic() + _GROWTH_S
     while True:
         found = available_bytes(root)
@@ -74,7 +74,7 @@ def _wait_for(num_bytes: int, root: Path) -> int | None:
 
 
 def granted_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that the control groups around this process still grant; None where they set no limit."""
+    """Memory that the control groups around this process still grant. Returns None if they set no limit."""
     return min(_group_bytes(root), default=None)
 
 
@@ -85,7 +85,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
         root: the root of the file system that says so.
 
     Returns:
-        Bytes; None where the system does not say.
+        Bytes. None if the system does not say.
     """
     found = list(_group_bytes(root))
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""The host's copies of all models' weights, in one stretch of locked memory.
+"""The host's copies of all models' weights, in one block of locked memory.
 
-The workers of one host may share the stretch, which is a file in memory then. A table behind the weights says what lies
+The workers of one host may share the block, which is then a file in memory. A table after the weights says what lies
 where. A worker locks the bytes that it needs, and one byte of the table while it changes something. The kernel
-takes back the locks of a worker that is killed. Weights that it was writing are not in the table yet.
+releases the locks of a worker that is killed. Weights that it was writing are not in the table yet.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class HostWeights:
 
 
 class HostWeightsStore:
-    """Hands out room for weights. Weights that no model holds any more stay until their room is needed."""
+    """Allocates room for weights. Weights that no model uses stay until their room is needed."""
 
     def __init__(self, memory: Tensor, file: int | None = None) -> None:
         """Start with what other workers have put there.
 
         Args:
             memory: where weights lie.
-            file: the file that `memory` shows, with a table of `TABLE_BYTES` at its end; opened by this store alone.
-                None: no other worker has this memory, and there is no table in it.
+            file: the file that `memory` maps, with a table of `TABLE_BYTES` at its end; opened by this store alone.
+                None: the memory is not shared and has no table.
         """
         table = np.zeros(TABLE_BYTES, dtype=np.uint8)
         if file is not None:

@@ -1,13 +1,12 @@
-"""Sets up the kernels of an architecture on a GPU, and has the ways to run it compete.
+"""Sets up the kernels of an architecture on a GPU, and chooses the fastest way to run it.
 
 A kernel is captured once per architecture and batch size, with the arena and the static batch as its memory.
-Where there are several ways to run a graph (`worker.engines.choice`), each is captured and measured in turns
-with the others, and the fastest stays. The compile cache keeps the measurements, so a worker that restarts
-captures the winner alone.
+If a graph can run in several ways (`worker.engines.choice`), each is captured and measured in turns with the others,
+and the fastest stays. The compile cache keeps the measurements, so a worker that restarts captures the fastest only.
 
-One thing grows: the workspace, the memory that captured kernels keep for their intermediates. Setting up an
-architecture may take more of it, serving never does. All kernels share the workspace, so it is as large as
-the most demanding architecture wants, and stays so; one that wants more than the limit is refused.
+Only the workspace grows: the memory that captured kernels keep for their intermediates. Setting up an architecture
+may enlarge it, serving never does. All kernels share the workspace, so it is as large as the most demanding
+architecture needs. An architecture that needs more than the limit is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
 from worker.compiling.cache import CompileCache
 from worker.devices.accelerator import Accelerator
-from worker.devices.device_loss import DeviceLoss, first_line
+from worker.devices.device_loss import DeviceLoss
 from worker.devices.exec_queue import CapturedKernel, ExecQueue
 from worker.devices.gpu_health import GpuMonitor
 from worker.devices.gpu_memory import GpuMemory
@@ -71,9 +70,9 @@ class Kernels:
             loss: judges the exceptions of engines.
             monitor: reads the GPU's clock, if anything can.
             gpu_kind: the kind of GPU that measurements hold for.
-            ways: the ways to try.
+            ways: those to try.
             place: where onnxruntime computes; not None if `ways` has it.
-            workspace_bytes: what kernels may take beside the memory that is taken by now.
+            workspace_bytes: what kernels may take in addition to the memory that is taken by now.
         """
         self._accelerator = accelerator
         self._memory = memory
@@ -85,7 +84,7 @@ class Kernels:
         self._ways = ways
         self._place = place
         self._most_bytes = workspace_bytes
-        #: The device memory that this process keeps beside the workspace.
+        #: The device memory that this process keeps apart from the workspace.
         self._fixed_bytes = accelerator.reserved_bytes()
         self._kernels: weakref.WeakValueDictionary[tuple[str, int], CapturedKernel] = (
             weakref.WeakValueDictionary()
@@ -163,7 +162,7 @@ class Kernels:
         batch_size: int,
         known: Mapping[str, int | None],
     ) -> tuple[CapturedKernel, dict[str, int | None]]:
-        """Capture a graph in each way there is, and keep the fastest kernel.
+        """Capture a graph in each way, and keep the fastest kernel.
 
         Args:
             folder: the compiled model's files.
@@ -172,8 +171,8 @@ class Kernels:
             known: the durations that this method returned when the architecture was set up before.
 
         Returns:
-            The kernel, and how long an EXEC takes in each way; None for a way that does not work. The
-            way that was the fastest before is taken again without another contest.
+            The kernel, and how long an EXEC takes in each way; None for a way that does not work. The way that was
+            the fastest before is taken again without measuring the others.
         """
         works = {way: exec_ns for way in self._ways if (exec_ns := known.get(way.value))}
         if works and known.keys() >= {way.value for way in self._ways}:
@@ -309,7 +308,7 @@ class Kernels:
             )
         except (RuntimeError, TypeError, IndexError, ValueError) as error:  # what torch raises
             self._loss.judge(error)
-            raise ModelError(f"a batch of {batch_size} failed: {first_line(error)}") from None
+            raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
         return CapturedKernel(way, work, captured, layout, constants)
 
     def _onnxruntime_kernel(

@@ -1,12 +1,14 @@
-"""A device that only spends time, as a profile says, to measure everything around a GPU without one.
+"""A device that only spends the time that a profile gives, to measure everything around a GPU without one.
 
 Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD of a worker
-takes equally long in every run, and so does the n-th EXEC.
+takes equally long in every run, and so does the n-th EXEC. A process may have many such devices
+(`ModelledDevice.twin`): they share what is prepared, and each is a worker of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import random
 import time
@@ -16,10 +18,10 @@ from contextlib import ExitStack
 import numpy as np
 from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
 from modelzoo.profile import Profile
 from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
@@ -28,6 +30,9 @@ from worker.models.file_store import FileStore
 from worker.models.model_files import Limits, ModelSource
 from worker.models.served_model import Fetch, Offer, ServedModel, io_bytes_of
 from worker.timing import sleep_until
+
+# Each is some hundred bytes.
+_PREPARED_MAX = 10_000
 
 
 class ModelledDevice(Device[ServedModel]):
@@ -55,16 +60,49 @@ class ModelledDevice(Device[ServedModel]):
             memory_bytes=limits.compile_bytes,
             cpu_limit_s=limits.compile_cpu_s,
         )
-        # One generator per lane, because lanes are threads and take turns differently in every run.
-        self._load_noise = random.Random(f"load {profile.seed}")
-        self._exec_noise = random.Random(f"exec {profile.seed}")
+        #: What is prepared, by what it depends on. Most offers are copies of a model, or come to several devices.
+        self._prepared: dict[object, ServedModel] = {}
+        self._preparing = asyncio.Lock()
+        self._begin_noise()
+
+    def _begin_noise(self) -> None:
+        # One generator per lane, because lanes take turns differently in every run.
+        self._load_noise = random.Random(f"load {self._profile.seed}")
+        self._exec_noise = random.Random(f"exec {self._profile.seed}")
+
+    def twin(self) -> ModelledDevice:
+        """Make another device of this process, which prepares models together with this one."""
+        twin = copy.copy(self)
+        twin._begin_noise()
+        return twin
 
     @override
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> ServedModel:
-        # The model's file is read, not run: only its inputs and outputs matter.
         offer.check_onnx()
+        key = (
+            frozenset(offer.contents.items()),
+            frozenset(offer.fixed_dimensions.items()),
+            offer.profile or offer.model_id,
+            offer.batch_sizes,
+        )
+        # One device fetches and reads a model, and the others find it done.
+        async with self._preparing:
+            model = self._prepared.get(key)
+            if model is not None:
+                model = copy.copy(model)
+                model.model_id, model.from_cache = offer.model_id, True
+                return model
+            if len(self._prepared) >= _PREPARED_MAX:
+                del self._prepared[next(iter(self._prepared))]
+            model = self._prepared[key] = await self._prepare(offer, fetch, progress)
+            return model
+
+    async def _prepare(
+        self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
+    ) -> ServedModel:
+        # The model's file is read, not run: only its inputs and outputs matter.
         row = self._profile.row_for(offer.profile or offer.model_id)
         self.limits.check_weights(row.weights_bytes)
         loop = asyncio.get_running_loop()
@@ -107,18 +145,27 @@ class ModelledDevice(Device[ServedModel]):
             from_cache=not missing,
         )
 
-    def load_duration_ns(self, model: ServedModel) -> int:
-        """Draw how long the next LOAD takes."""
-        return _draw(model.load_ns, self._load_noise, self._profile.noise.load_sigma)
+    def duration_ns(self, step: Step[ServedModel]) -> int:
+        """Do what `TimedDevice.duration_ns` does."""
+        return self._draw_ns(step)
 
-    def exec_duration_ns(self, model: ServedModel, batch_size: int) -> int:
-        """Draw how long the next EXEC takes."""
-        return _draw(model.exec_ns[batch_size], self._exec_noise, self._profile.noise.exec_sigma)
+    def _draw_ns(self, step: Step[ServedModel]) -> int:
+        noise, model = self._profile.noise, step.model
+        if isinstance(step.action, Infer):
+            exec_ns = model.exec_ns[step.action.batch_size]
+            return _draw(exec_ns, self._exec_noise, noise.exec_sigma)
+        return _draw(model.load_ns, self._load_noise, noise.load_sigma)
+
+    # Steps on lanes' threads, and a short EXEC where it is submitted.
+
+    def _spend(self, step: Step[ServedModel]) -> None:
+        begin_ns = time.monotonic_ns()
+        step.duration_ns = self._draw_ns(step)
+        sleep_until(begin_ns + step.duration_ns)
 
     @override
     def run_load(self, step: Step[ServedModel]) -> None:
-        begin_ns = time.monotonic_ns()
-        sleep_until(begin_ns + self.load_duration_ns(step.model))
+        self._spend(step)
 
     @override
     def run_input(self, step: Step[ServedModel], payload: Sequence[Buffer]) -> None:
@@ -126,9 +173,7 @@ class ModelledDevice(Device[ServedModel]):
 
     @override
     def run_exec(self, step: Step[ServedModel]) -> None:
-        assert isinstance(step.action, Infer)
-        begin_ns = time.monotonic_ns()
-        sleep_until(begin_ns + self.exec_duration_ns(step.model, step.action.batch_size))
+        self._spend(step)
 
     @override
     def run_output(
@@ -139,7 +184,9 @@ class ModelledDevice(Device[ServedModel]):
             np.frombuffer(room, np.uint8)[:] = 0
             return (room,)
         return [
-            bytes(rows * spec.row_bytes) for rows in step.action.rows for spec in step.model.outputs
+            bytes(spec.batch_bytes(rows))
+            for rows in step.action.rows
+            for spec in step.model.outputs
         ]
 
     @override

@@ -1,9 +1,9 @@
 """The processor's weights cache: pages, and an arena in which the pages of one model lie side by side.
 
-A kernel reads weights at addresses without gaps, and pages are anywhere. A GPU's EXEC copies them together. Here
-the operating system moves the pages themselves, by their entries in its page tables: 15 us for a page of 16 MiB that
-takes 1.2 ms to copy. For the 102 MB of a ResNet-50 it is 0.1 ms in place of 8 to 12 ms, which was an eighth of a
-batch of one on one core and a quarter on two.
+A kernel reads weights at addresses without gaps, but a model's pages may be anywhere. A GPU's EXEC copies them together.
+Here the operating system moves the pages by its page tables: 15 us for a page of 16 MiB, which takes 1.2 ms to copy. For
+the 102 MB of a ResNet-50 that is 0.1 ms instead of 8 to 12 ms, which was an eighth of a batch of one on one core, and a
+quarter on two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PagedArena:
         Args:
             num_pages: those of the cache.
             arena_bytes: the most that is shown at once.
-            moves: whether pages are moved instead of copied; None: if this system can.
+            moves: whether pages are moved instead of copied. None: if this system can move them.
         """
         self.moves = can_move_pages() if moves is None else moves
         self._homes = _addresses(num_pages)

@@ -1,4 +1,4 @@
-"""The ways to run a compiled graph on a GPU, and the choice between them.
+"""Lists in which ways a GPU can run a compiled graph, and chooses between them.
 
 Plain data: nothing here needs torch.
 """
@@ -57,7 +57,7 @@ def parse_engine(name: str) -> Engine:
 def ways_to_try(
     engine: Engine, precision: Precision, *, on_host: bool, has_onnxruntime: bool
 ) -> tuple[Way, ...]:
-    """List the ways to measure before one is taken.
+    """List the ways that are measured before one is chosen.
 
     Args:
         engine: the configured engine.
@@ -78,7 +78,7 @@ def ways_to_try(
     if engine is Engine.ONNXRUNTIME and not has_onnxruntime:
         raise ConfigError(
             "engine 'onnxruntime': found no onnxruntime that computes on this device; expected "
-            "onnxruntime-gpu (clockwright[gpu-ort]), and not onnxruntime beside it"
+            "onnxruntime-gpu (clockwright[gpu-ort]) without onnxruntime"
         )
     ways: list[Way] = []
     if engine is not Engine.ONNXRUNTIME:

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from clockwright.errors import ModelError
-from clockwright.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec
 from worker.core.io_pool import ALIGNMENT_BYTES
 from worker.models.model_files import BoundTensor, CompiledModel
 
@@ -50,7 +50,6 @@ def open_session(
     *,
     save_optimised: Path | None = None,
     level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    share_allocator: bool = True,
     place: Place = PROCESSOR,
     threads: int = 1,
 ) -> ort.InferenceSession:
@@ -62,8 +61,6 @@ def open_session(
         graph: a serialised model or its path, taken as it stands unless `save_optimised` is given.
         save_optimised: a path; optimise the graph first and save the result there.
         level: how far to optimise then; all the way is for this processor alone.
-        share_allocator: take intermediates from memory that all such sessions share. Sessions run one
-            at a time, so that memory grows to the largest need instead of the sum. On the processor only.
         place: where the whole graph computes: a part that a GPU left to the processor could not be
             captured.
         threads: the threads of a run, the calling one included.
@@ -89,7 +86,8 @@ def open_session(
         # This level joins convolutions with their ReLUs, which needs no constant weights.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    elif share_allocator:
+    else:
+        # Sessions run one at a time, so the memory that they share grows to the largest need, not to the sum.
         _share_allocator()
         options.add_session_config_entry("session.use_env_allocators", "1")
     try:
@@ -154,7 +152,7 @@ class OrtKernel:
             (self._binding.bind_output, compiled.outputs, output_addresses),
         ):
             for tensor, address in zip(tensors, addresses, strict=True):
-                shape = [batch_size, *tensor.spec.row_shape]
+                shape = list(tensor.spec.shape(batch_size))
                 bind(
                     tensor.graph_name,
                     place.device,
@@ -171,7 +169,7 @@ class OrtKernel:
 
 def tensor_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> list[Bytes]:
     """Take private zeroed memory for a batch of each tensor."""
-    return [aligned_bytes(spec.row_bytes * batch_size) for spec in tensors]
+    return [aligned_bytes(spec.batch_bytes(batch_size)) for spec in tensors]
 
 
 def private_kernel(
@@ -198,11 +196,15 @@ def private_kernel(
 
 def run_unshaped(
     session: ort.InferenceSession,
-    inputs: Sequence[tuple[BoundTensor, Bytes]],
+    inputs: Sequence[tuple[BoundTensor, int, Bytes]],
     output_names: Sequence[str],
-    batch_size: int,
 ) -> list[tuple[tuple[int, ...], Bytes]]:
     """Run a batch whose output shapes are not known yet.
+
+    Args:
+        session: the model's.
+        inputs: the inputs, each with its number of rows and their bytes.
+        output_names: the outputs that are wanted.
 
     Returns:
         The shape and the bytes of each output.
@@ -211,8 +213,8 @@ def run_unshaped(
         ModelError: the run failed; carries the runtime's words.
     """
     binding = session.io_binding()
-    for tensor, array in inputs:
-        shape = [batch_size, *tensor.spec.row_shape]
+    for tensor, rows, array in inputs:
+        shape = list(tensor.spec.shape(rows))
         binding.bind_input(
             tensor.graph_name, "cpu", 0, tensor.element_type, shape, address_of(array)
         )
@@ -221,7 +223,8 @@ def run_unshaped(
     try:
         session.run_with_iobinding(binding)
     except Exception as error:  # onnxruntime's exceptions have no common base
-        raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+        most = max(rows for _, rows, _ in inputs)
+        raise ModelError(f"a batch of {most} failed: {plain_words(error)}") from None
     results = []
     for value in binding.get_outputs():
         num_bytes = int(value.tensor_size_in_bytes())
@@ -235,7 +238,7 @@ def address_of(array: Bytes) -> int:
 
 
 def plain_words(error: Exception) -> str:
-    """The first line of the runtime's words, without its own source locations."""
+    """The first line of an error that is not empty, without onnxruntime's source locations. torch appends pages of advice."""
     line = next((text.strip() for text in str(error).splitlines() if text.strip()), repr(error))
     head, _, tail = line.partition(" : ")
     if "ONNXRuntimeError" in head and tail:

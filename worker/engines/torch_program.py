@@ -1,8 +1,7 @@
 """A compiled graph as a list of torch calls; the caller says where the weights lie.
 
-Values live in one of two places. Values that the device computes lie on the device. Shapes, and values computed
-from shapes and constants alone, lie in host memory, where an operator that needs numbers can read them
-without waiting. At a fixed batch size the host's values are the same in every run, so a run may be captured
+Values that the device computes lie on the device. Shapes, and values computed from shapes and constants alone, lie in
+host memory, where an operator that needs numbers can read them without waiting. At a fixed batch size the host's values are the same in every run, so a run may be captured
 as a CUDA graph, in which nothing may wait or be copied from ordinary host memory.
 """
 

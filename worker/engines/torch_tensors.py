@@ -44,7 +44,7 @@ def typed_view(memory: Tensor, tensor: BoundTensor, batch_size: int) -> Tensor:
     """
     spec = tensor.spec
     kind = _torch_type(tensor.element_type, f"tensor {spec.name!r}")
-    return memory[: spec.row_bytes * batch_size].view(kind).view(batch_size, *spec.row_shape)
+    return memory[: spec.batch_bytes(batch_size)].view(kind).view(spec.shape(batch_size))
 
 
 def _torch_type(number: int, where: str) -> object:

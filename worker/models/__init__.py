@@ -1,4 +1,4 @@
-"""What one model is: its files by content, its limits, its precision, and what is served of it.
+"""A model as data: its files by content, its limits, its precision, and what a worker serves of it.
 
-Everything here is plain data and files. No module needs an engine or a device.
+No module here needs an engine or a device.
 """

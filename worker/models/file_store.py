@@ -55,7 +55,7 @@ class FileStore:
 
     @contextmanager
     def model_folder(self, contents: Mapping[str, str]) -> Iterator[Path]:
-        """Lay a model's files out for a while as its owner had them. Takes time, because files are copied.
+        """Lay a model's files out as in its owner's folder, as a context. Slow, because it copies files.
 
         Args:
             contents: sha256 by relative path; the paths have been checked and the files are here.

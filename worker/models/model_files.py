@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+import msgspec
+
 from clockwright.errors import ModelError
-from clockwright.tensors import TensorSpec
 from clockwright.units import PAGE_BYTES
+from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec
 from worker.core.io_pool import aligned
 
 #: The file that a model folder must have.
 MODEL_FILE = "model.onnx"
 #: The files of a compiled model.
 GRAPH_FILE, WEIGHTS_FILE, METADATA_FILE = "graph.onnx", "weights.bin", "model.json"
-# By ONNX's number of the datatype.
-_ELEMENT_BYTES = {
-    **dict.fromkeys((2, 3, 9), 1),  # UINT8, INT8, BOOL
-    **dict.fromkeys((4, 5, 10, 16), 2),  # UINT16, INT16, FLOAT16, BFLOAT16
-    **dict.fromkeys((1, 6, 12), 4),  # FLOAT, INT32, UINT32
-    **dict.fromkeys((7, 11, 13), 8),  # INT64, DOUBLE, UINT64
-}
-
-#: What compiling a model may take, unless somebody says: memory, and processor time over all threads. A network
-#: takes five times its weights, and then what its activations need.
+#: Default limits of compiling a model: memory, and processor time over all threads. A network takes five times its
+#: weights, and in addition what its activations need.
 COMPILE_BYTES, COMPILE_CPU_S = 5 << 30, 300.0
 
 
@@ -97,7 +90,7 @@ class Limits:
 
 def batch_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> int:
     """The bytes of a batch of all these tensors, each starting on a cache line."""
-    return sum(aligned(spec.row_bytes * batch_size) for spec in tensors)
+    return sum(aligned(spec.batch_bytes(batch_size)) for spec in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +138,8 @@ class CompiledModel:
     tried: tuple[int, ...] = (1,)
     #: The threads of a run on the processor that the rows were seen apart with.
     threads: int = 1
+    #: What the integers of a first run are.
+    fill: int = 0
 
     @property
     def num_pages(self) -> int:
@@ -163,29 +158,19 @@ class CompiledModel:
 
     def to_json(self) -> str:
         """Write as JSON."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str) -> CompiledModel:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError, KeyError, TypeError: the text is something else, or a tensor in it leads outside its
-                memory.
+            ValueError: the text is something else, or a tensor in it leads outside its memory.
         """
-        table = json.loads(text)
-        compiled = CompiledModel(
-            **{
-                **table,
-                "inputs": tuple(map(_bound, table["inputs"])),
-                "outputs": tuple(map(_bound, table["outputs"])),
-                "tried": tuple(map(int, table["tried"])),
-                "weights": tuple(
-                    WeightTensor(**{**item, "shape": tuple(item["shape"])})
-                    for item in table["weights"]
-                ),
-            }
-        )
+        try:
+            compiled = msgspec.json.decode(text, type=CompiledModel)
+        except msgspec.MsgspecError as error:
+            raise ValueError(str(error)) from None
         for weight in compiled.weights:
             end = weight.offset + weight.num_bytes
             if not 0 <= weight.offset <= end <= compiled.weights_bytes:
@@ -196,21 +181,15 @@ class CompiledModel:
             _check_size(weight.name, weight.element_type, weight.shape, weight.num_bytes)
         for tensor in (*compiled.inputs, *compiled.outputs):
             spec = tensor.spec
-            _check_size(spec.name, tensor.element_type, spec.row_shape, spec.row_bytes)
+            _check_size(spec.name, tensor.element_type, spec.shape(1), spec.batch_bytes(1))
         return compiled
 
 
 def _check_size(name: str, element_type: int, shape: tuple[int, ...], num_bytes: int) -> None:
     """Raise a ValueError unless a tensor of a known type has as many bytes as its shape says."""
-    size = _ELEMENT_BYTES.get(element_type)
-    if min(shape, default=0) < 0 or (size is not None and prod(shape) * size != num_bytes):
+    kind = ONNX_DATATYPES.get(element_type)
+    if min(shape, default=0) < 0 or (kind and prod(shape) * kind.num_bytes != num_bytes):
         raise ValueError(f"tensor {name}: found {num_bytes} bytes for shape {list(shape)}")
-
-
-def _bound(table: Mapping[str, object]) -> BoundTensor:
-    spec = dict(table["spec"])  # type: ignore[call-overload]
-    spec["row_shape"] = tuple(spec["row_shape"])
-    return BoundTensor(TensorSpec(**spec), table["graph_name"], table["element_type"])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
 from clockwright.errors import OtherWorkersError
-from clockwright.tensors import TensorSpec
 from clockwright.units import ArchitectureId, ModelId
+from clockwright.wire.actions import Infer
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.tensors import TensorSpec
 from worker.core.io_pool import aligned
 from worker.core.model import LoadedModel
 from worker.models.model_files import MODEL_FILE, batch_bytes
@@ -33,7 +33,7 @@ class IoLayout:
         offsets, position = [], 0
         for spec in (*inputs, *outputs):
             offsets.append(position)
-            position += aligned(spec.row_bytes * rows)
+            position += aligned(spec.batch_bytes(rows))
         input_offsets, output_offsets = offsets[: len(inputs)], offsets[len(inputs) :]
         begin = output_offsets[0] if output_offsets else position
         return IoLayout(
@@ -43,7 +43,7 @@ class IoLayout:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServedModel(LoadedModel):
-    """A model that a device is ready to serve, as far as all devices know it."""
+    """A model that a device is ready to serve; the part that all devices share."""
 
     architecture_id: ArchitectureId
     inputs: tuple[TensorSpec, ...]
@@ -66,7 +66,7 @@ class ServedModel(LoadedModel):
         }
 
     def payload_problem(self, action: Infer, payload: Sequence[Buffer]) -> str | None:
-        """Say what is wrong with an Infer's payload; None when the payload fits.
+        """Say what is wrong with an Infer's payload. Returns None if it fits.
 
         Args:
             action: its `rows` say how much belongs to each request.
@@ -79,10 +79,10 @@ class ServedModel(LoadedModel):
         for index, rows in enumerate(action.rows):
             for spec in self.inputs:
                 found = len(next(entries))
-                if found != rows * spec.row_bytes:
+                if not spec.fits(found, rows):
                     return (
                         f"request {index}: input {spec.name!r} has {found} bytes, "
-                        f"expected {rows * spec.row_bytes} for {rows} rows"
+                        f"expected {spec.batch_bytes(rows)} for {rows} rows"
                     )
         return None
 

@@ -7,10 +7,10 @@
 | `clipper`   |          |          |              | NSDI'17: each container adapts its batch size   |
 | `infaas`    |          |          |              | ATC'21: a batch size per SLO, replicas          |
 
-`policy.Traits` says what the columns mean. A policy is made of parts that it has: `strategies` (which model is
-next), `runs` (its batch), `load_queue`, `eviction`, and for `edf_mh` the pieces named in its docstring.
+`policy.Traits` explains the columns. Policies share parts: `strategies` (which model is next), `runs` (its batch),
+`load_queue`, `eviction`. The docstring of `edf_mh` names its other parts.
 
-Another package can bring a `PolicyKind` of its own (controller/schedulers.py).
+Another package can bring a `PolicyKind` of its own (controller/process/schedulers.py).
 """
 
 from __future__ import annotations

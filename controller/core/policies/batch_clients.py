@@ -16,6 +16,9 @@ _SUFFERING = 0.025
 _DECREASE = 0.9
 _INCREASE = 0.25
 
+# One of the lanes that were refused batch work is asked again after this time.
+_RETRY_NS = 10 * NS_PER_MS
+
 
 class BatchClients:
     """Tells which work is theirs, and on which GPUs it may run."""
@@ -28,8 +31,10 @@ class BatchClients:
             limited: else their work runs on every lane that is idle.
         """
         self.slo_ns = slo_ns
-        #: Workers with batch work in flight, where their number is limited.
+        #: Workers with batch work in flight.
         self.workers: dict[WorkerState, None] = {}
+        #: Workers whose lanes were refused batch work when they were asked last.
+        self.line: dict[WorkerState, None] = {}
         #: Requests of other clients that went to a worker, or were refused, since the last look.
         self.served = 0
         self.missed = 0
@@ -42,18 +47,33 @@ class BatchClients:
         return batch.copy.model.queue[batch.first].slo_ns >= self.slo_ns
 
     def may_run(self, batch: Batch, worker: WorkerState, now_ns: int) -> bool:
-        """Whether a batch of theirs may take the worker's lane; if so, the worker counts as taken."""
+        """Whether a batch of theirs may take the worker's lane."""
         if not self._limited:
             return True
         if now_ns >= self._until_ns:
             self._adapt(len(batch.copy.model.ready), now_ns)
-        if worker not in self.workers and len(self.workers) >= int(self._limit):
-            return False
+        return worker in self.workers or len(self.workers) < int(self._limit)
+
+    def retry_ns(self, worker: WorkerState, now_ns: int) -> int:
+        """When a lane that was refused batch work is asked again.
+
+        Each lane waits longer, the more lanes there are: together they are asked once in `_RETRY_NS`.
+        """
+        self.line[worker] = None
+        return now_ns + _RETRY_NS * len(self.line)
+
+    def asked(self, worker: WorkerState) -> None:
+        """The worker's lane is asked what it may run: it was refused nothing yet."""
+        self.line.pop(worker, None)
+
+    def runs(self, worker: WorkerState) -> None:
+        """A batch of theirs is sent to the worker, which counts as taken."""
         self.workers[worker] = None
-        return True
 
     def release(self, worker: WorkerState) -> None:
         """An action of the worker ended, or the worker is gone: it may run no batch work any more."""
+        if self.line:
+            self.asked(worker)
         if worker not in self.workers:
             return
         for sent in worker.in_flight.values():

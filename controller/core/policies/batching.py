@@ -10,7 +10,7 @@ against the SLO.
   light load shrinks its caps to one.
 * `quantile`: the P99 of the latency as a line over the batch size, by quantile regression over recent
   batches; the cap is where the line meets the SLO. Clipper's source fits once and freezes
-  the line; this one is fitted anew as batches come. It looks no further than the next compiled size
+  the line; this one is fitted again as batches come. It looks no further than the next compiled size
   beyond those it has seen.
 """
 

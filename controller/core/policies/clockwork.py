@@ -26,15 +26,13 @@ from bisect import bisect_left
 
 from typing_extensions import override
 
-from clockwright.errors import Refusal
 from controller.core.config import SchedulerConfig
-from controller.core.events import ActionSucceeded
 from controller.core.policies.eviction import least_recently_used
-from controller.core.policies.load_queue import Entry, LoadQueue
+from controller.core.policies.load_queue import LoadQueue
 from controller.core.policies.runs import best_batch
 from controller.core.policies.strategies import Strategies, soonest
 from controller.core.policy import Policy
-from controller.core.state import Batch, Copy, Model, Request, SentAction, WorkerState, due_ns_of
+from controller.core.state import Batch, Copy, Model, WorkerState, due_ns_of
 
 # Clockwork's floor for a GPU's load, so that an idle one has a finite priority (load_tracker.cpp).
 _MIN_GPU_LOAD_NS = 1e6
@@ -76,24 +74,11 @@ class ClockworkPolicy(Policy):
         self._strategies.take_out(chosen)
         return chosen
 
-    @override
-    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
-        """Nothing to learn: the estimator, which is the mechanism's, has the duration."""
-
-    @override
-    def leaves_room(self, request: Request, now_ns: int) -> float:
-        """Appendix B knows no shares."""
-        return 0.0
-
-    @override
-    def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
-        """Nothing follows from it."""
-
     # --- Appendix B's demand, and the load priority made of it -------------------------------
 
     @override
     def demand_changed(self, model: Model) -> None:
-        """Allot the model's demand anew to the GPUs that have it, each by its load's inverse."""
+        """Divide the model's demand again among the GPUs that have it, each by its load's inverse."""
         copies = model.copies
         if len(copies) == 1:
             copy = next(iter(copies.values()))
@@ -170,25 +155,18 @@ class ClockworkPolicy(Policy):
 
     @override
     def forget_unwanted(self, now_ns: int) -> None:
-        self._loads.first(now_ns)
+        self._loads.at(0, now_ns)
 
     @override
     def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
         """The highest load priority among models that the worker lacks and could still serve."""
-        loads = self._loads
-        elsewhere: list[Entry] = []
-        chosen: Model | None = None
-        while chosen is None and loads.first(now_ns) is not None:
-            entry = loads.pop()
-            model = entry[3]
+        loads, place = self._loads, 0
+        while (model := loads.at(place, now_ns)) is not None:
             if _helps(model, worker, begin_ns):
                 loads.unwant(model)
-                chosen = model
-            else:
-                elsewhere.append(entry)
-        for entry in elsewhere:
-            loads.put_back(entry)
-        return chosen
+                return model
+            place += 1
+        return None
 
     @override
     def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:

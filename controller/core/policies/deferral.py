@@ -45,7 +45,8 @@ class Deferral:
 
     def run(self, copy: Copy, begin_ns: int) -> Batch | None:
         """Where batches wait to grow, Appendix B's: requests that cannot wait for it are dropped."""
-        return (best_batch if self.shares_gpus(copy) else urgent_run)(copy, begin_ns)
+        drops = self.shares_gpus(copy) and not copy.model.num_unlike
+        return (best_batch if drops else urgent_run)(copy, begin_ns)
 
     def grows_until_ns(self, batch: Batch) -> int:
         """Until when the batch waits to grow; 0: it does not wait.

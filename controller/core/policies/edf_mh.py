@@ -1,6 +1,8 @@
 """The policy `edf_mh`: the batch that must start soonest runs first, and a drop costs as little as it can.
 
-When not all can be served, those batches are dropped that answer the fewest requests per GPU time.
+When not all can be served, those batches are dropped that answer the fewest requests per GPU time. A request counts as
+many times as it has rows, times what its client says that it is worth (`Request.row_worth`). Goodput is reported in
+requests all the same.
 
 **Late binding.** A lane gets its next action as late as it can be sent without leaving a gap (`lookahead`).
 Until then requests gather and batches grow.
@@ -15,14 +17,14 @@ leave requests behind, which with it nearly fill the next size, counts less: thr
 requests were refused although it has one, also in the pages of copies that served much less; and before any is
 refused, when a crowd waits for it.
 
-**Eviction.** What is used next the latest goes first. A model that is asked at even gaps is a timer: its next use is
-known, and it is loaded ahead of it where the load lane has nothing else to do (`eviction`).
+**Eviction.** The model whose next use is farthest away goes first. A model that is asked at even gaps is a timer: its
+next use is known, and it is loaded ahead of it where the load lane has nothing else to do (`eviction`).
 
 **Unlike workers.** A batch or a load is left to the kinds of worker that suit its model, while a lane of those can
 have it in time (`suits`).
 
-**Fairness.** Batches and loads of whoever used less than its fair share of lane time are not struck out for
-those who used more; a tenant beyond its share is refused before it crowds a queue that others share
+**Fairness.** Batches and loads of a tenant that used less than its fair share of lane time are worth more than those of
+one that used more. A tenant beyond its share is refused before it crowds a queue that others share
 (`fairness`).
 
 **Batch clients.** Requests with an SLO of `batch_slo_ns` or more run when nothing else is waiting, on a
@@ -31,12 +33,12 @@ limited number of GPUs at a time (`batch_clients`).
 **Deferral.** Where many GPUs share few models and requests were dropped of late, a batch waits while it can
 grow and be in time (`deferral`).
 
-Left out, and recorded beside what was kept (`experiments/results/ablation.json`):
+Left out, and recorded next to what was kept (`experiments/results/ablation.json`):
 
 * **Prefetch** of models other than timers, with every arrival of the next second known: on the Azure replay
   it makes most of the few cold requests warm, which had been answered in time without it.
-* **The slowest GPU that is in time** among unlike ones: see `Dispatch.place`.
-* **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
+* **The slowest GPU that is in time** among unlike ones: see `ExecLanes._offer`.
+* **A further GPU for batch work** while another is idle: other clients get fewer answers.
 """
 
 from __future__ import annotations
@@ -50,11 +52,12 @@ from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
+from controller.core.lag import Lag
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.deferral import Deferral
 from controller.core.policies.eviction import NextUse
 from controller.core.policies.fairness import Fairness
-from controller.core.policies.load_queue import Entry, LoadQueue
+from controller.core.policies.load_queue import LoadQueue
 from controller.core.policies.lookahead import adapt_lookahead
 from controller.core.policies.margin import Margin
 from controller.core.policies.moore_hodgson import Job, first_kept
@@ -89,7 +92,7 @@ _CROWD = 0.25
 # A model that was refused takes pages of copies that together served less than this part of what it lost.
 _MAX_SERVED = 0.25
 
-# A lane that is idle because batch work may not run there is asked again after this time.
+# A lane that is idle because what waits is held back, or too late, is asked again after this time.
 _RETRY_NS = 10 * NS_PER_MS
 
 # The look-ahead before anything is measured.
@@ -105,15 +108,13 @@ class EdfMhPolicy(Policy):
         *,
         run: Run | None = None,
         deferral: Deferral | None = None,
-        batch_clients: BatchClients | None = None,
     ) -> None:
         """Make the policy of its parts; an experiment with another rule hands its own part in.
 
         Args:
             config: the scheduler's settings.
-            run: the rule for every model's batch; None: the rule follows what is being dropped.
+            run: the rule for every model's batch. By default the rule depends on what is being dropped.
             deferral: None: the one that `config` asks for.
-            batch_clients: None: the ones that `config` asks for.
         """
         pieces = config.edf_mh
         self.max_outstanding = config.max_outstanding
@@ -125,14 +126,13 @@ class EdfMhPolicy(Policy):
         self._margin = Margin(config.margin_ns)
         self._run = run
         self._deferral = deferral or Deferral(enabled=pieces.deferral)
-        self._batch_clients = batch_clients or BatchClients(
-            config.batch_slo_ns, limited=pieces.limit_batch
-        )
+        self._batch_clients = BatchClients(config.batch_slo_ns, limited=pieces.limit_batch)
         self._fairness = Fairness(pieces)
         self._next_use = NextUse(enabled=pieces.next_use, prefetches=pieces.prefetch)
         self._suits = Suits()
         self._strategies = Strategies()
         self._loads = LoadQueue(_load_key)
+        self._lag = Lag()
         # Requests dropped in the last moments for want of time, on either lane.
         self._exec_drops = RecentDrops()
         self._load_drops = RecentDrops()
@@ -147,6 +147,7 @@ class EdfMhPolicy(Policy):
             deferral.requests_dropped(now_ns)
             if not self._pieces.prune_infers:
                 pressure = 0.0
+        held_pressure = self._fairness.pressure(now_ns)
         defers = now_ns < deferral.until_ns and deferral.may_wait_on(worker)
         run = self._run
         if run is None:
@@ -154,6 +155,8 @@ class EdfMhPolicy(Policy):
 
         # The most urgent batches, several under pressure; those that wait to grow; those of batch clients; those
         # that another kind of worker is to have.
+        if clients.line:
+            clients.asked(worker)
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
         soon_ns = now_ns + worker.exec_lookahead_ns + worker.link.excess_ns
         suits = worker.beside_others and self._pieces.suits
@@ -166,7 +169,6 @@ class EdfMhPolicy(Policy):
             if batches:
                 chosen = batches[0]
                 if chosen.copy.model.queue[chosen.first].slo_ns < clients.slo_ns:
-                    self._count(chosen, now_ns)
                     strategies.take_out(chosen)
                     return chosen
             elif not loading:
@@ -201,7 +203,9 @@ class EdfMhPolicy(Policy):
                 break
             if len(found) == sought:
                 self._add_jobs(jobs, found, pressure, now_ns)
-                first, is_settled = first_kept(jobs, free_ns, pressure, most=most)
+                first, is_settled = first_kept(
+                    jobs, free_ns, pressure, most=most, held_pressure=held_pressure
+                )
                 if is_settled:
                     break
                 sought = min(2 * sought, most)
@@ -216,14 +220,12 @@ class EdfMhPolicy(Policy):
         if found:
             if len(found) > max(len(jobs), 1):
                 self._add_jobs(jobs, found, pressure, now_ns)
-                first, _ = first_kept(jobs, free_ns, pressure)
+                first, _ = first_kept(jobs, free_ns, pressure, held_pressure=held_pressure)
             chosen = found[first]
-            self._count(chosen, now_ns)
         elif not growing and (loading or aside):
             chosen = soonest(loading) if loading else aside[0]
-            if not clients.sent(chosen):
-                self._count(chosen, now_ns)
-            elif not clients.may_run(chosen, worker, now_ns):
+            if clients.sent(chosen) and not clients.may_run(chosen, worker, now_ns):
+                worker.held_until_ns = worker.retry_ns = clients.retry_ns(worker, now_ns)
                 chosen = None
 
         if chosen is not None:
@@ -231,8 +233,9 @@ class EdfMhPolicy(Policy):
         elif growing:
             worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)
         elif worker.strategies:
-            worker.retry_ns = now_ns + _RETRY_NS
-            # What was left to another kind is looked at again before it would be too late here.
+            if worker.retry_ns is None:
+                worker.retry_ns = now_ns + _RETRY_NS
+            # Batches left to another kind are looked at again before they would be too late here.
             for batch in left:
                 at_ns = batch.required_start_ns - (free_ns - now_ns)
                 worker.retry_ns = min(worker.retry_ns, max(at_ns, now_ns + NS_PER_MS))
@@ -262,26 +265,32 @@ class EdfMhPolicy(Policy):
     def _add_jobs(self, jobs: list[Job], found: list[Batch], pressure: float, now_ns: int) -> None:
         """Add what the lane could do for those batches that are not among the jobs yet."""
         batches = found[len(jobs) :]
-        for batch, worth in zip(batches, self._fairness.worths(batches, now_ns), strict=True):
+        worths = self._fairness.worths(batches, now_ns)
+        for batch, (worth, held) in zip(batches, worths, strict=True):
             exec_ns = batch.copy.estimates.exec_ns[batch.size_index]
             left = len(batch.copy.model.queue) - batch.first - batch.count
-            if left and pressure >= 1.0:
+            if left and pressure >= 1.0 and not batch.worth:
                 worth *= 1.0 - _BROKEN * _part_of_next(batch, left)
             # Lanes that hold a copy share the work.
             lane_ns = exec_ns / len(batch.copy.model.copies)
-            jobs.append(Job(batch.required_start_ns, lane_ns, worth / exec_ns))
-
-    def _count(self, chosen: Batch, now_ns: int) -> None:
-        served = chosen.count
-        if self._next_use.watches:
-            model = chosen.copy.model
-            self._next_use.asked(model, model.queue[chosen.first].arrival_ns)
-        self._fairness.count_served(chosen, now_ns)
-        self._exec_drops.count(now_ns, served=served)
-        self._load_drops.count(now_ns, served=served)
-        self._batch_clients.served += served
+            jobs.append(Job(batch.required_start_ns, lane_ns, worth / exec_ns, held))
 
     # --- told by the mechanism ---------------------------------------------------------------
+
+    @override
+    def runs(self, batch: Batch, now_ns: int) -> None:
+        """Work of batch clients, which runs in time that others leave over, does not count."""
+        model, served, clients = batch.copy.model, batch.count, self._batch_clients
+        first = model.queue[batch.first]
+        if first.slo_ns >= clients.slo_ns:
+            clients.runs(batch.copy.worker)
+            return
+        if self._next_use.watches:
+            self._next_use.asked(model, first.arrival_ns)
+        self._fairness.count_served(batch, now_ns)
+        self._exec_drops.count(now_ns, served=served)
+        self._load_drops.count(now_ns, served=served)
+        clients.served += served
 
     @override
     def queue_changed(self, model: Model) -> None:
@@ -290,10 +299,6 @@ class EdfMhPolicy(Policy):
     @override
     def catch_up(self, worker: WorkerState) -> None:
         self._strategies.catch_up(worker)
-
-    @override
-    def demand_changed(self, model: Model) -> None:
-        """Demand plays no part."""
 
     @override
     def copy_gone(self, copy: Copy) -> None:
@@ -327,6 +332,8 @@ class EdfMhPolicy(Policy):
         for copy in model.copies.values():
             if copy.resident:
                 self._fairness.count_dropped(request, now_ns)
+                if self._lag.is_late and self._lag.at(now_ns):
+                    return  # it was the controller that had no time for it, and no lane
                 self._exec_drops.count(now_ns, dropped=1)
                 model.short_until_ns = now_ns + _SHORT_NS
                 if self._next_use.watches:
@@ -339,6 +346,8 @@ class EdfMhPolicy(Policy):
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """Learn how far ahead to decide, and how long answers take to come back."""
         worker = sent.copy.worker
+        if event.unread_ns or self._lag.is_late:
+            self._lag.read(event.unread_ns, now_ns)
         # Batch work is held back at times, which says nothing about the look-ahead.
         if self._pieces.adaptive_lookahead and sent.requests[0].slo_ns < self._batch_clients.slo_ns:
             adapt_lookahead(worker, sent, event, longest_ns=self._longest_ns, now_ns=now_ns)
@@ -360,7 +369,8 @@ class EdfMhPolicy(Policy):
             lanes_ns = (queue[-1].due_ns - now_ns) * len(model.copies)
             if (
                 not self._pieces.before_refusals
-                or len(queue) * estimates.ns_per_row <= _CROWD * lanes_ns
+                or (self._lag.is_late and self._lag.at(now_ns))
+                or (len(queue) + model.extra_rows.total) * estimates.ns_per_row <= _CROWD * lanes_ns
             ):
                 return False
             model.short_until_ns = now_ns + _SHORT_NS
@@ -374,7 +384,7 @@ class EdfMhPolicy(Policy):
 
     @override
     def forget_unwanted(self, now_ns: int) -> None:
-        self._loads.first(now_ns)
+        self._loads.at(0, now_ns)
 
     @override
     def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
@@ -382,56 +392,56 @@ class EdfMhPolicy(Policy):
         if self._pieces.prune_loads:
             pressure = pressure_of(self._load_drops.share(now_ns), self._pieces.pressure_gain)
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
-        elsewhere: list[Entry] = []
         suits = worker.beside_others and self._pieces.suits
         found: list[Model] = []
         jobs: list[Job] = []
         firsts: list[Request] = []
         # Pages that can be freed, and that cannot. A model that needs more must not be in others' way.
         fitting, too_many = worker.num_free_pages, worker.num_pages + 1
-        while len(found) < most and (entry := loads.first(now_ns)) is not None:
-            key, _, _, model = entry
+        # Models at earlier places are found, or have to be loaded elsewhere.
+        place = 0
+        while len(found) < most and (model := loads.at(place, now_ns)) is not None:
             queue = model.queue
             readiness = model.ready.get(worker)
             if readiness is None or worker in model.copies:
-                elsewhere.append(loads.pop())
+                place += 1
                 continue
             estimates = readiness.estimates
             if suits and self._leaves_load(model, worker, now_ns):
-                elsewhere.append(loads.pop())
+                place += 1
                 continue
             needed_ns = estimates.load_ns + estimates.exec_ns[0]
             if worker.in_flight:  # when it is loaded, its batch waits for the one that runs
                 needed_ns += worker.mean_exec_ns
             usable_ns = begin_ns + needed_ns
             if queue[-1].due_ns < usable_ns:
-                elsewhere.append(loads.pop())
+                place += 1
                 continue
             if readiness.num_pages >= too_many or (
                 readiness.num_pages > fitting
                 and self.victims(worker, readiness.num_pages, now_ns) is None
             ):
                 too_many = min(too_many, readiness.num_pages)
-                elsewhere.append(loads.pop())
+                place += 1
                 continue
             fitting = max(fitting, readiness.num_pages)
             first = (
                 0 if queue[0].due_ns >= usable_ns else bisect_left(queue, usable_ns, key=due_ns_of)
             )
             latest_ns = queue[first].due_ns - needed_ns
-            # The very float of the entry: above 2^53 an integer may differ from it.
-            if key < latest_ns and not loads.postpone(model, float(latest_ns)):
-                continue
-            loads.pop()
+            assert model.load_key is not None
+            if model.load_key < latest_ns:
+                loads.move(model, float(latest_ns))
+                if loads.at(place, now_ns) is not model:
+                    continue
+            place += 1
             found.append(model)
             load_ns = estimates.load_ns
             worth = self._fairness.load_worth(model, first, now_ns)
             jobs.append(Job(latest_ns, load_ns / len(model.ready), worth / load_ns))
             firsts.append(queue[first])
-        for entry in elsewhere:
-            loads.put_back(entry)
         if not found:
-            if elsewhere or not worker.timers:
+            if place or not worker.timers:
                 return None
             return self._next_use.expected(worker, begin_ns, now_ns)
         index, _ = first_kept(jobs, begin_ns, pressure)
@@ -439,7 +449,7 @@ class EdfMhPolicy(Policy):
         self._fairness.count_loaded(firsts[index], chosen.ready[worker].estimates.load_ns, now_ns)
         for model, job in zip(found, jobs, strict=True):
             if model is not chosen:
-                loads.put_back_at(model, job.latest_ns)
+                loads.move(model, job.latest_ns)
         loads.unwant(chosen)
         return chosen
 

@@ -7,6 +7,10 @@ asked in turn, the least recently used is the next one to be asked, so timers ne
 
 A decision looks at the head of the worker's copies in order of use, and at the top of its heap of timers. It
 never walks all copies, unless most of those that it meets are in use.
+
+Sorted lists, whose entries leave at once, were tried for both heaps. They change which of two timers expected at the
+same time goes first, and when a worker counts as having timers: Figure 8's short form has 0.014 points less cold starts
+with them. So the heaps stay, with entries that leave when they are met.
 """
 
 from __future__ import annotations
@@ -121,7 +125,7 @@ class NextUse:
                 heapify(timers)
 
     def _sweep(self, soon: list[tuple[int, int, Model]]) -> None:
-        """Drop uses that stand no more: while load lanes have other work, nobody meets them at the top."""
+        """Drop uses that stand no more: while load lanes have other work, no lookup meets them at the top."""
         soon[:] = [
             entry for entry in soon if entry[0] == entry[2].expected_ns and not entry[2].removed
         ]

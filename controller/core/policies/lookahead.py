@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clockwright.units import NS_PER_MS, NS_PER_US
 from controller.core.events import ActionSucceeded
+from controller.core.lag import NO_MATTER_NS
 from controller.core.state import SentAction, WorkerState
 
 #: A look-ahead is never shorter: a lane would run dry before its look-ahead can grow.
@@ -64,6 +65,10 @@ def adapt_lookahead(
         longest_ns: the look-ahead's upper bound, whatever is measured.
         now_ns: the present.
     """
+    if event.unread_ns > NO_MATTER_NS:
+        shorter_ns = worker.exec_lookahead_ns * 7 // 8
+        worker.exec_lookahead_ns = worker.load_lookahead_ns = max(shorter_ns, SHORTEST_LOOKAHEAD_NS)
+        return
     staged_ns, link_ns = event.staged_ns, worker.link.excess_ns
     if staged_ns is None:
         staged_ns = event.begin_ns

@@ -1,13 +1,13 @@
 """How much time to keep between the end of an EXEC and the deadline, for the answer's way back.
 
 A policy's contribution is its `margin_ns`; the mechanism keeps that and what the front will charge
-(`Scheduler._margin_of`), or a fraction of the SLO where the fraction is less.
+(`Requests.margin_of`), or a fraction of the SLO where the fraction is less.
 
 | policy             | margin                                                          |
 |--------------------|-----------------------------------------------------------------|
 | `clockwork`        | constant: `SchedulerConfig.margin_ns`, the paper's 5 ms         |
 | `edf_mh`           | `Margin`: measured, at most that constant                       |
-| `clipper`, `infaas`| `NO_MARGIN_NS`: they do not look whether an answer is in time   |
+| `clipper`, `infaas`| `NO_MARGIN_NS`: they do not check whether an answer is in time  |
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of several jobs to do first when not all can be done in time: Moore and Hodgson's rule.
+"""Moore and Hodgson's rule: which of several jobs to do first if not all can be done in time.
 
 Go through the jobs by their latest begin and add up the time they take. Whenever a job would begin too late,
 strike out the kept job that gives least for its time. Moore (1968) goes by the latest end, strikes out the
@@ -26,10 +26,17 @@ class Job(NamedTuple):
     share_ns: float
     #: Its worth per ns.
     density: float
+    #: Whether it is within its fair share.
+    held: bool = False
 
 
 def first_kept(
-    jobs: Sequence[Job], begin_ns: float, pressure: float, *, most: int = 0
+    jobs: Sequence[Job],
+    begin_ns: float,
+    pressure: float,
+    *,
+    most: int = 0,
+    held_pressure: float = 1.0,
 ) -> tuple[int, bool]:
     """Which job to begin with.
 
@@ -42,6 +49,7 @@ def first_kept(
         pressure: 1 for the rule as it stands; 0 to begin with the most urgent job, whatever becomes of
             the others; in between, the time that the jobs take counts in part.
         most: so many jobs could be looked at in all.
+        held_pressure: the most pressure where one beyond its fair share may have to go for those within theirs.
 
     Returns:
         Its index, and whether further jobs will hardly strike it out: it is kept even if they add a quarter of
@@ -52,15 +60,16 @@ def first_kept(
     left = list(range(len(jobs)))
     while left:
         first = left[0]
-        latest_ns, share_ns, density = jobs[first]
+        latest_ns, share_ns, density, held = jobs[first]
         if begin_ns > latest_ns:
             del left[0]
             continue
         busy_ns = share_ns
-        for index in range(first + 1, len(jobs)):
-            other = jobs[index]
+        for index, other in enumerate(jobs[first + 1 :], first + 1):
             if other.density > density:
-                if begin_ns + pressure * busy_ns > other.latest_ns:
+                if begin_ns + pressure * busy_ns > other.latest_ns and (
+                    held or not other.held or begin_ns + held_pressure * busy_ns > other.latest_ns
+                ):
                     # Whatever is less dense than the first was struck out before it.
                     left = [i for i in left if i > index or jobs[i].density > density]
                     break

@@ -1,4 +1,4 @@
-"""Pressure: how much of the waiting work counts when it is seen what there is time for.
+"""Pressure: the part of the waiting work that counts when a lane's time is divided.
 
 The waiting batches count in part, in full, or more than once, by the share of requests dropped of late: work
 that will yet arrive competes for the same time.

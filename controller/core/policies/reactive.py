@@ -1,7 +1,7 @@
 """Two systems that react instead of predict, for comparison on equal devices: Clipper and INFaaS.
 
 What both share here: a model's container works by itself. It sends its next batch as soon as the last
-one is back, whatever else the GPU has queued, and nobody looks at whether the answer will be in time:
+one is back, whatever else the GPU has queued, and does not check whether the answer will be in time:
 all requests run, late ones too (and count as late). Batches wait for the GPU in the order they were
 sent. Weights are loaded when a request finds none, least recently used ones make room.
 
@@ -28,16 +28,15 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S
+from clockwright.wire.actions import Infer
 from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
 from controller.core.policies.batching import Batching, make_batching
 from controller.core.policies.eviction import least_recently_used
 from controller.core.policies.margin import NO_MARGIN_NS
 from controller.core.policy import Policy
-from controller.core.state import Batch, Copy, Model, Request, SentAction, WorkerState
+from controller.core.state import Batch, Copy, Model, SentAction, WorkerState
 
 # How often a model may get a further replica.
 SCALE_INTERVAL_NS = NS_PER_S
@@ -46,7 +45,7 @@ _FOREVER_NS = 1 << 62
 
 
 class CapRule(Protocol):
-    """How large a container's batches are."""
+    """The rule for the largest batch of a container."""
 
     def cap(self, copy: Copy) -> float:
         """Most rows that a batch of this copy may have now."""
@@ -157,14 +156,6 @@ class ReactivePolicy(Policy):
                 heappush(copy.worker.strategies, entry)
 
     @override
-    def catch_up(self, worker: WorkerState) -> None:
-        """Every change is entered at once."""
-
-    @override
-    def demand_changed(self, model: Model) -> None:
-        """Demand plays no part."""
-
-    @override
     def copy_gone(self, copy: Copy) -> None:
         copy.strategy_key = None
         self._caps.forget(copy)
@@ -177,21 +168,8 @@ class ReactivePolicy(Policy):
         self.queue_changed(model)
 
     @override
-    def leaves_room(self, request: Request, now_ns: int) -> float:
-        """Nothing is refused by prediction."""
-        return 0.0
-
-    @override
-    def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
-        """Nothing follows from it."""
-
-    @override
-    def unpark(self, worker: WorkerState) -> None:
-        """Nothing is parked here."""
-
-    @override
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
-        """The container whose oldest request is oldest, of those that wait for no more."""
+        """The container whose oldest request is oldest, among those whose batch is complete."""
         held: list[tuple[int, int, int, int, Copy]] = []
         batch = None
         while worker.strategies and batch is None:

@@ -5,35 +5,43 @@ deadline order, so a batch is a run of it: the first request sets the latest beg
 
 * `best_batch` is Appendix B's: the strategy with the earliest required start that is in time. It may pass
   over requests that a smaller batch could still answer.
-* `urgent_run` passes over nobody whom a batch of one still answers, unless that pays.
-* `largest_run` passes over whoever stands in the way of the largest batch.
+* `urgent_run` passes over no request that a batch of one still answers, unless that pays.
+* `largest_run` passes over every request that stands in the way of the largest batch.
 
 The last two leave out sizes that take more time per request than a smaller one (`Estimates.densest`).
 
-A model with requests of several rows, or with no batch size of one, always gets Appendix B's. Estimates are
-taken to grow with the batch size where a bisection needs it, so a noisy profile may cost the first feasible
-run.
+* Where a model's requests are unlike, because some have several rows or are worth more than others, the last two give
+  way to `unlike_run`: the batch that is worth most per time.
+
+A model with no batch size of one always gets Appendix B's. Estimates are taken to grow with the batch size where a
+bisection needs it, so a noisy profile may cost the first feasible run.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from operator import attrgetter
+from typing import Final
 
 from controller.core.estimator import Estimates
 from controller.core.state import Batch, Copy, Request, due_ns_of
+
+_row_worth_of: Final = attrgetter("row_worth")
 
 #: A rule: the batch of a copy's model, given the earliest begin.
 Run = Callable[[Copy, int], Batch | None]
 
 # Batches of multi-row requests are looked for from this many queue positions, no more.
 _MULTI_ROW_STARTS = 32
+# A batch of unlike requests is made of so many of the most urgent ones, no more.
+_MOST_UNLIKE = 64
 
 
 def best_batch(copy: Copy, begin_ns: int) -> Batch | None:
     """The model's strategy with the earliest required start that is in time from `begin_ns`."""
     queue, estimates = copy.model.queue, copy.estimates
-    if copy.model.num_multi_row or estimates.sizes[0] != 1:
+    if copy.model.extra_rows.total or estimates.sizes[0] != 1:
         return _best_multi_row_batch(copy, begin_ns)
     exec_ns, fit = estimates.exec_ns, estimates.fit
     waiting, largest = len(queue), len(fit) - 1
@@ -65,7 +73,8 @@ def _best_multi_row_batch(copy: Copy, begin_ns: int) -> Batch | None:
         index, count = _fill(queue, first, estimates)
         required_ns = queue[first].due_ns - estimates.exec_ns[index]
         if required_ns >= begin_ns:
-            return Batch(copy, first, count, index, required_ns, begin_ns)
+            worth = sum([r.rows * r.row_worth for r in queue[first : first + count]])
+            return Batch(copy, first, count, index, required_ns, begin_ns, worth)
     return None
 
 
@@ -107,8 +116,8 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
     and without the oldest requests, when other models wait and the time saved answers more than it drops.
     """
     queue, estimates = copy.model.queue, copy.estimates
-    if copy.model.num_multi_row or estimates.sizes[0] != 1:
-        return best_batch(copy, begin_ns)
+    if copy.model.num_unlike or estimates.sizes[0] != 1:
+        return unlike_run(copy, begin_ns)
     exec_ns, fit = estimates.exec_ns, estimates.densest
     waiting, largest = len(queue), len(fit) - 1
     first, due_ns = 0, queue[0].due_ns
@@ -178,8 +187,8 @@ def _time_ns(estimates: Estimates, waiting: int) -> int:
 def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
     """The densest batch in time, though it may pass over requests that a smaller one could still answer."""
     queue, estimates = copy.model.queue, copy.estimates
-    if copy.model.num_multi_row or estimates.sizes[0] != 1:
-        return best_batch(copy, begin_ns)
+    if copy.model.num_unlike or estimates.sizes[0] != 1:
+        return unlike_run(copy, begin_ns)
     exec_ns, fit, sizes = estimates.exec_ns, estimates.densest, estimates.sizes
     waiting, largest = len(queue), len(fit) - 1
     index = fit[waiting] if waiting <= largest else fit[largest]
@@ -197,3 +206,56 @@ def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
             )
         index = fit[sizes[index] - 1]
     return None
+
+
+def unlike_run(copy: Copy, begin_ns: int) -> Batch | None:
+    """The batch in time that is worth most per time, of requests with unlike rows or worths.
+
+    While none of the model's requests are refused, it has the most urgent of them that can be in time.
+    """
+    model, estimates = copy.model, copy.estimates
+    apart = copy.worker.link.is_thin or begin_ns < model.apart_until_ns  # these cut batches shorter
+    if apart or not model.num_unlike or estimates.sizes[0] != 1:
+        return best_batch(copy, begin_ns)
+    queue, exec_ns, cover = model.queue, estimates.exec_ns, estimates.cover
+    largest = estimates.sizes[-1]
+    begin = bisect_left(queue, begin_ns + exec_ns[0], key=due_ns_of)
+    waiting = [
+        request
+        for request in queue[begin : begin + _MOST_UNLIKE]
+        if request.rows <= largest and request.due_ns >= begin_ns + exec_ns[cover[request.rows]]
+    ]
+    if not waiting:
+        return None
+    first = None if begin_ns < model.short_until_ns else waiting[0]
+    if model.num_weighed and first is None:
+        waiting.sort(key=_row_worth_of, reverse=True)
+    # One that can wait for another batch is no reason to run a smaller one now, whatever it is worth.
+    wait_ns, least = begin_ns + exec_ns[-1], min(map(_row_worth_of, waiting))
+    best: list[Request] = []
+    dense, index = 0.0, -1
+    for size in range(len(exec_ns) - 1, -1, -1):
+        end_ns, left = begin_ns + exec_ns[size], estimates.sizes[size]
+        if first is not None and (first.due_ns < end_ns or first.rows > left):
+            continue
+        taken, total = list[Request](), 0.0
+        for request in waiting:
+            rows, due_ns = request.rows, request.due_ns
+            if rows <= left and due_ns >= end_ns:
+                taken.append(request)
+                total += rows * (
+                    least if due_ns >= wait_ns + exec_ns[cover[rows]] else request.row_worth
+                )
+                left -= rows
+                if not left:
+                    break
+        if total * exec_ns[index] > dense * exec_ns[size]:
+            best, dense, index = taken, total, size
+    index = cover[sum([request.rows for request in best])]
+    best.sort(key=due_ns_of)
+    position = bisect_left(queue, best[0].due_ns, key=due_ns_of)
+    while queue[position] is not best[0]:
+        position += 1
+    required_ns = best[0].due_ns - exec_ns[index]
+    worth = sum([request.rows * request.row_worth for request in best])
+    return Batch(copy, position, len(best), index, required_ns, begin_ns, worth, best)

@@ -21,7 +21,7 @@ from itertools import count
 
 from controller.core.estimator import Estimates
 from controller.core.policies.runs import Run
-from controller.core.state import MANY_COPIES, Batch, Copy, Model, WorkerState
+from controller.core.state import MANY_COPIES, Batch, Copy, Model, WorkerState, to_front
 
 
 class Strategies:
@@ -50,7 +50,7 @@ class Strategies:
             self._num_changes += 1
             self._changed[model] = self._num_changes
             return
-        waiting, single = len(queue), not model.num_multi_row
+        waiting, single = len(queue), not model.num_unlike
         last: Estimates | None = None
         key = size = 0
         for copy in model.copies.values():
@@ -79,7 +79,7 @@ class Strategies:
     def _enter(self, copy: Copy) -> None:
         """Enter a copy for which requests wait, or move it forward."""
         model, estimates = copy.model, copy.estimates
-        queue, single = model.queue, not model.num_multi_row
+        queue, single = model.queue, not model.num_unlike
         few = len(queue) <= estimates.sizes[-1] and single
         index = estimates.fit[len(queue)] if few else -1
         key = queue[0].due_ns - estimates.exec_ns[index]
@@ -119,7 +119,7 @@ class Strategies:
             key, _, _, serial, copy = strategies[position]
             queue = copy.model.queue
             if copy.strategy_serial != serial or copy.strategy_key != key or not queue:
-                # It is superseded by a smaller one, the copy is gone, or nobody waits.
+                # It is superseded by a smaller one, the copy is gone, or no request waits.
                 del strategies[position]
                 if copy.strategy_serial == serial:
                     copy.strategy_key = None
@@ -140,7 +140,7 @@ class Strategies:
                 and not batch.first
                 and batch.count == len(queue)
                 and queue[0].due_ns - copy.estimates.exec_ns[batch.size_index] == key
-                and not copy.model.num_multi_row
+                and not copy.model.num_unlike
             ):
                 batch.begin_ns = begin_ns  # it has all that waits, as at the last look
             else:
@@ -164,8 +164,11 @@ class Strategies:
         return found
 
     def take_out(self, batch: Batch) -> None:
-        """A batch that was found is run now."""
+        """A batch that was found is run now; where its requests are no run of the queue, they are one then."""
         copy = batch.copy
+        if batch.picked is not None:
+            to_front(copy.model.queue, batch.picked)
+            batch.first = 0
         strategies, serial = copy.worker.strategies, copy.strategy_serial
         position = bisect_left(strategies, (copy.strategy_key,))
         while strategies[position][3] != serial:

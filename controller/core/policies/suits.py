@@ -1,13 +1,13 @@
-"""Which kind of worker suits which model, beside the other models.
+"""Which kind of worker suits which model, compared with the other models.
 
-A kind may be the slower one for all models, and still be where some of them ought to run: those that lose least
-by it. So a kind's EXEC time is divided by the kind's slowness, the geometric mean over the models of how many
-times as long they take there as on the kind where each is fastest. A model is better off on another kind if its
-time in these terms is `_BETTER` times less there. Between kinds that differ by one factor no model is.
+A kind may be slower for all models, and still be right for some of them: those that lose least by it. So a kind's
+EXEC time is divided by the kind's slowness: the geometric mean, over the models, of the time there as a multiple of
+the time on each model's fastest kind. A model is better off on another kind if its time in these terms is `_BETTER`
+times less there. If all models slow down by the same factor, no model is.
 
-What leaves a batch or a load is the policy's affair (`EdfMhPolicy`): a worker leaves it only while a lane of a better
-kind can have it in time, whatever else waits there. To leave less where the model was refused of late, or where
-the better lanes could not serve all that waits of it, was tried and gave two to seven points less under overload.
+The policy (`EdfMhPolicy`) decides which batches and loads a worker leaves to others: only those that a lane of a
+better kind can run in time, with all that waits there. To leave less, if the model was refused lately or the better
+lanes could not serve all its waiting requests, was tried and gave two to seven points less under overload.
 
 Models count from when they are asked first. One that cannot run on a kind counts there as one that is slow: others
 should leave it the kinds that it needs.
@@ -27,12 +27,12 @@ _BETTER = 1.25
 # not to count it, cards that two models need ran a third that processors could have had in time (11 % violated
 # instead of 0.2); with 100, loads where a device holds one model were placed worse (7.5 % instead of 0.2).
 _CANNOT = 10.0
-# What was measured meanwhile counts after this time.
+# Measurements made meanwhile count after this time.
 _KEEP_NS = 100 * NS_PER_MS
 
 
 class _Suit:
-    """What was found for one model."""
+    """The kinds that suit one model."""
 
     __slots__ = ("better", "slowness", "until_ns")
 
@@ -113,7 +113,7 @@ class Suits:
             return
 
     def _leave_out(self, suit: _Suit) -> None:
-        """Count what was found for a model no more."""
+        """Forget what was found for a model."""
         for kind, before in suit.slowness.items():
             total, models = self._means[kind]
             self._means[kind] = total - before, models - 1

@@ -1,17 +1,17 @@
-// Applications: which model they believe, and how their queries ended.
+// Applications: the weights of their models, and how their queries ended.
 
 import { count, el, ms, percent, say, Table } from "./dom.js";
 
 export function applications(name, query) {
   const context = el("input", { id: "context", type: "text", autocomplete: "off", spellcheck: "false", value: query.context ?? "" });
-  const form = el("form", { class: "ask" }, el("label", { for: "context", text: "Beliefs of one user, session or tenant (empty: of everybody)" }), context, el("button", { type: "submit", text: "Show" }));
+  const form = el("form", { class: "ask" }, el("label", { for: "context", text: "Weights of one user, session or tenant (empty: of all users)" }), context, el("button", { type: "submit", text: "Show" }));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const wanted = context.value.trim();
     location.hash = `#/applications/${encodeURIComponent(name)}${wanted ? `?context=${encodeURIComponent(wanted)}` : ""}`;
   });
   const place = el("div", { class: "cards" });
-  const none = el("p", { hidden: true, text: "There is no application. An application is a name that is asked like a model, behind which a policy chooses and combines models: clockwright app add --help." });
+  const none = el("p", { hidden: true, text: "No application exists. An application is one name for several models, chosen and combined by a policy: clockwright app add --help." });
   const cards = new Map();
   return {
     title: name || "Applications",
@@ -43,7 +43,7 @@ class Card {
     this.words = el("p");
     this.counts = el("p", { class: "dim" });
     this.weights = new Table(
-      `What ${name} believes of its models`,
+      `Weights of the models of ${name}`,
       [
         { title: "model", text: (row) => row.model, href: (row) => `#/model/${encodeURIComponent(row.model)}` },
         { title: "part of its belief", kind: "number", text: (row) => percent(row.weight), share: (row) => row.weight },
@@ -57,7 +57,7 @@ class Card {
 
   update(data, context) {
     const settings = data.application;
-    const whose = context ? `as learned from ${context}` : "as learned from everybody";
+    const whose = context ? `as learned from ${context}` : "as learned from all users";
     say(this.words, `${data.state.toLowerCase()}; policy ${settings.policy}, ${settings.combination || "vote"}${settings.slo_ns ? `, SLO ${ms(settings.slo_ns / 1e6)}` : ""}; ${whose}${data.remark ? `. ${data.remark}` : ""}`);
     // Weights may be of any sum; what counts is a model's part.
     const total = data.weights.reduce((all, row) => all + row.weight, 0) || 1;

@@ -1,6 +1,6 @@
 // Time series, drawn by uPlot; and the same as a table, for whoever does not see them.
 
-import { el, say, setAttribute } from "./dom.js";
+import { el, percent, rate, say, setAttribute } from "./dom.js";
 
 const SHOWN_S = 300;
 const SHOWN_LEAST_S = 60;
@@ -13,7 +13,7 @@ const TABLE_STEP_S = 10;
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const charts = new Set();
 
-/** Draw all charts anew: the theme has changed. */
+/** Draw all charts again: the theme has changed. */
 export function redraw() {
   for (const chart of charts) chart.build();
 }
@@ -103,7 +103,7 @@ export class TimeChart {
     }
   }
 
-  /** Show what was taken in; beside it, until somebody points at a time, a point of all of a period, named in words. */
+  /** Show the data; the legend shows a whole period, named in words, unless the pointer is at a time. */
   show(whole = this.whole, period = this.wholePeriod) {
     this.whole = whole;
     this.wholePeriod = period;
@@ -194,4 +194,35 @@ export class TimeChart {
     ctx.stroke();
     ctx.restore();
   }
+}
+
+export function goodputChart() {
+  return new TimeChart(
+    "Requests per second, each second: asked for, and answered in time",
+    [
+      { label: "asked for", colour: "--bad", dash: [6, 4], value: (point) => point.asked_rps },
+      { label: "in time", colour: "--good", width: 2.5, value: (point) => point.good_rps },
+    ],
+    {
+      format: (value) => rate(value),
+      band: { series: [1, 2], colour: "--bad-wash" },
+      say: ([asked, good]) => (asked === null ? "" : `${rate(asked)} asked for, ${rate(good)} answered in time`),
+    },
+  );
+}
+
+export function shareChart() {
+  return new TimeChart(
+    "Latency of what is answered, each second, as a part of its SLO",
+    [
+      { label: "p99", colour: "--good", width: 2.5, value: (point) => point.p99_share },
+      { label: "median", colour: "--second", dash: [6, 4], value: (point) => point.p50_share },
+    ],
+    {
+      format: (value) => percent(value),
+      limit: 1,
+      limitLabel: "SLO",
+      say: ([p99, p50]) => (p99 === null ? "" : `p99 ${percent(p99)} of the SLO, median ${percent(p50)}`),
+    },
+  );
 }

@@ -61,7 +61,7 @@ export class Table {
     if (focused !== document.activeElement && this.body.contains(focused)) focused.focus();
   }
 
-  /** Name it anew: what it shows is of another period. */
+  /** Rename it: it shows another period now. */
   name(caption) {
     say(this.caption, caption);
     setAttribute(this.root.firstElementChild, "aria-label", caption);
@@ -119,7 +119,8 @@ const WORDS = [
   ["OVERLOADED", "refused before it ran: all workers that have the model were busy until its SLO would have been over"],
   ["LATE", "its answer was ready after its SLO, or its run could not begin in time, although it was planned to be in time"],
   ["COLD", "refused because the model's weights were on no worker, and could not be loaded within its SLO"],
-  ["INFEASIBLE", "refused because its SLO is shorter than one run and the way to a worker take"],
+  ["INFEASIBLE", "refused because its SLO is shorter than one run and the link to a worker take"],
+  ["LOADING, UNFIT", "workers still prepare its model, or have refused it"],
   ["FAILED, WORKER_LOST", "its run failed, or its worker went away"],
   ["SLO", "the time within which a request wants its answer"],
   ["median, p99", "half of the answers took no longer than the median, 99 of 100 no longer than p99"],
@@ -167,6 +168,11 @@ export function ms(value) {
 
 export function sum(values) {
   return Object.values(values).reduce((total, value) => total + value, 0);
+}
+
+/** Write numbers by name, such as `3 cold starts`. */
+export function named(numbers) {
+  return Object.entries(numbers).map(([name, number]) => `${count(number)} ${name.replaceAll("_", " ")}`).join(", ");
 }
 
 /** Reasons with their rates, the most frequent first. */

@@ -38,7 +38,7 @@ function where() {
   try {
     name = decodeURIComponent(rest);
   } catch {
-    name = rest; // Somebody has typed it.
+    name = rest; // Typed by hand.
   }
   return [first, name, Object.fromEntries(new URLSearchParams(query))];
 }
@@ -196,7 +196,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyled);
 nameTheme();
 
 addEventListener("hashchange", () => go({ focus: true }));
-// A page that nobody sees costs the server nothing.
+// A hidden page costs the server nothing.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) leaving.abort();
   else if (leaving.signal.aborted) {

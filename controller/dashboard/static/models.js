@@ -1,8 +1,8 @@
 // Models: the busiest, and one of them.
 
-import { count, el, lastSeconds, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
+import { goodputChart, shareChart } from "./charts.js";
+import { count, el, lastSeconds, named, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
 import { look } from "./live.js";
-import { goodputChart, shareChart } from "./overview.js";
 
 export function modelTable(caption) {
   return new Table(
@@ -99,9 +99,9 @@ export function model(name) {
         ["SLO where a request says none", ms(told.slo_ms)],
         ["weights", `${(told.weights_bytes / 2 ** 20).toFixed(1)} MiB in ${count(told.num_pages)} pages, loaded in ${ms(told.load_ms)}`],
         ["weights are on", told.resident_on.join(", ") || "no worker"],
-        ["since the start", `${count(told.requests)} requests, ${count(told.answered)} answered in time, ${count(told.cold_starts)} of them cold`],
+        ["since the start", `${count(told.requests)} requests, ${count(told.answered)} answered in time; ${named(told.counters)}`],
         ["refused so far", Object.entries(told.refusals).map(([reason, number]) => `${count(number)} ${reason}`).join(", ") || "none"],
-        ["run one by one", told.one_by_one || "no"],
+        ["one row per request", told.one_by_one || "no"],
       ]);
       estimates.update(told.exec_ms);
       last.update(told.last);

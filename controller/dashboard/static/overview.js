@@ -1,6 +1,6 @@
 // How the whole is.
 
-import { TimeChart } from "./charts.js";
+import { goodputChart, shareChart } from "./charts.js";
 import { count, el, glossary, lastSeconds, ms, percent, rate, reasons, sum, Table, Tile, tiles } from "./dom.js";
 import { look } from "./live.js";
 import { modelTable } from "./models.js";
@@ -64,37 +64,6 @@ export function overview() {
     },
     destroy: () => charts.forEach((chart) => chart.destroy()),
   };
-}
-
-export function goodputChart() {
-  return new TimeChart(
-    "Requests per second, each second: asked for, and answered in time",
-    [
-      { label: "asked for", colour: "--bad", dash: [6, 4], value: (point) => point.asked_rps },
-      { label: "in time", colour: "--good", width: 2.5, value: (point) => point.good_rps },
-    ],
-    {
-      format: (value) => rate(value),
-      band: { series: [1, 2], colour: "--bad-wash" },
-      say: ([asked, good]) => (asked === null ? "" : `${rate(asked)} asked for, ${rate(good)} answered in time`),
-    },
-  );
-}
-
-export function shareChart() {
-  return new TimeChart(
-    "Latency of what is answered, each second, as a part of its SLO",
-    [
-      { label: "p99", colour: "--good", width: 2.5, value: (point) => point.p99_share },
-      { label: "median", colour: "--second", dash: [6, 4], value: (point) => point.p50_share },
-    ],
-    {
-      format: (value) => percent(value),
-      limit: 1,
-      limitLabel: "SLO",
-      say: ([p99, p50]) => (p99 === null ? "" : `p99 ${percent(p99)} of the SLO, median ${percent(p50)}`),
-    },
-  );
 }
 
 function workerTable() {

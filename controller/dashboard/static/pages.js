@@ -15,7 +15,7 @@ export function pages() {
       { title: "loads", kind: "number", text: (row) => `${rate(row.loads_per_s)}/s` },
       { title: "evictions", kind: "number", text: (row) => `${rate(row.evictions_per_s)}/s` },
       { title: "time spent loading", kind: "number", text: (row) => percent(row.load_busy), share: (row) => row.load_busy },
-      { title: "refused for want of pages", kind: "number", text: (row) => `${rate(row.dropped_rps.pages)}/s`, tone: (row) => (row.dropped_rps.pages > 0.1 ? "bad" : "") },
+      { title: "refused for lack of pages", kind: "number", text: (row) => `${rate(row.dropped_rps.pages)}/s`, tone: (row) => (row.dropped_rps.pages > 0.1 ? "bad" : "") },
     ],
     { key: (row) => row.kind, empty: "No worker is connected." },
   );

@@ -1,4 +1,4 @@
-// What became of one request, and why.
+// What happened to one request, and why.
 
 import { count, el, glossary, ms, percent, Table } from "./dom.js";
 import { look } from "./live.js";
@@ -25,7 +25,7 @@ export function request(id) {
   const recent = requestTable("Requests of the last moments");
   return {
     title: id ? `Request ${id}` : "Request",
-    root: el("div", {}, el("h1", { text: id ? `Request ${id}` : "What became of a request" }), form, place, recent.root, glossary()),
+    root: el("div", {}, el("h1", { text: id ? `Request ${id}` : "What happened to a request" }), form, place, recent.root, glossary()),
     path: "/live/timeline",
     started(signal, denied) {
       if (!id) return;
@@ -37,7 +37,7 @@ export function request(id) {
         });
     },
     update(data) {
-      // What was refused is what somebody asks about.
+      // Readers ask about refused requests.
       const refused = data.requests.filter((each) => each.outcome !== "OK" && each.outcome !== "CANCELLED");
       recent.update([...refused, ...data.requests.filter((each) => each.outcome === "OK")].slice(0, 15));
     },

@@ -59,7 +59,7 @@ export function timeline() {
     const more = data.lanes.length > lanes.length && !whose.value ? `; ${data.lanes.length - lanes.length} more workers can be chosen` : "";
     const hidden = drawn.numHidden ? ` ${count(drawn.numHidden)} requests are not drawn: there is no room.` : "";
     say(scope, `${data.over_ms < Number(span.value) - 1 ? `So much has happened that the picture reaches ${ms(data.over_ms)} back${more}.` : `Each bar is an action where it ran${more}.`}${hidden}`);
-    // What failed is what somebody looks for.
+    // Readers look for what failed.
     table.update([...actions.filter((each) => each.error), ...actions.filter((each) => !each.error)].slice(0, TABLE_ROWS));
   }
 

@@ -26,10 +26,10 @@ class Application:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: Default latency objective; None: the controller's.
     slo_ns: int | None = None
-    #: Label that is served when there is no answer, or none that is sure enough. None: the request is
-    #: refused instead.
+    #: Label that is served without an answer, or with too little confidence. None: the request is refused
+    #: instead.
     default_label: int | None = None
-    #: Answers with less confidence than this are withheld.
+    #: Answers with less confidence than this are not served.
     confidence_threshold: float = 0.0
     combination: Rule = Rule.VOTE
     #: Name of the models' output that is the label: integers, one per row.
@@ -73,7 +73,7 @@ class Application:
         """Turn what `dump` made back into settings.
 
         Raises:
-            ConfigError: no application looks like this.
+            ConfigError: the data is malformed.
         """
         try:
             combination = Rule(data["combination"])

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 F = TypeVar("F")
 
-# Overhead of an entry beside its input and its value: key, entry and their places in two tables.
+# Overhead of an entry in addition to its input and its value: key, entry and their places in two tables.
 ENTRY_BYTES = 400
 
 
@@ -26,14 +26,14 @@ ENTRY_BYTES = 400
 class Key:
     """One question to one model."""
 
-    #: Id of one version: a model that takes another's place has another id.
+    #: Id of one version: a model that replaces another has another id.
     model_id: str
     #: Bytes of each input tensor, in the model's order.
     inputs: tuple[bytes, ...]
     _hash: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Python keeps the hash of each input but computes that of their tuple anew at each look-up.
+        # Python keeps the hash of each input but computes that of their tuple at each look-up.
         object.__setattr__(self, "_hash", hash((self.model_id, self.inputs)))
 
     def __hash__(self) -> int:
@@ -58,16 +58,15 @@ class CacheStatistics:
     """Totals since the start."""
 
     hits: int
-    #: Look-ups that found the answer on its way, because somebody had asked before.
+    #: Look-ups that found the computation in progress for an earlier query.
     joins: int
     misses: int
     evictions: int
-    num_entries: int
     num_bytes: int
 
 
 class PredictionCache(Generic[V, F]):
-    """Values (of type V) that are there, and computations (of type F) that are on their way."""
+    """Values (of type V), and computations in progress (of type F)."""
 
     def __init__(self, *, capacity_bytes: int, ttl_ns: int) -> None:
         """Start empty.
@@ -160,7 +159,6 @@ class PredictionCache(Generic[V, F]):
             joins=self._joins,
             misses=self._misses,
             evictions=self._evictions,
-            num_entries=len(self._entries),
             num_bytes=self._num_bytes,
         )
 

@@ -1,7 +1,7 @@
 """States by application and context: the most recently used in memory, all of them in a store.
 
-It is kept, too, which contexts have no state: most users never give feedback, and the store must not be asked
-for each of their queries.
+It also remembers which contexts have no state: most users never give feedback, and their queries must not cause
+reads of the store.
 
 The context "" is the application's global state. It learns from all feedback, and it serves every context
 that has no state of its own yet; the first feedback of a new context begins with a copy of it.
@@ -27,8 +27,8 @@ class Contexts:
         """Start empty.
 
         Args:
-            capacity: states kept, beside those that are still to be written; and as many contexts that have
-                none.
+            capacity: states kept, in addition to those that are still to be written; and as many contexts
+                without a state.
             changes_max: states that may wait to be written; those that wait longest are lost first.
         """
         self._capacity = capacity
@@ -41,6 +41,8 @@ class Contexts:
         self._stateless: OrderedDict[Address, None] = OrderedDict()
         #: Changes that were given up, because nothing was written for so long that no room was left.
         self.num_lost = 0
+        #: A state had to leave memory to make room, so the store may have one that is not here.
+        self.has_dropped = False
 
     def __len__(self) -> int:
         return len(self._states)
@@ -131,6 +133,7 @@ class Contexts:
         self._states[address] = state
         self._states.move_to_end(address)
         while len(self._states) > self._capacity:
+            self.has_dropped = True
             self._drop(next(iter(self._states)))
 
     def _drop(self, address: Address) -> None:

@@ -1,7 +1,7 @@
 """Answered queries, kept by query id until their feedback comes or they are too old.
 
 Feedback may come late, out of order, twice or never. It is weighed with what was known when the query
-was answered; Clipper's first public version drew anew instead. A second feedback for one query changes
+was answered; Clipper's first public version drew again instead. A second feedback for one query changes
 nothing. No I/O, and time is an argument.
 """
 
@@ -26,13 +26,13 @@ class AnsweredQuery:
     votes: dict[str, int]
     #: Label that was combined from the votes; None: no model answered.
     combined: int | None
-    #: Probability with which that label was to be served.
+    #: Probability with which that label was served.
     propensity: float
     #: The default was served instead.
     is_default: bool
     #: Time of the answer.
     at_ns: int
-    #: Who asked, and so who may say what became of it.
+    #: Owner of the query, who may give feedback.
     asker: str = ""
     #: The models say labels. With numbers, feedback tells no member from another.
     labelled: bool = True
@@ -159,7 +159,7 @@ class Journal:
         record = self._records.pop(query_id)
         by_context = self._ids[record.application]
         by_context[record.context].discard(query_id)
-        # Names of users who have gone must not gather here.
+        # Names of former users must not accumulate here.
         if not by_context[record.context]:
             del by_context[record.context]
         if not by_context:

@@ -1,4 +1,4 @@
-"""The policy interface: the paper's four calls, and what a service needs beside them.
+"""The policy interface: the paper's four calls, and those that a service needs in addition.
 
 `init`, `select`, `combine` and `observe` are Clipper's Listing 2. State is apart from the policy, so
 that one policy serves any number of users, and it is a value: `observe` returns the next one. A policy
@@ -36,15 +36,15 @@ NUMBER_MAX = 1e300
 
 
 class Policy(abc.ABC, Generic[S]):
-    """Chooses models per query, combines what they say, and learns from feedback."""
+    """Chooses models per query, combines their answers, and learns from feedback."""
 
-    #: Written with every state. A state of another version is not loaded: its owner starts afresh.
+    #: Written with every state. A state of another version is not loaded: its owner starts again.
     version: ClassVar[int] = 1
 
     #: The policy wants `served` to be called.
     watches_service: ClassVar[bool] = False
 
-    #: Each user has a state of his own. Otherwise the application's global state serves everybody.
+    #: Each user has a separate state. Otherwise all users share the application's global state.
     per_context: ClassVar[bool] = True
 
     #: A choice never has more than one member.
@@ -54,7 +54,7 @@ class Policy(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def init(self, models: Sequence[str]) -> S:
-        """Make the state of a user about whom nothing is known.
+        """Make the state of a new user.
 
         Raises:
             ConfigError: an option of the policy names a model that is not among these.
@@ -62,7 +62,7 @@ class Policy(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def select(self, state: S, query: Query) -> Choice:
-        """Choose among the candidates that can be in time; an empty choice, if none can."""
+        """Choose among the candidates that can be in time; the choice is empty if none can."""
 
     def combine(
         self,
@@ -72,7 +72,7 @@ class Policy(abc.ABC, Generic[S]):
         predictions: Mapping[str, Prediction],
         rule: Rule,
     ) -> Combined:
-        """Make one answer of the predictions that came: at least one, and all from members.
+        """Combine the predictions, at least one, all from members, into one answer.
 
         The default suits policies that choose one model.
         """
@@ -82,7 +82,7 @@ class Policy(abc.ABC, Generic[S]):
     def observe(self, state: S, observation: Observation) -> S:
         """Learn from one feedback."""
 
-    # --- what a service needs beside ------------------------------------------------------------
+    # --- what a service needs in addition --------------------------------------------------------
 
     def served(self, state: S, service: Service) -> S:
         """Learn from how the members fared. It is called only if `watches_service` is set."""
@@ -90,7 +90,7 @@ class Policy(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def resize(self, state: S, models: Sequence[str]) -> S:
-        """Go on with other models: new ones start as an average one, removed ones are forgotten."""
+        """Continue with other models: new ones start as an average one, removed ones are forgotten."""
 
     @abc.abstractmethod
     def dump(self, state: S) -> dict[str, Any]:
@@ -101,15 +101,15 @@ class Policy(abc.ABC, Generic[S]):
         """Turn what `dump` made back into a state.
 
         Raises:
-            ValueError: no state of this policy looks like this.
+            ValueError: the data is not a state of this policy.
         """
 
     @abc.abstractmethod
     def weights(self, state: S) -> dict[str, float]:
-        """Say how much each model counts now, between 0 and 1; for people."""
+        """Current weight of each model, between 0 and 1, for display."""
 
     def remark(self, state: S) -> str:
-        """Say what else people should know of a state."""
+        """Remark on a state, for display."""
         return ""
 
 
@@ -118,7 +118,7 @@ class PerModelState(Protocol):
 
     @classmethod
     def fresh(cls, models: Sequence[str]) -> Self:
-        """The state in which nothing is known of any model."""
+        """The untrained state."""
         ...
 
     def resized(self, models: Sequence[str]) -> Self:

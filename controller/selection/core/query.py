@@ -1,4 +1,4 @@
-"""Plain records that a selection policy is shown, and that it returns.
+"""Plain records that a selection policy gets and returns.
 
 A policy sees models by their public names and answers as `Prediction`s. Tensors, request ids and clocks
 stay outside.
@@ -20,11 +20,11 @@ class Candidate:
     """One model of an application, with the scheduler's prediction for this query."""
 
     model: str
-    #: The model can answer inside the SLO, if no other model is asked beside it.
+    #: The model can answer within the SLO if no other model is asked too.
     in_time: bool = True
     #: Predicted latency from arrival to answer; 0 where nothing is predicted.
     latency_ns: int = 0
-    #: Predicted EXEC time: what asking the model costs others.
+    #: Predicted EXEC time: the cost to other requests.
     cost_ns: int = 0
     #: Why the model cannot be in time (a `Refusal`'s value); empty when it can.
     reason: str = ""
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Query:
-    """One question to an application."""
+    """One query to an application."""
 
     #: All models of the application, in its order.
     candidates: tuple[Candidate, ...]
@@ -43,7 +43,7 @@ class Query:
 
     @property
     def in_time(self) -> list[str]:
-        """Models that can answer inside the SLO, in the application's order."""
+        """Models that can answer within the SLO, in the application's order."""
         return [candidate.model for candidate in self.candidates if candidate.in_time]
 
 
@@ -59,7 +59,7 @@ class Choice:
     propensities: tuple[float, ...] = ()
     #: Models that are asked for comparison. No query waits for a shadow or is answered from one.
     shadows: tuple[str, ...] = ()
-    #: Model whose turn it was, and which could not be in time; empty: none.
+    #: The model that would have been chosen but could not be in time; empty: none.
     passed_over: str = ""
 
 
@@ -80,7 +80,7 @@ class Combined:
     label: int
     #: Number from 0 to 1 that is compared with the application's threshold.
     confidence: float
-    #: Share of the chosen members that said this label. Members that did not answer count as others.
+    #: Share of the chosen members with this label. Members without an answer count as other labels.
     agreement: float = 1.0
     #: Share of the chosen members' weight behind this label, counted in the same way.
     weight_mass: float = 1.0
@@ -95,7 +95,7 @@ class Observation:
 
     choice: Choice
     #: Label of each model that answered, shadows and late members included. A model that is missing here had
-    #: not answered when the feedback came. That is no error of its judgement and is never counted as one.
+    #: not answered when the feedback came. That is not a wrong answer and never counts as one.
     votes: Mapping[str, int]
     #: Loss of each model, 0 to 1, as far as it follows from the feedback. A label gives the loss of every
     #: model that answered; a reward, only of those that said the label that was served.

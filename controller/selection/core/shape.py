@@ -13,24 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from clockwright.tensors import TensorSpec
+from clockwright.wire.tensors import DATATYPES, PLAIN_DATATYPES, TensorSpec, describe
 from controller.selection.core.application import Application
 from controller.selection.core.combination import Rule
 from controller.selection.core.query import Combined, Prediction
-
-# Letter that `struct` has for an element of each datatype.
-_INTEGERS = {
-    "BOOL": "?",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-}
-_FLOATS = {"FP16": "e", "FP32": "f", "FP64": "d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +57,14 @@ class Shape:
     numeric: bool = False
 
     def encode(self, combined: Combined) -> list[bytes]:
-        """Encode one row of a combined answer. With `one` there is none: the outputs are a model's."""
+        """Encode one row of a combined answer. Not used with `one`, whose outputs are a model's."""
         if self.numeric:
             return self._encode_numbers(combined)
-        row = [struct.pack("<" + _INTEGERS[self.outputs[0].datatype], combined.label)]
+        row = [struct.pack("<" + DATATYPES[self.outputs[0].datatype].letter, combined.label)]
         if len(self.outputs) > 1:
             spec = self.outputs[1]
             values = combined.probabilities or _even(math.prod(spec.row_shape))
-            row.append(struct.pack(f"<{len(values)}{_FLOATS[spec.datatype]}", *values))
+            row.append(struct.pack(f"<{len(values)}{DATATYPES[spec.datatype].letter}", *values))
         return row
 
     def _encode_numbers(self, combined: Combined) -> list[bytes]:
@@ -101,6 +87,10 @@ def shape_of(
     Raises:
         MisfitError: that model cannot serve such an application.
     """
+    if odd := [spec for spec in (*inputs, *outputs) if spec.axis != 0]:
+        raise MisfitError(
+            f"found {describe(odd)} without rows, expected rows in the first dimension"
+        )
     reading = _reading(application, outputs)
     label = TensorSpec(application.label_output, "INT64", ())
     match application.combination:
@@ -111,7 +101,7 @@ def shape_of(
         case Rule.MEAN | Rule.ONE:
             given = outputs
     if application.combination is not Rule.MEAN and application.default_label is not None:
-        form = struct.Struct("<" + _INTEGERS[given[0].datatype])
+        form = struct.Struct("<" + DATATYPES[given[0].datatype].letter)
         try:
             form.pack(application.default_label)
         except struct.error as error:
@@ -134,19 +124,19 @@ def reading_of(
         MisfitError: the model's inputs are not the application's, or an output that is combined is missing.
     """
     if inputs != shape.inputs:
-        raise MisfitError(f"found inputs {_text(inputs)}, expected {_text(shape.inputs)}")
+        raise MisfitError(f"found inputs {describe(inputs)}, expected {describe(shape.inputs)}")
     if application.combination in (Rule.MEAN, Rule.ONE) and outputs != shape.outputs:
-        raise MisfitError(f"found outputs {_text(outputs)}, expected {_text(shape.outputs)}")
+        raise MisfitError(f"found outputs {describe(outputs)}, expected {describe(shape.outputs)}")
     reading = _reading(application, outputs)
     if application.combination is Rule.VOTE:
         # The answer has one datatype. A label of another datatype might not fit into it.
         found, expected = _named(outputs, application.label_output), shape.outputs[0]
         if found.datatype != expected.datatype:
-            raise MisfitError(f"found output {_text([found])}, expected {_text([expected])}")
+            raise MisfitError(f"found output {describe([found])}, expected {describe([expected])}")
     if application.combination is Rule.AVERAGE:
         found, expected = _named(outputs, application.probability_output), shape.outputs[1]
         if found.row_shape != expected.row_shape:
-            raise MisfitError(f"found output {_text([found])}, expected {_text([expected])}")
+            raise MisfitError(f"found output {describe([found])}, expected {describe([expected])}")
     return reading
 
 
@@ -160,10 +150,11 @@ def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading
         return Reading(None, ((names.index(spec.name), _numbers_of(spec)),), takes_largest=True)
     if application.label_output in names:
         spec = _named(outputs, application.label_output)
-        if spec.datatype in _INTEGERS and math.prod(spec.row_shape) == 1:
-            label = names.index(spec.name), struct.Struct("<" + _INTEGERS[spec.datatype])
+        datatype = DATATYPES[spec.datatype]
+        if datatype.letter and not datatype.is_float and math.prod(spec.row_shape) == 1:
+            label = names.index(spec.name), struct.Struct("<" + datatype.letter)
         elif application.combination is Rule.VOTE:
-            raise MisfitError(f"found output {_text([spec])}, expected one integer per row")
+            raise MisfitError(f"found output {describe([spec])}, expected one integer per row")
     elif application.combination is Rule.VOTE:
         _named(outputs, application.label_output)
     return Reading(label)
@@ -171,24 +162,20 @@ def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading
 
 def _numbers_of(spec: TensorSpec) -> struct.Struct:
     size = math.prod(spec.row_shape)
-    if spec.datatype not in _FLOATS or not size:
-        kinds = ", ".join(_FLOATS)
-        raise MisfitError(f"found output {_text([spec])}, expected numbers of {kinds}")
-    return struct.Struct(f"<{size}{_FLOATS[spec.datatype]}")
+    datatype = PLAIN_DATATYPES.get(spec.datatype)
+    if datatype is None or not datatype.is_float or not size:
+        kinds = ", ".join(name for name, each in PLAIN_DATATYPES.items() if each.is_float)
+        raise MisfitError(f"found output {describe([spec])}, expected numbers of {kinds}")
+    return struct.Struct(f"<{size}{datatype.letter}")
 
 
 def _named(outputs: Sequence[TensorSpec], name: str) -> TensorSpec:
     for spec in outputs:
         if spec.name == name:
             return spec
-    raise MisfitError(f"found outputs {_text(outputs)}, expected one named {name!r}")
-
-
-def _text(specs: Sequence[TensorSpec]) -> str:
-    parts = [f"{spec.name} {spec.datatype} {list(spec.row_shape)}" for spec in specs]
-    return ", ".join(parts) or "none"
+    raise MisfitError(f"found outputs {describe(outputs)}, expected one named {name!r}")
 
 
 def _even(size: int) -> list[float]:
-    """Probabilities beside a default label: all classes are equally likely."""
+    """Probabilities with a default label: all classes are equally likely."""
     return [1 / size] * size

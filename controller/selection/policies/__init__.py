@@ -11,7 +11,7 @@ for the SLO, is therefore not explored while others serve. A cold one is loaded 
 query has left it out, and is explored once it is there; one that is too slow keeps the weight it has.
 
 All are pure: a policy draws only from the generator that the query brings. None imports another; policies
-from other packages (`controller.selection.plugins`) stand beside them, on `core.policy` alone.
+from other packages (`controller.selection.plugins`) use `core.policy` alone.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Exp3(_OneModel):
         """Set the rate.
 
         Args:
-            eta: learning rate: small is steady, large follows change.
+            eta: learning rate; small values are steady, large ones follow changes.
         """
         self.eta = check_range("eta", eta, 0.0, 10.0, open_low=True)
 
@@ -86,7 +86,7 @@ class Exp3IX(_OneModel):
         """Set the rate.
 
         Args:
-            eta: learning rate; without it, it falls with the number of rounds.
+            eta: learning rate; by default it falls with the number of rounds.
         """
         self.eta = None if eta is None else check_range("eta", eta, 0.0, 10.0, open_low=True)
 
@@ -110,7 +110,7 @@ class Exp3S(_OneModel):
         """Set the rates.
 
         Args:
-            gamma: share of uniform draws, and learning rate.
+            gamma: share of uniform draws; also the learning rate.
             alpha: expected changes per query; the paper's choice is 1 / T.
         """
         self.gamma = check_range("gamma", gamma, 0.0, 1.0, open_low=True)

@@ -6,8 +6,8 @@ label and learning from right or wrong alone would be unsound.
 
 `Exp4FullInformation` is what Clipper describes (section 5.2): feedback gives the true label, and with it
 the loss of every model that answered. Each weight falls by the model's own loss. This is Hedge: nothing
-is drawn, and no loss is divided by a probability. A reward for a label that nobody drew teaches it nothing,
-because nobody knows how the others' labels would have been rewarded; `Exp4` is there for that.
+is drawn, and no loss is divided by a probability. A reward for a label that was not drawn teaches it nothing,
+because the rewards of the other labels are unknown; `Exp4` is there for that.
 
 Where all that answered did equally well, no weight moves in either. The fixed share waits too: it stands
 for a change of the best model, and such a round shows none.
@@ -78,7 +78,7 @@ class Exp4FullInformation(_Ensemble):
     """Hedge over the models that answered: `w_i <- w_i exp(-eta L_i)`; needs the true label.
 
     A reward gives the losses only of those who said what was served. If others said something else, the
-    state stays as it is: charging some alone would favour whoever was not served.
+    state stays as it is: charging only some would favour the models that were not served.
 
     There is one more expert than there are models: the crowd, which says what most members say. Hedge
     follows the best single expert. Where members are equally good and err on different queries, the best
@@ -105,10 +105,10 @@ class Exp4FullInformation(_Ensemble):
 
         Args:
             eta: learning rate.
-            share: part of all weight that is spread evenly after each feedback (fixed share). With 0
-                the policy weighs all history alike and takes as long to forget as it took to learn.
-            max_members: most models asked at once, the heaviest ones; 0: all.
-            crowd: count the majority as an expert. Without it this is Clipper's algorithm as printed.
+            share: part of all weight that is spread evenly after each feedback (fixed share). With 0 the
+                policy weighs all history equally, so it forgets as slowly as it learned.
+            max_members: limit on models per query, the heaviest ones first; 0: all.
+            crowd: count the majority as an expert. Without it this is Clipper's published algorithm.
         """
         super().__init__(share=share, max_members=max_members)
         self.eta = check_range("eta", eta, 0.0, 10.0, open_low=True)
@@ -158,11 +158,11 @@ class Exp4FullInformation(_Ensemble):
 
 
 class Exp4(_Ensemble):
-    """Learns from "was the served label right?" alone, and so draws the served label.
+    """Learns only from whether the served label was right, and therefore draws the served label.
 
     Actions are the J labels that a query's members voted for: `p_j = (1 - gamma) m_j + gamma / J`, where
-    m_j is the weight behind label j. Serving labels that nobody voted for, as exploring all classes
-    would, teaches nothing about any model. The update is Auer's: `w_i <- w_i exp(gamma y_i / J)`, with
+    m_j is the weight of label j. Serving a label without votes, as exploring all classes would, teaches
+    nothing about any model. The update is Auer's: `w_i <- w_i exp(gamma y_i / J)`, with
     `y_i = x / p` for the members that voted for the served label and x the reward.
     """
 
@@ -170,9 +170,9 @@ class Exp4(_Ensemble):
         """Set the rates.
 
         Args:
-            gamma: share of even draws among the labels voted for, and learning rate.
+            gamma: share of uniform draws among the labels with votes; also the learning rate.
             share: part of all weight that is spread evenly after each feedback.
-            max_members: most models asked at once, the heaviest ones; 0: all.
+            max_members: limit on models per query, the heaviest ones first; 0: all.
         """
         super().__init__(share=share, max_members=max_members)
         self.gamma = check_range("gamma", gamma, 0.0, 1.0, open_low=True)

@@ -1,7 +1,7 @@
 """Policies by which operators bring models in: static, A/B, canary, shadow.
 
 A hash of the context decides the share, so each user keeps seeing the same model. For a query without a
-context the share is drawn anew each time.
+context the share is drawn again each time.
 """
 
 from __future__ import annotations
@@ -115,11 +115,7 @@ class _Counted(PerModelPolicy[LossCounts]):
 
     @override
     def init(self, models: Sequence[str]) -> LossCounts:
-        for option, model in self._named():
-            if model not in models:
-                raise ConfigError(
-                    f"option {option}: found {model!r}, expected one of {', '.join(models)}"
-                )
+        _check_known(self._named(), models)
         return super().init(models)
 
     def _named(self) -> Sequence[tuple[str, str]]:
@@ -136,14 +132,14 @@ class _Counted(PerModelPolicy[LossCounts]):
 
 
 class Static(_Counted):
-    """Always asks the same: one model, or with `ensemble` all of them with an equal say."""
+    """Always uses the same model, or with `ensemble` all models with equal votes."""
 
     def __init__(self, *, model: str = "", ensemble: bool = False) -> None:
         """Fix the choice.
 
         Args:
-            model: the only one asked; empty: the application's first that can be in time.
-            ensemble: ask all that can be in time instead.
+            model: the model to use; empty: the application's first model that can be in time.
+            ensemble: use all models that can be in time instead.
         """
         if model and ensemble:
             raise ConfigError("options model and ensemble: found both, expected one of them")
@@ -194,8 +190,8 @@ class ABTest(_Counted):
         """Set the split.
 
         Args:
-            shares: how many users each model gets, in any unit; by default all get as many.
-            salt: text that goes into the hash; another salt deals the users anew.
+            shares: relative number of users of each model; by default equal.
+            salt: text added to the hash; another salt assigns the users differently.
         """
         self.shares = {
             model: check_range(f"shares.{model}", share, 0.0, 1e9)
@@ -243,7 +239,7 @@ class ABTest(_Counted):
 
 
 class Shadow(_Counted):
-    """Answers from one model and asks others beside it, on a share of queries, for comparison.
+    """Answers from one model, and runs others on a share of the queries, for comparison.
 
     Shadows are asked with a later deadline. No query waits for a shadow or is answered from one.
     """
@@ -255,7 +251,7 @@ class Shadow(_Counted):
 
         Args:
             primary: the model that answers; empty: the application's first.
-            share: the part of queries on which each other model is asked too.
+            share: part of the queries on which each other model runs too.
         """
         self.primary = primary
         self.share = check_range("share", share, 0.0, 1.0)
@@ -300,10 +296,10 @@ class CanaryState:
 
 
 class Canary(Policy[CanaryState]):
-    """Gives a new model a growing share of users while it is no worse than the old, and else none.
+    """Gives a new model a growing share of users while it is not worse than the old one, otherwise none.
 
-    Two guards watch the canary: its mean loss beside the stable model's over the same time, and the share
-    of its queries without an answer in time. A rollback is final; to try again, make the application anew.
+    Two guards watch the canary: its mean loss compared with the stable model's over the same time, and the share
+    of its queries without an answer in time. A rollback is final; to try again, create the application again.
 
     A canary that the scheduler predicts to be late is not asked, and so neither guard sees it. The stable
     model answers then, no step is made, and the remark counts these queries.
@@ -328,14 +324,14 @@ class Canary(Policy[CanaryState]):
 
         Args:
             stable: the model that serves now.
-            canary: the model that is to take its place.
+            canary: the model that may replace it.
             steps: shares of users who get the canary, ascending.
             min_feedbacks: feedbacks on the canary before the next step.
             loss_gap: roll back when the canary's mean loss is this much above the stable model's,
-                with 95 % confidence however often one looks.
-            missed_share: roll back when more of the canary's queries than this had no answer in time,
-                with the same confidence.
-            salt: text that goes into the hash; with another salt other users come first.
+                with 95 % confidence at any number of looks.
+            missed_share: roll back when a larger share than this of the canary's queries had no answer in
+                time, with the same confidence.
+            salt: text added to the hash; with another salt other users get the canary first.
         """
         if stable == canary:
             raise ConfigError(f"options stable and canary: found {stable!r} for both")
@@ -352,11 +348,7 @@ class Canary(Policy[CanaryState]):
 
     @override
     def init(self, models: Sequence[str]) -> CanaryState:
-        for role, model in (("stable", self.stable), ("canary", self.canary)):
-            if model not in models:
-                raise ConfigError(
-                    f"option {role}: found {model!r}, expected one of {', '.join(models)}"
-                )
+        _check_known((("stable", self.stable), ("canary", self.canary)), models)
         return CanaryState(0, LossCounts.fresh((self.stable, self.canary)))
 
     def share(self, state: CanaryState) -> float:
@@ -392,9 +384,8 @@ class Canary(Policy[CanaryState]):
                 counts.variance_of_mean(self.canary) + counts.variance_of_mean(self.stable)
             )
             if gap - _bound(fewer) * noise > self.loss_gap:
-                return self._rolled_back(
-                    state, f"its mean loss is {gap:.4f} above that of {self.stable}"
-                )
+                reason = f"its mean loss is {gap:.4f} above that of {self.stable}"
+                return replace(state, step=-1, reason=reason)
         if number >= self.min_feedbacks and state.step + 1 < len(self.steps):
             return CanaryState(state.step + 1, LossCounts.fresh(counts.models))
         return state
@@ -411,15 +402,13 @@ class Canary(Policy[CanaryState]):
         mean = (missed + 1) / (sent + 2)
         noise = math.sqrt(mean * (1 - mean) / (sent + 2))
         if missed / sent - _bound(sent) * noise > self.missed_share:
-            return self._rolled_back(state, f"{missed} of {sent} answers were not in time")
+            reason = f"{missed} of {sent} answers were not in time"
+            return replace(state, step=-1, reason=reason)
         return state
-
-    def _rolled_back(self, state: CanaryState, reason: str) -> CanaryState:
-        return replace(state, step=-1, reason=reason)
 
     @override
     def resize(self, state: CanaryState, models: Sequence[str]) -> CanaryState:
-        # Another pair of models begins anew.
+        # Another pair of models starts again.
         fresh = self.init(models)
         return state if state.counts.models == fresh.counts.models else fresh
 
@@ -452,6 +441,14 @@ class Canary(Policy[CanaryState]):
                 f" {state.passed_over + state.sent} queries that were its own, which went to {self.stable}"
             )
         return text
+
+
+def _check_known(named: Sequence[tuple[str, str]], models: Sequence[str]) -> None:
+    for option, model in named:
+        if model not in models:
+            raise ConfigError(
+                f"option {option}: found {model!r}, expected one of {', '.join(models)}"
+            )
 
 
 def bucket(salt: str, context: str) -> float:

@@ -88,7 +88,7 @@ class Thompson(_Counting):
         """Set how fast evidence fades.
 
         Args:
-            discount: all evidence weighs as much as 1 / (1 - discount) feedbacks at most; with 1, it never fades.
+            discount: all evidence together weighs at most 1 / (1 - discount) feedbacks; with 1 it never fades.
         """
         super().__init__(discount=discount)
 
@@ -106,14 +106,14 @@ class Thompson(_Counting):
 
 
 class EpsilonGreedy(_Counting):
-    """Takes the best mean so far, and with probability `epsilon` any model."""
+    """Uses the model with the best mean so far, and with probability `epsilon` any model."""
 
     def __init__(self, *, epsilon: float = 0.05, discount: float = 0.999) -> None:
         """Set how often to explore, and how fast evidence fades.
 
         Args:
-            epsilon: share of queries that go to any model.
-            discount: all evidence weighs as much as 1 / (1 - discount) feedbacks at most; with 1, it never fades.
+            epsilon: share of queries that use a random model.
+            discount: all evidence together weighs at most 1 / (1 - discount) feedbacks; with 1 it never fades.
         """
         super().__init__(discount=discount)
         self.epsilon = check_range("epsilon", epsilon, 0.0, 1.0)

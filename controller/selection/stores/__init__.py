@@ -1,7 +1,7 @@
 """Keeps applications and their states beyond the life of the process.
 
-    Store            asynchronous, JSON inside; what the selection layer talks to
-    database         the protocol of what it keeps its records in, which blocks
+    Store            asynchronous, JSON inside; the interface for the selection layer
+    database         the protocol of its databases, whose calls block
     sqlite, redis    the two databases
 
 A store runs all calls of its database in one thread of its own, in the order in which they were asked for.
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clockwright.errors import ConfigError, StoreError
+from controller.models.state_file import StateFile
 from controller.selection.core.contexts import Address
 from controller.selection.stores.database import Database
 from controller.selection.stores.sqlite import SqliteDatabase
-from controller.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Store:
         Args:
             where: a state file, which stays its owner's; the path of one of the store's own, made if need
                 be; the URL of a Redis; None: in memory, gone with the process.
-            contexts_max: about so many are kept where they are kept in memory; None: all are.
+            contexts_max: about this many are kept if they are in memory; None: all are.
 
         Raises:
             ConfigError: it cannot be opened, is of another kind, or is no URL of a Redis.
@@ -114,7 +114,7 @@ class Store:
         return await self._run(self._database.has_lost_everything)
 
     async def close(self) -> None:
-        """Finish all calls that were asked for, and close the database, unless it is somebody else's."""
+        """Finish all calls, and close the database if the store owns it."""
         await self._run(self._database.close)
         if self._file is not None:
             await self._file.close()
@@ -135,7 +135,7 @@ class Store:
         for address, make in changes.items():
             try:
                 records[address] = json.dumps(make())
-            except Exception as error:  # A stranger's policy may raise anything.
+            except Exception as error:  # Another package's policy may raise anything.
                 faults[address] = error
         self._database.save(records)
         return faults

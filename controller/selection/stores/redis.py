@@ -4,10 +4,10 @@
     clockwright:applications     hash: name to settings
     clockwright:states:NAME      hash: context to record
 
-A server that keeps nothing on disk comes back empty. Its layout is gone then, which says so.
+A server without persistence comes back empty; its missing layout key shows that.
 
-While the server does not answer, one attempt is made now and then. All calls in between fail at once, so
-queries do not wait for states that cannot come.
+While the server does not answer, one attempt is made periodically. All calls in between fail immediately, so queries
+do not wait for states that cannot arrive.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RedisDatabase(Database):
     faults: tuple[type[Exception], ...] = (redis.RedisError, OSError, UnicodeError)
 
     def __init__(self, url: str) -> None:
-        """Read a URL; nobody is asked yet.
+        """Read a URL, without connecting.
 
         Raises:
             ConfigError: it is malformed.

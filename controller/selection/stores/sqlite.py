@@ -23,8 +23,8 @@ class SqliteDatabase(Database):
 
         Args:
             connection: the file's.
-            name: for people.
-            rows_max: about so many contexts are kept, any of them; None: all are. For a file in memory.
+            name: for messages.
+            rows_max: about this many contexts are kept; None: all are. For a file in memory.
         """
         self.name = name
         self._rows_max = rows_max
@@ -32,7 +32,7 @@ class SqliteDatabase(Database):
 
     @override
     def open(self) -> None:
-        """Find it open: its connection is somebody else's."""
+        """Do nothing: the owner of the state file opened it."""
 
     @override
     def load(self, address: Address) -> str | None:
@@ -50,7 +50,7 @@ class SqliteDatabase(Database):
                 self._forget_surplus(self._rows_max)
 
     def _forget_surplus(self, rows_max: int) -> None:
-        """Forget some contexts where there are too many: a tenth at a time, because to draw them takes a sort."""
+        """Forget some contexts if there are too many: a tenth at a time, because drawing them takes a sort."""
         (found,) = self._connection.execute("SELECT count(*) FROM state").fetchone()
         if found > rows_max + rows_max // 10:
             self._connection.execute(

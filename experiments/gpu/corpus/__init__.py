@@ -1,6 +1,6 @@
 """Graphs of common networks, exported by torch's both exporters, with the operators of full size and small weights.
 
-`graphs.tar.xz` holds them without their weights, which are drawn anew from a seed: nobody's weights are here.
+`graphs.tar.xz` holds them without their weights, which are drawn again from a seed: no trained weights are here.
 `networks.py` lists the networks and `export.py` writes the archive. Both need packages that Clockwright does not
 (export.py names them), so no other file imports these two.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ _LIMITS = Limits(arena_bytes=1 << 30, num_pages=64, io_bytes=64 << 20)
 
 @dataclass(frozen=True, slots=True)
 class TriedNetwork:
-    """What became of a network."""
+    """What happened to a network."""
 
     name: str
     #: Why it does not compile; empty if it does.
@@ -89,19 +88,16 @@ def _difference(
     return largest
 
 
-def compiled_share(
-    chosen: Sequence[str] | None = None, *, processes: int = 1
-) -> tuple[float, list[TriedNetwork]]:
-    """Try networks of the corpus.
+def compiled_share(*, processes: int) -> tuple[float, list[TriedNetwork]]:
+    """Try the networks of the corpus.
 
     Args:
-        chosen: their names; all by default.
         processes: how many to try at a time.
 
     Returns:
-        The part of them that compile and answer as onnxruntime does, and what became of each.
+        The part of them that compile and answer as onnxruntime does, and what happened to each.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        outcomes = list(pool.map(try_network, chosen or names()))
+        outcomes = list(pool.map(try_network, names()))
     return sum(each.is_right for each in outcomes) / len(outcomes), outcomes

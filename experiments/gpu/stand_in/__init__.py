@@ -36,7 +36,7 @@ def environment(python: Path) -> dict[str, str]:
     """What a child process needs in its environment for its torch to run on the stand-in.
 
     Args:
-        python: the child's interpreter, beside whose torch the headers of CUDA lie.
+        python: the child's interpreter, next to whose torch the headers of CUDA lie.
 
     Raises:
         MissingError: there is no compiler, or no torch for CUDA 13.
@@ -111,7 +111,7 @@ def build(python: Path) -> Path:
     found = [Path(line) / "cu13" / "include" for line in done.stdout.splitlines()]
     headers = next(filter(Path.exists, found), None)
     if headers is None:
-        raise MissingError(f"no torch for CUDA 13 beside {python}: nvidia/cu13/include is missing")
+        raise MissingError(f"no torch for CUDA 13 next to {python}: nvidia/cu13/include is missing")
     digest = hashlib.sha256(str(headers).encode())
     for path in sorted(_HERE.iterdir()):
         if path.is_file():
@@ -126,7 +126,7 @@ def build(python: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "made"
         (made / "crt").mkdir(parents=True)
-        # The headers beside torch lack this one, whose macros say nothing to a plain compiler.
+        # The headers next to torch lack this one, whose macros say nothing to a plain compiler.
         (made / "crt" / "host_defines.h").touch()
         (made / "version.map").write_text(_VERSION)
         library = made / "libcudart.so.13"

@@ -26,9 +26,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from clockwright import Client
-from clockwright.actions import Infer, LoadWeights
 from clockwright.errors import ModelError, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.wire.actions import Infer, LoadWeights
 from experiments.live.bare_lanes import fetch_nothing, stored
 from experiments.live.local_server import LocalServer
 from worker.core.lanes import Lane, Step
@@ -253,7 +253,7 @@ def answers(num_orders: int, cache: Path) -> dict[str, object]:
 
 def without_wait(num_orders: int, cache: Path) -> dict[str, object]:
     """As `answers`, but a LOAD does not wait for the gathers from the pages that it writes to."""
-    ExecQueue.make_wait_for_readers = lambda *_: None  # type: ignore[method-assign]
+    ExecQueue.wait_for_readers = lambda *_: None  # type: ignore[method-assign]
     return answers(num_orders, cache)
 
 
@@ -347,7 +347,7 @@ def faults(num_places: int, cache: Path) -> dict[str, object]:
 
 
 def _with_fault(cache: Path, fault: tuple[str, str, int, bool] | None) -> dict[str, Any]:
-    """Set two networks up and serve them; says what became of requests, and whether the worker lives on."""
+    """Set two networks up and serve them; says what happened to requests, and whether the worker lives on."""
     stand_in = StandIn()
     calls: dict[str, dict[str, int]] = {}
     desk = Desk(cache)

@@ -1,4 +1,8 @@
-"""Workloads and faults that nobody tuned the policies to, each a family with its seeds."""
+"""Workloads and faults that the policies were not tuned to, each a family with its seeds.
+
+A family is a row of a module's table, and every module next to this one is read. `experiments.policies.load` makes rows:
+`alike` (equal models, with a fault or without), `mixture` (groups whose rates change), `asked_at_random` (a case).
+"""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -6,7 +10,7 @@ from pkgutil import iter_modules
 
 from experiments.policies.load import Load
 
-#: Every module beside this one has families.
+#: Every module next to this one has families.
 MODULES = tuple(
     import_module(f"{__name__}.{found.name}")
     for found in iter_modules(__path__)

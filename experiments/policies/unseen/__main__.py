@@ -1,12 +1,13 @@
-"""Every policy on workloads and faults that nobody tuned to: `unseen.csv` and `unseen.json`.
+"""Every policy on workloads and faults that the policies were not tuned to: `unseen.csv` and `unseen.json`.
 
-Each part's figure is that of its worst family, the mean of the seeds. A share is goodput beside what is
-possible: beside the same load without the fault where there is a fault, else beside the bound.
+Each part's figure is that of its worst family, the mean of the seeds. A share is goodput as a part of what is
+possible: of that of the same load without the fault where there is a fault, else of the bound.
 
-Differences between policies are in points of the requests asked. In floods, beside large closed loops and where
+Differences between policies are in points of the requests asked. In floods, with large closed loops and where
 popular models ask for more than all can have, isolation gives time to the small that would have answered more of
 the large. There only the answers of the innocent, or of the small, are compared (`Load.compared`). What this
-costs in all answers is seen beside it: `edf_mh` with isolation off is compared by all answers in every family.
+costs in all answers is seen next to it: `edf_mh` with isolation off is compared by all answers in every family, and
+`isolation_curve` of the record has five settings in the families of `PRICED`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ from experiments.study.study import Study
 
 #: The policy that is judged, and the same with isolation off: all time goes to what answers most.
 JUDGED, WITHOUT_ISOLATION = "edf_mh", "edf_mh_isolation_0"
-_OFF = SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(isolation=0.0))
+#: Where there is no flood, isolation should cost little; the last is a flood, next to which it is worth its price. By key.
+PRICED = ("arrivals_popular", "small_small_clients", "small_think")
+_CURVE = (*PRICED, "flood_flood_model")
+
+
+def _isolated(isolation: float) -> SchedulerConfig:
+    return SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(isolation=isolation))
+
+
+#: Settings between off and the default, by the name of the policy.
+BETWEEN = {f"{JUDGED}_isolation_{setting:g}": setting for setting in (0.25, 0.5, 0.75)}
 
 #: Policies compared, by name; `edf` is the plain one, which no server has.
 CONTENDERS = {
@@ -36,7 +47,11 @@ CONTENDERS = {
         Contender(name="clockwork1ms", config=POLICIES["clockwork1ms"]),
         Contender(name="edf", config=POLICIES["edf_mh"], scheduler=tried.plain_edf),
         Contender(name=JUDGED, config=POLICIES["edf_mh"], judged=True),
-        Contender(name=WITHOUT_ISOLATION, config=_OFF),
+        Contender(name=WITHOUT_ISOLATION, config=_isolated(0.0)),
+        *(
+            Contender(name=name, config=_isolated(setting), only=_CURVE)
+            for name, setting in BETWEEN.items()
+        ),
         Contender(name="clipper", config=POLICIES["clipper"]),
         Contender(name="infaas", config=POLICIES["infaas"]),
     )
@@ -48,6 +63,8 @@ _SHARES = {
     "links": "links_share",
     "thin_links": "thin_links_share",
     "profiles": "profiles_share",
+    "stalls": "stalls_share",
+    "lost": "lost_share",
     "flood": "flood_innocent_share",
     "timers": "timers_share",
     "averse": "averse_bound_share",
@@ -94,7 +111,7 @@ def differences(
         by_family.setdefault(row.load.name, {})[row.policy] = row
     found = {}
     for name, policies in by_family.items():
-        others = [row for name, row in policies.items() if name not in (JUDGED, WITHOUT_ISOLATION)]
+        others = [row for name, row in policies.items() if not name.startswith(JUDGED)]
         if judged in policies and others:
             best = max(others, key=points)
             found[name] = (points(policies[judged]) - points(best), best.policy)
@@ -119,7 +136,12 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     if points := differences(rows, WITHOUT_ISOLATION, lambda row: row.points_of_all):
         key = "worst_vs_best_policy_points_isolation_0"
         figures[key] = min(pair[0] for pair in points.values())
+    off = {row.load.key: row for row in rows if row.policy == WITHOUT_ISOLATION}
     for row in judged:
+        if row.load.key in PRICED and row.load.key in off:
+            cost = off[row.load.key].points_of_all - row.points_of_all
+            figures[f"isolation_cost_points_{row.load.name}"] = cost
+            worst("isolation_cost_points", cost)
         if row.load.name.startswith("burst"):
             for outcome in row.outcomes:
                 could = min(outcome.asked, outcome.bound) if outcome.bound >= 0 else outcome.asked
@@ -140,6 +162,7 @@ COLUMNS = (
     "asked",
     "answered",
     "share",
+    "worth_share",
     "late",
     "refusal_p50_share",
     "refusal_p99_share",
@@ -170,6 +193,16 @@ def extra(_setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
     points = sorted(differences(rows).items(), key=lambda item: item[1])
     return {
         "families": len({row.load.name for row in rows}),
+        # By family and setting: points of all answers, and of those whom the family compares.
+        "isolation_curve": {
+            name: {
+                f"{setting:g}": [round(row.points_of_all, 2), round(row.points, 2)]
+                for policy, setting in ((WITHOUT_ISOLATION, 0.0), *BETWEEN.items(), (JUDGED, 1.0))
+                for row in rows
+                if row.load.key == name and row.policy == policy
+            }
+            for name in _CURVE
+        },
         "behind": {
             name: {"points": round(difference, 3), "policy": best}
             for name, (difference, best) in points

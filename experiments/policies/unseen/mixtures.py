@@ -1,46 +1,39 @@
-"""Loads that change or are unlike in themselves: crowds, waves, tenants of unlike sizes, steep and flat networks.
+"""Groups of models side by side, each with a rate that may change: crowds, waves, tenants, refusals, hot models.
 
-Each family puts groups of models side by side; a group has networks, a rate that may change, and SLOs. Caches are
-cold at the start, and the first half second is not counted.
+* `mixtures`: loads that change or are unlike in themselves.
+* `copies`: hot models that need more copies than memory leaves room for. All memory is full when a model becomes hot.
+* `small`: a giant among the small, and clients together with one that has many: no client floods, and none may starve.
+* `refusals`: `refusal_...` ask for more than the GPUs can do, and stay there: what is refused is refused at once.
+  `burst_...` bring everything in one instant to GPUs that are idle, no more than can be answered: each refusal is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from clockwright.units import NS_PER_S
-from experiments.policies.load import Load, case_of, hosted, ms, power_ms, row_of, s
-from experiments.simulator import Case, Faults, HostedModel, LostWorker
-from modelzoo.profile import ProfileRow, load_profile
-from traces.arrivals import Recorded
-
-_ROWS = load_profile("table1").rows
-_RESNET = _ROWS["resnet50_v1b"]
-_NO_FAULTS = Faults()
-
-#: A stretch of time: begin and end in seconds, and requests per second of the whole group in it.
-Stretch = tuple[float, float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Some models that are asked alike."""
-
-    row: ProfileRow
-    count: int
-    stretches: Sequence[Stretch]
-    slo_ms: float
-    #: Exponent of the models' popularity: 0 for equal ones.
-    zipf: float = 0.0
-    #: Each stretch has one model only, the next one in turn.
-    moves: bool = False
-    #: Whose requests these are; empty: nobody's.
-    tenant: str = ""
+from experiments.clockwork_paper.cases import resnets
+from experiments.policies.load import (
+    RESNET,
+    ROWS,
+    Group,
+    Load,
+    Stretch,
+    case_of,
+    hosted,
+    mixture,
+    ms,
+    poisson,
+    power_ms,
+    row_of,
+    s,
+)
+from experiments.simulator import Case, Faults, LostWorker, Network
+from modelzoo.profile import ProfileRow
+from traces.arrivals import ClosedLoop, Recorded, Source
 
 
 def _power(first_ms: float, exponent: float, megabytes: int = 100) -> ProfileRow:
@@ -49,15 +42,21 @@ def _power(first_ms: float, exponent: float, megabytes: int = 100) -> ProfileRow
     return row_of(name, megabytes / 12, power_ms(first_ms, exponent), megabytes=megabytes)
 
 
+def _giant(load_ms: int) -> ProfileRow:
+    """A network that fills much of a GPU and takes long to load."""
+    exec_ms = {size: 20 + 20 * size for size in (1, 2, 4)}
+    return row_of("giant", load_ms, exec_ms, megabytes=12.2 * load_ms)
+
+
 def _steady(rate_rps: float, seconds: float = 4.0) -> tuple[Stretch, ...]:
     return ((0.0, seconds, rate_rps),)
 
 
 def _wave(
-    low_rps: float, high_rps: float, period_s: float, phase: float = 0.0, seconds: float = 4.0
+    low_rps: float, high_rps: float, period_s: float, phase: float = 0.0
 ) -> tuple[Stretch, ...]:
-    """A sine in steps of 50 ms."""
-    edges = np.arange(0.0, seconds, 0.05)
+    """A sine of 4 s in steps of 50 ms."""
+    edges = np.arange(0.0, 4.0, 0.05)
     share = 0.5 - 0.5 * np.cos(2 * np.pi * (edges / period_s + phase))
     rates = low_rps + (high_rps - low_rps) * share
     return tuple(
@@ -66,209 +65,233 @@ def _wave(
 
 
 def _on_off(
-    rate_rps: float, on_s: float, off_s: float, first_s: float = 0.0, seconds: float = 4.0
+    rate_rps: float, on_s: float, off_s: float, first_s: float = 0.0
 ) -> tuple[Stretch, ...]:
-    begins = np.arange(first_s, seconds, on_s + off_s).tolist()
-    return tuple((at, min(at + on_s, seconds), rate_rps) for at in begins)
+    begins = np.arange(first_s, 4.0, on_s + off_s).tolist()
+    return tuple((at, min(at + on_s, 4.0), rate_rps) for at in begins)
 
 
-def _requests(group: Group, first: int, tenant: int, generator: np.random.Generator) -> Recorded:
-    """A Poisson process whose rate changes."""
-    times, models = [], []
-    ranks = np.arange(1, group.count + 1, dtype=np.float64)
-    popularity: npt.NDArray[np.float64] = np.power(ranks, -group.zipf)
-    popularity /= popularity.sum()
-    for turn, (begin_s, end_s, rate_rps) in enumerate(group.stretches):
-        number = generator.poisson(rate_rps * (end_s - begin_s))
-        times.append(np.sort(begin_s + (end_s - begin_s) * generator.random(number)))
-        if group.moves:
-            models.append(np.full(number, first + turn % group.count))
-        else:
-            models.append(first + generator.choice(group.count, size=number, p=popularity))
-    return Recorded(
-        times_ns=(np.concatenate(times) * NS_PER_S).astype(np.int64),
-        models=np.concatenate(models),
-        tenants=(tenant,) * sum(map(len, models)),
-        slo_ns=ms(group.slo_ms),
-        end_ns=s(max(end_s for _, end_s, _ in group.stretches)),
+def _closed(
+    seed: int, *, large: int, num_small: int, small: int, num_workers: int, slo_ms: int
+) -> Case:
+    """One model with many clients, together with some with few; all ask again when they are answered."""
+    names = ("large", *(f"small-{number}" for number in range(num_small)))
+    loops = [
+        ClosedLoop(
+            model=number,
+            concurrency=small if number else large,
+            slo_ns=ms(slo_ms),
+            end_ns=s(5),
+            start_jitter_ns=ms(50),
+            seed=1000 * seed + number,
+        )
+        for number in range(len(names))
+    ]
+    models = tuple(hosted(name, RESNET) for name in names)
+    return case_of(models, (), seed, 5, loops=loops, gpus=num_workers)
+
+
+def _think(
+    seed: int, *, num_models: int, clients: int, think_ms: float, slo_ms: int, num_workers: int
+) -> Case:
+    """People who think before they ask again, as many of the n-th model as its popularity gives it."""
+    shares = 1 / np.arange(1, num_models + 1)
+    loops = [
+        ClosedLoop(
+            model=model,
+            concurrency=max(1, round(clients * share)),
+            slo_ns=ms(slo_ms),
+            end_ns=s(5),
+            start_jitter_ns=ms(think_ms),
+            seed=1000 * seed + model,
+        )
+        for model, share in enumerate((shares / shares.sum()).tolist())
+    ]
+    case = case_of(resnets(num_models), (), seed, 5, loops=loops, gpus=num_workers)
+    return replace(case, network=Network(client_jitter_ns=ms(think_ms)))
+
+
+def _bursts(seed: int, *, sizes: tuple[int, ...], num_gpus: int = 2, warm: bool = True) -> Case:
+    """As many requests per model as `sizes` says, in one instant; then 200 ms without, ten times.
+
+    Warm: each model was asked for one at a time before.
+    """
+    models, (begin_s, number) = range(len(sizes)), (1.0, 10) if warm else (0.0, 1)
+    at_ns = s(begin_s) + ms(200) * np.arange(number)
+    sources: list[Source] = [
+        Recorded(
+            times_ns=np.repeat(at_ns, sum(sizes)),
+            models=np.tile(np.repeat(models, sizes), number),
+            slo_ns=ms(100),
+            end_ns=s(begin_s + 2),
+        )
+    ]
+    if warm:
+        sources.append(poisson(models, 20.0 * len(sizes), 100, begin_s - 0.1, seed))
+    return case_of(resnets(len(sizes)), sources, seed, begin_s + 2, gpus=num_gpus)
+
+
+_resnets = partial(Group, RESNET)
+_copies = partial(mixture, group="copies", begin_s=1, shared=True, pages=126)
+
+
+def _refusal(
+    name: str,
+    count: int,
+    rate_rps: float,
+    gpus: int = 1,
+    *slos_ms: float,
+    seconds: float = 3.0,
+    zipf: float = 0.0,
+    **others: Any,  # noqa: ANN401
+) -> Load:
+    """Models that are asked for all alike, with each of these SLOs; 100 ms if none is said."""
+    slos_ms = slos_ms or (100,)
+    steady = _steady(rate_rps / len(slos_ms), seconds)
+    groups = [_resnets(count, steady, slo_ms, zipf=zipf) for slo_ms in slos_ms]
+    group = "refusals"
+    return mixture(
+        f"refusal_{name}", *groups, group=group, gpus=gpus, begin_s=0, shared=True, **others
     )
 
 
-def _family(
-    name: str,
-    *groups: Group,
-    gpus: int,
-    pages: int = 1376,
-    faults: Faults = _NO_FAULTS,
-    shared: bool = False,
-    compared: Literal["all", "small"] = "all",
-    bound: str = "density",
-) -> Load:
-    """A family of groups side by side; where models are shared, all groups ask for those of the first."""
-
-    def case(seed: int) -> Case:
-        models: list[HostedModel] = []
-        sources = []
-        tenants = sorted({group.tenant for group in groups} | {""})
-        for number, group in enumerate(groups):
-            first = 0 if shared else len(models)
-            if not shared or not number:
-                models += [hosted(f"{number}-{index}", group.row) for index in range(group.count)]
-            generator = np.random.default_rng((seed, number))
-            sources.append(_requests(group, first, tenants.index(group.tenant), generator))
-        seconds = max(source.end_ns for source in sources) / NS_PER_S
-        case = case_of(
-            tuple(models), sources, seed, seconds, gpus=gpus, pages=pages, tenants=tuple(tenants)
-        )
-        return replace(case, faults=faults)
-
-    return Load(name, "mixtures", case, NS_PER_S // 2, compared=compared, bound=bound)
-
-
-def _resnets(count: int, stretches: Sequence[Stretch], slo_ms: float, **others: Any) -> Group:  # noqa: ANN401
-    return Group(row=_RESNET, count=count, stretches=stretches, slo_ms=slo_ms, **others)
-
-
-#: One model of many is asked for all at once; the GPUs could do it, or nearly.
-CROWDS: tuple[Load, ...] = (
-    _family(
-        "crowd_fits",
-        _resnets(40, _steady(800), 50), _resnets(1, ((1.0, 2.5, 3500),), 50),
-        gpus=6, pages=120,
-    ),
-    _family(
-        "crowd_of_two",
-        _resnets(24, _steady(500), 80),
-        _resnets(2, ((0.8, 1.6, 1900),), 80, moves=True),
-        _resnets(1, ((2.0, 2.8, 2300),), 80),
-        gpus=3, pages=90,
-    ),
-    _family(
-        "crowd_moves",
-        _resnets(30, _steady(450), 40),
-        _resnets(8, tuple((0.5 * n, 0.5 * n + 0.5, 1500) for n in range(1, 8)), 40, moves=True),
-        gpus=3, pages=105,
-    ),
-)  # fmt: skip
+_LOST = Faults(
+    lost_workers=tuple(
+        LostWorker(worker=worker, at_ns=ms(1000 + 700 * worker), back_ns=ms(1400 + 700 * worker))
+        for worker in range(3)
+    )
+)
+_MOVES = tuple((float(n), n + 1.0, 900.0) for n in range(1, 5))
+_CROWD_MOVES = tuple((0.5 * n, 0.5 * n + 0.5, 1500.0) for n in range(1, 8))
+_ZOO = [Group(row, 1, _steady(30, 3), 100) for row in list(ROWS.values())[:40]]
 
 FAMILIES: tuple[Load, ...] = (
-    *CROWDS,
-    # Days: waves of unlike lengths, some with nobody at night.
-    _family(
-        "waves_of_kinds",
-        Group(row=_RESNET, count=10, stretches=_wave(0, 1500, 2.0), slo_ms=50),
-        Group(row=_ROWS["densenet121"], count=10, stretches=_wave(0, 700, 1.3), slo_ms=80),
-        Group(row=_ROWS["resnet18_v2"], count=10, stretches=_wave(50, 2500, 0.7), slo_ms=30),
-        gpus=3,
+    # One model of many is asked for all at once; the GPUs could do it, or nearly.
+    mixture("crowd_fits", _resnets(40, _steady(800), 50), _resnets(1, ((1.0, 2.5, 3500),), 50), gpus=6, pages=120),
+    mixture(
+        "crowd_of_two",
+        _resnets(24, _steady(500), 80), _resnets(2, ((0.8, 1.6, 1900),), 80, moves=True),
+        _resnets(1, ((2.0, 2.8, 2300),), 80), gpus=3, pages=90,
     ),
-    _family(
+    mixture("crowd_moves", _resnets(30, _steady(450), 40), _resnets(8, _CROWD_MOVES, 40, moves=True), gpus=3, pages=105),
+    # Days: waves of unlike lengths, some without requests at night.
+    mixture(
+        "waves_of_kinds",
+        _resnets(10, _wave(0, 1500, 2.0), 50), Group(ROWS["densenet121"], 10, _wave(0, 700, 1.3), 80),
+        Group(ROWS["resnet18_v2"], 10, _wave(50, 2500, 0.7), 30), gpus=3,
+    ),
+    mixture(
         "waves_opposed",
-        _resnets(30, _wave(50, 2400, 2.0), 60),
-        _resnets(30, _wave(50, 2400, 2.0, phase=0.5), 60),
-        gpus=3, pages=160,
+        _resnets(30, _wave(50, 2400, 2.0), 60), _resnets(30, _wave(50, 2400, 2.0, phase=0.5), 60), gpus=3, pages=160,
     ),
     # Giants and dwarfs.
-    _family(
+    mixture(
         "giants_and_dwarfs",
-        Group(row=_power(25, 0.8, 3000), count=3, stretches=_steady(40), slo_ms=400),
-        Group(row=_power(0.5, 0.6, 20), count=40, stretches=_steady(2500), slo_ms=20),
-        gpus=2,
+        Group(_power(25, 0.8, 3000), 3, _steady(40), 400), Group(_power(0.5, 0.6, 20), 40, _steady(2500), 20), gpus=2,
     ),
-    _family(
+    mixture(
         "giants_beyond",
-        Group(row=_power(20, 0.9, 2000), count=2, stretches=_steady(70), slo_ms=300),
-        Group(row=_power(1.0, 0.5, 40), count=20, stretches=_steady(1500), slo_ms=25),
-        gpus=2,
+        Group(_power(20, 0.9, 2000), 2, _steady(70), 300), Group(_power(1.0, 0.5, 40), 20, _steady(1500), 25), gpus=2,
     ),
-    # Networks that gain much by batches beside some that gain nothing.
-    _family(
-        "flat_and_steep",
-        Group(row=_power(4, 0.2), count=8, stretches=_steady(1500), slo_ms=40),
-        Group(row=_power(2, 1.0), count=8, stretches=_steady(900), slo_ms=40),
-        gpus=3,
-    ),
-    _family(
-        "flat_alone",
-        Group(row=_power(8, 0.1), count=6, stretches=_steady(1800), slo_ms=60),
-        gpus=2,
-    ),
-    _family(
-        "steep_and_averse",
-        Group(row=_power(2, 1.2), count=6, stretches=_steady(500), slo_ms=60),
-        Group(row=_power(1.5, 1.0), count=6, stretches=_steady(900), slo_ms=25),
-        gpus=2,
-    ),
+    # Networks that gain much by batches together with some that gain nothing.
+    mixture("flat_and_steep", Group(_power(4, 0.2), 8, _steady(1500), 40), Group(_power(2, 1.0), 8, _steady(900), 40), gpus=3),
+    mixture("flat_alone", Group(_power(8, 0.1), 6, _steady(1800), 60), gpus=2),
+    mixture("steep_and_averse", Group(_power(2, 1.2), 6, _steady(500), 60), Group(_power(1.5, 1.0), 6, _steady(900), 25), gpus=2),
     # Loads are what there is too little of.
-    _family(
-        "pcie_starved",
-        _resnets(200, _steady(420), 120, zipf=0.4),
-        gpus=2, pages=350, bound="memory",
-    ),
-    _family(
+    mixture("pcie_starved", _resnets(200, _steady(420), 120, zipf=0.4), gpus=2, pages=350, bound="memory"),
+    mixture(
         "pcie_heavy",
-        Group(row=_power(3, 0.7, 600), count=60, stretches=_steady(120), slo_ms=250, zipf=0.8),
-        Group(row=_RESNET, count=40, stretches=_steady(200), slo_ms=80),
+        Group(_power(3, 0.7, 600), 60, _steady(120), 250, zipf=0.8), _resnets(40, _steady(200), 80),
         gpus=2, pages=600, bound="",
     ),
-    # Very short SLOs beside very long ones, of unlike models and of the same.
-    _family(
+    # Very short SLOs together with very long ones, of unlike models and of the same.
+    mixture(
         "short_and_long",
-        Group(row=_ROWS["resnet18_v2"], count=5, stretches=_steady(500), slo_ms=4),
-        Group(row=_ROWS["densenet121"], count=10, stretches=_steady(500), slo_ms=1500),
-        gpus=3,
+        Group(ROWS["resnet18_v2"], 5, _steady(500), 4), Group(ROWS["densenet121"], 10, _steady(500), 1500), gpus=3,
     ),
-    _family(
+    mixture(
         "short_and_long_of_one",
-        _resnets(6, _steady(500), 8),
-        _resnets(6, _steady(1500), 800),
-        gpus=3, shared=True, bound="",
+        _resnets(6, _steady(500), 8), _resnets(6, _steady(1500), 800), gpus=3, shared=True, bound="",
     ),
     # On and off, with rates that no GPU follows.
-    _family(
-        "on_off",
-        _resnets(12, _on_off(4200, 0.1, 0.3), 70),
-        _resnets(12, _on_off(4200, 0.1, 0.3, first_s=0.2), 70),
-        gpus=3,
-    ),
-    _family(
-        "on_off_over",
-        _resnets(10, _on_off(6000, 0.15, 0.35), 50),
-        _resnets(10, _steady(300), 50),
-        gpus=2,
-    ),
+    mixture("on_off", _resnets(12, _on_off(4200, 0.1, 0.3), 70), _resnets(12, _on_off(4200, 0.1, 0.3, 0.2), 70), gpus=3),
+    mixture("on_off_over", _resnets(10, _on_off(6000, 0.15, 0.35), 50), _resnets(10, _steady(300), 50), gpus=2),
     # Tenants of unlike sizes that all fit, or nearly.
-    _family(
+    mixture(
         "tenants_unlike",
-        _resnets(12, _steady(1300), 60, tenant="large"),
-        _resnets(12, _steady(250), 60, tenant="middle"),
-        _resnets(12, _steady(40), 60, tenant="small"),
-        gpus=2, shared=True,
+        _resnets(12, _steady(1300), 60, tenant="large"), _resnets(12, _steady(250), 60, tenant="middle"),
+        _resnets(12, _steady(40), 60, tenant="small"), gpus=2, shared=True,
     ),
-    _family(
+    mixture(
         "tenants_unlike_over",
-        _resnets(12, _steady(2000), 60, tenant="large"),
-        _resnets(12, _steady(400), 60, tenant="middle"),
-        _resnets(12, _steady(60), 60, tenant="small"),
-        gpus=2, shared=True, compared="small",
+        _resnets(12, _steady(2000), 60, tenant="large"), _resnets(12, _steady(400), 60, tenant="middle"),
+        _resnets(12, _steady(60), 60, tenant="small"), gpus=2, shared=True, compared="small",
     ),
     # Workers leave and return, one after the other, under load that the rest cannot carry.
-    _family(
-        "workers_in_turn",
-        _resnets(36, _steady(2300), 60),
-        gpus=4, pages=200,
-        faults=Faults(
-            lost_workers=tuple(
-                LostWorker(
-                    worker=worker,
-                    at_ns=ms(1000 + 700 * worker),
-                    back_ns=ms(1400 + 700 * worker),
-                )
-                for worker in range(3)
-            )
-        ),
-        bound="",
-    ),
+    mixture("workers_in_turn", _resnets(36, _steady(2300), 60), gpus=4, pages=200, fields={"faults": _LOST}, bound=""),
     # One large GPU, many small ones; hardly any load.
-    _family("many_gpus_few_models", _resnets(3, _steady(9000, 2.0), 25), gpus=12),
-    _family("zoo_of_one_each", _resnets(160, _steady(1100), 30, zipf=1.1), gpus=4, pages=420),
+    mixture("many_gpus_few_models", _resnets(3, _steady(9000, 2.0), 25), gpus=12),
+    mixture("zoo_of_one_each", _resnets(160, _steady(1100), 30, zipf=1.1), gpus=4, pages=420),
+    # One model asks 2.5 times what a GPU can give, with an SLO shorter than its load, together with sixty that trickle; three such
+    # models on six GPUs; another one every second; the first with an SLO that a load can meet.
+    _copies("hotone", _resnets(61, _steady(120, 5), 9), _resnets(1, ((1, 5, 900),), 9), gpus=4),
+    _copies("hotthree", _resnets(83, _steady(100, 5), 9), _resnets(3, ((1, 5, 1800),), 9), gpus=6),
+    _copies("hotmoves", _resnets(61, _steady(100, 5), 9), _resnets(4, _MOVES, 9, moves=True), gpus=4),
+    _copies("hotcold", _resnets(61, _steady(100, 5), 40), _resnets(1, ((1, 5, 1500),), 40), gpus=4),
+    mixture(
+        "giant", Group(_giant(900), 1, _steady(2, 5), 2500), _resnets(250, _steady(500, 5), 100),
+        group="small", begin_s=0, bound="memory",
+    ),
+    mixture(
+        "giant_quick", Group(_giant(300), 1, _steady(4, 5), 900), _resnets(220, _steady(400, 5), 100),
+        group="small", begin_s=0, bound="memory",
+    ),
+    *(
+        Load(name, "small", partial(_closed, **of), bound="rate", compared="small")
+        for name, of in (
+            ("small_clients", {"large": 200, "num_small": 30, "small": 2, "num_workers": 2, "slo_ms": 80}),
+            ("small_clients_few", {"large": 96, "num_small": 10, "small": 1, "num_workers": 1, "slo_ms": 60}),
+        )
+    ),
+    Load(
+        "think",
+        "small",
+        partial(_think, num_models=40, clients=1600, think_ms=500, slo_ms=60, num_workers=2),
+        bound="rate",
+    ),
+    # ResNet50 answers 361 r/s one by one and 1,117 r/s in batches of 16 on one GPU of Table 1.
+    _refusal("15", 15, 1500),
+    _refusal("600", 600, 2200, 4, bound="memory"),
+    _refusal("600_cold", 600, 1100, 2, bound="memory"),
+    _refusal("1", 1, 1700),
+    _refusal("4_deep", 4, 9000),
+    _refusal("15_light", 15, 880),
+    _refusal("15_deep", 15, 6000),
+    _refusal("15_six", 15, 10000, 6),
+    _refusal("4_twenty", 4, 30000, 20, seconds=1.0),
+    _refusal("100", 100, 1500, 2),
+    _refusal("slos", 15, 1500, 1, 25, 100, bound=""),
+    _refusal("slos_wide", 15, 1500, 1, 50, 100, 1000, bound=""),
+    _refusal("tight", 15, 1500, 2, 25),
+    _refusal("long", 15, 1800, 1, 500),
+    # Where some models ask for far more than others and not all can be served, isolation decides whom.
+    _refusal("zipf", 100, 2600, 2, zipf=1.0, bound="memory", compared="small"),
+    mixture("refusal_zoo", *_ZOO, group="refusals", gpus=2, begin_s=0, bound="memory"),
+    mixture(
+        "refusal_flood", _resnets(8, _steady(300, 3), 100), _resnets(1, ((0.5, 3, 2500),), 100),
+        group="refusals", begin_s=0, compared="small",
+    ),
+    mixture(
+        "refusal_step", _resnets(15, ((0, 1, 800), (1, 2, 3000), (2, 3, 800)), 100), group="refusals", gpus=2, begin_s=0
+    ),
+    *(
+        Load(f"burst_{name}", "refusals", partial(_bursts, **of), bound="")
+        for name, of in (
+            ("one", {"sizes": (90,)}),
+            ("15", {"sizes": (4,) * 15}),
+            ("uneven", {"sizes": (40, 10, 5, 2, 1, 1), "num_gpus": 1}),
+            ("cold", {"sizes": (90,), "warm": False}),
+            ("cold_six", {"sizes": (12,) * 6, "warm": False}),
+        )
+    ),
 )  # fmt: skip

@@ -56,24 +56,22 @@ def timers(
     return case_of(resnets(num_models + num_random), sources, seed, seconds, gpus=gpus, pages=pages)
 
 
-def cyclic(seed: int) -> Case:
+def _cyclic(seed: int) -> Case:
     """Eight models where seven fit, asked in turn at an even rate."""
     source = FixedRate(models=range(8), rate_rps=200, slo_ns=ms(60), end_ns=s(5))
     return case_of(resnets(8), [source], seed, 5, pages=49)
 
 
-def unpopular(seed: int) -> Case:
-    """Models that are asked at random."""
-    return pressed(
-        resnets(300),
-        seed,
-        zipf=0.6,
-        num_gpus=1,
-        num_pages=1050,
-        rate_rps=500,
-        slo_ns=100 * NS_PER_MS,
-        duration_ns=8 * NS_PER_S,
-    )
+_unpopular = partial(
+    pressed,
+    resnets(300),
+    zipf=0.6,
+    num_gpus=1,
+    num_pages=1050,
+    rate_rps=500,
+    slo_ns=100 * NS_PER_MS,
+    duration_ns=8 * NS_PER_S,
+)
 
 
 def _timers(
@@ -98,6 +96,6 @@ FAMILIES: tuple[Load, ...] = (
         seconds=18, random_rps=125, num_random=100,
     ),
     _timers("jitter", 250, jitter_ms=50, slo_ms=50, pages=600, seconds=23),
-    Load(name="thrash", group="timers", case=cyclic, bound="residency", begin_ns=NS_PER_S),
-    Load(name="random", group="unforeseen", case=unpopular, bound="residency"),
+    Load(name="thrash", group="timers", case=_cyclic, bound="residency", begin_ns=NS_PER_S),
+    Load(name="random", group="unforeseen", case=_unpopular, bound="residency"),
 )  # fmt: skip

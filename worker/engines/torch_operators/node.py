@@ -1,4 +1,4 @@
-"""What every operator gets: a node, its inputs, and how to read them."""
+"""The node that every operator gets, and functions that read its inputs and attributes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from worker.engines.torch_operators.node import Node, Outputs, Tensor
 
 
 def _for_blocks(node: Node, x: Tensor, setting: Tensor | None) -> Tensor | None:
-    """Bring a scale or zero point, which may be per element of an axis or per block, beside x."""
+    """Broadcast a scale or zero point, which may be per element of an axis or per block, to x."""
     if setting is None or setting.numel() == 1:
         return setting if setting is None else setting.reshape(())
     axis = node.get("axis", 1) % x.dim()

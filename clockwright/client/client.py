@@ -1,0 +1,507 @@
+"""Send requests to a Clockwright server from Python: numpy in, numpy out, and exceptions with a reason.
+
+Any KServe or Triton gRPC client works as well; this one knows the SLO, the reasons of refusals and
+the explanation, and needs no protobuf from its user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from clockwright.client.arguments import check, check_flag, check_text, number, whole_number
+from clockwright.client.channel import Access, check_dialled
+from clockwright.client.statuses import error_of
+from clockwright.errors import BadRequestError, ConfigError, ProtocolError
+from clockwright.foreign import printable
+from clockwright.v1 import control_pb2
+from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.bulk import Buffer, join_bulk, split_bulk
+from clockwright.wire.tensors import DATATYPES, TensorSpec
+
+_PREFIX = "/inference.GRPCInferenceService/"
+_FEEDBACK = "/clockwright.v1.ControlService/Feedback"
+
+# An answer or a refusal arrives by the end of the SLO. The server is assumed dead this much later.
+_GRACE_S = 10.0
+
+_DATATYPES = {each.numpy_name: each.name for each in DATATYPES.values()}
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Inputs = Mapping[str, Array] | Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferResult:
+    """A model's answer, or an application's."""
+
+    model_name: str
+    model_version: str
+    #: Arrays by output name; shape (rows, ...), read-only.
+    outputs: dict[str, Array]
+    #: A model says here how long each step took, in microseconds, if `explain` asks for it. An application
+    #: always says: `query_id`, `confidence` and `weight_mass` (of several rows, one for each), the `models`
+    #: that answered, those `missing`, whether the answer is the `default`, and then the `default_reason`
+    #: and, if only some of several rows are, the `default_rows`. Values are bool, int, float, str or, for
+    #: one number per row, a tuple of floats.
+    explanation: dict[str, Any]
+
+    @property
+    def query_id(self) -> str:
+        """Id by which feedback is given; empty: a model answered, not an application."""
+        return str(self.explanation.get("query_id", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """A verdict on an application's answer: either the true label, or how good the answer was.
+
+    Of an answer with several rows, each row has an id: `f"{result.query_id}/{row}"`.
+    """
+
+    query_id: str
+    label: int | None = None
+    #: How good the answer was, from 0 to 1.
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackOutcome:
+    """The outcome of one feedback."""
+
+    query_id: str
+    #: APPLIED; UNINFORMATIVE: it says nothing about any model; DUPLICATE: it was given before;
+    #: UNKNOWN: no such answer, or too long ago; FAILED: it may be given again. Only the first has changed
+    #: anything.
+    status: str
+    #: Loss, 0 to 1, of each model about which the feedback says something.
+    losses: dict[str, float]
+    #: Weights of the application's models afterwards, for the query's context.
+    weights: dict[str, float]
+    #: Why it has FAILED; empty otherwise.
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One line of the server's list of models."""
+
+    name: str
+    version: str
+    #: LOADING, READY or UNAVAILABLE.
+    state: str
+    #: Why it is not READY.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """A model's version, inputs and outputs."""
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Client:
+    """A connection to one server, for threads.
+
+    All methods raise ConfigError when the server cannot be reached, DeniedError when it does not let the
+    caller do that, and BadRequestError when an argument is invalid, before anything is sent.
+    """
+
+    def __init__(self, address: str, access: Access | None = None) -> None:
+        """Connect to `address` (HOST:PORT) when first needed, with the credentials and TLS of `access`."""
+        check_dialled(address, access)
+        self._address = address
+        self._access = access or Access()
+        self._channel = self._access.channel(address)
+        self._input_names: dict[str, str] = {}
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        slo_ms: float | None = None,
+        decide_within_ms: float | None = None,
+        weight: float | None = None,
+        work_ahead_ms: float | None = None,
+        explain: bool = False,
+        context: str = "",
+        tenant: str = "",
+    ) -> InferResult:
+        """Run a model on one request of one or more rows.
+
+        Args:
+            model: its name.
+            inputs: arrays of shape (rows, ...) by input name, or the array of the only input.
+            slo_ms: answer within this many milliseconds, or refuse; None: the model's default.
+            decide_within_ms: refuse or promise within this many milliseconds, at a price in answers; None: decide
+                when it is certain.
+            weight: what an answer is worth, where that to a usual request is worth 1; more than the tenant's quota
+                allows is refused.
+            work_ahead_ms: what the pipeline of this request needs after its answer: the answer comes so much
+                earlier than `slo_ms` says, or is refused, and requests with less work ahead go first.
+            explain: also say where the time went.
+            context: the user, session or tenant whose choice of models an application learns.
+            tenant: the tenant whose share of the GPUs the request uses when they are short. With keys it must
+                be the key's tenant.
+
+        Raises:
+            RefusedError: there is no answer in time; carries the reason.
+            UnknownModelError: the server has no such model.
+            BadRequestError: the request does not fit the model.
+        """
+        check_text("model", model)
+        slo_ms = _slo_ms(slo_ms)
+        if isinstance(inputs, np.ndarray):
+            if model not in self._input_names:
+                self._input_names[model] = _only_input(self.metadata(model))
+            inputs = {self._input_names[model]: inputs}
+        request = _encode_request(
+            model,
+            inputs,
+            slo_ms=slo_ms,
+            decide_within_ms=decide_within_ms,
+            weight=weight,
+            work_ahead_ms=work_ahead_ms,
+            explain=explain,
+            context=context,
+            tenant=tenant,
+        )
+        return _decode_response(self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms)))
+
+    def is_ready(self) -> bool:
+        """Whether the server answers and every model is ready or refused."""
+        try:
+            return _ready(self._call("ServerReady", b""))
+        except ConfigError:
+            return False
+
+    def server_name(self) -> str:
+        """Ask what the server calls itself: "clockwright", or another of the protocol's."""
+        return _server_name(self._call("ServerMetadata", b""))
+
+    def models(self) -> list[ModelStatus]:
+        """List all models, by name."""
+        return _model_list(self._call("RepositoryIndex", b""))
+
+    def load_model(self, model: str) -> None:
+        """Load or reload a model of the server's models directory. Returns once it is ready.
+
+        Raises:
+            UnknownModelError: the directory has no such model.
+            ModelError: it cannot be served; nothing has changed.
+        """
+        self._call("RepositoryModelLoad", _load_request(model))
+
+    def metadata(self, model: str) -> ModelMetadata:
+        """Describe a model's inputs and outputs.
+
+        Raises:
+            UnknownModelError: the server has no such model.
+            RefusedError: no worker has prepared it yet.
+        """
+        return _metadata(self._call("ModelMetadata", _metadata_request(model)))
+
+    def feedback(self, *items: Feedback) -> list[FeedbackOutcome]:
+        """Send feedback on answers to applications, in order.
+
+        Raises:
+            BadRequestError: an item has neither a label nor a reward, or both; nothing has changed.
+        """
+        return _outcomes(self._call(_FEEDBACK, _feedback_request(items)))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def _call(self, method: str, request: bytes, *, timeout_s: float | None = None) -> bytes:
+        try:
+            response: bytes = self._channel.unary_unary(
+                method if method.startswith("/") else _PREFIX + method
+            )(request, timeout=timeout_s, metadata=self._access.metadata)
+        except grpc.RpcError as error:
+            raise error_of(error, self._address) from None
+        return response
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """A connection to one server, for asyncio; the methods are those of `Client`.
+
+    A call whose task is cancelled is withdrawn at the server.
+    """
+
+    def __init__(self, address: str, access: Access | None = None) -> None:
+        """Do what `Client` does; this needs a running event loop."""
+        check_dialled(address, access)
+        self._address = address
+        self._access = access or Access()
+        self._channel = self._access.async_channel(address)
+        self._input_names: dict[str, str] = {}
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        slo_ms: float | None = None,
+        decide_within_ms: float | None = None,
+        weight: float | None = None,
+        work_ahead_ms: float | None = None,
+        explain: bool = False,
+        context: str = "",
+        tenant: str = "",
+    ) -> InferResult:
+        """Run a model on one request; see `Client.infer`."""
+        check_text("model", model)
+        slo_ms = _slo_ms(slo_ms)
+        if isinstance(inputs, np.ndarray):
+            if model not in self._input_names:
+                self._input_names[model] = _only_input(await self.metadata(model))
+            inputs = {self._input_names[model]: inputs}
+        request = _encode_request(
+            model,
+            inputs,
+            slo_ms=slo_ms,
+            decide_within_ms=decide_within_ms,
+            weight=weight,
+            work_ahead_ms=work_ahead_ms,
+            explain=explain,
+            context=context,
+            tenant=tenant,
+        )
+        return _decode_response(
+            await self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms))
+        )
+
+    async def is_ready(self) -> bool:
+        """Whether the server answers and every model is ready or refused."""
+        try:
+            return _ready(await self._call("ServerReady", b""))
+        except ConfigError:
+            return False
+
+    async def server_name(self) -> str:
+        """Ask what the server calls itself; see `Client.server_name`."""
+        return _server_name(await self._call("ServerMetadata", b""))
+
+    async def models(self) -> list[ModelStatus]:
+        """List all models, by name."""
+        return _model_list(await self._call("RepositoryIndex", b""))
+
+    async def load_model(self, model: str) -> None:
+        """Load or reload a model; see `Client.load_model`."""
+        await self._call("RepositoryModelLoad", _load_request(model))
+
+    async def metadata(self, model: str) -> ModelMetadata:
+        """Describe a model's inputs and outputs; see `Client.metadata`."""
+        return _metadata(await self._call("ModelMetadata", _metadata_request(model)))
+
+    async def feedback(self, *items: Feedback) -> list[FeedbackOutcome]:
+        """Send feedback on answers to applications; see `Client.feedback`."""
+        return _outcomes(await self._call(_FEEDBACK, _feedback_request(items)))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close()
+
+    async def _call(self, method: str, request: bytes, *, timeout_s: float | None = None) -> bytes:
+        try:
+            response: bytes = await self._channel.unary_unary(
+                method if method.startswith("/") else _PREFIX + method
+            )(request, timeout=timeout_s, metadata=self._access.metadata)
+        except grpc.RpcError as error:
+            raise error_of(error, self._address) from None
+        return response
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _slo_ms(slo_ms: object) -> float | None:
+    return None if slo_ms is None else number("slo_ms", slo_ms, "a number of milliseconds")
+
+
+def _timeout_s(slo_ms: float | None) -> float | None:
+    # Without an SLO there is no RPC deadline either: the server would take it for an SLO. An SLO that is no
+    # number of seconds is left to the server, which says so.
+    if slo_ms is None or not math.isfinite(slo_ms):
+        return None
+    return max(slo_ms, 0.0) / 1000 + _GRACE_S
+
+
+def _encode_request(
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    slo_ms: float | None,
+    decide_within_ms: float | None,
+    weight: float | None,
+    work_ahead_ms: float | None,
+    explain: bool,
+    context: str,
+    tenant: str,
+) -> bytes:
+    parameters: dict[str, pb.InferParameter] = {}
+    if slo_ms is not None:
+        parameters["slo_ms"] = pb.InferParameter(double_param=slo_ms)
+    for name, value, unit in (
+        ("decide_within_ms", decide_within_ms, "a number of milliseconds"),
+        ("weight", weight, "a number"),
+        ("work_ahead_ms", work_ahead_ms, "a number of milliseconds"),
+    ):
+        if value is not None:
+            parameters[name] = pb.InferParameter(double_param=number(name, value, unit))
+    check_flag("explain", explain)
+    if explain:
+        parameters["explain"] = pb.InferParameter(bool_param=True)
+    for name, text in (("context", context), ("tenant", tenant)):
+        check_text(name, text)
+        if text:
+            parameters[name] = pb.InferParameter(string_param=text)
+    tensors: list[pb.ModelInferRequest.InferInputTensor] = []
+    buffers: list[Buffer] = []
+    if not isinstance(inputs, Mapping):
+        raise BadRequestError(
+            f"inputs: found {type(inputs).__name__}, expected an array, or arrays by input name"
+        )
+    for name, found in inputs.items():
+        check_text("name of an input", name)
+        try:
+            array = np.asarray(found)
+        except (TypeError, ValueError) as error:
+            raise BadRequestError(f"input {name!r}: found no array: {error}") from None
+        datatype = _DATATYPES.get(array.dtype.name)
+        if datatype is None:
+            raise BadRequestError(
+                f"input {name!r}: found dtype {array.dtype}, expected one of {', '.join(_DATATYPES)}"
+            )
+        tensors.append(
+            pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=array.shape)
+        )
+        # This copies only an array that is not little-endian and row-major already, as the wire wants it.
+        flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+        buffers.append(flat.view(np.uint8).data)
+    header = pb.ModelInferRequest(model_name=model, inputs=tensors, parameters=parameters)
+    return join_bulk(header.SerializeToString(), 7, buffers)
+
+
+# KServe's parameters have no type for these numbers, so they travel as texts.
+_FRACTIONS = {"confidence", "weight_mass"}
+
+
+def _decode_response(data: bytes) -> InferResult:
+    """Read an answer.
+
+    Raises:
+        ProtocolError: the answer is malformed.
+    """
+    try:
+        return _read_response(data)
+    except (AttributeError, DecodeError, KeyError, TypeError, ValueError) as error:
+        what = printable(f"{type(error).__name__}: {error}")
+        raise ProtocolError(f"found an answer that violates the protocol: {what}") from None
+
+
+def _read_response(data: bytes) -> InferResult:
+    header, raw = split_bulk(data, 6)
+    response = pb.ModelInferResponse.FromString(header)
+    outputs: dict[str, Array] = {}
+    for tensor, buffer in zip(response.outputs, raw, strict=True):
+        dtype = np.dtype(DATATYPES[tensor.datatype].dtype).newbyteorder("<")
+        outputs[tensor.name] = np.frombuffer(buffer, dtype).reshape(tuple(tensor.shape))
+    explanation: dict[str, Any] = {}
+    for name in sorted(response.parameters):
+        parameter = response.parameters[name]
+        explanation[name] = getattr(parameter, parameter.WhichOneof("parameter_choice") or "")
+    for name in _FRACTIONS & explanation.keys():
+        numbers = tuple(map(float, str(explanation[name]).split(",")))
+        explanation[name] = numbers[0] if len(numbers) == 1 else numbers
+    return InferResult(response.model_name, response.model_version, outputs, explanation)
+
+
+def _only_input(metadata: ModelMetadata) -> str:
+    if len(metadata.inputs) != 1:
+        names = ", ".join(repr(spec.name) for spec in metadata.inputs)
+        raise BadRequestError(
+            f"model {metadata.name}: found one array, expected arrays by name: {names}"
+        )
+    return metadata.inputs[0].name
+
+
+def _ready(data: bytes) -> bool:
+    return pb.ServerReadyResponse.FromString(data).ready
+
+
+def _server_name(data: bytes) -> str:
+    return pb.ServerMetadataResponse.FromString(data).name
+
+
+def _model_list(data: bytes) -> list[ModelStatus]:
+    return [
+        ModelStatus(model.name, model.version, model.state, model.reason)
+        for model in pb.RepositoryIndexResponse.FromString(data).models
+    ]
+
+
+def _metadata_request(model: str) -> bytes:
+    check_text("model", model)
+    return pb.ModelMetadataRequest(name=model).SerializeToString()
+
+
+def _load_request(model: str) -> bytes:
+    check_text("model", model)
+    return pb.RepositoryModelLoadRequest(model_name=model).SerializeToString()
+
+
+def _metadata(data: bytes) -> ModelMetadata:
+    response = pb.ModelMetadataResponse.FromString(data)
+    inputs, outputs = (
+        tuple(TensorSpec.of_shape(tensor.name, tensor.datatype, tensor.shape) for tensor in side)
+        for side in (response.inputs, response.outputs)
+    )
+    return ModelMetadata(response.name, next(iter(response.versions), ""), inputs, outputs)
+
+
+def _feedback_request(items: Sequence[Feedback]) -> bytes:
+    request = control_pb2.FeedbackRequest()
+    for item in items:
+        check("items", item, Feedback, "Feedback, each an argument of its own")
+        check_text("query_id", item.query_id)
+        if (item.label is None) == (item.reward is None):
+            raise BadRequestError(
+                f"feedback for {item.query_id!r}: found label {item.label} and reward {item.reward}, expected"
+                " one of them"
+            )
+        if item.label is not None:
+            label = whole_number("label", item.label, "a whole number of 64 bits")
+            request.items.add(query_id=item.query_id, label=label)
+        else:
+            reward = number("reward", item.reward, "a number from 0 to 1")
+            request.items.add(query_id=item.query_id, reward=reward)
+    return request.SerializeToString()
+
+
+def _outcomes(data: bytes) -> list[FeedbackOutcome]:
+    return [
+        FeedbackOutcome(row.query_id, row.status, dict(row.losses), dict(row.weights), row.message)
+        for row in control_pb2.FeedbackResponse.FromString(data).outcomes
+    ]

@@ -1,0 +1,217 @@
+"""The operator's client of `ControlService`: each method is one call, each error one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from clockwright.client.arguments import check, check_flag, check_text
+from clockwright.client.channel import Access, check_dialled
+from clockwright.client.statuses import error_of
+from clockwright.errors import ConfigError, Denial, DeniedError
+from clockwright.foreign import escape_texts
+from clockwright.v1 import control_pb2 as pb
+from clockwright.v1 import control_pb2_grpc as pb_grpc
+
+# Reading calls take milliseconds. A server that is silent for this long has a problem.
+_LOOK_LIMIT_S = 30.0
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Operator:
+    """A connection to one controller.
+
+    Every method raises ConfigError when no controller can be reached, and DeniedError when it does not let the
+    caller do that; and BadRequestError when an argument is invalid, before anything is sent.
+    """
+
+    def __init__(self, address: str, access: Access | None = None) -> None:
+        """Connect to `address` (HOST:PORT) when first needed, with the credentials and TLS of `access`."""
+        check_dialled(address, access)
+        self._address = address
+        self._access = access or Access()
+        self._channel = self._access.channel(address)
+        self._stub: Any = pb_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def status(self) -> pb.StatusResponse:
+        """Ask for the controller's totals."""
+        response: pb.StatusResponse = self._call(self._stub.Status, pb.StatusRequest())
+        return response
+
+    def workers(self) -> list[pb.WorkerInfo]:
+        """List all workers."""
+        return list(self._call(self._stub.ListWorkers, pb.ListWorkersRequest()).workers)
+
+    def models(self) -> list[pb.ModelInfo]:
+        """List all models, sorted by name."""
+        return list(self._call(self._stub.ListModels, pb.ListModelsRequest()).models)
+
+    def drain(self, worker_id: str) -> None:
+        """Take a worker out; returns once it has left."""
+        check_text("worker_id", worker_id)
+        self._call(self._stub.DrainWorker, pb.DrainWorkerRequest(worker_id=worker_id), limit_s=None)
+
+    def add_model(self, folder: Path | str, *, name: str, replace: bool) -> list[pb.ModelInfo]:
+        """Send a model's folder; returns once a worker is ready to serve it.
+
+        Raises:
+            ConfigError: the folder does not exist or is empty.
+            ModelError: the model cannot be served; nothing has changed.
+        """
+        check("folder", folder, str | Path, "a path")
+        check_text("name", name)
+        check_flag("replace", replace)
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; expected one with VERSION/model.onnx")
+        paths = [
+            path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not path.relative_to(folder).as_posix().startswith(".")
+        ]
+        if not paths:
+            raise ConfigError(f"{folder} has no files; expected VERSION/model.onnx")
+        upload = _upload(folder, paths, name=name, replace=replace)
+        return list(self._call(self._stub.AddModel, upload, limit_s=None).models)
+
+    def remove_model(self, name: str) -> None:
+        """Remove a model; requests that wait for it are refused."""
+        check_text("name", name)
+        self._call(self._stub.RemoveModel, pb.RemoveModelRequest(model_id=name))
+
+    def pin_model(self, name: str, *, pinned: bool) -> list[pb.ModelInfo]:
+        """Pin or unpin a model, or all copies of a folder."""
+        check_text("name", name)
+        check_flag("pinned", pinned)
+        request = pb.PinModelRequest(model_id=name, pinned=pinned)
+        return list(self._call(self._stub.PinModel, request).models)
+
+    def put_application(
+        self, application: pb.Application, *, replace: bool = False
+    ) -> pb.ApplicationInfo:
+        """Add an application, or change one.
+
+        Raises:
+            ModelError: the name is taken, or a model does not exist or does not fit.
+            BadRequestError: the settings are wrong.
+        """
+        check("application", application, pb.Application, "an Application of control.proto")
+        check_flag("replace", replace)
+        request = pb.PutApplicationRequest(application=application, replace=replace)
+        response: pb.PutApplicationResponse = self._call(self._stub.PutApplication, request)
+        return response.application
+
+    def remove_application(self, name: str) -> None:
+        """Remove an application with all it has learned."""
+        check_text("name", name)
+        self._call(self._stub.RemoveApplication, pb.RemoveApplicationRequest(name=name))
+
+    def applications(self, name: str = "", *, context: str = "") -> list[pb.ApplicationInfo]:
+        """List all applications, or one, with the weights of a context, or the global ones."""
+        check_text("name", name)
+        check_text("context", context)
+        return list(
+            self._call(
+                self._stub.ListApplications, pb.ListApplicationsRequest(name=name, context=context)
+            ).applications
+        )
+
+    def erase_context(self, application: str, context: str) -> bool:
+        """Erase what an application learned about a user, session or tenant. Returns whether it knew one."""
+        check_text("application", application)
+        check_text("context", context)
+        response: pb.EraseContextResponse = self._call(
+            self._stub.EraseContext,
+            pb.EraseContextRequest(application=application, context=context),
+        )
+        return response.erased
+
+    def set_quota(self, tenant: str, quota: pb.Quota) -> str:
+        """Set a tenant's quota; it replaces the previous one.
+
+        Returns:
+            What of it has no effect at this server, as text; empty: all of it has.
+
+        Raises:
+            BadRequestError: a bound is invalid.
+            ClockwrightError: the server's quotas come from a file.
+        """
+        check_text("tenant", tenant)
+        check("quota", quota, pb.Quota, "a Quota of control.proto")
+        request = pb.SetQuotaRequest(tenant=tenant, quota=quota)
+        response: pb.SetQuotaResponse = self._call(self._stub.SetQuota, request)
+        return response.remark
+
+    def remove_quota(self, tenant: str) -> None:
+        """Remove a tenant's quota.
+
+        Raises:
+            UnknownModelError: it has none.
+            ClockwrightError: the server's quotas come from a file.
+        """
+        check_text("tenant", tenant)
+        request = pb.RemoveQuotaRequest(tenant=tenant)
+        self._call(self._stub.RemoveQuota, request)
+
+    def quotas(self) -> list[pb.QuotaInfo]:
+        """List all quotas with their current use."""
+        return list(self._call(self._stub.ListQuotas, pb.ListQuotasRequest()).quotas)
+
+    def explain(self, request_id: str) -> pb.ExplainResponse:
+        """Explain what happened to a request: any one, or of the caller's tenant if its role allows no others.
+
+        Args:
+            request_id: the client's id or the server's number.
+
+        Raises:
+            UnknownModelError: no such request is remembered, or it belongs to another tenant.
+        """
+        check_text("request_id", request_id)
+        request = pb.ExplainRequest(request_id=request_id)
+        response: pb.ExplainResponse
+        try:
+            response = self._call(self._stub.Explain, request)
+        except DeniedError as error:
+            if error.denial is not Denial.NOT_ALLOWED:
+                raise
+            response = self._call(self._stub.ExplainOwn, request)
+        return response
+
+    def _call(
+        self,
+        method: Any,  # noqa: ANN401  grpc's
+        request: object,
+        limit_s: float | None = _LOOK_LIMIT_S,
+    ) -> Any:  # noqa: ANN401
+        try:
+            response = method(request, timeout=limit_s, metadata=self._access.metadata)
+        except grpc.RpcError as error:
+            if limit_s is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise ConfigError(f"{self._address} did not answer within {limit_s:g} s") from None
+            raise error_of(error, self._address) from None
+        # Names may contain escape sequences, which a terminal would obey.
+        escape_texts(response)
+        return response
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+
+def _upload(
+    folder: Path, paths: Sequence[Path], *, name: str, replace: bool
+) -> Iterator[pb.AddModelRequest]:
+    for path in paths:
+        relative = path.relative_to(folder).as_posix()
+        with path.open("rb") as file:
+            # Even an empty file gets a message, for its path. The model's name counts in the first message
+            # only.
+            yield pb.AddModelRequest(model_id=name, replace=replace, path=relative)
+            while chunk := file.read(_CHUNK_BYTES):
+                yield pb.AddModelRequest(content=chunk)

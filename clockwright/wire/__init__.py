@@ -1,0 +1,12 @@
+"""What travels between processes.
+
+tensors                         shapes and datatypes
+bulk                            tensor bytes pass through messages uncopied
+actions                         what a controller asks of a worker, and what comes back
+frames, frame_headers           actions, results and tensors as frames
+frame_socket, data_socket       the sockets that carry them
+own_certificate, shared_memory  TLS between processes, and memory they share
+peer, worker_messages           joining a controller and staying in touch; what workers say besides results
+clock_sync                      what a peer's clock shows, from heartbeats
+leadership, leader_search       which of several controllers leads
+"""

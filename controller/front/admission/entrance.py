@@ -1,0 +1,352 @@
+"""Requests that a busy event loop cannot begin at once: which of them wait for it, and which are refused. No I/O.
+
+A loop that has more to do than it can do must not begin all that it reads: it would answer everything late. So the
+number inside is bounded, those that wait here and those that were begun and have no answer yet: a request is refused
+at once, before its tensors are parsed, unless all of them can be answered within a part of its SLO, at the pace of the
+answers given lately, refusals by the scheduler included. `INSIDE_LEAST` are always let in, or batches would be small, and
+the pace never better.
+
+To refuse costs least where a gRPC call comes whole and its headers repeat those of an earlier call of its connection byte
+for byte: then nothing is made of it, and calls behind it that repeat it are refused with it (`Gate`). Others, such as calls
+whose `grpc-timeout` varies, have their headers decoded before. A connection is read less often while the loop is behind:
+a read and the answer to it cost more than the refusals of many calls.
+
+A loop with time to spare begins everything: how many wait for a device is the scheduler's to judge. Whether it has any
+is looked up in the kernel's figures for its thread, once in a window of time.
+
+A turn of the loop begins requests for a part of the shortest SLO; what is read beyond that waits here for the next
+turns. Each source (a connection, mostly) has a queue, and turns take from the sources in rotation; in a queue the
+request that must begin first is first. While the loop is behind, a source that asks for more than its share may fill
+half of the room inside. So a source that floods the loop delays no other.
+
+A loop that is busy has its turns farther apart: it sleeps a little between them, so that requests come in together and
+batches are large. That costs each request less than it saves, and gives the processor to workers that share it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from clockwright.errors import Refusal, RefusedError
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from controller.front.admission.limits import AdmissionLimits
+
+#: A turn of the loop begins requests for this part of the shortest SLO that was asked lately, within these bounds. Short
+#: turns spoil batches, and cost the loop more per request; long ones are spent of each SLO, twice.
+TURN_PART: Final = 1 / 16
+TURN_NS_LEAST, TURN_NS_MOST = NS_PER_MS // 2, 4 * NS_PER_MS
+#: All inside must be answered within this part of a request's SLO, from its arrival, for it to be let in.
+PART: Final = 0.5
+#: The same while the loop has been behind for less than the request's SLO: it catches up with a burst, or with what
+#: came during a standstill, so that most of what has little time left can be served.
+PART_AT_FIRST: Final = 0.8
+#: A request that has waited for less is never past its SLO: what no model could do is for the scheduler to say, with its
+#: figures.
+YOUNG_NS: Final = 2 * NS_PER_MS
+#: The SLO that counts where it is not known yet.
+UNSTATED_SLO_NS: Final = 100 * NS_PER_MS
+#: So many are let in whatever the pace: a large batch.
+INSIDE_LEAST: Final = 16
+#: So many wait at most.
+WAITING_MAX: Final = 10_000
+#: How often there is a look at the loop's time and pace. A window must hold some turns of a loop that is behind.
+WINDOW_NS: Final = 25 * NS_PER_MS
+#: A loop that is idle for less than this part of a window is behind.
+_IDLE_LEAST: Final = 0.08
+#: Turns of a loop that is used for more than this part of a window are put farther apart, up to as long as a turn may
+#: begin requests, where so many requests are under way; they come closer again where it is used for less than that part.
+_USED_MOST, _USED_LEAST, _TOGETHER_LEAST = 0.85, 0.6, 8
+#: A loop that was not behind for so long has caught up.
+_CALM_NS: Final = 100 * NS_PER_MS
+#: What an answer is thought to take before the loop was ever behind.
+_FIRST_PACE_NS: Final = 100 * NS_PER_US
+#: A source that asks for so many times as much as the sources of the window before did on average, and a large batch more,
+#: leaves half of the room to the others.
+_FAIR: Final = 2
+#: The part of a new measure in the pace, where that is better than it was, and where it is worse: a loop that gave fewer
+#: answers may have stood still, or was asked for no more. And the most by which one makes it longer.
+_NEW_PART, _WORSE_PART, _GROW_MOST = 0.5, 0.05, 2.0
+#: The figures of a refusal are so old at most: to make them again for each would cost more than to serve one.
+_FIGURES_NS: Final = NS_PER_S
+
+
+class Waiting(Protocol):
+    """A request that can wait."""
+
+    @property
+    def over(self) -> bool:
+        """Whether its client has given it up."""
+
+    def begin_waiting(self) -> object:
+        """Serve it: its turn has come."""
+
+    def refuse(self) -> object:
+        """Refuse it: its turn did not come in time."""
+
+
+class Turns(Protocol):
+    """Knows when the present turn of the event loop began."""
+
+    began_ns: int
+    #: How far apart turns begin at least.
+    period_ns: int
+
+    def used(self) -> None:
+        """Something came in, so this is a turn."""
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Do something in the next turn, before the loop sleeps."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """One request's."""
+
+    #: It must have begun by then.
+    latest_ns: int
+    request: Waiting
+
+
+def _urgency(place: _Place) -> int:
+    """The key by which a queue is in order: the most urgent is last."""
+    return -place.latest_ns
+
+
+class Entrance:
+    """Has requests wait for an event loop that is busy, and says which it has no time for."""
+
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        turns: Turns,
+        door: AdmissionLimits,
+        *,
+        soon: Callable[[Callable[[], None]], object],
+        used_ns: Callable[[], int],
+    ) -> None:
+        """Let everything in until the loop is behind.
+
+        Args:
+            clock: the present in ns.
+            turns: knows when the present turn began.
+            door: counts the requests that were begun, and those that are over.
+            soon: calls something in the next turn.
+            used_ns: how long the loop ran, or wanted to and could not, since some moment; `thread_used_ns`, mostly.
+        """
+        #: What is busy, for people.
+        self.whose = "the controller itself"
+        #: Requests that wait, those included whose clients have given them up.
+        self.num_waiting = 0
+        #: Whether the loop has no time to spare.
+        self.behind = False
+        #: Time that passes from one answer to the next while the loop is behind, in ns. The scheduler's refusals count.
+        self.pace_ns = float(_FIRST_PACE_NS)
+        #: A turn begins requests for so long at most.
+        self.turn_ns = TURN_NS_LEAST
+        # The shortest SLO of those judged in this window; 0: none was.
+        self._least_slo_ns = 0
+        #: The turns of the event loop.
+        self.turns = turns
+        self._clock, self._door = clock, door
+        self._soon, self._look = soon, used_ns
+        # By source, in the order in which it is their turn.
+        self._queues: dict[object, list[_Place]] = {}
+        self._has_scheduled = False
+        # When the present window began, what the loop had used, and the requests that were over.
+        self._window_ns, self._used_ns, self._ended = clock(), used_ns(), door.num_ended
+        # Requests that sources asked to enter in this window, while the loop was behind, and the most that is fair.
+        self._asked: dict[object, int] = {}
+        self._fair = math.inf
+        # When the loop was behind for the first time without a calm since, and for the last time.
+        self._since_ns = self._behind_ns = -_CALM_NS
+        self._refusal: RefusedError | None = None
+        self._refusal_ns = -_FIGURES_NS
+
+    def has_time(self, now_ns: int, arrival_ns: int, *, judged: bool = False) -> bool:
+        """Whether a request that came then may begin at once, and need not be judged unless it was: `may_enter`."""
+        if now_ns - self._window_ns >= WINDOW_NS:
+            self._end_window(now_ns)
+        is_free = judged or (not self.behind and now_ns - arrival_ns <= YOUNG_NS)
+        return is_free and self._has_turn(now_ns)
+
+    def _has_turn(self, now_ns: int) -> bool:
+        """Whether a request that may enter begins in this turn."""
+        return not self.num_waiting and now_ns - self.turns.began_ns < self.turn_ns
+
+    def may_enter(
+        self, source: object, arrival_ns: int, slo_ns: int, now_ns: int, besides: int = 0
+    ) -> bool:
+        """Whether a request can be answered in time with all that are inside.
+
+        Args:
+            source: where it comes from; sources have equal rights.
+            arrival_ns: when it came.
+            slo_ns: its SLO.
+            now_ns: the present.
+            besides: so many of the same source are about to enter, too.
+        """
+        if not 0 < self._least_slo_ns <= slo_ns:
+            self._least_slo_ns = slo_ns
+        latest_ns = self._latest_ns(arrival_ns, slo_ns, now_ns)
+        ahead = besides
+        if self.num_waiting:
+            queue, sources = self._queues.get(source), len(self._queues)
+            if queue is None:
+                sources += 1
+            else:
+                ahead += len(queue) - bisect_left(queue, -latest_ns, key=_urgency)
+            # The sources take turns, so that each of the others comes up as often as this one.
+            ahead = min((ahead + 1) * sources - 1, self.num_waiting + besides)
+        pace_ns = self.pace_ns
+        if self.behind:
+            ahead += self._door.num_requests
+            asked = self._asked.get(source, 0)
+            if asked > self._fair:
+                # As if all took twice as long: so much of the room is the others'.
+                ahead, pace_ns = ahead + INSIDE_LEAST, 2 * pace_ns
+            self._asked[source] = asked + 1
+        if ahead < INSIDE_LEAST:
+            return now_ns <= latest_ns
+        return now_ns + ahead * pace_ns <= latest_ns and self.num_waiting + besides < WAITING_MAX
+
+    def asked(self, source: object, count: int) -> None:
+        """Count requests of a source that were refused without a question each."""
+        if self.behind:
+            self._asked[source] = self._asked.get(source, 0) + count
+
+    def _latest_ns(self, arrival_ns: int, slo_ns: int, now_ns: int) -> int:
+        """When the answers must have been given to all that are inside as a request enters."""
+        if slo_ns <= YOUNG_NS:
+            # No model can do that, which the scheduler says with its figures.
+            arrival_ns, slo_ns = now_ns, UNSTATED_SLO_NS
+        lasts = now_ns - self._behind_ns <= _CALM_NS and now_ns - self._since_ns > slo_ns
+        return arrival_ns + int(slo_ns * (PART if lasts else PART_AT_FIRST))
+
+    def enter(
+        self,
+        source: object,
+        request: Waiting,
+        arrival_ns: int,
+        slo_ns: int,
+        *,
+        judged: bool = False,
+    ) -> bool:
+        """Begin a request at once or when its turn comes; returns whether it was not refused.
+
+        Args:
+            source: as `may_enter`.
+            request: is begun now or later, or refused later.
+            arrival_ns: as `may_enter`.
+            slo_ns: as `may_enter`.
+            judged: `may_enter` let it in before.
+        """
+        now_ns = self._clock()
+        if not judged and not self.may_enter(source, arrival_ns, slo_ns, now_ns):
+            return False
+        if self._has_turn(now_ns):
+            request.begin_waiting()
+            return True
+        latest_ns = self._latest_ns(arrival_ns, slo_ns, now_ns)
+        queue = self._queues.get(source)
+        if queue is None:
+            queue = self._queues[source] = []
+        queue.insert(bisect_left(queue, -latest_ns, key=_urgency), _Place(latest_ns, request))
+        self.num_waiting += 1
+        self._schedule_turn()
+        return True
+
+    def _schedule_turn(self) -> None:
+        if self._queues and not self._has_scheduled:
+            self._has_scheduled = True
+            self._soon(self._turn)
+
+    def _turn(self) -> None:
+        """Begin requests in a turn of their own."""
+        self._has_scheduled = False
+        queues = self._queues
+        began_ns = now_ns = self._clock()
+        try:
+            while queues and now_ns - began_ns < self.turn_ns:
+                source = next(iter(queues))
+                queue = queues.pop(source)
+                place = queue.pop()
+                if queue:
+                    queues[source] = queue
+                self.num_waiting -= 1
+                if place.request.over:
+                    continue
+                if now_ns > place.latest_ns:
+                    place.request.refuse()
+                else:
+                    place.request.begin_waiting()
+                now_ns = self._clock()
+        finally:
+            # Also if one of them failed: the others still wait.
+            self._schedule_turn()
+
+    def _end_window(self, now_ns: int) -> None:
+        """Find out whether the loop is behind, its pace, and how far apart its turns are to be."""
+        elapsed_ns, ended, used_ns = now_ns - self._window_ns, self._door.num_ended, self._look()
+        used = (used_ns - self._used_ns) / elapsed_ns
+        self.behind = used > 1 - _IDLE_LEAST
+        turns = self.turns
+        if used < _USED_LEAST or self._door.num_requests < _TOGETHER_LEAST:
+            turns.period_ns //= 2
+        elif used > _USED_MOST:
+            turns.period_ns = min(max(2 * turns.period_ns, self.turn_ns // 4), self.turn_ns)
+        if self._least_slo_ns:
+            least_ns, self._least_slo_ns = int(TURN_PART * self._least_slo_ns), 0
+            self.turn_ns = min(max(least_ns, TURN_NS_LEAST), TURN_NS_MOST)
+        if self.behind:
+            if now_ns - self._behind_ns > _CALM_NS + elapsed_ns:
+                self._since_ns = now_ns
+            self._behind_ns = now_ns
+            pace_ns = elapsed_ns / max(ended - self._ended, 1)
+            part = _NEW_PART if pace_ns < self.pace_ns else _WORSE_PART
+            self.pace_ns += part * (min(pace_ns, _GROW_MOST * self.pace_ns) - self.pace_ns)
+        self._window_ns, self._used_ns, self._ended = now_ns, used_ns, ended
+        asked, self._asked = self._asked, {}
+        self._fair = math.inf
+        if asked:
+            self._fair = INSIDE_LEAST + _FAIR * sum(asked.values()) / len(asked)
+
+    def refusal(self, now_ns: int) -> RefusedError:
+        """Make the refusal of a request for which the loop has no time. Within a second it is the same."""
+        refusal = self._refusal
+        if refusal is None or now_ns - self._refusal_ns > _FIGURES_NS:
+            pace_ns, inside = round(self.pace_ns), self.num_waiting + self._door.num_requests
+            self._refusal_ns = now_ns
+            self._refusal = refusal = RefusedError(
+                Refusal.OVERLOADED,
+                f"{self.whose} is busy all the time: found {inside} requests inside and"
+                f" {pace_ns / NS_PER_US:.0f} us from one answer to the next, expected that they take"
+                f" {100 * PART:.0f} % of the SLO at most",
+                figures={"inside": inside, "controller_ns": pace_ns},
+            )
+        return refusal
+
+
+def thread_used_ns() -> Callable[[], int]:
+    """Make a reader of how long the calling thread has run, and has waited for a processor, in ns.
+
+    Where the kernel does not tell how long it has waited, that is left out.
+    """
+    stat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    # Some sandboxes have the file, with nothing but zeros in it.
+    if not stat.exists() or not any(map(int, stat.read_bytes().split())):
+        return time.thread_time_ns
+
+    def read() -> int:
+        # The kernel brings the file up to date at its tick, and whenever it is asked for this time.
+        time.thread_time_ns()
+        ran, waited, _ = stat.read_bytes().split()
+        return int(ran) + int(waited)
+
+    return read

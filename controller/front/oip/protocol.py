@@ -1,0 +1,897 @@
+"""Open Inference Protocol messages in, validated requests out, and answers back to bytes. No gRPC here.
+
+A request comes by twice: `parse_request` finds out which model it names, `read_request` checks it against
+that model, which only the caller can look up. Its answer leaves through `encode_response`.
+
+Tensor bytes are opaque: a big message is cut at its top level and its tensors stay views into it; only
+typed contents, which no client uses for anything large, are converted. Whatever does not fit the model
+is a `BadRequestError` that names the field, what was found and what is expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from clockwright.errors import BadRequestError, ProtocolError
+from clockwright.foreign import check_name_length
+from clockwright.units import (
+    NS_PER_MS,
+    NS_PER_S,
+    NS_PER_US,
+    SLO_NS_MAX,
+    WEIGHT_MAX,
+    WEIGHT_MIN,
+    format_ns,
+)
+from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.bulk import (
+    ENTRIES_MAX,
+    SMALL_MESSAGE_BYTES,
+    Buffer,
+    add_bulk,
+    encode_varint,
+    split_bulk,
+    total_bytes,
+)
+from clockwright.wire.tensors import DATATYPES, TensorSpec
+from controller.front.oip.classification import CLASSES_MAX, classify
+
+RAW_INPUT_FIELD = 7
+RAW_OUTPUT_FIELD = 6
+# Tag of `infer_response` in a ModelStreamInferResponse.
+_STREAM_RESPONSE_TAG = b"\x12"
+
+# gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
+# (measured: 20 s arrive as 20.0999 s). The client gives up at the exact time all the same.
+RPC_DEADLINE_ROUNDING_S = 0.001
+RPC_DEADLINE_ROUNDING = 0.01
+
+# Triton's extensions that change what a request means. Ignoring one would answer another question.
+_UNSUPPORTED = {
+    "sequence_id": "stateful sequences",
+    "sequence_start": "stateful sequences",
+    "sequence_end": "stateful sequences",
+}
+
+# What a request may say to us, most used first.
+PARAMETERS = (
+    "slo_ms",
+    "timeout",
+    "explain",
+    "context",
+    "tenant",
+    "decide_within_ms",
+    "weight",
+    "work_ahead_ms",
+)
+
+# What clients of other makes send as a matter of course, and what changes no answer here: Triton's
+# priority and how its streams end, KServe's hints on how JSON carries tensors, MLServer's on how it
+# decodes them.
+_HINTS = ("binary_data", "binary_data_output", "binary_data_size", "content_type")
+_OF_REQUESTS = frozenset((*PARAMETERS, *_HINTS, "priority", "triton_enable_empty_final_response"))
+# Where a tensor lies that does not come with its request, or is not to go with its answer.
+_REGION, _REGION_BYTES, _REGION_OFFSET = (
+    "shared_memory_region",
+    "shared_memory_byte_size",
+    "shared_memory_offset",
+)
+_OF_TENSORS = frozenset((*_HINTS, _REGION, _REGION_BYTES, _REGION_OFFSET))
+# How many texts are wanted of each row of an output, in place of its values.
+_CLASSES = "classification"
+_REGION_BYTES_MAX = (1 << 63) - 1
+
+
+# Fields that are looked at before a message is parsed: model_name, model_version, id, parameters. Their
+# tags, and how entries of the parameters' map begin that hold an objective: key, and tag of the value.
+_PEEKED_TAGS = frozenset((0x0A, 0x12, 0x1A, 0x22))
+_PEEKED_PARAMETERS = ((b"\x0a\x06slo_ms\x12", NS_PER_MS), (b"\x0a\x07timeout\x12", NS_PER_US))
+_PEEKED_FIELDS_MAX = 16
+
+
+@dataclass(slots=True)
+class ParsedRequest:
+    """A request that is well-formed; its model may not exist."""
+
+    message: pb.ModelInferRequest
+    #: `raw_input_contents`, one per input; views into the received bytes when those are big.
+    raw: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """A part of a region of shared memory that a client has registered, as a request names it."""
+
+    region: str
+    #: Where it begins in the region.
+    offset: int
+    num_bytes: int
+
+    def parameters(self, num_bytes: int) -> dict[str, int | str]:
+        """Say that so many bytes of an output lie there."""
+        told: dict[str, int | str] = {_REGION: self.region, _REGION_BYTES: num_bytes}
+        if self.offset:
+            told[_REGION_OFFSET] = self.offset
+        return told
+
+
+@dataclass(slots=True)
+class Servable:
+    """A model as `read_request` needs it, or an application, which clients ask like a model."""
+
+    name: str
+    #: The version that is served.
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    #: Largest number of rows that a request may have.
+    max_rows: int
+    #: Default latency objective of the servable; None: the server's holds.
+    slo_ns: int | None
+    #: Parameter `context` means something to the servable. A model ignores it.
+    has_contexts: bool = False
+    #: Why the rows of a request are run one by one, although the model's file has an open batch; empty: they are not.
+    one_by_one: str = ""
+    #: Rows of the largest batch; a request of more rows is run in several batches.
+    largest_batch: int = 1 << 31
+
+    @property
+    def stated_rows(self) -> int:
+        """The first dimension in its metadata: 1, or -1 if a request may have more rows."""
+        return 1 if self.max_rows == 1 else -1
+
+
+class CheckedRequest(msgspec.Struct, gc=False):
+    """A request that fits its servable."""
+
+    #: Id that the client gave the request, to be echoed; may be empty.
+    request_id: str
+    rows: int
+    #: Bytes of each input in the servable's order, `rows` rows each, little-endian, row-major.
+    inputs: list[Buffer]
+    #: Indices into the servable's outputs, in the order asked for.
+    outputs: Sequence[int]
+    slo_ns: int
+    #: Where the SLO came from, as `request_slo_ns` names it.
+    slo_source: str
+    #: The client wants to know where the time went.
+    explain: bool
+    #: User or session that the request is for; empty when none is named.
+    context: str
+    #: Tenant whose share of the GPUs the request uses; empty when none is named.
+    tenant: str
+    #: How its answer begins, serialised.
+    answer_header: bytes
+    #: Which of `inputs` are empty here, because they lie in shared memory, and where.
+    shared_inputs: Sequence[tuple[int, SharedPart]] = ()
+    #: Where each of `outputs` belongs in shared memory, None: in the answer; empty: all belong there.
+    shared_outputs: Sequence[SharedPart | None] = ()
+    #: What classes are wanted of each of `outputs`: its spec, and how many per row; None: its values are. Empty:
+    #: the values of all are.
+    classes: Sequence[tuple[TensorSpec, int] | None] = ()
+    #: The client wants it refused or promised this long after its arrival; 0: the client does not ask for that.
+    decide_within_ns: int = 0
+    #: What its answer is worth to the client, where that to a usual request is worth 1.
+    weight: float = 1.0
+    #: Time that the client's pipeline needs after the answer.
+    work_ahead_ns: int = 0
+
+
+@dataclass(slots=True)
+class PeekedRequest:
+    """What stands at the beginning of a request, before its tensors; empty where it does not."""
+
+    model_name: str = ""
+    request_id: str = ""
+    #: From parameter `slo_ms` or `timeout`, when it is a plain number; None: not found, or not one.
+    slo_ns: int | None = None
+    #: How many bytes of the message say all this.
+    num_bytes: int = 0
+
+
+def peek_request(data: Buffer) -> PeekedRequest:
+    """Look at the first fields of a serialised ModelInferRequest, at the cost of some steps.
+
+    Serialisers write fields in the order of their numbers, so name, id and parameters come before the
+    tensors. What is not there, or not well-formed, is for `parse_request` to say.
+    """
+    peeked = PeekedRequest()
+    position, end = 0, len(data)
+    for _ in range(_PEEKED_FIELDS_MAX):
+        peeked.num_bytes = position + 1
+        if end - position < 2 or data[position] not in _PEEKED_TAGS:
+            break
+        field, length = data[position] >> 3, data[position + 1]
+        position += 2
+        if length >= 0x80:
+            if position >= end or data[position] >= 0x80:
+                break
+            length = length & 0x7F | data[position] << 7
+            position += 1
+        entry = bytes(data[position : position + length])
+        position += length
+        peeked.num_bytes = position
+        if field == 1:
+            peeked.model_name = entry.decode(errors="replace")
+        elif field == 3:
+            peeked.request_id = entry.decode(errors="replace")
+        elif field == 4:
+            for key, unit_ns in _PEEKED_PARAMETERS:
+                if entry.startswith(key):
+                    peeked.slo_ns = _peek_number(entry[len(key) + 1 :], unit_ns)
+                    if unit_ns == NS_PER_MS and peeked.slo_ns is not None:
+                        return peeked
+    return peeked
+
+
+def _peek_number(parameter: bytes, unit_ns: int) -> int | None:
+    """Read a serialised InferParameter that holds a positive number."""
+    try:
+        value = _number(pb.InferParameter.FromString(parameter), "slo_ms")
+    except (DecodeError, BadRequestError):
+        return None
+    return round(value * unit_ns) if 0 < value <= SLO_NS_MAX / unit_ns else None
+
+
+def parse_request(data: Buffer) -> ParsedRequest:
+    """Parse a serialised ModelInferRequest; tensors of big messages are not copied.
+
+    Raises:
+        BadRequestError: the bytes are no such message, or a name in it is too long.
+    """
+    try:
+        raw: Sequence[Buffer]
+        if len(data) <= SMALL_MESSAGE_BYTES:
+            message = pb.ModelInferRequest.FromString(bytes(data))
+            raw = message.raw_input_contents
+        else:
+            header, raw = split_bulk(data, RAW_INPUT_FIELD)
+            message = pb.ModelInferRequest.FromString(header)
+    except (DecodeError, ProtocolError) as error:
+        raise BadRequestError(
+            f"{len(data)} bytes are not a ModelInferRequest: {error}, expected inference.ModelInferRequest"
+        ) from None
+    # Names travel to the controller before it is known whether such a model exists.
+    check_name_length("model_name", message.model_name)
+    check_name_length("model_version", message.model_version)
+    return ParsedRequest(message, raw)
+
+
+def read_request(
+    request: ParsedRequest,
+    servable: Servable,
+    *,
+    rpc_remaining_s: float | None,
+    default_slo_ns: int,
+) -> CheckedRequest:
+    """Check a request against its servable, and take out all that serving it needs.
+
+    Args:
+        request: from `parse_request`.
+        servable: the model or application that the request names.
+        rpc_remaining_s: time to the RPC deadline; None: the call has none.
+        default_slo_ns: SLO of requests that name no SLO, to servables that have none.
+
+    Raises:
+        BadRequestError: it does not fit, or a parameter is wrong.
+    """
+    message = request.message
+    check_name_length("id", message.id)
+    rows, inputs, shared_inputs = _read_inputs(request, servable)
+    outputs = _requested_outputs(message, servable.outputs)
+    slo_ns, slo_source = request_slo_ns(
+        message,
+        rpc_remaining_s=rpc_remaining_s,
+        model_slo_ns=servable.slo_ns,
+        default_slo_ns=default_slo_ns,
+    )
+    explain = _wants_explanation(message)
+    context = _string(message, "context") if servable.has_contexts else ""
+    specs = tuple(servable.outputs[index] for index in outputs)
+    shared_outputs = _shared_outputs(message, rows, specs)
+    classes = _classes(message, rows, specs)
+    if classes:
+        specs = tuple(
+            spec if wanted is None else TensorSpec(spec.name, "BYTES", (wanted[1],))
+            for spec, wanted in zip(specs, classes, strict=True)
+        )
+    # By position, like a model's `Servable`: names would cost each request 0.5 us more.
+    return CheckedRequest(
+        message.id,
+        rows,
+        inputs,
+        outputs,
+        slo_ns,
+        slo_source,
+        explain,
+        context,
+        _string(message, "tenant"),
+        _response_header(servable.name, servable.version, rows, specs, shared_outputs),
+        shared_inputs,
+        shared_outputs,
+        classes,
+        _time_ns(message, "decide_within_ms"),
+        _weight(message),
+        _time_ns(message, "work_ahead_ms"),
+    )
+
+
+def _time_ns(message: pb.ModelInferRequest, name: str) -> int:
+    """Read a parameter in milliseconds; 0: the request has none."""
+    parameters = message.parameters
+    if name not in parameters:
+        return 0
+    return _positive_ns(name, _number(parameters[name], name), NS_PER_MS, "milliseconds")
+
+
+def _weight(message: pb.ModelInferRequest) -> float:
+    """Read parameter `weight`; 1: the request has none."""
+    if "weight" not in message.parameters:
+        return 1.0
+    weight = _number(message.parameters["weight"], "weight", "")
+    # The comparison is also false for NaN.
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+        raise BadRequestError(
+            f"parameter weight: found {weight:.12g}, expected {WEIGHT_MIN:g} to {WEIGHT_MAX:g}"
+        )
+    return float(weight)
+
+
+def leave_work_ahead(asked: CheckedRequest) -> None:
+    """Shorten the SLO of a request by the time that its pipeline needs after the answer.
+
+    Raises:
+        BadRequestError: no time is left.
+    """
+    if asked.work_ahead_ns >= asked.slo_ns:
+        raise BadRequestError(
+            f"parameter work_ahead_ms: found {asked.work_ahead_ns / NS_PER_MS:.12g}, expected less than the"
+            f" SLO, {format_ns(asked.slo_ns)}, which is for this request and the work after it"
+        )
+    asked.slo_ns -= asked.work_ahead_ns
+
+
+def check_decision(asked: CheckedRequest, servable: Servable) -> None:
+    """Check that a request whose client asks for certainty can be decided within the time.
+
+    Raises:
+        BadRequestError: it asks an application, or the answer is due by then.
+    """
+    if servable.has_contexts:
+        raise BadRequestError(
+            f"parameter decide_within_ms: found in a request to application {quote(servable.name)}, expected"
+            " in requests to models only; leave it out, or ask the application's models"
+        )
+    if asked.decide_within_ns >= asked.slo_ns:
+        raise BadRequestError(
+            f"parameter decide_within_ms: found {asked.decide_within_ns / NS_PER_MS:.12g}, expected less than"
+            f" the SLO, {format_ns(asked.slo_ns)}; leave it out, because the answer comes by then"
+        )
+
+
+def request_slo_ns(
+    message: pb.ModelInferRequest,
+    *,
+    rpc_remaining_s: float | None,
+    model_slo_ns: int | None,
+    default_slo_ns: int,
+) -> tuple[int, str]:
+    """Find the latency objective of a request.
+
+    In order: parameter `slo_ms` (number or numeric string); Triton's `timeout` (microseconds); what is
+    left of the RPC deadline; the model's default; the server's.
+
+    Returns:
+        The SLO, and which of them it came from: `slo_ms`, `timeout`, `rpc_deadline`, `model`, `default`.
+
+    Raises:
+        BadRequestError: a parameter is of the wrong type, not a positive number, or beyond a day.
+    """
+    return stated_slo_ns(message) or unstated_slo_ns(
+        rpc_remaining_s, model_slo_ns=model_slo_ns, default_slo_ns=default_slo_ns
+    )
+
+
+def stated_slo_ns(message: pb.ModelInferRequest) -> tuple[int, str] | None:
+    """Read the objective that a request states itself, as `request_slo_ns`; None: it states none."""
+    parameters = message.parameters
+    if "slo_ms" in parameters:
+        slo_ms = _number(parameters["slo_ms"], "slo_ms")
+        return _positive_ns("slo_ms", slo_ms, NS_PER_MS, "milliseconds"), "slo_ms"
+    if "timeout" in parameters:
+        kind = parameters["timeout"].WhichOneof("parameter_choice")
+        if kind not in ("int64_param", "uint64_param"):
+            raise BadRequestError(
+                f"parameter timeout: found {kind or 'no value'}, expected int64_param or uint64_param"
+                " (microseconds)"
+            )
+        timeout_us = getattr(parameters["timeout"], kind)
+        return _positive_ns("timeout", timeout_us, NS_PER_US, "microseconds"), "timeout"
+    return None
+
+
+def unstated_slo_ns(
+    rpc_remaining_s: float | None, *, model_slo_ns: int | None, default_slo_ns: int
+) -> tuple[int, str]:
+    """Find the objective of a request that states none, as `request_slo_ns`."""
+    if rpc_remaining_s is not None:
+        remaining_s = min(max(rpc_remaining_s, 0.0), SLO_NS_MAX / NS_PER_S)
+        remaining_s -= max(RPC_DEADLINE_ROUNDING_S, remaining_s * RPC_DEADLINE_ROUNDING)
+        return max(int(remaining_s * NS_PER_S), 1), "rpc_deadline"
+    if model_slo_ns is not None:
+        return model_slo_ns, "model"
+    return default_slo_ns, "default"
+
+
+def encode_response(
+    asked: CheckedRequest,
+    outputs: Sequence[Buffer],
+    *,
+    parameters: Mapping[str, bool | int | str] | None = None,
+) -> Sequence[Buffer]:
+    """Serialise a ModelInferResponse; gives it in parts, of which outputs are some, as they are.
+
+    Args:
+        asked: the request.
+        outputs: bytes of all outputs of the servable that was asked, `asked.rows` rows each; those asked for are sent.
+        parameters: the explanation, if asked for.
+    """
+    header = asked.answer_header
+    if asked.request_id or parameters:
+        request_id = asked.request_id.encode()
+        if request_id:
+            header += b"\x1a" + encode_varint(len(request_id)) + request_id
+        for key, value in (parameters or {}).items():
+            header += _parameter(key, value)
+    wanted: list[Buffer] = [outputs[index] for index in asked.outputs]
+    for index, classes in enumerate(asked.classes):
+        if classes is not None:
+            wanted[index] = classify(wanted[index], classes[0], asked.rows, classes[1])
+    if shared := asked.shared_outputs:
+        # Clients find an output by its position, so those that lie elsewhere have an empty place.
+        wanted = [b"" if part else output for part, output in zip(shared, wanted, strict=True)]
+        if None not in shared:
+            wanted = []
+    return add_bulk(header, RAW_OUTPUT_FIELD, wanted)
+
+
+def wrap_for_stream(response: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Put a serialised ModelInferResponse into a ModelStreamInferResponse; both are in parts, and none is copied."""
+    return [_STREAM_RESPONSE_TAG + encode_varint(total_bytes(response)), *response]
+
+
+def encode_stream_error(message: str, *, request_id: str = "") -> bytes:
+    """Serialise the ModelStreamInferResponse of a request that failed, with its id as Triton does."""
+    return pb.ModelStreamInferResponse(
+        error_message=message,
+        infer_response=pb.ModelInferResponse(id=request_id) if request_id else None,
+    ).SerializeToString()
+
+
+def quote(name: str) -> str:
+    """Quote a client's text, shortened: error texts travel in HTTP headers of 8 KiB."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
+# All answers of a model with as many rows have this part in common. Kept, it costs 1 us instead of 8.
+@lru_cache(maxsize=8192)
+def _response_header(
+    model_name: str,
+    model_version: str,
+    rows: int,
+    specs: tuple[TensorSpec, ...],
+    shared: tuple[SharedPart | None, ...],
+) -> bytes:
+    tensors = [
+        pb.ModelInferResponse.InferOutputTensor(
+            name=spec.name, datatype=spec.datatype, shape=spec.shape(rows)
+        )
+        for spec in specs
+    ]
+    for tensor, spec, part in zip(tensors, specs, shared, strict=False):
+        if part is not None:
+            for name, value in part.parameters(spec.batch_bytes(rows)).items():
+                if isinstance(value, str):
+                    tensor.parameters[name].string_param = value
+                else:
+                    tensor.parameters[name].int64_param = value
+    return pb.ModelInferResponse(
+        model_name=model_name, model_version=model_version, outputs=tensors
+    ).SerializeToString()
+
+
+def _read_inputs(
+    request: ParsedRequest, servable: Servable
+) -> tuple[int, list[Buffer], Sequence[tuple[int, SharedPart]]]:
+    """Check the inputs.
+
+    Returns:
+        The number of rows; the bytes of each input, in the servable's order; which of them lie in shared
+        memory, and where: their bytes are none.
+    """
+    tensors = request.message.inputs
+    raw = request.raw
+    _check_number("inputs", len(tensors))
+    parts = [_shared_part("input", tensor) if tensor.parameters else None for tensor in tensors]
+    num_here = parts.count(None)
+    if raw and len(raw) != num_here:
+        elsewhere = " that lie in no region" if num_here < len(parts) else ""
+        raise BadRequestError(
+            f"raw_input_contents: found {len(raw)} entries, expected one for each of the {num_here}"
+            f" inputs{elsewhere}"
+        )
+    if num_here < len(parts):
+        entries = iter(raw)
+        raw = raw and [next(entries) if part is None else b"" for part in parts]
+    positions: dict[str, int] = {}
+    for position, tensor in enumerate(tensors):
+        if tensor.name in positions:
+            raise BadRequestError(f"input {quote(tensor.name)}: found twice, expected once")
+        positions[tensor.name] = position
+    _check_names(positions, servable.inputs)
+
+    rows = 0
+    buffers: list[Buffer] = []
+    shared: list[tuple[int, SharedPart]] = []
+    for spec in servable.inputs:
+        position = positions[spec.name]
+        tensor = tensors[position]
+        found_rows = _check_tensor(tensor, spec, servable)
+        if found_rows != rows and spec.axis is not None:
+            if rows:
+                first = next(each for each in servable.inputs if each.axis is not None)
+                raise BadRequestError(
+                    f"input {quote(spec.name)}: found {found_rows} rows (shape[{spec.axis}]), expected {rows} as in"
+                    f" input {quote(first.name)}"
+                )
+            rows = found_rows
+        if (part := parts[position]) is not None:
+            _check_shared(tensor, part, spec, rows)
+            shared.append((len(buffers), part))
+            buffers.append(b"")
+        elif raw:
+            buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
+        else:
+            buffers.append(_typed_bytes(tensor, spec, rows))
+    # Without an input that has rows, a request is one.
+    return rows or 1, buffers, tuple(shared)
+
+
+def _shared_part(
+    kind: str,
+    tensor: pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor,
+) -> SharedPart | None:
+    """Read where a tensor lies in shared memory; None: it does not."""
+    parameters = tensor.parameters
+    where = f"{kind} {quote(tensor.name)}: "
+    if _REGION not in parameters:
+        for name in (_REGION_BYTES, _REGION_OFFSET):
+            if name in parameters:
+                raise BadRequestError(f"{where}found parameter {name} without {_REGION}")
+        return None
+    region = parameters[_REGION]
+    if region.WhichOneof("parameter_choice") != "string_param" or not region.string_param:
+        raise BadRequestError(f"{where}parameter {_REGION}: expected a name in string_param")
+    check_name_length(f"{where}parameter {_REGION}", region.string_param)
+    if _REGION_BYTES not in parameters:
+        raise BadRequestError(f"{where}found no {_REGION_BYTES}, expected it with {_REGION}")
+    numbers = []
+    for name in (_REGION_BYTES, _REGION_OFFSET):
+        value = 0
+        if name in parameters:
+            kind_found = parameters[name].WhichOneof("parameter_choice")
+            if kind_found not in ("int64_param", "uint64_param"):
+                raise BadRequestError(
+                    f"{where}parameter {name}: found {kind_found or 'no value'}, expected int64_param"
+                )
+            value = getattr(parameters[name], kind_found)
+        if not 0 <= value <= _REGION_BYTES_MAX:
+            raise BadRequestError(f"{where}parameter {name}: found {value}, expected 0 or more")
+        numbers.append(value)
+    return SharedPart(region.string_param, offset=numbers[1], num_bytes=numbers[0])
+
+
+def _check_shared(
+    tensor: pb.ModelInferRequest.InferInputTensor, part: SharedPart, spec: TensorSpec, rows: int
+) -> None:
+    if tensor.HasField("contents") and tensor.contents.ByteSize():
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found contents as well as {_REGION}, expected one of them"
+        )
+    if not spec.fits(part.num_bytes, rows):
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {_REGION_BYTES} {part.num_bytes}, expected"
+            f" {spec.batch_bytes(rows)} for"
+            f" {spec.datatype} {list(spec.shape(rows))}"
+        )
+
+
+def _shared_outputs(
+    message: pb.ModelInferRequest, rows: int, specs: Sequence[TensorSpec]
+) -> tuple[SharedPart | None, ...]:
+    """Find out where the outputs belong that were asked for; empty: all belong into the answer."""
+    if not any(asked.parameters for asked in message.outputs):
+        return ()
+    parts = tuple(_shared_part("output", asked) for asked in message.outputs)
+    for spec, part in zip(specs, parts, strict=True):
+        if part is not None and part.num_bytes < spec.batch_bytes(rows):
+            raise BadRequestError(
+                f"output {quote(spec.name)}: found {_REGION_BYTES} {part.num_bytes}, expected"
+                f" {spec.batch_bytes(rows)} or more for {spec.datatype} {list(spec.shape(rows))}"
+            )
+    return () if not any(parts) else parts
+
+
+def _classes(
+    message: pb.ModelInferRequest, rows: int, specs: Sequence[TensorSpec]
+) -> tuple[tuple[TensorSpec, int] | None, ...]:
+    """Find out of which outputs texts are wanted, as `CheckedRequest.classes`."""
+    if not any(_CLASSES in asked.parameters for asked in message.outputs):
+        return ()
+    found: list[tuple[TensorSpec, int] | None] = []
+    for asked, spec in zip(message.outputs, specs, strict=True):
+        if _CLASSES not in asked.parameters:
+            found.append(None)
+            continue
+        where = f"output {quote(asked.name)}: parameter {_CLASSES}: "
+        kind = asked.parameters[_CLASSES].WhichOneof("parameter_choice")
+        if kind not in ("int64_param", "uint64_param"):
+            raise BadRequestError(f"{where}found {kind or 'no value'}, expected int64_param")
+        number = getattr(asked.parameters[_CLASSES], kind)
+        if number < 1:
+            raise BadRequestError(f"{where}found {number}, expected 1 or more")
+        if _REGION in asked.parameters:
+            raise BadRequestError(f"{where}found in addition to {_REGION}, expected one of them")
+        # As Triton: all that there are, where more are wanted.
+        number = min(number, math.prod(spec.row_shape))
+        if rows * number > CLASSES_MAX:
+            raise BadRequestError(
+                f"{where}found {rows * number} classes in all rows, expected {CLASSES_MAX} at most"
+            )
+        found.append((spec, number))
+    return tuple(found)
+
+
+def _check_names(positions: Mapping[str, int], inputs: Sequence[TensorSpec]) -> None:
+    for spec in inputs:
+        if spec.name not in positions:
+            raise BadRequestError(
+                f"input {quote(spec.name)} is missing: found {_names(list(positions))},"
+                f" expected {_names([spec.name for spec in inputs])}"
+            )
+    if len(positions) == len(inputs):
+        return
+    known = {spec.name for spec in inputs}
+    surplus = [name for name in positions if name not in known]
+    raise BadRequestError(
+        f"inputs: found {_names(surplus)} too many, expected {_names([spec.name for spec in inputs])}"
+    )
+
+
+def _check_tensor(
+    tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, servable: Servable
+) -> int:
+    """Check datatype and shape; return the number of rows."""
+    if tensor.datatype != spec.datatype:
+        why = ""
+        if tensor.datatype == "BYTES":
+            why = " (models here are numeric; BYTES is not supported)"
+        elif tensor.datatype not in DATATYPES:
+            why = " (no datatype of the protocol)"
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found datatype {quote(tensor.datatype)}{why},"
+            f" expected {spec.datatype}"
+        )
+    for name in tensor.parameters:
+        if name not in _OF_TENSORS:
+            raise _not_a_parameter(name, _HINTS, where=f"input {quote(spec.name)}: ")
+    # As many are looked at as there may be, and one more.
+    shape, max_rows = tuple(tensor.shape[: len(spec.row_shape) + 2]), servable.max_rows
+    axis = spec.axis
+    if axis == 0 and shape:
+        rows, is_fit = shape[0], shape[1:] == spec.row_shape
+    else:
+        rows = shape[axis] if axis and axis < len(shape) else 1
+        is_fit = shape == spec.shape(rows)
+    if not is_fit:
+        found = str(list(tensor.shape[:16])) + ("..." if len(tensor.shape) > 16 else "")
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found shape {found}, expected {list(spec.shape(servable.stated_rows))}"
+            + (f" with 1 to {max_rows} in place of -1" if max_rows > 1 else _why_one_row(servable))
+        )
+    if not 1 <= rows <= max_rows:
+        expected = f"1 to {max_rows}" if max_rows > 1 else "1"
+        why = _why_one_row(servable)
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {rows} rows (shape[{axis}]), expected {expected}{why}"
+        )
+    return rows
+
+
+def _why_one_row(servable: Servable) -> str:
+    return f"; it runs its rows one by one: {servable.one_by_one}" if servable.one_by_one else ""
+
+
+def _raw_bytes(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: Buffer, spec: TensorSpec, rows: int
+) -> Buffer:
+    if tensor.HasField("contents") and tensor.contents.ByteSize():
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found contents as well as raw_input_contents, expected one of them"
+        )
+    if not spec.fits(len(raw), rows):
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {len(raw)} raw bytes, expected"
+            f" {spec.batch_bytes(rows)} for {spec.datatype}"
+            f" {list(spec.shape(rows))}"
+        )
+    return raw
+
+
+def _typed_bytes(
+    tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, rows: int
+) -> Buffer:
+    datatype = DATATYPES[spec.datatype]
+    wanted = datatype.contents
+    if not wanted:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found no raw_input_contents, expected them: {spec.datatype} has no"
+            " typed contents"
+        )
+    for field, _ in tensor.contents.ListFields():
+        if field.name != wanted:
+            raise BadRequestError(
+                f"input {quote(spec.name)}: found contents.{field.name}, expected contents.{wanted} for"
+                f" {spec.datatype}"
+            )
+    elements = getattr(tensor.contents, wanted)
+    expected = math.prod(spec.shape(rows))
+    if len(elements) != expected:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {len(elements)} elements in contents.{wanted}, expected"
+            f" {expected} for shape {list(spec.shape(rows))}"
+        )
+    try:
+        # `array` has no letter for truth values, which are 0 and 1.
+        return array(datatype.letter.replace("?", "B"), elements).tobytes()
+    except OverflowError:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found an element in contents.{wanted} from {min(elements)} to"
+            f" {max(elements)}, expected all in the range of {spec.datatype}"
+        ) from None
+
+
+def _requested_outputs(
+    message: pb.ModelInferRequest, outputs: Sequence[TensorSpec]
+) -> Sequence[int]:
+    if not message.outputs:
+        return range(len(outputs))
+    _check_number("outputs", len(message.outputs))
+    known = {spec.name: index for index, spec in enumerate(outputs)}
+    indices: list[int] = []
+    for asked in message.outputs:
+        if asked.name not in known:
+            raise BadRequestError(
+                f"output {quote(asked.name)}: found no such output, expected some of {_names(list(known))}"
+            )
+        for name in asked.parameters:
+            if name not in _OF_TENSORS and name != _CLASSES:
+                raise _not_a_parameter(name, _HINTS, where=f"output {quote(asked.name)}: ")
+        if known[asked.name] in indices:
+            raise BadRequestError(f"output {quote(asked.name)}: found twice, expected once")
+        indices.append(known[asked.name])
+    return indices
+
+
+def _wants_explanation(message: pb.ModelInferRequest) -> bool:
+    """Read parameter `explain`, and refuse parameters that mean nothing here."""
+    parameters = message.parameters
+    for name in parameters:
+        if name not in _OF_REQUESTS:
+            raise _not_a_parameter(name, PARAMETERS)
+    if "explain" not in parameters:
+        return False
+    parameter = parameters["explain"]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind != "bool_param":
+        raise BadRequestError(f"parameter explain: found {kind or 'no value'}, expected bool_param")
+    return parameter.bool_param
+
+
+def _not_a_parameter(name: str, known: Sequence[str], *, where: str = "") -> BadRequestError:
+    """Say that a parameter is unsupported or unknown; a typo must not pass for the default."""
+    if name in _UNSUPPORTED:
+        return BadRequestError(
+            f"{where}found parameter {name}, but {_UNSUPPORTED[name]} are not supported"
+        )
+    # Names are compared letter by letter, so a long one is cut.
+    nearest = difflib.get_close_matches(name[:80].lower(), known, n=1)
+    return BadRequestError(
+        f"{where}found parameter {quote(name)}, expected some of {', '.join(known)}"
+        + "".join(f"; did you mean {other}?" for other in nearest)
+    )
+
+
+def _check_number(what: str, number: int) -> None:
+    if number > ENTRIES_MAX:
+        raise BadRequestError(f"{what}: found {number}, expected {ENTRIES_MAX} at most")
+
+
+def _string(message: pb.ModelInferRequest, name: str) -> str:
+    if name not in message.parameters:
+        return ""
+    parameter = message.parameters[name]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind != "string_param":
+        raise BadRequestError(
+            f"parameter {name}: found {kind or 'no value'}, expected string_param"
+        )
+    check_name_length(f"parameter {name}", parameter.string_param)
+    return parameter.string_param
+
+
+def _number(parameter: pb.InferParameter, name: str, unit: str = "milliseconds") -> float:
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind in ("int64_param", "uint64_param", "double_param"):
+        value: float = getattr(parameter, kind)
+        return value
+    if kind == "string_param":
+        try:
+            return float(parameter.string_param)
+        except ValueError:
+            raise BadRequestError(
+                f"parameter {name}: found {quote(parameter.string_param)}, expected a number"
+                + (unit and f" of {unit}")
+            ) from None
+    raise BadRequestError(
+        f"parameter {name}: found {kind or 'no value'}, expected int64_param, uint64_param, double_param or"
+        " a numeric string_param" + (unit and f" ({unit})")
+    )
+
+
+def _positive_ns(name: str, value: float, unit_ns: int, unit: str) -> int:
+    # The comparison is also false for NaN.
+    if not 0 < value <= SLO_NS_MAX / unit_ns:
+        raise BadRequestError(
+            f"parameter {name}: found {value:.12g}, expected more than 0 and at most"
+            f" {SLO_NS_MAX // unit_ns} {unit}"
+        )
+    return max(round(value * unit_ns), 1)
+
+
+# Most parameters of an application's answers are the same each time. Typed, or True would be 1.
+@lru_cache(maxsize=8192, typed=True)
+def _parameter(key: str, value: bool | int | str) -> bytes:
+    """Serialise an entry of a response's parameters."""
+    # A double_param would get lost: KServe's own message has only bool, int64 and string, and drops
+    # everything else silently.
+    if isinstance(value, bool):
+        choice = b"\x08\x01" if value else b"\x08\x00"
+    elif isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"parameter {key} is {value}, expected an integer of 64 bits")
+        choice = b"\x10" + encode_varint(value % (1 << 64))
+    else:
+        text = value.encode()
+        choice = b"\x1a" + encode_varint(len(text)) + text
+    name = key.encode()
+    entry = b"\x0a%b%b\x12%b%b" % (
+        encode_varint(len(name)),
+        name,
+        encode_varint(len(choice)),
+        choice,
+    )
+    return b"\x22" + encode_varint(len(entry)) + entry
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(quote(name) for name in names[:8]) or "none"
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,305 @@
+"""What a front needs of a controller, and the form that it has in the controller's own process: calls.
+
+The other form, of a front that is a process of its own, is in `remote_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
+from clockwright.units import NS_PER_MS, RequestId
+from clockwright.wire.bulk import Buffer
+from controller.access.quota_stage import QuotaStage, over_quota, quota_remedy
+from controller.core.quotas import Exceeded, Quotas
+from controller.front.oip.protocol import Servable, quote
+from controller.front.remote.link_frames import RefusedEarly
+from controller.front.remote.open_requests import Waits
+from controller.models.catalogue import Catalogue, Entry
+from controller.port import Ask, Sink
+from controller.runtime import Runtime
+from controller.selection.applications import Applications
+from controller.selection.live_application import LiveApplication
+from controller.selection.parts import PartStage, most_rows
+
+DEFAULT_SLO_NS = 100 * NS_PER_MS
+
+
+class Askable(Protocol):
+    """What a client names."""
+
+    @property
+    def number(self) -> int:
+        """The number that requests name it by (`Ask.target`)."""
+
+    @property
+    def servable(self) -> Servable:
+        """Its inputs and outputs."""
+
+
+D = TypeVar("D", bound=Askable)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDescription:
+    """A model or an application of this process."""
+
+    servable: Servable
+    subject: Entry | LiveApplication
+    number: int = 0
+
+    def keeps_inputs(self, rows: int) -> bool:
+        """Whether the controller itself needs the inputs of a request of so many rows."""
+        subject = self.subject
+        return (
+            isinstance(subject, LiveApplication)
+            or subject.is_cached
+            or rows > self.servable.largest_batch
+        )
+
+
+class Backend(Protocol[D]):
+    """A controller as a front sees it."""
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        """The front's clock, in ns."""
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever a description may have changed."""
+
+    @property
+    def default_slo_ns(self) -> int:
+        """SLO of requests that name no SLO, to servables that have none."""
+
+    def describe(self, sink: Waits, name: str, version: str, until: Callable[[], int]) -> D | None:
+        """Find what a client names.
+
+        Args:
+            sink: told when a description that is awaited has come.
+            name: of a model or an application.
+            version: as the client named it; may be empty.
+            until: gives the time, on the front's clock, after which it is useless to wait for a description.
+
+        Returns:
+            None if it is not known yet: the sink is then told `Stale`, to begin again, or an error.
+
+        Raises:
+            RefusedError: no worker has described it yet.
+            UnknownModelError: no such model or version.
+            BadRequestError: no name is given.
+        """
+
+    def ask(self, described: D, ask: Ask, inputs: Sequence[Buffer], sink: Waits) -> RequestId:
+        """Ask for an answer inside the SLO; as `PortStage.ask`.
+
+        Raises:
+            ToldStatusError: it would be refused.
+        """
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """Cancel a request, as `PortStage.withdraw` does."""
+
+    def slo_ns(self, name: str) -> int | None:
+        """Find the SLO of requests to a name that state no SLO. Returns None if it is not known."""
+
+    def refused_at_door(self, refusal: Refusal, number: int = 1) -> None:
+        """Count refusals that do not reach the scheduler."""
+
+    def denied(self, denial: Denial) -> None:
+        """Count a call that its client has no right to make."""
+
+    def bad_request(self) -> None:
+        """Count a request that is malformed, or does not fit what it names."""
+
+
+class LocalBackend:
+    """The controller of this process."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        applications: Applications,
+        *,
+        default_slo_ns: int = DEFAULT_SLO_NS,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """Call the parts of the controller directly.
+
+        Args:
+            runtime: answers requests to models.
+            catalogue: knows the models.
+            applications: know the applications, which clients ask like models.
+            default_slo_ns: SLO of requests that name no SLO, to models that have none.
+            quotas: of tenants; a change needs a new generation of the catalogue. None: no tenant has a quota.
+        """
+        self.clock = runtime.clock
+        self._quotas = quotas if quotas is not None else Quotas()
+        self.default_slo_ns = default_slo_ns
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._applications = applications
+        # A request passes quotas, is cut into batches, then passes applications, then the prediction cache.
+        self._stages: QuotaStage[Entry | LiveApplication] = QuotaStage(
+            PartStage(applications.queries), self._quotas, runtime
+        )
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever a description may have changed."""
+        return self._catalogue.generation
+
+    def describe(
+        self, sink: Sink, name: str, version: str, until: Callable[[], int]
+    ) -> LocalDescription:
+        """Find what a client names, which is known at once."""
+        try:
+            return self.find(name, version)
+        except RefusedError as error:
+            self.refused_at_door(error.refusal)
+            raise
+
+    def ask(
+        self, described: LocalDescription, ask: Ask, inputs: Sequence[Buffer], sink: Sink
+    ) -> RequestId:
+        """Ask for an answer inside the SLO."""
+        return self._stages.ask(described.subject, ask, inputs, sink)
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """Cancel a request: its sink is not called any more."""
+        self._stages.withdraw(request_id)
+
+    def find(self, name: str, version: str) -> LocalDescription:
+        """Do what `describe` does, with its errors."""
+        if running := self.application(name, version):
+            shape = self._applications.shape(running)
+            if shape is None:
+                raise self._no_models(running)
+            servable = Servable(
+                name=running.application.name,
+                version=running.version,
+                inputs=shape.inputs,
+                outputs=shape.outputs,
+                max_rows=self._applications.max_rows(running),
+                slo_ns=running.application.slo_ns,
+                has_contexts=True,
+            )
+            return LocalDescription(servable, running)
+        model = self.model(name, version)
+        if (refused := self._catalogue.refusal(model)) is not None:
+            raise refused
+        assert model.folder is not None
+        # While no worker has the model, the configured sizes stand in: the scheduler then refuses the
+        # request in its own words.
+        largest_batch = model.largest_batch or model.folder.settings.batch_sizes[-1]
+        servable = Servable(
+            model.name,
+            model.version,
+            model.inputs,
+            model.outputs,
+            most_rows(model, largest_batch),
+            model.slo_ns,
+            one_by_one=model.one_by_one if largest_batch == 1 else "",
+            largest_batch=largest_batch,
+        )
+        return LocalDescription(servable, model)
+
+    def slo_ns(self, name: str) -> int | None:
+        """Find the SLO of requests to a name that state no SLO."""
+        if running := self._applications.find(name):
+            return running.application.slo_ns or self.default_slo_ns
+        model = self._catalogue.find(name)
+        slo_ns = model.slo_ns if model is not None else None
+        return slo_ns if slo_ns is not None else self.default_slo_ns
+
+    def keep_early(self, told: RefusedEarly, offset_ns: int) -> None:
+        """Record a request that a front refused because of a quota, so that `clockwright explain` finds it.
+
+        Args:
+            told: the request, and what its tenant may have.
+            offset_ns: how far the front's clock is ahead of this one.
+        """
+        ask = told.ask
+        ask.arrival_ns -= offset_ns
+        found = None if told.bound == "rate_rps" else ask.slo_ns
+        exceeded = Exceeded(told.bound, found, told.expected, retry_ns=told.retry_ns)
+        self._runtime.past.refused_at_door(
+            ask,
+            told.name,
+            told.departure_ns - offset_ns,
+            over_quota(ask.tenant, exceeded),
+            quota_remedy(exceeded),
+            by_front=True,
+        )
+
+    def refused_at_door(self, refusal: Refusal, number: int = 1) -> None:
+        """Count refusals that do not reach the scheduler."""
+        self._runtime.telemetry.refused_at_door(refusal, number)
+
+    def refused_early(self, tenant: str, number: int) -> None:
+        """Count refusals by fronts because a tenant's rate was used up."""
+        self.refused_at_door(Refusal.QUOTA, number)
+        if (use := self._quotas.find(tenant, self.clock())) is not None:
+            use.num_refused += number
+
+    def denied(self, denial: Denial, number: int = 1) -> None:
+        """Count calls that their clients have no right to make."""
+        self._runtime.telemetry.denied(denial, number)
+
+    def bad_request(self, number: int = 1) -> None:
+        """Count requests that are malformed, or do not fit what they name."""
+        self._runtime.telemetry.bad_requests += number
+
+    def application(self, name: str, version: str) -> LiveApplication | None:
+        """Find the application that a client names. Returns None if no application has the name.
+
+        Raises:
+            UnknownModelError: it has another version.
+        """
+        running = self._applications.find(name)
+        if running is not None and version and version != running.version:
+            raise UnknownModelError(
+                f"application {name}: found version {quote(version)}, expected"
+                f" {quote(running.version)}, which is served, or none"
+            )
+        return running
+
+    def model(self, name: str, version: str) -> Entry:
+        """Find the model that a client names.
+
+        Raises:
+            UnknownModelError: no such model or version.
+            BadRequestError: no name is given.
+        """
+        if not name:
+            raise BadRequestError("model_name: found none, expected the name of a model")
+        model = self._catalogue.find(name)
+        if model is None:
+            copies = self._catalogue.find(f"{name}-0")
+            hint = f"; its copies are called {name}-0, {name}-1, ..." if copies else ""
+            raise UnknownModelError(f"there is no model {quote(name)}{hint}")
+        if version and version != model.version:
+            raise UnknownModelError(
+                f"model {name}: found version {quote(version)}, expected {quote(model.version)}, which is"
+                " served, or none"
+            )
+        return model
+
+    def _no_models(self, running: LiveApplication) -> RefusedError:
+        """Say why an application has no model that could answer; when to come again, as its first model says."""
+        reasons = [f"{name}: {reason}" for name, reason in running.misfits.items()]
+        words = (
+            f"application {running.application.name}: no worker has looked at a model that fits it yet"
+            + (f" ({'; '.join(reasons)})" if reasons else "")
+        )
+        models = map(self._catalogue.find, running.application.models)
+        refused = [self._catalogue.refusal(model) for model in models if model is not None]
+        loading = [each for each in refused if each and each.refusal is Refusal.LOADING]
+        if loading:
+            first = min(loading, key=lambda each: each.figures["retry_ns"])
+            return RefusedError(Refusal.LOADING, f"{words}; {first.message}", figures=first.figures)
+        return RefusedError(Refusal.NO_WORKER, words)

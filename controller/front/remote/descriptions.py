@@ -1,0 +1,116 @@
+"""Descriptions of models and applications that fronts have, by number, and whether they still hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clockwright.errors import ClockwrightError, ProtocolError, Refusal, RefusedError
+from clockwright.wire.frames import DIRECT_BYTES
+from controller.front.oip.statuses import failed_of
+from controller.front.remote import link_frames as frames
+from controller.front.remote.backend import LocalBackend, LocalDescription
+from controller.models.catalogue import Catalogue
+from controller.port import Ask
+
+
+@dataclass(slots=True)
+class AskSize:
+    """Size of a request with a number of rows."""
+
+    #: Bytes of each input, and of all.
+    lengths: tuple[int, ...]
+    num_bytes: int
+    #: One of its tensors, in or out, is large enough for a message of its own.
+    is_large: bool
+
+
+@dataclass(slots=True)
+class Description:
+    """The description of a model or an application that fronts have."""
+
+    described: LocalDescription
+    #: The generation of the catalogue at which it was found to hold.
+    generation: int
+    #: By rows, as far as requests had so many.
+    _sizes: dict[int, AskSize] = field(default_factory=dict)
+
+    def keeps_inputs(self, rows: int) -> bool:
+        """Whether the controller itself needs the inputs of a request of so many rows."""
+        return self.described.keeps_inputs(rows)
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.described.servable.name
+
+    def check(self, ask: Ask) -> AskSize:
+        """Check again that a request fits, as its front did. Returns its size.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        rows = ask.rows
+        size = self._sizes.get(rows)
+        if size is None and 1 <= rows <= self.described.servable.max_rows:
+            servable = self.described.servable
+            lengths = tuple([spec.batch_bytes(rows) for spec in servable.inputs])
+            largest = max((*lengths, *[spec.batch_bytes(rows) for spec in servable.outputs]))
+            size = self._sizes[rows] = AskSize(lengths, sum(lengths), largest >= DIRECT_BYTES)
+        if size is None or ask.lengths != size.lengths:
+            raise ProtocolError(
+                f"request {ask.ask_id} to {self.name}: {rows} rows of {list(ask.lengths)} bytes"
+            )
+        return size
+
+
+class Descriptions:
+    """The descriptions that fronts have."""
+
+    def __init__(self, backend: LocalBackend, catalogue: Catalogue) -> None:
+        self._backend = backend
+        self._catalogue = catalogue
+        self._descriptions: dict[int, Description] = {}
+        self._numbers: dict[str, int] = {}
+        self._last_number = 0
+
+    def describe(self, asked: frames.Describe) -> frames.Described:
+        """Describe what a client names."""
+        try:
+            found = self._backend.find(asked.name, asked.version)
+        except ClockwrightError as error:
+            not_yet = False
+            if isinstance(error, RefusedError):
+                not_yet = error.refusal in (Refusal.NO_WORKER, Refusal.LOADING)
+                self._backend.refused_at_door(error.refusal)
+            failure = failed_of(error, method="ModelInfer")
+            return frames.Described(asked.query_id, 0, None, failure, not_yet, is_held=False)
+        servable = found.servable
+        name = servable.name
+        number = self._numbers.get(name, 0)
+        if self.find(number) is None:
+            self._descriptions.pop(number, None)
+            self._last_number = number = self._last_number + 1
+            self._descriptions[number] = Description(found, self._catalogue.generation)
+            self._numbers[name] = number
+        is_held = not self._descriptions[number].keeps_inputs(1)
+        return frames.Described(
+            asked.query_id, number, servable, None, not_yet=False, is_held=is_held
+        )
+
+    def find(self, number: int) -> Description | None:
+        """Find the description of a number. Returns None if it does not hold any more."""
+        description = self._descriptions.get(number)
+        if description is None:
+            return None
+        if description.generation != self._catalogue.generation:
+            try:
+                found: LocalDescription | None = self._backend.find(description.name, "")
+            except ClockwrightError:
+                found = None
+            if found is None or found.servable != description.described.servable:
+                del self._descriptions[number]
+                del self._numbers[description.name]
+                return None
+            description.described = found
+            description.generation = self._catalogue.generation
+        return description

@@ -1,0 +1,517 @@
+"""Inference by the Open Inference Protocol, as Triton's and KServe's clients speak it.
+
+Inference runs on raw bytes: tensors are cut out of the message and handed on as views, never parsed
+or copied. A request's clock started when its bytes came, not when it is looked at: what waited longer
+than its SLO is refused before its tensors are parsed, and an answer is judged as it is written.
+Every method turns its errors into a status, so no message of a client can raise anything past it.
+
+Who decides and answers is a `Backend`: the controller of this process, or one elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from clockwright.errors import (
+    BadRequestError,
+    Denial,
+    DeniedError,
+    NotAllowedError,
+    Refusal,
+    RefusedError,
+    UnknownModelError,
+    UnknownRegionError,
+)
+from clockwright.units import NS_PER_S, ModelId, RequestId, format_ns
+from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.bulk import Buffer
+from controller.access.caller import Caller
+from controller.core.admission import way_back_of
+from controller.front.admission.entrance import YOUNG_NS
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.http.calls import Call, Directly, StreamForm
+from controller.front.methods import INFERENCE, Method, bind
+from controller.front.oip.explanation import explain
+from controller.front.oip.json_form import JsonRequest
+from controller.front.oip.protocol import (
+    CheckedRequest,
+    PeekedRequest,
+    Servable,
+    check_decision,
+    encode_response,
+    encode_stream_error,
+    leave_work_ahead,
+    parse_request,
+    peek_request,
+    quote,
+    read_request,
+    stated_slo_ns,
+    wrap_for_stream,
+)
+from controller.front.oip.refusals import NoAnswerError, error_of
+from controller.front.oip.regions import Regions, RegionSpan
+from controller.front.oip.statuses import ToldStatusError, told_error
+from controller.front.remote.backend import Backend
+from controller.front.services.templates import CutRequest, Templates, cut_request
+from controller.front.services.tracing import Trace, Tracing
+from controller.port import Answered, Ask, Refused, Stale, Told
+from controller.runtime import late_figures
+
+_NOTHING_PEEKED = (b"", PeekedRequest())
+# Clients' messages have some lengths; with more of them all are forgotten.
+_PEEKED_MAX = 1024
+
+
+class ServedRequest:
+    """A request while it is being served: the sink of its answer, which ends its call."""
+
+    __slots__ = (
+        "_asked",
+        "_call",
+        "_data",
+        "_name",
+        "_num_bytes",
+        "_over",
+        "_request_id",
+        "_servable",
+        "_service",
+        "_shared",
+        "_shared_bytes",
+        "trace",
+    )
+
+    def __init__(
+        self, service: InferenceService, call: Call, data: Buffer | JsonRequest, num_bytes: int
+    ) -> None:
+        self._service = service
+        self._call = call
+        # Kept until the end: a front whose controller is gone begins again with the next.
+        self._data = data
+        self._num_bytes = num_bytes
+        self._over = False
+        self._asked: CheckedRequest | None = None
+        self._servable: Servable | None = None
+        self._name = ""
+        self._request_id = RequestId(0)
+        # Bytes of inputs that were fetched from clients' shared memory, and where outputs belong there.
+        self._shared_bytes = 0
+        self._shared: Sequence[RegionSpan | None] = ()
+        #: Follows it where it is traced.
+        self.trace: Trace | None = None
+
+    def begin(self) -> None:
+        """Begin, for the first time or afresh."""
+        self._service.door.shrink(self._shared_bytes)
+        self._shared_bytes = 0
+        try:
+            self._service.start(self, self._call, self._data)
+        except Exception as error:
+            if isinstance(error, DeniedError):
+                self._service.backend.denied(error.denial)
+            self._fail(error)
+
+    def shared(self, num_bytes: int, outputs: Sequence[RegionSpan | None]) -> None:
+        """So many bytes of inputs were fetched from clients' shared memory, and outputs may belong there."""
+        self._shared_bytes, self._shared = num_bytes, outputs
+
+    def ask(self, asked: CheckedRequest, described: Any) -> None:  # noqa: ANN401  it is the backend's
+        """Ask what was found right.
+
+        Raises:
+            DeniedError: it names a tenant that is not its caller's.
+            BadRequestError: it cannot be decided within the time that it names, or leaves no time for what is ahead.
+        """
+        call = self._call
+        tenant = call.caller.tenant
+        if tenant is not None and asked.tenant != tenant:
+            if asked.tenant:
+                raise _not_his_tenant(asked.tenant, tenant)
+            asked.tenant = tenant
+        if asked.work_ahead_ns:
+            leave_work_ahead(asked)
+        if asked.decide_within_ns:
+            check_decision(asked, described.servable)
+        self._asked, self._servable = asked, described.servable
+        self._name = described.servable.name
+        ask = Ask(
+            described.number,
+            asked.rows,
+            call.arrival_ns,
+            asked.slo_ns,
+            asked.tenant,
+            asked.request_id,
+            asked.context,
+            call.caller.owner if described.servable.has_contexts else "",
+            asked.explain,
+            self.trace is not None,
+            asked.decide_within_ns,
+            asked.weight,
+            asked.work_ahead_ns,
+        )
+        request_id = self._service.backend.ask(described, ask, asked.inputs, self)
+        if not self._over:
+            self._request_id = request_id
+            call.when_gone = self.withdraw
+
+    def withdraw(self) -> None:
+        """The client has given the request up."""
+        if not self._over:
+            self._end()
+            self._service.backend.withdraw(self._request_id)
+            if self.trace is not None:
+                self.trace.gone(self._asked)
+
+    def done(self) -> bool:
+        """Whether the client has stopped waiting."""
+        return self._over
+
+    def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
+        """Answer with the outputs of a model or an application, or with the reason why they are missing."""
+        if self._over:
+            return
+        if isinstance(told, Answered):
+            self._answer(told, outputs)
+        elif isinstance(told, Stale):
+            self.begin()
+        else:
+            if isinstance(told, Refused):
+                self._fail(error_of(told, self._name))
+            else:
+                self._fail(told_error(told))
+
+    def _answer(self, told: Answered, outputs: Sequence[Buffer]) -> None:
+        data, asked = self._data, self._asked
+        assert asked is not None
+        self._end()
+        call = self._call
+        # An application explains every answer: feedback needs the query id.
+        parameters = told.parameters
+        try:
+            if asked.explain and told.course is not None:
+                parameters = explain(told.course, slo_ns=asked.slo_ns, slo_source=asked.slo_source)
+            if self._shared:
+                for index, stretch in zip(asked.outputs, self._shared, strict=False):
+                    if stretch is not None:
+                        stretch.write(outputs[index])
+            message: Sequence[Buffer] = ()
+            if isinstance(data, JsonRequest):
+                assert self._servable is not None
+                data.answer = asked, self._servable, outputs, parameters or {}
+            else:
+                message = encode_response(asked, outputs, parameters=parameters)
+        except Exception as fault:
+            # No other code would end the call.
+            call.fail(fault)
+            return
+        due_ns = call.arrival_ns + asked.slo_ns
+        late = functools.partial(
+            _late, self._name, asked.slo_ns, due_ns, told.expected_departure_ns
+        )
+        call.answer(message, due_ns - way_back_of(asked.slo_ns), late)
+        if self.trace is not None:
+            self.trace.answered(told, asked)
+
+    def _fail(self, error: Exception) -> None:
+        """Answer with why there is no answer."""
+        self._end()
+        if _is_clients_fault(error):
+            self._service.backend.bad_request()
+        if self.trace is not None:
+            self.trace.failed(error, self._asked)
+        self._call.fail(error)
+
+    def _end(self) -> None:
+        self._over = True
+        # Else the two would keep each other, and the request's tensors, until the collector comes by.
+        self._call.when_gone = None
+        self._data = b""
+        self._service.door.leave(self._num_bytes + self._shared_bytes)
+
+
+def _is_clients_fault(error: Exception) -> bool:
+    """Whether a request can never be served: it is malformed, or names something that does not exist."""
+    if isinstance(error, ToldStatusError):
+        return error.status.code in (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.NOT_FOUND,
+        )
+    return isinstance(error, BadRequestError | UnknownModelError | UnknownRegionError)
+
+
+def _late(name: str, slo_ns: int, due_ns: int, expected_ns: int, now_ns: int) -> Exception:
+    """Make the error of an answer that was ready, but too late."""
+    arrival_ns = due_ns - slo_ns
+    latency_ns = now_ns - arrival_ns + way_back_of(slo_ns)
+    figures = late_figures(slo_ns, latency_ns, expected_ns - arrival_ns)
+    return NoAnswerError(Refusal.LATE, ModelId(name), figures)
+
+
+class InferenceService:
+    """Answers clients: checks requests, asks a controller, and returns the outcome."""
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        *,
+        door: AdmissionLimits,
+        regions: Regions | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Serve for a controller.
+
+        Args:
+            backend: the controller.
+            door: bounds what is open at once.
+            regions: clients' own shared memory; None: they may have none.
+            tracing: follows some requests; None: none are traced.
+        """
+        #: The controller, and what bounds what is open at once.
+        self.backend = backend
+        self.door = door
+        self._tracing = tracing
+        self._regions = regions
+        self._templates = Templates()
+        # What was found at the beginning of messages, by length, of the last that was looked at; and that beginning.
+        self._peeked: dict[int, tuple[bytes, PeekedRequest]] = {}
+
+    def handlers(self) -> dict[Method, Any]:
+        """What answers the methods that are this service's."""
+        return bind(INFERENCE, self)
+
+    @property
+    def model_infer(self) -> Directly:
+        """Answers a call with one request."""
+        return Directly(self.infer, slo_ns=self.slo_ns, malformed=self.backend.bad_request)
+
+    @property
+    def model_stream_infer(self) -> Directly:
+        """Answers a call with a stream of requests."""
+        form = StreamForm(wrap_for_stream, _error_in_stream)
+        return Directly(self.infer, form, self.slo_ns)
+
+    def infer(self, call: Call, data: Buffer | JsonRequest) -> None:
+        """Serve a request; its call is answered sooner or later, and nothing is raised.
+
+        Args:
+            call: knows when the request came, and takes what there is to say.
+            data: a serialised ModelInferRequest; or what REST has read, which is given its answer before the call is.
+        """
+        num_bytes = len(data)
+        try:
+            self.door.enter(num_bytes)
+        except RefusedError as error:
+            call.fail(error)
+            return
+        served = ServedRequest(self, call, data, num_bytes)
+        if self._tracing is not None:
+            served.trace = self._tracing.begin(call)
+        served.begin()
+
+    def start(self, served: ServedRequest, call: Call, data: Buffer | JsonRequest) -> None:
+        """Check one request and have it served.
+
+        Raises:
+            RefusedError: it has waited for too long, or no worker can serve it.
+            UnknownModelError: no such model or version.
+            BadRequestError: the request does not fit its model.
+            DeniedError: it names a tenant that is not its caller's.
+        """
+        backend = self.backend
+        timeout_ns = call.timeout_ns
+        rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
+        templates, generation = self._templates, backend.generation
+        default_slo_ns = backend.default_slo_ns
+        cut: CutRequest | None = None
+        known: tuple[CheckedRequest, Any] | None = None
+        if isinstance(data, JsonRequest):
+            self._check_age(data, call)
+            if data.key is not None:
+                cut = CutRequest(data.key, data.message.id.encode(), None, data.raw)
+        else:
+            known = templates.known(
+                data,
+                generation=generation,
+                rpc_remaining_s=rpc_remaining_s,
+                default_slo_ns=default_slo_ns,
+            )
+            cut = cut_request(data) if known is None else None
+        if cut is not None:
+            template = templates.find(cut, generation=generation)
+            if template is not None:
+                filled = template.fill(
+                    cut, rpc_remaining_s=rpc_remaining_s, default_slo_ns=default_slo_ns
+                )
+                known = None if filled is None else (filled, template.described)
+        if known is not None:
+            served.ask(*known)
+            return
+        parsed = data.parsed() if isinstance(data, JsonRequest) else parse_request(data)
+        message = parsed.message
+        call.when_gone = served.withdraw
+        until = functools.partial(self._until_ns, call, message)
+        described = backend.describe(served, message.model_name, message.model_version, until)
+        if described is None:
+            return
+        servable = described.servable
+        if isinstance(data, JsonRequest):
+            parsed = data.parsed(servable)
+        asked = read_request(
+            parsed,
+            servable,
+            rpc_remaining_s=rpc_remaining_s,
+            default_slo_ns=default_slo_ns,
+        )
+        if asked.shared_inputs or asked.shared_outputs:
+            # What lies in shared memory is looked up for each request.
+            owner = call.caller.owner
+            outputs = self._find_shared(asked, owner)
+            served.shared(self._read_shared(asked, owner), outputs)
+        elif cut is not None and not asked.classes:
+            templates.add(cut, parsed, described, asked)
+        served.ask(asked, described)
+
+    def _until_ns(self, call: Call, message: pb.ModelInferRequest) -> int:
+        """Until when a request may wait for its model to be known."""
+        if (stated := stated_slo_ns(message)) is not None:
+            return call.arrival_ns + stated[0]
+        if (timeout_ns := call.timeout_ns) is not None:
+            return call.arrival_ns + timeout_ns
+        slo_ns = self.backend.slo_ns(message.model_name)
+        return call.arrival_ns + (slo_ns if slo_ns is not None else self.backend.default_slo_ns)
+
+    def _find_shared(self, asked: CheckedRequest, owner: str) -> Sequence[RegionSpan | None]:
+        """Find where outputs belong in clients' shared memory.
+
+        Raises:
+            NotAllowedError: clients may have none.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        return [
+            None if part is None else regions.find(part, owner=owner)
+            for part in asked.shared_outputs
+        ]
+
+    def _read_shared(self, asked: CheckedRequest, owner: str) -> int:
+        """Fetch inputs from clients' shared memory; returns how many bytes that are.
+
+        Raises:
+            RefusedError: there is no room for them.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        num_bytes = sum(part.num_bytes for _, part in asked.shared_inputs)
+        if num_bytes > regions.request_bytes_max:
+            raise BadRequestError(
+                f"found {num_bytes} bytes of inputs in shared memory, expected"
+                f" {regions.request_bytes_max} at most, as of a message (--max-message-mib)"
+            )
+        self.door.grow(num_bytes)
+        try:
+            for index, part in asked.shared_inputs:
+                asked.inputs[index] = regions.read(part, owner=owner)
+        except BaseException:
+            self.door.shrink(num_bytes)
+            raise
+        return num_bytes
+
+    def _shared_memory(self) -> Regions:
+        if self._regions is None:
+            raise NotAllowedError(
+                "clients may have no shared memory here: the server was started without --allow-client-shm"
+            )
+        return self._regions
+
+    def slo_ns(self, data: Buffer, timeout_ns: int | None, begin: int, end: int) -> tuple[int, int]:
+        """Find the SLO of a serialised request without a look at its tensors, and how many bytes of it were looked at.
+
+        Args:
+            data: bytes that hold the message, well-formed or not.
+            timeout_ns: of its call.
+            begin: where the message begins.
+            end: where it ends.
+        """
+        num_bytes = end - begin
+        start, peeked = self._peeked.get(num_bytes, _NOTHING_PEEKED)
+        if not start or data[begin : begin + len(start)] != start:
+            message = data[begin:end]
+            peeked = peek_request(message)
+            if len(self._peeked) >= _PEEKED_MAX:
+                self._peeked.clear()
+            self._peeked[num_bytes] = bytes(message[: peeked.num_bytes]), peeked
+        return self._slo_ns(peeked, timeout_ns), peeked.num_bytes
+
+    def _slo_ns(self, peeked: PeekedRequest, timeout_ns: int | None) -> int:
+        if peeked.slo_ns is not None:
+            return peeked.slo_ns
+        if timeout_ns is not None:
+            return timeout_ns
+        slo_ns = self.backend.slo_ns(peeked.model_name)
+        return self.backend.default_slo_ns if slo_ns is None else slo_ns
+
+    def _check_age(self, data: JsonRequest, call: Call) -> None:
+        """Refuse a request of REST that was past its SLO before its tensors were looked at."""
+        waited_ns = self.backend.clock() - call.arrival_ns
+        if waited_ns <= YOUNG_NS:
+            return
+        peeked = data.peek()
+        slo_ns = self._slo_ns(peeked, call.timeout_ns)
+        if waited_ns > slo_ns > YOUNG_NS:
+            self.backend.refused_at_door(Refusal.LATE)
+            raise RefusedError(
+                Refusal.LATE,
+                f"model {quote(peeked.model_name)}: waited {format_ns(waited_ns)} before the controller"
+                f" could look at it > SLO {format_ns(slo_ns)}",
+                figures={"slo_ns": slo_ns, "waited_ns": waited_ns},
+            )
+
+    # --- clients' shared memory ---------------------------------------------------------------
+
+    async def system_shared_memory_register(
+        self, request: pb.SystemSharedMemoryRegisterRequest, caller: Caller
+    ) -> Message:
+        """Register a region of a client's memory."""
+        self._shared_memory().register(
+            request.name,
+            request.key,
+            request.offset,
+            request.byte_size,
+            owner=caller.owner,
+        )
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, caller: Caller
+    ) -> Message:
+        """Forget one of the client's regions, or all."""
+        self._shared_memory().unregister(request.name, owner=caller.owner)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def system_shared_memory_status(
+        self, request: pb.SystemSharedMemoryStatusRequest, caller: Caller
+    ) -> Message:
+        """List one of the client's regions, or all."""
+        status = pb.SystemSharedMemoryStatusResponse()
+        for region in self._shared_memory().list(request.name, owner=caller.owner):
+            told = status.regions[region.name]
+            told.name, told.key = region.name, region.key
+            told.offset, told.byte_size = region.offset, region.num_bytes
+        return status
+
+
+def _not_his_tenant(found: str, tenant: str) -> DeniedError:
+    expected = f"{quote(tenant)}, which is the caller's, or none" if tenant else "none"
+    text = f"parameter tenant: found {quote(found)}, expected {expected}"
+    return DeniedError(Denial.NOT_ALLOWED, text)
+
+
+def _error_in_stream(text: str, request: Buffer) -> bytes:
+    """Make the message of a stream that answers a request with an error's text."""
+    return encode_stream_error(text, request_id=peek_request(request).request_id)

@@ -1,0 +1,208 @@
+"""What clients ask of a server in addition to inference: health, metadata, the model repository."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from clockwright import __version__
+from clockwright.errors import BadRequestError, UnknownModelError
+from clockwright.units import ModelId
+from clockwright.v1 import inference_pb2 as pb
+from controller.access.caller import Caller
+from controller.front.admission.limits import AdmissionLimits
+from controller.front.methods import INFERENCE, Method, bind
+from controller.front.oip.protocol import quote
+from controller.front.remote.backend import LocalBackend
+from controller.front.services.health import HealthService
+from controller.front.services.reflection import reflection_handlers
+from controller.models.catalogue import Catalogue, ModelState
+from controller.runtime import Runtime
+from controller.selection.applications import Applications
+
+# Triton's clients look here before they use an extension. Only those that work are announced.
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
+SHARED_MEMORY_EXTENSION = "system_shared_memory"
+
+# Triton's clients know ONNX models by this name.
+PLATFORM = "onnxruntime_onnx"
+APPLICATION_PLATFORM = "clockwright_application"
+
+
+class RepositoryService:
+    """Answers from what there is in the controller."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        backend: LocalBackend,
+        applications: Applications | None = None,
+        *,
+        door: AdmissionLimits,
+        client_shm: bool = False,
+        fill_statistics: Callable[[ModelId, pb.ModelStatistics], None] | None = None,
+    ) -> None:
+        """Serve one controller.
+
+        Args:
+            runtime: the controller's, like the others.
+            catalogue: knows the models.
+            backend: describes what a client names.
+            applications: know the applications; None: without applications.
+            door: is shut when there is no memory for requests.
+            client_shm: clients may keep tensors in shared memory of theirs.
+            fill_statistics: fills in what the metrics count of a model; None: only telemetry's counts are
+                known.
+        """
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._backend = backend
+        self._applications = applications
+        self._door = door
+        self._client_shm = client_shm
+        self._fill_statistics = fill_statistics
+        self.health = HealthService(self._is_serving)
+
+    def handlers(self) -> dict[Method, Any]:
+        """What answers the methods that are this service's."""
+        return bind(INFERENCE, self) | self.health.handlers() | reflection_handlers()
+
+    # --- health and metadata ------------------------------------------------------------------
+
+    async def server_live(self, _: pb.ServerLiveRequest, _caller: Caller) -> Message:
+        """Say that the process lives."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(self, _: pb.ServerReadyRequest, _caller: Caller) -> Message:
+        """Say whether it serves."""
+        return pb.ServerReadyResponse(ready=await self._is_serving())
+
+    async def _is_serving(self) -> bool:
+        return self._catalogue.ready and not self._runtime.draining and not self._door.is_shut
+
+    async def model_ready(self, request: pb.ModelReadyRequest, _caller: Caller) -> Message:
+        """Say whether a model or an application serves."""
+        try:
+            if application := self._backend.application(request.name, request.version):
+                assert self._applications is not None
+                state = self._applications.state(application)
+                return pb.ModelReadyResponse(ready=state is ModelState.READY)
+            model = self._backend.model(request.name, request.version)
+        except UnknownModelError:
+            return pb.ModelReadyResponse(
+                ready=False
+            )  # Triton, too, answers so for an unknown model.
+        return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
+
+    async def server_metadata(self, _: pb.ServerMetadataRequest, _caller: Caller) -> Message:
+        """Say which extensions work."""
+        extensions = [*EXTENSIONS]
+        if self._client_shm:
+            extensions.append(SHARED_MEMORY_EXTENSION)
+        return pb.ServerMetadataResponse(
+            name="clockwright", version=__version__, extensions=extensions
+        )
+
+    async def model_metadata(self, request: pb.ModelMetadataRequest, _caller: Caller) -> Message:
+        """Say what a model or an application takes and gives."""
+        servable = self._backend.find(request.name, request.version).servable
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        rows = servable.stated_rows
+        return pb.ModelMetadataResponse(
+            name=servable.name,
+            versions=[servable.version],
+            platform=APPLICATION_PLATFORM if servable.has_contexts else PLATFORM,
+            inputs=[
+                tensor(name=spec.name, datatype=spec.datatype, shape=spec.shape(rows))
+                for spec in servable.inputs
+            ],
+            outputs=[
+                tensor(name=spec.name, datatype=spec.datatype, shape=spec.shape(rows))
+                for spec in servable.outputs
+            ],
+        )
+
+    async def model_statistics(
+        self, request: pb.ModelStatisticsRequest, _caller: Caller
+    ) -> Message:
+        """Outcomes of the requests to one model, or to each; other methods report on applications."""
+        models = self._catalogue.models
+        if request.name:
+            models = [self._backend.model(request.name, request.version)]
+        response = pb.ModelStatisticsResponse()
+        for model in models:
+            told = response.model_stats.add(name=model.name, version=model.version)
+            counts = self._runtime.telemetry.by_model.get(model.model_id)
+            if counts is not None:
+                told.inference_stats.success.count = counts.answered
+                told.inference_stats.fail.count = counts.refusals.total()
+            if self._fill_statistics is not None:
+                self._fill_statistics(model.model_id, told)
+        return response
+
+    # --- the model repository -----------------------------------------------------------------
+
+    async def repository_index(
+        self, request: pb.RepositoryIndexRequest, _caller: Caller
+    ) -> Message:
+        """List models and applications."""
+        index = pb.RepositoryIndexResponse()
+        for model in self._catalogue.models:
+            state = self._catalogue.state(model)
+            if state is ModelState.READY or not request.ready:
+                index.models.add(
+                    name=model.name,
+                    version=model.version,
+                    state=state.value,
+                    reason=self._catalogue.reason(model),
+                )
+        for running in self._applications.all if self._applications is not None else ():
+            assert self._applications is not None
+            state = self._applications.state(running)
+            if state is ModelState.READY or not request.ready:
+                index.models.add(
+                    name=running.application.name,
+                    version=running.version,
+                    state=state.value,
+                    reason="" if state is ModelState.READY else "none of its models is ready",
+                )
+        return index
+
+    async def repository_model_load(
+        self, request: pb.RepositoryModelLoadRequest, _caller: Caller
+    ) -> Message:
+        """Load a model from the models directory."""
+        if request.parameters:
+            raise BadRequestError(
+                f"parameter {quote(min(request.parameters))}: found, but loading takes models from the"
+                " models directory as they are, expected no parameters"
+            )
+        await self._catalogue.reload(_model_named(request))
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(
+        self, request: pb.RepositoryModelUnloadRequest, _caller: Caller
+    ) -> Message:
+        """Remove a model."""
+        await asyncio.shield(self._catalogue.remove(_model_named(request)))
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _model_named(
+    request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+) -> str:
+    """Find the model's name: Triton sends it in field 2, behind a repository, and KServe in field 1."""
+    name = request.model_name or request.repository_name
+    if not name:
+        raise BadRequestError("model_name: found none, expected the name of a model")
+    return name

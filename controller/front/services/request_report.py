@@ -1,0 +1,374 @@
+"""Explains the outcome of one request: what it waited for, what delayed or stopped it, what would have helped.
+
+Everything is looked up on demand: in telemetry's last rows, among the refusals that
+`controller.telemetry.past_requests` keeps, and among the requests that are still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clockwright.errors import Refusal, UnknownRequestError
+from clockwright.foreign import check_name_length
+from clockwright.units import ActionId, RequestId, format_ns
+from clockwright.v1 import control_pb2 as pb
+from controller.core.events import RequestArrived
+from controller.front.oip.protocol import quote
+from controller.models.catalogue import name_of
+from controller.runtime import Runtime
+from controller.telemetry.journey import Journey, where_it_went
+from controller.telemetry.past_requests import OPEN, QueryMade, RefusedRequest
+from controller.telemetry.rows import ActionRow, RequestRow
+from controller.telemetry.tables import CANCELLED, OK
+
+# Parts of a latency, in the order of `where_it_went`.
+_PARTS = {
+    "queue": "the queue",
+    "load": "the load of its model",
+    "input": "its input",
+    "exec": "the run",
+    "output": "its output",
+    "network": "the ways between controller and worker",
+}
+
+
+def explain_request(
+    runtime: Runtime, asked: str, may_see: Callable[[str], bool]
+) -> pb.ExplainResponse:
+    """Explain a request of the last moments.
+
+    Args:
+        runtime: where it was served.
+        asked: what its client called it, or the number that the server gave it.
+        may_see: says of a tenant whether its requests may be seen.
+
+    Raises:
+        BadRequestError: no request has such a name.
+        UnknownRequestError: no request has that name or number, it is too long ago, or is another tenant's.
+    """
+    check_name_length("request_id", asked)
+    for found in runtime.past.find_named(asked, may_see):
+        if isinstance(found, RefusedRequest):
+            return _refused(runtime, found, asked)
+        if (response := _of_number(runtime, found, asked, may_see)) is not None:
+            return response
+    if asked.isascii() and asked.isdigit() and len(asked) < 20:
+        number = RequestId(int(asked))
+        if (response := _of_number(runtime, number, "", may_see)) is not None:
+            return response
+    raise UnknownRequestError(
+        f"no request {quote(asked)} is known: answered ones are kept for the last moments only, and of those that"
+        " the limits on admission refused, few or none"
+    )
+
+
+def _of_number(
+    runtime: Runtime, request_id: RequestId, name: str, may_see: Callable[[str], bool]
+) -> pb.ExplainResponse | None:
+    refused = runtime.past.find_refused(request_id)
+    if refused is not None:
+        return _refused(runtime, refused, name or refused.name) if may_see(refused.tenant) else None
+    query = runtime.past.find_query(request_id)
+    if query is not None:
+        return _query(runtime, query, name or query.name) if may_see(query.tenant) else None
+    row = runtime.telemetry.find_request(request_id)
+    if row is not None:
+        return _over(runtime, row, name) if may_see(row.tenant) else None
+    found = runtime.find_open(request_id)
+    if found is not None and may_see(found[0].tenant):
+        return _open(runtime, *found, name)
+    return None
+
+
+def _open(
+    runtime: Runtime, request: RequestArrived, action_id: ActionId | None, name: str
+) -> pb.ExplainResponse:
+    age_ns = runtime.clock() - request.arrival_ns
+    response = pb.ExplainResponse(
+        request_id=request.request_id,
+        client_request_id=name,
+        model_id=name_of(request.model_id),
+        tenant=request.tenant,
+        outcome=OPEN,
+        rows=request.rows,
+        age_ns=age_ns,
+        slo_ns=request.slo_ns,
+        latency_ns=age_ns,
+    )
+    where = "waits" if action_id is None else f"is with a worker, in action {action_id}"
+    left_ns = request.slo_ns - age_ns
+    response.words.append(
+        f"It {where}, {format_ns(age_ns)} after it came;"
+        f" its SLO of {format_ns(request.slo_ns)} is over in {format_ns(left_ns)}."
+    )
+    return response
+
+
+def _query(runtime: Runtime, found: QueryMade, name: str) -> pb.ExplainResponse:
+    """Explain a query to an application: which models it asked, and with what outcome."""
+    now_ns = runtime.clock()
+    response = pb.ExplainResponse(
+        request_id=found.request_id,
+        client_request_id=name,
+        model_id=found.application,
+        tenant=found.tenant,
+        outcome=found.outcome,
+        detail=found.detail,
+        rows=found.rows,
+        age_ns=now_ns - found.arrival_ns,
+        slo_ns=found.slo_ns,
+        latency_ns=(now_ns if found.outcome == OPEN else found.at_ns) - found.arrival_ns,
+    )
+    became = {OK: "was answered", OPEN: "is open", CANCELLED: "was given up"}.get(
+        found.outcome, f"was refused as {found.outcome}"
+    )
+    words = response.words
+    words.append(
+        f"It asked application {found.application}, and {became} after"
+        f" {format_ns(response.latency_ns)}, of an SLO of {format_ns(found.slo_ns)}."
+    )
+    if found.detail:
+        words.append(f"The reason in words: {found.detail}.")
+    if not found.members:
+        words.append("None of the application's models was asked.")
+    for model, request_id, outcome in found.members:
+        response.members.add(model=model, request_id=request_id, outcome=outcome)
+        if request_id:
+            words.append(f"Model {model} was asked by request {request_id}: {outcome}.")
+        elif outcome == OK:
+            words.append(f"The answer of model {model} was in the prediction cache.")
+        else:
+            words.append(f"Model {model} was left out: it would not have fitted with the others.")
+    return response
+
+
+def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
+    """Explain a request that was answered, in time or not, or withdrawn."""
+    latency_ns = row.departure_ns - row.arrival_ns
+    response = pb.ExplainResponse(
+        request_id=row.request_id,
+        client_request_id=name,
+        model_id=name_of(row.model_id),
+        tenant=row.tenant,
+        outcome=row.outcome,
+        rows=row.rows,
+        age_ns=runtime.clock() - row.arrival_ns,
+        slo_ns=row.slo_ns,
+        latency_ns=latency_ns,
+        cold=row.cold,
+    )
+    words = response.words
+    slo = format_ns(row.slo_ns)
+    if row.outcome == CANCELLED:
+        words.append(f"Its client gave it up after {format_ns(latency_ns)}, of an SLO of {slo}.")
+        return response
+    if row.outcome not in (OK, Refusal.LATE.value):
+        words.append(
+            f"It was refused as {row.outcome} {format_ns(latency_ns)} after it came, with an SLO of {slo}. So many"
+            " were refused since that what stood in its way is not known any more."
+        )
+        return response
+    how = "in time" if row.outcome == OK else "too late"
+    words.append(f"It was answered {how}: after {format_ns(latency_ns)}, of an SLO of {slo}.")
+    response.expected_latency_ns = row.expected_departure_ns - row.arrival_ns
+    run = None if row.action_id is None else runtime.telemetry.find_action(row.action_id)
+    if run is None:
+        return response
+    _fill_action(response.run, run, row.arrival_ns)
+    load = None
+    if row.cold:
+        load = runtime.telemetry.find_load(row.model_id, run.worker_id, run.result_ns)
+        if load is not None:
+            _fill_action(response.load, load, row.arrival_ns)
+    parts_ns = where_it_went(
+        Journey(
+            arrival_ns=row.arrival_ns,
+            sent_ns=run.sent_ns,
+            received_ns=run.received_ns,
+            result_ns=run.result_ns,
+            departure_ns=row.departure_ns,
+            load=None if load is None else load.load,
+            input=run.input,
+            exec=run.exec,
+            output=run.output,
+        )
+    )
+    for name, part_ns in zip(_PARTS, parts_ns, strict=True):
+        setattr(response, f"spent_{name}_ns", part_ns)
+    parts = zip(_PARTS.values(), parts_ns, strict=True)
+    took = ", ".join(f"{name} {format_ns(part_ns)}" for name, part_ns in parts if part_ns)
+    words.append(f"Its time went into {took}.")
+    words.extend(_run_words(response, run))
+    if row.outcome != OK:
+        beyond_ns = latency_ns - response.expected_latency_ns
+        words.append(
+            f"An answer after {format_ns(response.expected_latency_ns)} was predicted when its batch was"
+            f" sent; it came {format_ns(beyond_ns)} later than that."
+        )
+    return response
+
+
+def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainResponse:
+    """Explain a request that was refused."""
+    waited_ns = found.departure_ns - found.arrival_ns
+    response = pb.ExplainResponse(
+        request_id=found.request_id,
+        client_request_id=name,
+        model_id=name_of(found.model_id),
+        tenant=found.tenant,
+        outcome=found.outcome,
+        detail=found.detail,
+        rows=found.rows,
+        age_ns=runtime.clock() - found.arrival_ns,
+        slo_ns=found.slo_ns,
+        latency_ns=waited_ns,
+        load_ns=found.load_ns,
+        exec_ns=found.exec_ns,
+        queue_ns=found.queue_ns,
+        margin_ns=found.margin_ns,
+        num_waiting=found.num_waiting,
+        num_open=found.num_open,
+        num_pages=found.num_pages,
+        dropped_share=found.dropped_share,
+        enough_slo_ns=found.remedy_slo_ns,
+        more_workers=found.more_workers,
+        pinning=found.pinning,
+    )
+    for values in found.lanes:
+        response.lanes.append(
+            pb.ExplainedLane(
+                worker_id=values[0],
+                resident=values[1],
+                loading=values[2],
+                exec_busy_ns=values[3],
+                load_busy_ns=values[4],
+                num_free_pages=values[5],
+                num_pages=values[6],
+            )
+        )
+    words = response.words
+    slo = format_ns(found.slo_ns)
+    words.append(
+        f"It was refused as {found.outcome} {format_ns(waited_ns)} after it came, with an SLO of {slo}."
+    )
+    if found.by_front:
+        words.append("Its front refused it by itself, for a quota that the controller had told it.")
+    if found.detail:
+        words.append(f"The reason in words: {found.detail}.")
+    if found.exec_ns:
+        needed_ns = found.load_ns + found.exec_ns + found.queue_ns
+        load = f"a load of {format_ns(found.load_ns)}, " if found.load_ns else ""
+        words.append(
+            f"It would have taken {format_ns(needed_ns)} at the least: {load}a run of"
+            f" {format_ns(found.exec_ns)}, a wait of {format_ns(max(found.queue_ns, 0))};"
+            f" {format_ns(found.margin_ns)} were reserved for the response path."
+        )
+    if found.action_id is not None:
+        run = runtime.telemetry.find_action(found.action_id)
+        if run is None:
+            words.append(f"It was with a worker, in action {found.action_id}, which is not over.")
+        else:
+            _fill_action(response.run, run, found.arrival_ns)
+            words.extend(_run_words(response, run))
+    words.extend(_obstacle_words(response))
+    words.append(_remedy_words(response, found.remedy))
+    return response
+
+
+#: Why an action was not run, by the name of its error.
+_NOT_RUN = {
+    "TOO_LATE": "the worker could not begin it within that window",
+    "WITHDRAWN": "the controller took it back, because it could not be in time any more, or no client waited for it",
+    "WORKER_LOST": "the worker was lost",
+}
+
+
+def _run_words(response: pb.ExplainResponse, run: ActionRow) -> list[str]:
+    told = response.run
+    action = f"ction {told.action_id} on worker {told.worker_id}"
+    was_run = run.exec is not None
+    words = [
+        (f"A{action} ran it" if was_run else f"It was in a{action},")
+        + f" in a batch of {told.batch_size} with {_times(told.num_requests, 'request')}."
+        f" The action was sent after {format_ns(told.sent_ns)} and might begin"
+        f" from {format_ns(told.earliest_ns)} to {format_ns(told.latest_ns)} after the request came;"
+        f" {format_ns(told.expected_duration_ns)} were predicted"
+        + (f", and {format_ns(told.duration_ns)} were measured." if was_run else ".")
+    ]
+    if not was_run:
+        words.append(f"It was not run: {_NOT_RUN.get(run.error, run.error)}.")
+    elif run.error != "NONE":
+        words.append(f"It failed: {run.error}.")
+    if response.HasField("load"):
+        load = response.load
+        words.append(
+            "The model's weights were not resident when it came: they were loaded from"
+            f" {format_ns(load.begin_ns)} to {format_ns(load.end_ns)} after that."
+        )
+    elif response.cold:
+        words.append("The model's weights were not resident when it came.")
+    elif response.outcome == OK:
+        words.append("No load was needed: the model's weights were resident.")
+    return words
+
+
+def _times(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _obstacle_words(response: pb.ExplainResponse) -> list[str]:
+    words = []
+    if response.num_open:
+        words.append(
+            f"{_times(response.num_waiting, 'request')} of its model {_were(response.num_waiting)} waiting, and"
+            f" {response.num_open} of all models had no answer yet."
+        )
+    if response.dropped_share:
+        words.append(
+            f"Of the requests for such workers {response.dropped_share:.1%} were refused lately."
+        )
+    for lane in response.lanes:
+        where = "resident" if lane.resident else "on their way" if lane.loading else "not there"
+        words.append(
+            f"Worker {lane.worker_id}: its weights ({_times(response.num_pages, 'page')}) were {where};"
+            f" EXEC was planned for {format_ns(lane.exec_busy_ns)} more, LOAD for"
+            f" {format_ns(lane.load_busy_ns)}; {lane.num_free_pages} of {lane.num_pages} pages were free."
+        )
+    return words
+
+
+def _remedy_words(response: pb.ExplainResponse, remedy: str) -> str:
+    parts = []
+    if response.enough_slo_ns:
+        more_ns = response.enough_slo_ns - response.slo_ns
+        parts.append(f"an SLO of {format_ns(response.enough_slo_ns)} ({format_ns(more_ns)} longer)")
+    if response.more_workers:
+        more = "worker" if response.more_workers == 1 else "workers"
+        parts.append(f"{response.more_workers} more {more}")
+    ways = [" and ".join(parts)] if parts else []
+    if response.pinning:
+        ways.append(f"model {response.model_id} pinned (`clockwright models pin`)")
+    if remedy:
+        ways.append(remedy)
+    if not ways:
+        return "Nothing is known that would have let it succeed."
+    return f"What would have let it succeed: {', or '.join(ways)}."
+
+
+def _fill_action(told: pb.ExplainedAction, row: ActionRow, arrival_ns: int) -> None:
+    told.action_id, told.worker_id = row.action_id, row.worker_id
+    told.batch_size, told.num_requests = row.batch_size, row.num_requests
+    told.sent_ns = row.sent_ns - arrival_ns
+    if row.earliest_ns is not None and row.latest_ns is not None:
+        told.earliest_ns, told.latest_ns = row.earliest_ns - arrival_ns, row.latest_ns - arrival_ns
+    told.expected_begin_ns = row.expected_begin_ns - arrival_ns
+    told.expected_duration_ns = row.expected_duration_ns
+    step = row.exec if row.type == "Infer" else row.load
+    if step is not None:
+        told.begin_ns, told.end_ns = step.begin_ns - arrival_ns, step.end_ns - arrival_ns
+        told.duration_ns = step.duration_ns
+    told.error = row.error

@@ -1,0 +1,158 @@
+"""The controller's half of joining (`clockwright.wire.peer`): peers that ask for a connection, until they connect."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from clockwright.errors import ProtocolError
+from clockwright.wire import peer
+from clockwright.wire.frame_headers import HEADER_BYTES_MAX
+from clockwright.wire.frame_socket import SocketListener
+from clockwright.wire.leadership import Term
+from clockwright.wire.peer import Welcome
+
+log = logging.getLogger(__name__)
+
+_Register = TypeVar("_Register", bound=msgspec.Struct)
+
+# A peer that asked for a connection connects at once.
+DIAL_LIMIT_S = 10.0
+# Peers that have asked and not connected; beyond that the first of them are forgotten.
+_EXPECTED_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatConfig:
+    """How often each side sends a heartbeat, and after how much silence it gives the other up."""
+
+    interval_ms: int = 200
+    silence_limit_ms: int = 10_000
+
+
+class Shown(Protocol):
+    """The credentials of a call."""
+
+    @property
+    def over(self) -> bool:
+        """They expired or changed."""
+
+
+class Messages(Protocol):
+    """The messages of a call (`controller.front.methods`)."""
+
+    async def read(self) -> bytes | None:
+        """The next message. Returns None at the end."""
+
+    async def write(self, message: bytes) -> None:
+        """Send a message."""
+
+
+async def answer(
+    stream: Messages, kind: type[_Register], welcome: Callable[[_Register], Welcome]
+) -> None:
+    """Answer a peer that asks for a connection.
+
+    Args:
+        stream: its call.
+        kind: what such a peer says of itself.
+        welcome: makes the answer.
+
+    Raises:
+        ProtocolError: the peer may not join.
+        NoRoomError: there are too many.
+        LinkEndedError: no peer may join any more.
+    """
+    data = await stream.read()
+    if data is not None:
+        await stream.write(peer.encode(welcome(_decode(kind, data))))
+
+
+def _decode(kind: type[_Register], data: bytes) -> _Register:
+    what = kind.__name__
+    if len(data) > HEADER_BYTES_MAX:
+        raise ProtocolError(f"{what} of {len(data)} bytes, expected {HEADER_BYTES_MAX} at most")
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(data)} bytes that are no {what}: {error}") from None
+
+
+def check_version(found: int, what: str) -> None:
+    """Check the protocol version that a peer speaks.
+
+    Raises:
+        ProtocolError: it is another one than ours.
+    """
+    if found != peer.PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the {what} speaks protocol version {found}, the controller {peer.PROTOCOL_VERSION}"
+        )
+
+
+class Expected:
+    """Peers that have asked for a connection and not connected yet, by name: only the latest call of each counts."""
+
+    def __init__(
+        self, what: str, listener: SocketListener, heartbeats: HeartbeatConfig, term: Term
+    ) -> None:
+        """Expect none.
+
+        Args:
+            what: the peers are, for messages.
+            listener: where they connect.
+            heartbeats: how often each side sends one.
+            term: the generation in which this controller leads.
+        """
+        self._what = what
+        self._listener = listener
+        self._heartbeats = heartbeats
+        self._term = term
+        self._tokens: dict[str, bytes] = {}
+
+    def expect(self, name: str, connected: Callable[[socket.socket], None]) -> Welcome:
+        """Make the answer to a peer, and expect its connection.
+
+        Args:
+            name: no other peer has it.
+            connected: is given the connection, and owns it.
+        """
+        self.forget(name)
+        if len(self._tokens) >= _EXPECTED_MAX:
+            self.forget(next(iter(self._tokens)))
+
+        def take(sock: socket.socket) -> None:
+            self._tokens.pop(name, None)
+            connected(sock)
+
+        token = self._tokens[name] = self._listener.expect(take)
+        asyncio.get_running_loop().call_later(DIAL_LIMIT_S, self._expect_no_more, name, token)
+        return Welcome(
+            heartbeat_interval_ms=self._heartbeats.interval_ms,
+            silence_limit_ms=self._heartbeats.silence_limit_ms,
+            socket_path=self._listener.path,
+            socket_port=self._listener.port,
+            token=token,
+            lineage=self._term.lineage,
+            generation=self._term.generation,
+        )
+
+    def forget(self, name: str) -> None:
+        """Do not expect a peer any more."""
+        self._listener.forget(self._tokens.pop(name, b""))
+
+    def close(self) -> None:
+        """Expect no peer any more."""
+        for name in list(self._tokens):
+            self.forget(name)
+
+    def _expect_no_more(self, name: str, token: bytes) -> None:
+        if self._tokens.get(name) == token:
+            log.warning("%s %s has not connected for %g s", self._what, name, DIAL_LIMIT_S)
+            self.forget(name)

@@ -1,0 +1,784 @@
+"""The models there are, their names and ids, and the workers' verdicts on them.
+
+A model has a public name, which clients use, and an id, which the scheduler and the workers use. They
+are the same for the first model of a name. A model that takes the name over gets a new id (`NAME@2`). So
+the old one serves until the new one is ready, and nothing that is still under way for the old one can be
+mistaken for the new one's.
+
+The workers judge whether a model is fit to be served: it is LOADING until one of them has answered, READY
+while one has it, and UNAVAILABLE when all that are present have refused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from clockwright.errors import ModelError, NoRoomError, Refusal, RefusedError, UnknownModelError
+from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
+from clockwright.wire.tensors import TensorSpec, describe
+from controller.core.events import ModelAdded, ModelPinned, ModelReady, ModelRemoved
+from controller.models.digests import FileDigests
+from controller.models.model_folder import ModelFolder, check_name, read_model_folder
+from controller.models.preparing import PreparingModels
+from controller.models.state_file import StateFile
+from controller.models.uploads import Upload, Uploads
+from controller.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+# A replaced model serves its last requests for this long at most. A request may have an SLO of hours.
+RETIRE_LIMIT_S = 10
+
+# Instances of a folder that clients may upload. Each is offered to each worker and waits for its verdict.
+UPLOADED_COPIES_MAX = 1000
+#: Models in all, those on trial too; a scheduler with more of them was never tried.
+MODELS_MAX = 100_000
+# Models that are offered before requests get their turn.
+_OFFERS_SLICE = 64
+
+# Names without a model whose last generation is remembered one by one.
+_NAMES_GONE_MAX = 10_000
+
+#: How the reason of a model ends whose preparation has not begun.
+NOT_BEGUN = "before it"
+
+# Between a name and a generation. No name has it, so an id is never another model's name.
+_SEPARATOR = "@"
+
+
+class ModelState(enum.Enum):
+    """Whether a model can be asked now. The values are the wire's, as `RepositoryIndex` has them."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One generation of one instance of a model, with the workers' verdicts on it."""
+
+    model_id: ModelId
+    #: Public name; instances of one folder have a name each.
+    name: str
+    #: None: the folder is malformed, and no worker will see it.
+    folder: ModelFolder | None
+    #: How the folder is malformed; empty when it is not.
+    fault: str = ""
+    #: Tensors of one row, in the model's order; empty until a worker was ready, and while those who
+    #: have been ready disagree. So are `outputs`.
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    architecture_id: ArchitectureId | None = None
+    num_pages: int = 0
+    weights_bytes: int = 0
+    #: Why the latest worker runs its rows one by one although larger batches were asked for; empty if it does
+    #: not.
+    one_by_one: str = ""
+    #: Batch sizes, ascending, of each worker that has the model ready.
+    ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
+    #: Reason of each worker that refused the model.
+    refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    #: Those of them that did not look at the model, because workers of another kind are to serve it.
+    not_for: set[WorkerId] = field(default_factory=set)
+    #: Those of them who describe its tensors otherwise than an earlier one that has it ready.
+    disagreeing: set[WorkerId] = field(default_factory=set)
+    #: PortStage that a worker is at with the model ("compiling"); empty when none has said so.
+    progress: str = ""
+    #: A digest of what workers are offered; empty until it is needed.
+    offer_digest: bytes = b""
+    #: What brought its files; None: they are not ours.
+    upload: Upload | None = None
+
+    @property
+    def version(self) -> str:
+        """Version that is served; empty when the folder is malformed."""
+        return self.folder.version if self.folder else ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.num_bytes for file in self.folder.files) if self.folder else 0
+
+    @property
+    def slo_ns(self) -> int | None:
+        """Default latency objective; None: the controller's."""
+        return self.folder.settings.slo_ns if self.folder else None
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the prediction cache may answer requests for the model."""
+        return self.folder is not None and self.folder.settings.cache
+
+    @property
+    def largest_batch(self) -> int:
+        """Most rows that a request may have; 0 while no worker has the model."""
+        return max((sizes[-1] for sizes in self.ready_on.values()), default=0)
+
+
+class OfferTo(Protocol):
+    """A worker that is asked for its opinion; in the live controller, its link."""
+
+    def offer(self, model: Entry) -> None:
+        """Offer it a model; it answers with `model_ready` or `model_refused`."""
+
+    def withdraw(self, model: Entry) -> None:
+        """Have it forget a model that is gone, unless it has answered the offer."""
+
+
+class Verdicts:
+    """All models by id, and what workers say of them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        #: Another number whenever a name means another model or application, or one takes other tensors or
+        #: batches.
+        self.generation = 0
+        #: Models that workers may know: all that are served, and new ones on trial.
+        self._by_id: dict[ModelId, Entry] = {}
+        #: Workers that have joined and take new models.
+        self._workers: dict[WorkerId, OfferTo] = {}
+        self._preparing = PreparingModels(runtime.clock)
+        self._changed: asyncio.Future[None] | None = None
+        self._watchers: list[Callable[[], object]] = []
+
+    def find_id(self, model_id: ModelId) -> Entry | None:
+        """Find the model of an id: one that is served, or a new one on trial."""
+        return self._by_id.get(model_id)
+
+    def state(self, model: Entry) -> ModelState:
+        """Whether a model can be served now."""
+        if model.folder is None:
+            return ModelState.UNAVAILABLE
+        if model.ready_on:
+            return ModelState.READY
+        if self._workers and all(worker in model.refused_by for worker in self._workers):
+            return ModelState.UNAVAILABLE
+        return ModelState.LOADING
+
+    def reason(self, model: Entry) -> str:
+        """Say why a model is unavailable, or at what stage it is; empty when it is ready."""
+        match self.state(model):
+            case ModelState.READY:
+                return ""
+            case ModelState.UNAVAILABLE:
+                return model.fault or _refusals(model)
+            case ModelState.LOADING if not self._workers:
+                return "waiting for a worker"
+            case ModelState.LOADING:
+                return model.progress or _before(self._place(model))
+
+    def refusal(self, model: Entry) -> RefusedError | None:
+        """Say why requests to a model are refused before the scheduler sees them. Returns None if they are not.
+
+        A model that was served before is only away while workers that cannot serve it are there.
+        """
+        state, name = self.state(model), model.name
+        if state is ModelState.LOADING and self._workers:
+            place = self._place(model)
+            retry_ns = self._preparing.retry_ns(place)
+            stage = model.progress or _before(place)
+            return RefusedError(
+                Refusal.LOADING,
+                f"model {name} is being prepared ({stage}); try again in about {-(-retry_ns // NS_PER_S)} s",
+                figures={"models_before": place, "retry_ns": retry_ns},
+            )
+        if model.outputs or state is ModelState.READY:
+            return None
+        looked = model.folder is None or model.refused_by.keys() - model.not_for
+        if state is ModelState.UNAVAILABLE and looked:
+            return RefusedError(
+                Refusal.UNFIT, f"model {name} cannot be served: {self.reason(model)}"
+            )
+        return RefusedError(
+            Refusal.NO_WORKER, f"model {name} is {state.value}: {self.reason(model)}"
+        )
+
+    def _place(self, model: Entry) -> int:
+        return self._preparing.place(model.model_id, self._sizes)
+
+    def _sizes(self) -> list[tuple[int, ModelId]]:
+        return [
+            (model.num_bytes, model.model_id)
+            for model in self._by_id.values()
+            if self.state(model) is ModelState.LOADING
+        ]
+
+    def watch(self, renewed: Callable[[], object]) -> None:
+        """Have something called at each new generation."""
+        self._watchers.append(renewed)
+
+    def renew(self) -> None:
+        """Begin a new generation."""
+        self.generation += 1
+        for renewed in self._watchers:
+            renewed()
+
+    def worker_joined(self, worker_id: WorkerId, worker: OfferTo) -> None:
+        """Offer a worker all models that it has not answered for already, and let its opinion count from now on."""
+        self._workers[worker_id] = worker
+        self._preparing.offered()
+        self._announce_change()
+        self._offer_from(0, list(self._by_id.values()), worker_id, worker)
+
+    def _offer_from(
+        self, start: int, models: Sequence[Entry], worker_id: WorkerId, worker: OfferTo
+    ) -> None:
+        """Offer a slice of the models that were there when a worker joined, and later the next."""
+        if self._workers.get(worker_id) is not worker:
+            return
+        end = start + _OFFERS_SLICE
+        for model in models[start:end]:
+            is_here = self._by_id.get(model.model_id) is model
+            if is_here and worker_id not in model.ready_on and worker_id not in model.refused_by:
+                worker.offer(model)
+        if end < len(models):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._offer_from, end, models, worker_id, worker)
+
+    def worker_left(self, worker_id: WorkerId) -> None:
+        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains.
+
+        A worker that drains is not told either when a model is removed that it still prepares. It may
+        finish that in vain before it leaves.
+        """
+        self._workers.pop(worker_id, None)
+        self.renew()
+        for model in self._by_id.values():
+            model.ready_on.pop(worker_id, None)
+            model.refused_by.pop(worker_id, None)
+            model.not_for.discard(worker_id)
+            model.disagreeing.discard(worker_id)
+            if not model.ready_on and model.disagreeing:
+                self._ask_again(model)
+        self._announce_change()
+
+    def _ask_again(self, model: Entry) -> None:
+        """Forget a description that no model uses any more, and offer the models that it blocked."""
+        model.inputs = model.outputs = ()
+        for worker_id in sorted(model.disagreeing):
+            model.refused_by.pop(worker_id, None)
+            self._workers[worker_id].offer(model)
+        model.disagreeing.clear()
+
+    def model_progress(self, model_id: ModelId, stage: str) -> None:
+        """Note what a worker is doing with a model."""
+        if model := self._by_id.get(model_id):
+            model.progress = stage
+
+    def model_ready(
+        self,
+        event: ModelReady,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        weights_bytes: int,
+        one_by_one: str = "",
+    ) -> bool:
+        """Note that a worker has a model ready, and tell the scheduler.
+
+        Returns:
+            False when the worker is to forget the model, because it was removed, or because another
+            worker that has it ready describes its tensors differently.
+        """
+        model = self._by_id.get(event.model_id)
+        if model is None:
+            return False
+        self.renew()
+        if not model.ready_on:
+            self._preparing.judged()
+        described = (model.inputs, model.outputs)
+        if model.ready_on and described != (inputs, outputs):
+            reason = (
+                f"the worker finds inputs {describe(inputs)} and outputs {describe(outputs)}, "
+                f"an earlier one {describe(model.inputs)} and {describe(model.outputs)}"
+            )
+            self.model_refused(event.worker_id, event.model_id, reason)
+            model.disagreeing.add(event.worker_id)
+            return False
+        if described != (inputs, outputs):
+            model.inputs, model.outputs = inputs, outputs
+        model.architecture_id = event.architecture_id
+        model.num_pages = event.num_pages
+        model.weights_bytes = weights_bytes
+        model.one_by_one = one_by_one
+        model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
+        model.refused_by.pop(event.worker_id, None)
+        model.progress = ""
+        self._runtime.tell(event)
+        log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
+        self._announce_change()
+        return True
+
+    def model_refused(
+        self, worker_id: WorkerId, model_id: ModelId, reason: str, *, for_others: bool = False
+    ) -> None:
+        """Note that a worker cannot serve a model, and why.
+
+        `for_others`: workers of another kind are to serve it, so it is no news while there is one.
+        """
+        model = self._by_id.get(model_id)
+        if model is None:
+            return
+        if not model.ready_on and not model.refused_by:
+            self._preparing.judged()
+        model.refused_by[worker_id] = reason
+        if for_others:
+            model.not_for.add(worker_id)
+        level = logging.INFO if for_others else logging.WARNING
+        log.log(level, "model %s is refused by worker %s: %s", model_id, worker_id, reason)
+        self._announce_change()
+
+    def _announce_change(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    async def _wait_for_change(self) -> None:
+        if self._changed is None or self._changed.done():
+            self._changed = asyncio.get_running_loop().create_future()
+        # Several tasks may wait on the one future. One that is cancelled must not cancel it for the rest.
+        await asyncio.shield(self._changed)
+
+
+class Catalogue(Verdicts):
+    """All models, by public name and by id: how they come, are replaced, and go."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: Path | None = None,
+        uploads: Uploads | None = None,
+        digests: FileDigests | None = None,
+        *,
+        models_max: int = MODELS_MAX,
+        state: StateFile | None = None,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            runtime: is told of models that come, get ready and go.
+            directory: one folder per model; for `scan` and `reload`.
+            uploads: keep models that come by upload; for `restore` and `add`.
+            digests: know the directory's files that an earlier run has read.
+            models_max: beyond so many none is added.
+            state: keeps which models are pinned and what ids they have; None: that goes with the process.
+        """
+        super().__init__(runtime)
+        self._state = state
+        #: Public names of models that operators have pinned, whether there is one just now or not.
+        self._pinned: set[str] = set()
+        self._models_max = models_max
+        self._directory = directory
+        self._uploads = uploads
+        self._digests = digests
+        #: Models that are served, by public name.
+        self._by_name: dict[str, Entry] = {}
+        #: Number of the last model of a name, and of the last of any name that is forgotten. No id is ever
+        #: given twice: what is under way for a removed model would be taken for its successor's.
+        self._generations: dict[str, int] = {}
+        self._last_forgotten = 0
+        #: Names of models that are being added or replaced.
+        self._busy: set[str] = set()
+        #: Names of applications, which share the models' name space.
+        self._reserved: set[str] = set()
+
+    # --- look-ups -----------------------------------------------------------------------------
+
+    def find(self, name: str) -> Entry | None:
+        """Find the model that serves a public name."""
+        return self._by_name.get(name)
+
+    def holds(self, name: str) -> bool:
+        """Whether a model has a public name, or is about to have it."""
+        return name in self._by_name or name in self._busy
+
+    @property
+    def models(self) -> list[Entry]:
+        """Models that are served, whatever their state, sorted by name."""
+        return [self._by_name[name] for name in sorted(self._by_name)]
+
+    @property
+    def served(self) -> list[Entry]:
+        """The same in no order, which takes less time where there are thousands."""
+        return list(self._by_name.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model is ready or known to be unfit, so that waiting longer changes nothing."""
+        if not self._by_name:
+            return True
+        return bool(self._workers) and all(
+            self.state(model) is not ModelState.LOADING for model in self._by_name.values()
+        )
+
+    # --- names of applications ----------------------------------------------------------------
+
+    def reserve(self, name: str) -> None:
+        """Let no model take a name from now on: an application has it, or is about to."""
+        self._reserved.add(name)
+
+    def release(self, name: str) -> None:
+        """Let models have a name again."""
+        self._reserved.discard(name)
+
+    # --- adding and removing ------------------------------------------------------------------
+
+    async def restore(self) -> None:
+        """Take in the uploads that earlier runs have kept, at start, before anything else.
+
+        Raises:
+            StoreError: the records cannot be read.
+            OSError: the files cannot be listed.
+        """
+        if self._state is not None:
+            self._pinned = await self._state.run(_load_pins)
+            # Workers that wait for this controller have the models by the ids that they had, those of `scan` too.
+            generations = await self._state.run(_load_generations)
+            self._generations = {name: number - 1 for name, number in generations.items()}
+        if self._uploads is None:
+            return
+        for kept in await self._uploads.restore():
+            names = kept.names
+            if kept.folder is not None:
+                models = await self._start_trial(kept.folder, names, kept.upload)
+            else:
+                log.warning("model %s is unavailable: %s", names[0], kept.fault)
+                models = [
+                    Entry(ModelId(name), name, None, fault=kept.fault, upload=kept.upload)
+                    for name in names
+                ]
+                kept.upload.num_models = len(models)
+            for model in models:
+                self._by_name[model.name] = model
+                self.renew()
+
+    async def scan(self) -> None:
+        """Take in every folder of the directory, at start; malformed ones become UNAVAILABLE.
+
+        What an upload has replaced stays replaced.
+
+        Raises:
+            ModelError: the directory cannot be read.
+        """
+        assert self._directory is not None
+        try:
+            folders = sorted(p for p in self._directory.iterdir() if not p.name.startswith("."))
+        except OSError as error:
+            raise ModelError(f"models directory: {error}") from error
+        for path in folders:
+            if not path.is_dir() or any(m.upload for m in self._instances(path.name)):
+                continue
+            try:
+                folder = await asyncio.to_thread(read_model_folder, path, self._digests)
+                self._check_free(folder.instance_names)
+            except ModelError as error:
+                log.warning("model %s is unavailable: %s", path.name, error)
+                # If another model has the name already, that model stays.
+                if path.name not in self._by_name:
+                    fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
+                    self._by_name[path.name] = fault
+                    self.renew()
+                continue
+            for model in await self._start_trial(folder, folder.instance_names):
+                self._by_name[model.name] = model
+                self.renew()
+
+    async def add(
+        self,
+        path: Path,
+        *,
+        replace: bool = False,
+        upload: Upload | None = None,
+    ) -> list[Entry]:
+        """Add the models of a folder once a worker is ready for each of them, or change nothing.
+
+        Args:
+            path: the folder. It has to stay where it is: workers that join later get its files.
+            replace: take the place of the models of the same folder name, which serve until then.
+            upload: what brought the folder. Its files go with the last of its models, also of models that
+                are not added after all. None: the folder is not ours.
+
+        Returns:
+            The new models, which are ready.
+
+        Raises:
+            ModelError: the folder is malformed, a name is taken, every worker refused a model, or
+                there is no worker.
+            NoRoomError: there are too many models.
+            StoreError: the disk does not take it.
+        """
+        folder = await asyncio.to_thread(read_model_folder, path)
+        if upload is not None and folder.settings.copies > UPLOADED_COPIES_MAX:
+            raise ModelError(
+                f"config.toml: copies is {folder.settings.copies}, expected a whole number from 1 to"
+                f" {UPLOADED_COPIES_MAX} in a model that is uploaded"
+            )
+        replaced = self._instances(folder.name) if replace else []
+        names = folder.instance_names
+        if len(self._by_id) + len(names) > self._models_max:
+            raise NoRoomError(
+                f"found {len(self._by_id)} models and {len(names)} more, expected"
+                f" {self._models_max} at most"
+            )
+        self._check_free(name for name in names if name not in {m.name for m in replaced})
+        claimed = {folder.name, *names}
+        if clash := self._busy & claimed:
+            raise ModelError(f"model {min(clash)} is being added or replaced by another call")
+        self._busy |= claimed
+        try:
+            return await self._try_and_switch(folder, replaced, upload)
+        finally:
+            self._busy -= claimed
+
+    async def reload(self, name: str) -> list[Entry]:
+        """Add, or replace, a model from the models directory.
+
+        Raises:
+            UnknownModelError: there is no such folder.
+            ModelError, NoRoomError, StoreError: as `add`.
+        """
+        check_name(name)
+        if self._directory is None:
+            raise ModelError(f"model {name}: the server has no models directory")
+        path = self._directory / name
+        if not path.is_dir():
+            raise UnknownModelError(f"model {name}: the models directory has no such folder")
+        return await self.add(path, replace=True)
+
+    def remove(self, name: str) -> Awaitable[None]:
+        """Remove a model, or all copies of a folder.
+
+        Returns:
+            When this is done, no restart brings the models back; a StoreError says that one would.
+
+        Raises:
+            UnknownModelError: no model has that name.
+        """
+        models = self._named(name)
+        for model in models:
+            del self._by_name[model.name]
+            self._forget(model)
+        self.renew()
+        pinned = [model.name for model in models if model.name in self._pinned]
+        self._pinned.difference_update(pinned)
+        return asyncio.ensure_future(self._forget_kept(models, pinned))
+
+    async def pin(self, name: str, *, pinned: bool) -> list[Entry]:
+        """Keep the weights of a model, or of all copies of a folder, loaded; or let them go again.
+
+        A pin is the name's: whatever takes the name over is pinned too.
+
+        Returns:
+            The models.
+
+        Raises:
+            UnknownModelError: no model has that name.
+            StoreError: the disk does not take it, and nothing has changed.
+        """
+        models = self._named(name)
+        if self._state is not None:
+            names = [model.name for model in models]
+            await self._state.run(functools.partial(_keep_pins, names, pinned))
+        for model in models:
+            (self._pinned.add if pinned else self._pinned.discard)(model.name)
+            if self._by_id.get(model.model_id) is model:
+                self._runtime.tell(ModelPinned(model_id=model.model_id, pinned=pinned))
+        return models
+
+    def is_pinned(self, model: Entry) -> bool:
+        """Whether an operator wants the model to stay loaded."""
+        return model.name in self._pinned
+
+    def _named(self, name: str) -> list[Entry]:
+        """Find a model, or all copies of a folder.
+
+        Raises:
+            UnknownModelError: no model has that name.
+        """
+        found = self._by_name.get(name)
+        models = [found] if found else self._instances(name)
+        if not models:
+            raise UnknownModelError(f"there is no model {name}")
+        return models
+
+    async def _forget_kept(self, models: Sequence[Entry], pinned: Sequence[str]) -> None:
+        """Keep nothing more of models that are removed: what brought them, and that they were pinned."""
+        if self._state is not None and pinned:
+            await self._state.run(functools.partial(_keep_pins, pinned, False))
+        if self._uploads is not None and (rows := _uploaded(models)):
+            await self._uploads.forget(rows)
+
+    def _instances(self, folder_name: str) -> list[Entry]:
+        return [
+            model
+            for model in self._by_name.values()
+            if (model.folder.name if model.folder else model.name) == folder_name
+        ]
+
+    def _check_free(self, names: Iterable[str]) -> None:
+        for name in names:
+            check_name(name)
+            if name in self._by_name:
+                raise ModelError(f"there is a model {name} already")
+            if name in self._reserved:
+                raise ModelError(f"there is an application {name} already")
+
+    async def _try_and_switch(
+        self,
+        folder: ModelFolder,
+        replaced: Sequence[Entry],
+        upload: Upload | None,
+    ) -> list[Entry]:
+        if not self._workers:
+            raise ModelError("there is no worker that could say whether the model is fit")
+        models = await self._start_trial(folder, folder.instance_names, upload)
+        try:
+            for model in models:
+                while self.state(model) is ModelState.LOADING:
+                    if not self._workers:
+                        raise ModelError(f"model {model.name}: all workers left")
+                    await self._wait_for_change()
+                if self.state(model) is ModelState.UNAVAILABLE:
+                    raise ModelError(f"model {model.name}: {self.reason(model)}")
+        except BaseException:
+            for model in models:
+                self._forget(model)
+            raise
+        switching = asyncio.ensure_future(self._switch(models, replaced, upload))
+        try:
+            await asyncio.shield(switching)
+        except asyncio.CancelledError:
+            # If the caller has given up waiting, disk and memory still change together.
+            await asyncio.wait([switching])
+            raise
+        return models
+
+    async def _switch(
+        self, models: Sequence[Entry], replaced: Sequence[Entry], upload: Upload | None
+    ) -> None:
+        """Let new models take the place of others, on the disk first."""
+        if self._uploads is not None:
+            folder = models[0].folder
+            assert folder is not None
+            try:
+                new = None if upload is None else (upload, folder)
+                generations = {model.name: self._generations[model.name] for model in models}
+                await self._uploads.switch(new, _uploaded(replaced), generations)
+            except BaseException:
+                for model in models:
+                    self._forget(model)
+                raise
+        # A replaced model may have been removed while the new ones were on trial.
+        for old in replaced:
+            if self._by_name.get(old.name) is old:
+                del self._by_name[old.name]
+                self._retire(old)
+        for model in models:
+            self._by_name[model.name] = model
+        self.renew()
+
+    def _retire(self, old: Entry) -> None:
+        """Forget a replaced model once its last waiting request is due, so that no request is refused."""
+        delay_s = self._runtime.time_to_last_deadline_ns(old.model_id) / NS_PER_S
+        delay_s = min(delay_s, RETIRE_LIMIT_S)
+        asyncio.get_running_loop().call_later(delay_s, self._forget, old)
+
+    async def _start_trial(
+        self, folder: ModelFolder, names: Sequence[str], upload: Upload | None = None
+    ) -> list[Entry]:
+        models: list[Entry] = []
+        try:
+            for index, name in enumerate(names):
+                if index % _OFFERS_SLICE == _OFFERS_SLICE - 1:
+                    await asyncio.sleep(0)
+                model = Entry(self._new_id(name), name, folder, upload=upload)
+                if upload is not None:
+                    upload.num_models += 1
+                models.append(model)
+                self._by_id[model.model_id] = model
+                self._runtime.telemetry.add_model(model.model_id)
+                self._runtime.tell(ModelAdded(model_id=model.model_id))
+                if name in self._pinned:
+                    self._runtime.tell(ModelPinned(model_id=model.model_id, pinned=True))
+                self._preparing.offered()
+                for worker in self._workers.values():
+                    worker.offer(model)
+        except BaseException:
+            for model in models:
+                self._forget(model)
+            raise
+        return models
+
+    def _new_id(self, name: str) -> ModelId:
+        generation = self._generations.get(name, self._last_forgotten) + 1
+        self._generations[name] = generation
+        if len(self._generations) > _NAMES_GONE_MAX + len(self._by_id):
+            gone = (
+                self._generations.keys() - {model.name for model in self._by_id.values()} - {name}
+            )
+            for each in gone:
+                self._last_forgotten = max(self._last_forgotten, self._generations.pop(each))
+        return generation_id(name, generation)
+
+    def _forget(self, model: Entry) -> None:
+        # A malformed model was never announced, and its id may be its successor's.
+        if self._by_id.get(model.model_id) is model:
+            del self._by_id[model.model_id]
+            self._runtime.tell(ModelRemoved(model_id=model.model_id))
+            self._runtime.telemetry.remove_model(model.model_id)
+            for worker in self._workers.values():
+                worker.withdraw(model)
+        if self._uploads is not None and model.upload is not None:
+            self._uploads.release(model.upload)
+
+
+def generation_id(name: str, generation: int) -> ModelId:
+    """Make the id of the nth model of a name, from 1."""
+    return ModelId(name if generation == 1 else f"{name}{_SEPARATOR}{generation}")
+
+
+def name_of(model_id: str) -> str:
+    """Find the public name in an id. Users know nothing of generations."""
+    return model_id.partition(_SEPARATOR)[0]
+
+
+def _load_pins(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM pin")}
+
+
+def _load_generations(connection: sqlite3.Connection) -> dict[str, int]:
+    return dict(connection.execute("SELECT * FROM generation"))
+
+
+def _keep_pins(names: Sequence[str], pinned: bool, connection: sqlite3.Connection) -> None:
+    statement = (
+        "INSERT OR REPLACE INTO pin VALUES (?)" if pinned else "DELETE FROM pin WHERE name = ?"
+    )
+    with connection:
+        connection.executemany(statement, [(name,) for name in names])
+
+
+def _uploaded(models: Iterable[Entry]) -> list[tuple[str, Upload]]:
+    return [(model.name, model.upload) for model in models if model.upload is not None]
+
+
+def _before(place: int) -> str:
+    return f"{place} model{'s' * (place != 1)} {NOT_BEGUN}"
+
+
+def _refusals(model: Entry) -> str:
+    """Join the reasons of the workers that refused a model, each reason once.
+
+    Where some have looked at it, what the others say would only drown the truth.
+    """
+    looked = {key: why for key, why in model.refused_by.items() if key not in model.not_for}
+    reasons = dict.fromkeys((looked or model.refused_by).values())
+    return "; ".join(reasons)

@@ -1,0 +1,54 @@
+"""How long a model that workers still prepare has to wait: its place, and the pace of late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from clockwright.units import NS_PER_S, ModelId
+
+#: Until the first model is ready or refused, one is taken to need as much: most take 1 to 3 s to compile.
+_FIRST_PACE_NS = 2 * NS_PER_S
+# A model that comes counts a quarter, so the pace follows when small models are followed by large ones.
+_SMOOTHING = 4
+# The places of thousands of models are found once in a second, and not for each request.
+_PLACES_KEPT_NS = NS_PER_S
+_RETRY_NS_MIN = NS_PER_S
+
+
+class PreparingModels:
+    """The models that no worker has ready or refused. Workers prepare small ones first, as they are offered."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._pace_ns = _FIRST_PACE_NS
+        self._last_ns = 0
+        self._places: dict[ModelId, int] = {}
+        self._places_ns = -_PLACES_KEPT_NS
+
+    def offered(self) -> None:
+        """A model is offered to workers: time without one does not count for the pace."""
+        self._last_ns = self._clock()
+
+    def judged(self) -> None:
+        """A model is ready or refused."""
+        now_ns = self._clock()
+        self._pace_ns += (now_ns - self._last_ns - self._pace_ns) // _SMOOTHING
+        self._last_ns = now_ns
+
+    def place(self, model_id: ModelId, sizes: Callable[[], Iterable[tuple[int, ModelId]]]) -> int:
+        """How many models are prepared before one.
+
+        Args:
+            model_id: the model.
+            sizes: lists the models that are being prepared, as they were offered, each with its bytes.
+        """
+        now_ns = self._clock()
+        if now_ns - self._places_ns >= _PLACES_KEPT_NS:
+            line = sorted(sizes(), key=lambda each: each[0])
+            self._places = {each: place for place, (_, each) in enumerate(line)}
+            self._places_ns = now_ns
+        return self._places.get(model_id, len(self._places))
+
+    def retry_ns(self, place: int) -> int:
+        """After how long a model may be ready, in ns."""
+        return max((place + 1) * self._pace_ns, _RETRY_NS_MIN)

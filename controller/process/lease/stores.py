@@ -1,0 +1,84 @@
+"""The interface of a store for a lease's record, and the record as bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Protocol
+
+from clockwright.errors import StoreError
+from clockwright.wire.leadership import Term
+from controller.process.lease.lease import LeaseRecord
+
+#: The forms of the setting, for messages.
+EXPECTED = (
+    "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY], over TLS "
+    "etcds://...?ca=PATH[&cert=PATH&key=PATH]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecord:
+    """What was read."""
+
+    #: None: the record does not exist yet.
+    record: LeaseRecord | None
+    #: The record's holder is known to have ended.
+    has_ended: bool = False
+    #: Version of the store, for `swap`.
+    revision: int = 0
+
+
+class LeaseStore(Protocol):
+    """Keeps the record. Called from one thread at a time, but not always the same one."""
+
+    def read(self) -> FoundRecord:
+        """Read the record.
+
+        Raises:
+            StoreError: the store cannot be reached, or holds something else.
+        """
+
+    def swap(self, found: FoundRecord, record: LeaseRecord) -> bool:
+        """Replace the record that was found, unless it changed. Returns whether it was replaced.
+
+        Raises:
+            StoreError: the store cannot be reached; the outcome is unknown.
+        """
+
+    def close(self) -> None:
+        """Close the store."""
+
+
+def encode(record: LeaseRecord) -> bytes:
+    """Make a record's bytes."""
+    fields = {
+        "lineage": record.term.lineage,
+        "generation": record.term.generation,
+        "holder": record.holder,
+        "renewals": record.renewals,
+        "released": record.released,
+    }
+    return json.dumps(fields).encode()
+
+
+def decode(data: bytes, *, where: str) -> LeaseRecord:
+    """Read a record.
+
+    Raises:
+        StoreError: the bytes are not a record.
+    """
+    try:
+        fields = json.loads(data)
+        lineage, generation = fields["lineage"], fields["generation"]
+        holder, renewals, released = fields["holder"], fields["renewals"], fields["released"]
+    except (ValueError, TypeError, KeyError):
+        fields = None
+    if (
+        fields is None
+        or not (isinstance(lineage, str) and isinstance(holder, str))
+        or not (isinstance(generation, int) and 0 < generation < 1 << 63)
+        or not (isinstance(renewals, int) and isinstance(released, bool))
+    ):
+        raise StoreError(f"lease {where}: found {data[:80]!r}, expected a record of a lease")
+    return LeaseRecord(Term(lineage, generation), holder, renewals, released)

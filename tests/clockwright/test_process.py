@@ -1,0 +1,54 @@
+"""Which memory of a process is moved into huge pages, and how it comes to lie in one piece."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from clockwright.process import _pieces_in_use
+
+SMAPS = """\
+55e300000000-55e300a00000 rw-p 00000000 00:00 0                          [heap]
+Size:              10240 kB
+Rss:                9000 kB
+VmFlags: rd wr mr mw me ac
+7f0000000000-7f0000400000 rw-p 00000000 00:00 0
+Size:               4096 kB
+Rss:                1024 kB
+7f1000000000-7f1000800000 rw-p 00000000 00:00 0
+Size:               8192 kB
+Rss:                 200 kB
+7f1800000000-7f1820000000 rw-p 00000000 00:00 0
+Size:             524288 kB
+Rss:              524288 kB
+7f2000000000-7f2000400000 r-xp 00000000 fe:00 260131                     /usr/lib/libpython3.11.so
+Size:               4096 kB
+Rss:                4096 kB
+7f3000000000-7f3000400000 rw-s 00000000 00:01 77                         /memfd:clockwright-inputs (deleted)
+Size:               4096 kB
+Rss:                4096 kB
+7ffe00000000-7ffe00800000 rw-p 00000000 00:00 0                          [stack]
+Size:               8192 kB
+Rss:                4096 kB
+"""
+
+
+def test_the_heap_and_pieces_in_use_are_found_but_no_stack_no_file_no_weights_and_nothing_shared() -> (
+    None
+):
+    assert list(_pieces_in_use(SMAPS)) == [
+        (0x55E300000000, 0x55E300A00000),
+        (0x7F0000000000, 0x7F0000400000),
+    ]
+
+
+def test_memory_that_is_kept_together_is_one_piece_and_stays() -> None:
+    program = """
+from pathlib import Path
+from clockwright.process import _pieces_in_use, keep_together
+keep_together()
+pieces = _pieces_in_use(Path("/proc/self/smaps").read_text())
+print(max(end - begin for begin, end in pieces) >> 20)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert int(done.stdout) >= 8, done.stderr

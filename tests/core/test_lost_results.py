@@ -1,0 +1,144 @@
+"""A later result of a lane proves that an earlier one is lost, and what was lost goes on at once."""
+
+from __future__ import annotations
+
+from clockwright.errors import Refusal
+from clockwright.units import RequestId
+from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights
+from controller.core.events import (
+    Command,
+    ForgetModel,
+    ModelAdded,
+    ModelRemoved,
+    RequestCancelled,
+    WriteOffAction,
+)
+from tests.kit.core_bench import GPU, MS, A, B, CoreBench, actions, answers, infers, refusals
+
+
+def written_off(commands: list[Command]) -> list[int]:
+    return [command.action_id for command in commands if isinstance(command, WriteOffAction)]
+
+
+def two_under_way(slo_ms: float = 1000) -> tuple[CoreBench, int, int]:
+    """A warm worker with two Infers of a request each; the first is about to be lost."""
+    bench = CoreBench()
+    bench.join()
+    bench.warm()
+    (first,) = infers(bench.request(A, slo_ms=slo_ms))
+    bench.request(A, slo_ms=1000)
+    (second,) = bench.wait(bench.now_ns + 6 * MS)
+    return bench, first.action.action_id, second.action.action_id
+
+
+def test_an_infer_that_runs_after_another_s_window_has_closed_proves_that_one_lost() -> None:
+    bench, lost, later = two_under_way()
+    commands = bench.done(later, bench.now_ms + 20, bench.now_ms + 30)
+    assert written_off(commands) == [lost]
+    assert answers(commands) == [bench.num_requests]
+    (again,) = infers(commands)
+    assert again.request_ids == (bench.num_requests - 1,)
+    # Should its result come after all, it answers no second time.
+    assert bench.done(lost, bench.now_ms - 2, bench.now_ms) == []
+    commands = bench.done(again.action.action_id, bench.now_ms, bench.now_ms + 2)
+    assert answers(commands) == [bench.num_requests - 1]
+
+
+def test_an_infer_that_runs_while_another_s_window_is_open_proves_nothing() -> None:
+    bench, first, later = two_under_way()
+    commands = bench.done(later, 1001, 1007)
+    assert written_off(commands) == []
+    assert answers(bench.done(first, bench.now_ms, bench.now_ms + 2)) == [bench.num_requests - 1]
+
+
+def test_a_request_of_a_lost_infer_that_has_no_time_left_hears_that_its_worker_was_lost() -> None:
+    bench, lost, later = two_under_way(slo_ms=40)
+    request_id = bench.num_requests - 1
+    commands = bench.done(later, bench.now_ms + 20, bench.now_ms + 30)
+    assert written_off(commands) == [lost]
+    assert refusals(commands) == [(request_id, Refusal.WORKER_LOST)]
+
+
+def loading() -> tuple[CoreBench, LoadWeights, Infer]:
+    """A worker with a load and an Infer that was planned behind it."""
+    bench = CoreBench()
+    bench.join()
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A)
+    sent = actions(bench.request(A, slo_ms=1000))
+    sent += [command.action for command in bench.wait(7 * MS)]
+    load, infer = sent
+    assert isinstance(load, LoadWeights)
+    assert isinstance(infer, Infer)
+    return bench, load, infer
+
+
+def test_a_copy_whose_load_was_lost_is_not_believed() -> None:
+    bench, load, infer = loading()
+    commands = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=9, worker=GPU)
+    assert written_off(commands) == [load.action_id]
+    evict, again = actions(commands)[:2]
+    assert isinstance(evict, EvictWeights)  # the worker may have it or not
+    assert isinstance(again, LoadWeights)
+
+
+def test_a_model_that_runs_proves_that_only_the_result_of_its_load_was_lost() -> None:
+    bench, load, infer = loading()
+    commands = bench.done(infer.action_id, 9, 19)
+    assert written_off(commands) == [load.action_id]
+    assert answers(commands) == [1]
+    assert actions(commands) == []
+    assert [type(action) for action in actions(bench.request(A))] == [Infer]
+
+
+def test_a_load_that_runs_after_another_s_window_has_closed_proves_that_one_lost() -> None:
+    bench = CoreBench()
+    bench.join()
+    for model in (A, B):
+        bench.tell(ModelAdded(model_id=model))
+        bench.ready(model)
+    (lost,) = actions(bench.request(A, slo_ms=1000))
+    bench.tell(RequestCancelled(request_id=RequestId(bench.num_requests)))
+    bench.request(B, slo_ms=1000)
+    (later,) = [
+        command.action for command in bench.wait(8 * MS) if type(command.action) is LoadWeights
+    ]
+    commands = bench.done(later.action_id, 20, 28)
+    assert written_off(commands) == [lost.action_id]
+    evicted = [each for each in actions(commands) if isinstance(each, EvictWeights)]
+    assert [evict.model_id for evict in evicted] == [A]
+
+
+def test_a_removed_model_is_forgotten_with_its_last_infer_though_that_one_s_result_was_lost() -> (
+    None
+):
+    bench = CoreBench()
+    bench.join()
+    bench.warm(A)
+    bench.warm(B)
+    (lost,) = infers(bench.request(B, slo_ms=1000))
+    bench.request(A, slo_ms=1000)
+    (later,) = bench.wait(bench.now_ns + 6 * MS)
+    bench.tell(ModelRemoved(model_id=B))
+    commands = bench.done(later.action.action_id, bench.now_ms + 20, bench.now_ms + 30)
+    assert written_off(commands) == [lost.action.action_id]
+    evicted = [each for each in actions(commands) if isinstance(each, EvictWeights)]
+    assert [evict.model_id for evict in evicted] == [B]
+    assert ForgetModel(worker_id=GPU, model_id=B) in commands
+
+
+def test_a_removed_model_is_forgotten_with_its_load_though_that_one_s_result_was_lost() -> None:
+    bench = CoreBench()
+    bench.join()
+    for model in (A, B):
+        bench.tell(ModelAdded(model_id=model))
+        bench.ready(model)
+    (lost,) = actions(bench.request(A, slo_ms=1000))
+    bench.tell(ModelRemoved(model_id=A))
+    bench.request(B, slo_ms=1000)
+    (later,) = [
+        command.action for command in bench.wait(8 * MS) if type(command.action) is LoadWeights
+    ]
+    commands = bench.done(later.action_id, 20, 28)
+    assert written_off(commands) == [lost.action_id]
+    assert ForgetModel(worker_id=GPU, model_id=A) in commands

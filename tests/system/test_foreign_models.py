@@ -1,0 +1,67 @@
+"""Models as exporters write them, served as they are: each answer is plain onnxruntime's on the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from clockwright import BadRequestError, Client
+from clockwright.client.operator import Operator
+from experiments.bench.foreign_models import MODELS, ForeignModel
+from experiments.bench.models import is_right, judge, operator_cases, write_models
+from experiments.live.local_server import LocalServer
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("foreign")
+    write_models(directory / "models")
+    arguments = ["--pages", "32", "--arena-mib", "16", "--cache-dir", str(directory / "cache")]
+    with LocalServer(["--models", str(directory / "models"), *arguments]) as server:
+        yield server.address
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_model_is_served_as_its_exporter_wrote_it(model: ForeignModel, address: str) -> None:
+    with Client(address) as client:
+        assert is_right(client, model)
+
+
+def test_metadata_and_refusals_name_the_same_most_rows(address: str) -> None:
+    with Client(address) as client, Operator(address) as operator:
+        shapes = {
+            name: [list(spec.shape(-1)) for spec in client.metadata(name).inputs]
+            for name in ("minus_one", "one_scale", "state_and_setting", "fixed_batch")
+        }
+        assert shapes == {
+            "minus_one": [[-1, 3]],
+            "one_scale": [[-1, 3]],
+            "state_and_setting": [[-1, 2], [2, -1, 2], []],
+            "fixed_batch": [[4, 3]],
+        }
+        for name, most in (("minus_one", 64), ("one_scale", 16)):
+            rows = MODELS[0].requests[0]["x"].repeat(17, axis=0)
+            assert len(client.infer(name, rows[:most], slo_ms=600_000).outputs["y"]) == most
+            with pytest.raises(BadRequestError, match=f"expected 1 to {most}"):
+                client.infer(name, rows[: most + 1])
+        reasons = {each.model_id: each.one_by_one for each in operator.models()}
+    assert "ReduceMax makes one result" in reasons["one_scale"]
+    assert "has its rows in dimension 1" in reasons["state_and_setting"]
+    assert not reasons["minus_one"]
+
+
+def test_operator_tests_of_onnx_are_answered_as_onnxruntime_answers() -> None:
+    wanted = {
+        "test_add_bcast",
+        "test_cast_FLOAT_to_FLOAT8E5M2",
+        "test_castlike_UINT4_to_FLOAT",
+        "test_dynamicquantizelinear",
+        "test_identity_sequence",
+        "test_lstm_defaults",
+        "test_pow_bcast_scalar",
+        "test_size",
+    }
+    told = {case.name: judge(case) for case in operator_cases() if case.name in wanted}
+    assert told.pop("test_identity_sequence") == "out of scope: sequences as inputs"
+    assert set(told.values()) == {"equal"}, told
