@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -153,6 +154,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiled models for servers of tests that do not ask how models are compiled: each network once."""
     return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where controllers that are told no folder keep their state: apart from the user's and from other processes' tests.
+
+    A folder has one controller at a time: of two that tests of different files started at once, the second ended.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("states")
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield folder
+
+
+_NUMBERS: Final = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def state_of_a_test(states: Path) -> Iterator[None]:
+    """A test finds no models that another one has added."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(states / f"{next(_NUMBERS)}"))
+        yield
 
 
 #: What the audit may look at for each event of a scheduler, on average: requests, models, copies and so on.

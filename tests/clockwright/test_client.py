@@ -101,10 +101,10 @@ def test_how_soon_a_request_is_to_be_decided_reaches_the_scheduler(
     monkeypatch.setattr(Scheduler, "handle", spied)
     rows = np.ones((1, 3), np.float32)
     for _ in range(3):  # the third is made from the first one's template
-        answer = client.infer("double", rows, slo_ms=SLO_MS, decide_within_ms=5000, explain=True)
-        assert 0 < answer.explanation["decided_us"] < 5_000_000
+        answer = client.infer("double", rows, slo_ms=SLO_MS, decide_within_ms=20_000, explain=True)
+        assert 0 < answer.explanation["decided_us"] < 20_000_000
     assert "decided_us" not in client.infer("double", rows, slo_ms=SLO_MS, explain=True).explanation
-    assert within_ns == [5_000_000_000] * 3
+    assert within_ns == [20_000_000_000] * 3
     for within_ms in (SLO_MS, SLO_MS + 1):
         with pytest.raises(
             BadRequestError, match=r"expected less than the SLO, 30.* s; leave it out"

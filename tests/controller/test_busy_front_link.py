@@ -36,6 +36,8 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 _aio: Any = grpc.aio
 # No machine is so slow.
 PATIENT_MS = 100_000
+# What `HeldEntrance` refuses.
+IMPATIENT_MS = 30_000
 
 
 def request(*, slo_ms: int = PATIENT_MS, model: str = "double") -> bytes:
@@ -71,7 +73,7 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:  # noqa: ANN401
 def test_requests_of_a_front_are_refused_by_a_loop_that_has_no_time(tmp_path: Path) -> None:
     async def main() -> None:
         async with behind_a_front(tmp_path, FullEntrance) as (front_end, infer):
-            told = await refused(infer(request(slo_ms=900)))
+            told = await refused(infer(request(slo_ms=IMPATIENT_MS)))
             assert told.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "the controller itself is busy all the time" in (told.details() or "")
             assert front_end.runtime.telemetry.requests == []
@@ -86,7 +88,7 @@ def test_a_request_that_has_time_waits_for_a_loop_that_others_find_full(tmp_path
             patient = [asyncio.ensure_future(infer(request())) for _ in range(3)]
             await until(lambda: entrance.num_waiting == 3)
             # What is refused, or withdrawn, beside it does not disturb it.
-            await refused(infer(request(slo_ms=900)))
+            await refused(infer(request(slo_ms=IMPATIENT_MS)))
             patient.pop().cancel()
             await until(lambda: any(waiting.over for waiting in entrance.held))
             entrance.open()

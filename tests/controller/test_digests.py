@@ -39,8 +39,8 @@ def test_a_file_that_may_still_change_unseen_is_not_remembered(tmp_path: Path) -
     path = tmp_path / "file"
     digests = FileDigests()
     # As if it were written this moment, whatever the machine does meanwhile.
-    path.write_bytes(b"one")
     looked_ns = time.time_ns()
+    path.write_bytes(b"one")
     digests.of(path)
     if time.time_ns() - looked_ns < 50_000_000:
         assert not digests.seen

@@ -95,7 +95,9 @@ def test_who_is_no_front_is_not_believed_for_whom_it_calls(tmp_path: Path, front
     asyncio.run(main())
 
 
-def test_a_front_joins_with_a_key_of_its_role_and_no_other(tmp_path: Path) -> None:
+def test_a_front_joins_with_a_key_of_its_role_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = tmp_path / "keys"
     key = {
         name: add_key(keys, name, frozenset({role}))
@@ -104,19 +106,30 @@ def test_a_front_joins_with_a_key_of_its_role_and_no_other(tmp_path: Path) -> No
     access = AccessConfig(keys_file=keys)
 
     async def attached(server: Any, shown: str) -> bool:  # noqa: ANN401
+        """Whether it is let in; otherwise it says why not, and tries again for good."""
+        caplog.clear()
         config = FrontConfig(
             controller=server.controller, port=0, access=access, joining=Access(key=shown)
         )
-        try:
-            async with asyncio.timeout(1), front_process.serving(config):
-                return True
-        except TimeoutError:
-            return False
+
+        async def serve() -> None:
+            async with front_process.serving(config):
+                pass
+
+        joining = asyncio.create_task(serve())
+        await until(lambda: joining.done() or "trying again" in caplog.text)
+        if joining.done():
+            await joining
+            return True
+        joining.cancel()
+        await asyncio.wait([joining])
+        return False
 
     async def main() -> None:
         async with serving(tmp_path, access=access) as server:
             assert await attached(server, key["front"])
             assert not await attached(server, key["web"])
+            assert "Attach needs role front; web has inference" in caplog.text
             assert not await attached(server, "")
 
     asyncio.run(main())

@@ -143,8 +143,8 @@ def test_a_refused_request_is_known_with_what_stood_in_its_way_and_its_remedy_is
             assert lane.resident
             assert 0 < lane.num_free_pages < lane.num_pages
             assert f"SLO of {told.enough_slo_ns / NS_PER_MS:.1f} ms" in told.words[-1]
-            # On a model's own time the remedy would be right, on any machine's only if it is not too busy.
-            assert told.exec_ns < told.enough_slo_ns < 100 * NS_PER_MS
+            # By how much depends on how busy this machine is.
+            assert told.exec_ns < told.enough_slo_ns
             assert (await explain(front_end, str(told.request_id))).outcome == "INFEASIBLE"
 
     run(main())
@@ -189,7 +189,7 @@ def test_of_a_late_request_it_is_said_whether_its_batch_was_run(tmp_path: Path, 
         async with serving(tmp_path) as front_end:
             worker = front_end.worker
             worker.hold = True
-            refused = await ask(front_end, "late", slo_ms=1000)
+            refused = await ask(front_end, "late", slo_ms=2000)
             assert refused is not None
             assert refused.refusal.value == "LATE"
             if end == "failed":
@@ -311,7 +311,7 @@ def test_what_a_front_refuses_by_itself_is_explained_too(
                     break
             assert (told.outcome, told.tenant, told.model_id) == ("QUOTA", "gold", "double")
             assert told.client_request_id == name
-            assert 0 <= told.latency_ns < 10 * NS_PER_S
+            assert 0 <= told.latency_ns < 30 * NS_PER_S
             assert told.words[-1].endswith(remedy)
 
     run(main())

@@ -290,7 +290,7 @@ def test_a_collector_that_does_not_answer_keeps_no_process_from_its_end(
     before_s = time.monotonic()
     tracing.close()
     # Its exporter tries for 40 s and more.
-    assert time.monotonic() - before_s < 20
+    assert time.monotonic() - before_s < 35
 
 
 def test_clients_that_want_all_traced_get_so_many_a_second(nobody_answers: str) -> None:

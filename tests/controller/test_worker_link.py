@@ -308,7 +308,7 @@ def test_the_requests_of_a_worker_that_vanishes_are_served_by_another(tmp_path: 
 def test_silence_is_death(tmp_path: Path) -> None:
     async def test() -> None:
         settings = config(
-            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
+            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=3000
         )
         async with running(settings) as controller:
             async with LoopbackWorker(controller.port, beats=False) as worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,19 @@ from experiments.bench import mixing
 from experiments.bench.mixing_models import Array, MixingModel, Row, all_models, quantised
 from experiments.live.local_server import LocalServer
 
-MODELS = {each.name: each for each in all_models()}
+
+@functools.cache
+def models() -> dict[str, MixingModel]:
+    """All, by name; made when first asked for, because they take sklearn, whoever collects the tests."""
+    return {each.name: each for each in all_models()}
+
+
 #: Row by row, and the four whose rows met unnoticed before the graph was asked.
 FEW = ["mlp-16-64-8", "labels", "mlp-16-64-8-int8", "encoder-int8", "int-mix", "control-if"]
 
 
 def test_no_answer_has_seen_a_stranger_and_no_good_model_runs_alone() -> None:
-    outcomes = mixing.ask_all([MODELS[name] for name in FEW], mixing.Setting(questions=40))
+    outcomes = mixing.ask_all([models()[name] for name in FEW], mixing.Setting(questions=40))
     figures = mixing.figures_of(outcomes)
     assert figures["models"] == len(FEW)
     assert figures["served_share"] == 1.0
@@ -46,14 +53,14 @@ def test_an_answer_that_is_not_plain_onnxruntimes_is_counted(
         return answers
 
     monkeypatch.setattr(mixing, "expected_answers", wrong)
-    outcomes = mixing.ask_all([MODELS["labels"]], mixing.Setting(questions=5))
+    outcomes = mixing.ask_all([models()["labels"]], mixing.Setting(questions=5))
     assert mixing.figures_of(outcomes)["mixed_answers"] == 5
 
 
 def test_a_model_that_runs_alone_says_so_and_stands_in_an_application(
     tmp_path: Path, cache_dir: Path
 ) -> None:
-    labels = MODELS["labels"].model
+    labels = models()["labels"].model
     # Who asks for single rows knows what he does, and is not told.
     for name, model, config in (
         ("apart", labels, ""),

@@ -6,7 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,12 @@ class Clients:
         assert answer.id == str(number)
         assert answer.raw_output_contents[0] == turned(data), f"answer {number} is another's"
         self.answered += 1
+
+    async def give_up(self, number: int, *, when: Callable[[], bool]) -> None:
+        """Ask, and give up once something is so, however long that takes."""
+        call = self.infer(request(number, random.Random(number).randbytes(ROW_BYTES)))
+        await until(when)
+        call.cancel()
 
     @property
     def unexpected_refusals(self) -> list[str]:

@@ -23,7 +23,7 @@ class FullEntrance(Entrance):
 
 
 class HeldEntrance(Entrance):
-    """Has requests with an SLO of a second or more wait until it is opened, and refuses others."""
+    """Has requests with an SLO of a minute or more wait until it is opened, and refuses others."""
 
     held: list[Waiting]
     opened = False
@@ -36,7 +36,7 @@ class HeldEntrance(Entrance):
     def may_enter(
         self, source: object, arrival_ns: int, slo_ns: int, now_ns: int, besides: int = 0
     ) -> bool:
-        return slo_ns >= 1_000_000_000
+        return slo_ns >= 60_000_000_000
 
     @override
     def enter(

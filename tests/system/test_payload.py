@@ -93,10 +93,7 @@ def test_an_input_outlives_its_client_until_the_action_has_read_it(tmp_path: Pat
             clients = Clients(controller.port)
             await clients.ask(0)
             device.go.clear()
-            asking = asyncio.create_task(clients.ask(1, patience_s=0.05))
-            await until(lambda: device.shared_inputs + device.own_inputs > 1)
-            await asking
-            assert clients.given_up == 1
+            await clients.give_up(1, when=lambda: device.shared_inputs + device.own_inputs > 1)
             # The client has gone, and its request; the action runs, and has its slab.
             await until(lambda: controller.runtime.num_waiting == 0)
             assert controller.slabs.inputs is not None
@@ -293,12 +290,9 @@ def test_an_input_in_a_fronts_memory_outlives_its_client_until_the_action_has_re
             await clients.ask(0)
             device.go.clear()
             begun = device.shared_inputs + device.own_inputs
-            asking = asyncio.create_task(clients.ask(1, patience_s=0.05))
-            await until(lambda: device.shared_inputs + device.own_inputs > begun)
-            await asking
+            await clients.give_up(1, when=lambda: device.shared_inputs + device.own_inputs > begun)
             await until(lambda: controller.runtime.num_waiting == 0)
             # The client has gone, its request too, and the front knows; the action runs, and has its slab.
-            assert clients.given_up == 1
             assert inputs_in_use(apart) > 0
             device.go.set()
             await until(lambda: inputs_in_use(apart) == 0)
