@@ -45,7 +45,7 @@ $(VENV)/kserve: tests/kserve.txt $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --no-compile \
 	  --target $@ -r $< || { rm -rf $@; echo "KServe's client cannot be installed: its tests are skipped"; }
 
-# Random tests with fresh examples, fifteen times as many (of seeds, twelve times), and the tests that are too slow for `make test`.
+# Random tests with fresh examples, fifteen times as many (of seeds, twenty times), and the tests that are too slow for `make test`.
 # The seed is drawn where none is given; `make test-long SEED=...` draws the same again.
 test-long: SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-long: $(STAMP) $(VENV)/kserve

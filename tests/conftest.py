@@ -51,7 +51,7 @@ settings.load_profile("clockwright")
 # How many times as many examples a long run draws, and seeds, which are fewer. Nothing is remembered between
 # runs, so that the seed alone says what was drawn.
 LONG: Final = 15
-LONG_SEEDS: Final = 12
+LONG_SEEDS: Final = 20
 settings.register_profile(
     "long",
     settings.get_profile("clockwright"),

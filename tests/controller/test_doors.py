@@ -131,7 +131,7 @@ def drawn_bytes(rng: random.Random, kind: type[Message]) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_every_call_ends_with_a_status_of_ours_and_nothing_is_a_traceback(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -158,7 +158,7 @@ def no_bugs(caplog: pytest.LogCaptureFixture) -> None:
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_random_clients_leave_nothing_behind_and_keep_nobody_waiting(
     seed: int,
     certificate: tuple[Path, Path] | None,

@@ -19,28 +19,14 @@ from tests.kit.chaos import Chaos
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.seeds(8)
+@pytest.mark.seeds(10)
 def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
     seed: int, policy: str
 ) -> None:
-    chaos = Chaos(seed, policy)
+    """In every other life an operator pins models and lets them go, in two of three clients ask for certainty."""
+    chaos = Chaos(seed, policy, pins=seed % 2 == 1, asks=seed % 3 > 0)
     chaos.run()
     assert chaos.num_answers > 0
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.seeds(4)
-def test_nor_when_an_operator_pins_models_and_lets_them_go(seed: int, policy: str) -> None:
-    chaos = Chaos(seed, policy, pins=True)
-    chaos.run()
-    assert chaos.num_answers > 0
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.seeds(6)
-def test_nor_when_clients_ask_for_certainty(seed: int, policy: str) -> None:
-    chaos = Chaos(seed, policy, asks=True)
-    chaos.run()
     assert chaos.ledger.promised == {}
 
 

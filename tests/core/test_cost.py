@@ -91,7 +91,7 @@ def test_a_request_of_a_batch_client_costs_no_more_lines_with_ten_times_the_work
     assert many < 1.25 * few
 
 
-@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+@pytest.mark.parametrize("policy", ["edf_mh", pytest.param("clockwork", marks=pytest.mark.long)])
 def test_a_request_costs_hardly_more_lines_with_eight_times_the_cold_models(policy: str) -> None:
     few, many = (lines_per_request(cold_models(copies), policy) for copies in (20, 160))
     # More of the requests need a load: 1.15 to 1.25 times the lines when this was set.

@@ -419,7 +419,7 @@ def linked_case(seed: int) -> Case:
     )
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_no_policy_beats_a_bound_over_links(seed: int) -> None:
     case = linked_case(seed)
     result = run(case, check=True)
@@ -440,7 +440,7 @@ def test_work_under_noise_is_what_fits_and_what_luck_adds() -> None:
     assert work_ns(100 * second, 0.2, 10 * MS, **settings) < 1.05 * 100 * second
 
 
-@pytest.mark.seeds(4)
+@pytest.mark.seeds(2)
 def test_nobody_does_more_work_under_noise_than_the_bound_on_it(seed: int) -> None:
     """Whoever takes ever longer work after bad luck, or ever shorter, gets no more done."""
     generator = random.Random(seed)
@@ -524,7 +524,7 @@ def random_case(seed: int) -> BoundProblem:
     return case_of(requests, costs, gpus=generator.randint(1, 3), pages=pages)
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_the_scheduler_never_beats_a_bound(seed: int) -> None:
     case = random_case(seed)
     served = serve(case)
@@ -602,7 +602,7 @@ def test_a_policy_that_picks_models_with_two_waiting_beats_the_average_but_not_t
     assert memoryless_bound(room_for_all, popularity) == len(case)
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_the_scheduler_never_beats_the_bound_without_foresight(seed: int) -> None:
     """Zipf popularity, memory for a part of the models."""
     generator = np.random.default_rng(seed)

@@ -61,10 +61,13 @@ def random_rows(run: onnxruntime.InferenceSession, rows: int) -> npt.NDArray[np.
 
 #: Kinds that take seconds each: a long run has them. What onnx infers of them is compared there, too.
 LARGE = {
+    "densenet121",
     "dla34",
     "inceptionv3",
+    "resnet18_v1s",
     "resnet50_v1b",
     "se_resnext50_32x4d",
+    "simple_pose_resnet18_v1b",
     "winograd_resnet18_v2",
     "xception",
 }

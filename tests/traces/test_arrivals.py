@@ -104,11 +104,11 @@ def test_another_seed_gives_other_requests_and_gives_them_repeatably() -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
 def test_as_many_requests_come_as_are_expected(source: Source) -> None:
     workload = one(source).scaled(3.5)
-    samples = [len(list(workload.reseeded(seed))) for seed in range(30)]
+    samples = [len(list(workload.reseeded(seed))) for seed in range(12)]
     expected = workload.expected_requests()
     # Four standard errors, or what jitter and rounding cost at the end.
     assert np.mean(samples) == pytest.approx(
-        expected, abs=max(6, 4 * np.std(samples) / np.sqrt(30))
+        expected, abs=max(6, 4 * np.std(samples) / np.sqrt(12))
     )
 
 

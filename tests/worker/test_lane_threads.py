@@ -67,7 +67,7 @@ def instances(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return cache_dir, contents
 
 
-@pytest.mark.seeds(3)
+@pytest.mark.seeds(2)
 def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unloads(
     seed: int, instances: tuple[Path, dict[str, bytes]]
 ) -> None:

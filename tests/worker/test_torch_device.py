@@ -154,7 +154,7 @@ def weights_sha256(model: TorchModel) -> str:
     return hashlib.sha256(model.weights.memory.numpy().data).hexdigest()
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unloads(
     seed: int, instances: Instances
 ) -> None:
@@ -639,7 +639,7 @@ def test_without_that_wait_some_order_gives_a_wrong_answer(
     assert not all(rounds_that_went_right(instances))
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_queued_execs_of_different_models_do_not_mix_in_arena_or_batch(
     seed: int, instances: Instances
 ) -> None:
@@ -862,7 +862,7 @@ def threaded() -> Iterator[ThreadedAccelerator]:
         stream.thread.join(PATIENCE_S)
 
 
-@pytest.mark.seeds(2)
+@pytest.mark.seeds(1)
 def test_streams_beside_each_other_give_every_answer_bit_for_bit(
     seed: int, instances: Instances, threaded: ThreadedAccelerator
 ) -> None:
