@@ -34,6 +34,8 @@ for _name in (
     *("TTY_COMPATIBLE", "TTY_INTERACTIVE"),
 ):
     os.environ.pop(_name, None)
+# Its list of fonts takes seconds to make: it stays where it is, whatever else is cached elsewhere (`states`).
+os.environ.setdefault("MPLCONFIGDIR", str(Path("~/.cache/matplotlib").expanduser()))
 # One thread of BLAS and of torch each, here and in all processes that tests start: threads that wait
 # for each other on busy cores made a second of training half a minute. Read when numpy is imported.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -161,10 +163,12 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where controllers that are told no folder keep their state: apart from the user's and from other processes' tests.
 
     A folder has one controller at a time: of two that tests of different files started at once, the second ended.
+    What workers compile is kept apart as well, and what a home that cannot be written would not take.
     """
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("states")
         patch.setenv("XDG_STATE_HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         yield folder
 
 
