@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import itertools
 import logging
 import os
@@ -110,6 +112,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         drawn = random.Random(f"{long_seed} {metafunc.definition.nodeid}")
         seeds = [drawn.getrandbits(32) for _ in range(LONG_SEEDS * count)]
     metafunc.parametrize("seed", seeds, ids=[f"seed={seed}" for seed in seeds])
+
+
+#: How long a test that is a coroutine may take on real time: longer than on the slowest machine.
+_COROUTINE_S: Final = 300
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own: on virtual time where it is marked so."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    if pyfuncitem.get_closest_marker("virtual_time") is not None:
+        from tests.kit import virtual_time  # not before its assertions can be rewritten
+
+        virtual_time.run(lambda: test(**arguments))
+    else:
+        asyncio.run(asyncio.wait_for(test(**arguments), _COROUTINE_S))
+    return True
 
 
 #: Files that take longest, from some 70 s of processor time to some 10: `make test` begins with them, so that

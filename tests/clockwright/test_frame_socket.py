@@ -48,68 +48,64 @@ async def until(ends: Sequence[End], count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_frames_of_any_size_come_whole_and_in_order_over_tls_both_ways_at_once(seed: int) -> None:
+async def test_frames_of_any_size_come_whole_and_in_order_over_tls_both_ways_at_once(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
 
     def frame() -> tuple[bytes, bytes]:
         size = rng.choice((0, 1, 100, 16 << 10, 300_000))
         return rng.randbytes(rng.choice((1, 30, 5000))), rng.randbytes(rng.randint(0, size))
 
-    async def main() -> None:
-        listener = SocketListener(silence_limit_ms=SILENCE_LIMIT_MS)
-        listener.tls, fingerprint = make_certificate()
-        listener.listen("127.0.0.1", 0)
-        taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        token = listener.expect(taken.set_result)
-        sock = await asyncio.to_thread(
+    listener = SocketListener(silence_limit_ms=SILENCE_LIMIT_MS)
+    listener.tls, fingerprint = make_certificate()
+    listener.listen("127.0.0.1", 0)
+    taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+    token = listener.expect(taken.set_result)
+    sock = await asyncio.to_thread(
+        dial,
+        "127.0.0.1",
+        listener.port,
+        limit_s=60,
+        tls=pinned_context(),
+        certificate_sha256=fingerprint,
+    )
+    ours = End(sock)
+    sent: list[list[tuple[bytes, bytes]]] = [[frame() for _ in range(60)] for _ in range(2)]
+    # The first frames come with the token.
+    ours.data.send([greeting(token)])
+    for header, payload in sent[0][:20]:
+        ours.data.send(make_frame(header, [payload]))
+    theirs = End(await taken)
+    for number in range(60):
+        if number >= 20:
+            ours.data.send(make_frame(sent[0][number][0], [sent[0][number][1]]))
+        theirs.data.send(make_frame(sent[1][number][0], [sent[1][number][1]]))
+        if number % 10 == 0:
+            await asyncio.sleep(0)
+    await until((ours, theirs), 60)
+    assert theirs.frames == sent[0]
+    assert ours.frames == sent[1]
+    ours.data.close()
+    assert "closed its connection" in await theirs.ended
+    listener.close()
+
+
+async def test_a_listener_with_another_certificate_is_not_talked_to() -> None:
+    listener = SocketListener(silence_limit_ms=SILENCE_LIMIT_MS)
+    listener.tls, _ = make_certificate()
+    _, expected = make_certificate()
+    listener.listen("127.0.0.1", 0)
+    with pytest.raises(ConnectionError, match="another certificate"):
+        await asyncio.to_thread(
             dial,
             "127.0.0.1",
             listener.port,
             limit_s=60,
             tls=pinned_context(),
-            certificate_sha256=fingerprint,
+            certificate_sha256=expected,
         )
-        ours = End(sock)
-        sent: list[list[tuple[bytes, bytes]]] = [[frame() for _ in range(60)] for _ in range(2)]
-        # The first frames come with the token.
-        ours.data.send([greeting(token)])
-        for header, payload in sent[0][:20]:
-            ours.data.send(make_frame(header, [payload]))
-        theirs = End(await taken)
-        for number in range(60):
-            if number >= 20:
-                ours.data.send(make_frame(sent[0][number][0], [sent[0][number][1]]))
-            theirs.data.send(make_frame(sent[1][number][0], [sent[1][number][1]]))
-            if number % 10 == 0:
-                await asyncio.sleep(0)
-        await until((ours, theirs), 60)
-        assert theirs.frames == sent[0]
-        assert ours.frames == sent[1]
-        ours.data.close()
-        assert "closed its connection" in await theirs.ended
-        listener.close()
-
-    asyncio.run(main())
-
-
-def test_a_listener_with_another_certificate_is_not_talked_to() -> None:
-    async def main() -> None:
-        listener = SocketListener(silence_limit_ms=SILENCE_LIMIT_MS)
-        listener.tls, _ = make_certificate()
-        _, expected = make_certificate()
-        listener.listen("127.0.0.1", 0)
-        with pytest.raises(ConnectionError, match="another certificate"):
-            await asyncio.to_thread(
-                dial,
-                "127.0.0.1",
-                listener.port,
-                limit_s=60,
-                tls=pinned_context(),
-                certificate_sha256=expected,
-            )
-        listener.close()
-
-    asyncio.run(main())
+    listener.close()
 
 
 @pytest.fixture

@@ -124,45 +124,41 @@ async def code_of(controller: Controller, access: Access, path: str = METADATA) 
     return grpc.StatusCode.OK
 
 
-def test_a_client_is_known_by_its_certificate_or_by_its_key(
+async def test_a_client_is_known_by_its_certificate_or_by_its_key(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     add_key(keys, "web", CLIENT, certificate="DNS:web.example")
     key = add_key(keys, "batch", CLIENT)
     stranger = trustme.CA()
-
-    async def main() -> None:
-        async with controlling(authorities, keys) as controller:
-            web = authorities.access(authorities.clients, "web.example")
-            assert await code_of(controller, web) is grpc.StatusCode.OK
-            assert await code_of(controller, web, ADD) is grpc.StatusCode.PERMISSION_DENIED
-            for shown, expected in (
-                (authorities.access(None, key=key), grpc.StatusCode.OK),
-                (authorities.access(None), grpc.StatusCode.UNAUTHENTICATED),
-                # Its authority has signed it, and nobody knows its name.
-                (
-                    authorities.access(authorities.clients, "other.example"),
-                    grpc.StatusCode.UNAUTHENTICATED,
-                ),
-                # A worker's authority says nothing of clients, whatever the name.
-                (
-                    authorities.access(authorities.workers, "web.example"),
-                    grpc.StatusCode.PERMISSION_DENIED,
-                ),
-                # TLS itself refuses what nobody has signed.
-                (authorities.access(stranger, "web.example"), grpc.StatusCode.UNAVAILABLE),
-            ):
-                assert await code_of(controller, shown) is expected, expected
-            revoke_key(keys, "web")
-            controller.guard.look()
-            web = authorities.access(authorities.clients, "web.example")
-            assert await code_of(controller, web) is grpc.StatusCode.UNAUTHENTICATED
-
-    asyncio.run(main())
+    async with controlling(authorities, keys) as controller:
+        web = authorities.access(authorities.clients, "web.example")
+        assert await code_of(controller, web) is grpc.StatusCode.OK
+        assert await code_of(controller, web, ADD) is grpc.StatusCode.PERMISSION_DENIED
+        for shown, expected in (
+            (authorities.access(None, key=key), grpc.StatusCode.OK),
+            (authorities.access(None), grpc.StatusCode.UNAUTHENTICATED),
+            # Its authority has signed it, and nobody knows its name.
+            (
+                authorities.access(authorities.clients, "other.example"),
+                grpc.StatusCode.UNAUTHENTICATED,
+            ),
+            # A worker's authority says nothing of clients, whatever the name.
+            (
+                authorities.access(authorities.workers, "web.example"),
+                grpc.StatusCode.PERMISSION_DENIED,
+            ),
+            # TLS itself refuses what nobody has signed.
+            (authorities.access(stranger, "web.example"), grpc.StatusCode.UNAVAILABLE),
+        ):
+            assert await code_of(controller, shown) is expected, expected
+        revoke_key(keys, "web")
+        controller.guard.look()
+        web = authorities.access(authorities.clients, "web.example")
+        assert await code_of(controller, web) is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_tritons_client_gets_in_with_tls_and_a_header(
+async def test_tritons_client_gets_in_with_tls_and_a_header(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -182,14 +178,11 @@ def test_tritons_client_gets_in_with_tls_and_a_header(
             name: str = found.name
             return name
 
-    async def main() -> None:
-        async with controlling(authorities, keys) as controller:
-            assert await asyncio.to_thread(ask, controller.port) == "clockwright"
-
-    asyncio.run(main())
+    async with controlling(authorities, keys) as controller:
+        assert await asyncio.to_thread(ask, controller.port) == "clockwright"
 
 
-def test_rest_knows_the_same_callers_and_shows_a_renewed_certificate_too(
+async def test_rest_knows_the_same_callers_and_shows_a_renewed_certificate_too(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -217,151 +210,128 @@ def test_rest_knows_the_same_callers_and_shows_a_renewed_certificate_too(
         pem = ssl.get_server_certificate(("localhost", port))
         return load_pem_x509_certificate(pem.encode()).serial_number
 
-    async def main() -> None:
-        async with controlling(authorities, keys) as controller:
-            port = controller.http_port
-            assert port is not None
-            web = authorities.access(authorities.clients, "web.example")
-            for access, path, expected in (
-                (web, "/v2", 200),
-                (web, "/v2/applications", 403),
-                (authorities.access(None, key=key), "/v2", 200),
-                (authorities.access(None), "/v2", 401),
-                (authorities.access(None), "/v2/health/live", 200),
-                (authorities.access(authorities.clients, "other.example"), "/v2", 401),
-                (authorities.access(authorities.workers, "web.example"), "/v2", 403),
-                (authorities.access(trustme.CA(), "web.example"), "/v2", 0),
-            ):
-                assert await asyncio.to_thread(ask, port, access, path) == expected, path
-            before = await asyncio.to_thread(serial, port)
-            authorities.certify_server()
-            controller.guard.look()
-            assert await asyncio.to_thread(serial, port) != before
-            assert await asyncio.to_thread(ask, port, web) == 200
-            revoke_key(keys, "web")
-            controller.guard.look()
-            assert await asyncio.to_thread(ask, port, web) == 401
-
-    asyncio.run(main())
+    async with controlling(authorities, keys) as controller:
+        port = controller.http_port
+        assert port is not None
+        web = authorities.access(authorities.clients, "web.example")
+        for access, path, expected in (
+            (web, "/v2", 200),
+            (web, "/v2/applications", 403),
+            (authorities.access(None, key=key), "/v2", 200),
+            (authorities.access(None), "/v2", 401),
+            (authorities.access(None), "/v2/health/live", 200),
+            (authorities.access(authorities.clients, "other.example"), "/v2", 401),
+            (authorities.access(authorities.workers, "web.example"), "/v2", 403),
+            (authorities.access(trustme.CA(), "web.example"), "/v2", 0),
+        ):
+            assert await asyncio.to_thread(ask, port, access, path) == expected, path
+        before = await asyncio.to_thread(serial, port)
+        authorities.certify_server()
+        controller.guard.look()
+        assert await asyncio.to_thread(serial, port) != before
+        assert await asyncio.to_thread(ask, port, web) == 200
+        revoke_key(keys, "web")
+        controller.guard.look()
+        assert await asyncio.to_thread(ask, port, web) == 401
 
 
-def test_a_worker_joins_with_a_certificate_of_its_own_authority(
+async def test_a_worker_joins_with_a_certificate_of_its_own_authority(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     key = add_key(keys, "web", CLIENT)
     add_key(keys, "web-too", CLIENT, certificate="DNS:web.example")
-
-    async def main() -> None:
-        async with controlling(authorities, keys) as controller:
-            honest = authorities.access(authorities.workers, "rack-7.example")
-            async with LoopbackWorker(controller.port, "honest", access=honest) as worker:
-                await worker.wait_for("heartbeat")
-                for access in (
-                    Access(),
-                    authorities.access(None),
-                    authorities.access(None, key=key),
-                    authorities.access(authorities.clients, "web.example"),
-                ):
-                    async with LoopbackWorker(controller.port, "fake", access=access) as fake:
-                        await fake.ended.wait()
-                        assert not fake.welcome.token
-                assert [link.worker_id for link in controller.links.links] == ["honest"]
-
-    asyncio.run(main())
+    async with controlling(authorities, keys) as controller:
+        honest = authorities.access(authorities.workers, "rack-7.example")
+        async with LoopbackWorker(controller.port, "honest", access=honest) as worker:
+            await worker.wait_for("heartbeat")
+            for access in (
+                Access(),
+                authorities.access(None),
+                authorities.access(None, key=key),
+                authorities.access(authorities.clients, "web.example"),
+            ):
+                async with LoopbackWorker(controller.port, "fake", access=access) as fake:
+                    await fake.ended.wait()
+                    assert not fake.welcome.token
+            assert [link.worker_id for link in controller.links.links] == ["honest"]
 
 
-def test_a_worker_joins_with_a_token_and_leaves_when_it_is_another(tmp_path: Path) -> None:
+async def test_a_worker_joins_with_a_token_and_leaves_when_it_is_another(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("t" * 40)
-
-    async def main() -> None:
-        config = ControllerConfig(port=0, access=AccessConfig(worker_token_file=token))
-        async with running(config) as controller:
-            async with LoopbackWorker(controller.port, "fake") as fake:
-                await fake.ended.wait()
-                assert not fake.welcome.token
-            access = Access(key="t" * 40)
-            async with LoopbackWorker(controller.port, "honest", access=access) as worker:
-                await worker.wait_for("heartbeat")
-                token.write_text("u" * 40)
-                await worker.ended.wait()
-                assert not controller.links.links
-
-    asyncio.run(main())
+    config = ControllerConfig(port=0, access=AccessConfig(worker_token_file=token))
+    async with running(config) as controller:
+        async with LoopbackWorker(controller.port, "fake") as fake:
+            await fake.ended.wait()
+            assert not fake.welcome.token
+        access = Access(key="t" * 40)
+        async with LoopbackWorker(controller.port, "honest", access=access) as worker:
+            await worker.wait_for("heartbeat")
+            token.write_text("u" * 40)
+            await worker.ended.wait()
+            assert not controller.links.links
 
 
-def test_a_worker_whose_token_was_rotated_comes_back_by_itself(
+async def test_a_worker_whose_token_was_rotated_comes_back_by_itself(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     token, own = tmp_path / "token", tmp_path / "own"
     for path in (token, own):
         path.write_text("t" * 40)
-
-    async def main() -> None:
-        config = ControllerConfig(port=0, access=AccessConfig(worker_token_file=token))
-        access = JoinFlags(worker_token_file=own).access()
-        async with running(config) as controller, joining(controller, tmp_path, access):
-            links = controller.links
-            await until(lambda: len(links.links) == 1)
-            token.write_text("u" * 40)
-            controller.guard.look()
-            await until(lambda: not links.links)
-            # As whoever writes a file in place leaves it for a moment.
-            own.write_text("")
-            await until(lambda: "own: found nothing, expected a key" in caplog.text)
-            own.write_text("u" * 40 + "\n")
-            await until(lambda: len(links.links) == 1)
-
-    asyncio.run(main())
+    config = ControllerConfig(port=0, access=AccessConfig(worker_token_file=token))
+    access = JoinFlags(worker_token_file=own).access()
+    async with running(config) as controller, joining(controller, tmp_path, access):
+        links = controller.links
+        await until(lambda: len(links.links) == 1)
+        token.write_text("u" * 40)
+        controller.guard.look()
+        await until(lambda: not links.links)
+        # As whoever writes a file in place leaves it for a moment.
+        own.write_text("")
+        await until(lambda: "own: found nothing, expected a key" in caplog.text)
+        own.write_text("u" * 40 + "\n")
+        await until(lambda: len(links.links) == 1)
 
 
-def test_a_workers_new_certificate_counts_when_it_dials_again(
+async def test_a_workers_new_certificate_counts_when_it_dials_again(
     authorities: Authorities, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = tmp_path / "keys"
     add_key(keys, "web", CLIENT)
-
-    async def main() -> None:
-        access = authorities.access(authorities.clients, "web.example")
-        assert access.certificate is not None
-        assert access.certificate_key is not None
-        async with (
-            controlling(authorities, keys) as controller,
-            joining(controller, tmp_path, access),
-        ):
-            await until(lambda: "trying again" in caplog.text)
-            access.certificate.unlink()
-            await until(lambda: "No such file" in caplog.text)
-            assert not controller.links.links
-            issue(authorities.workers, "rack-7", access.certificate, access.certificate_key)
-            await until(lambda: len(controller.links.links) == 1)
-
-    asyncio.run(main())
+    access = authorities.access(authorities.clients, "web.example")
+    assert access.certificate is not None
+    assert access.certificate_key is not None
+    async with (
+        controlling(authorities, keys) as controller,
+        joining(controller, tmp_path, access),
+    ):
+        await until(lambda: "trying again" in caplog.text)
+        access.certificate.unlink()
+        await until(lambda: "No such file" in caplog.text)
+        assert not controller.links.links
+        issue(authorities.workers, "rack-7", access.certificate, access.certificate_key)
+        await until(lambda: len(controller.links.links) == 1)
 
 
-def test_another_authority_of_clients_is_trusted_once_its_file_names_it(
+async def test_another_authority_of_clients_is_trusted_once_its_file_names_it(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     add_key(keys, "web", CLIENT, certificate="DNS:web.example")
     successor = trustme.CA()
-
-    async def main() -> None:
-        async with controlling(authorities, keys) as controller:
-            before = authorities.access(authorities.clients, "web.example")
-            after = authorities.access(successor, "web.example")
-            assert await code_of(controller, before) is grpc.StatusCode.OK
-            assert await code_of(controller, after) is grpc.StatusCode.UNAVAILABLE
-            authorities.file("client-ca", successor)
-            controller.guard.look()
-            assert await code_of(controller, before) is grpc.StatusCode.UNAVAILABLE
-            assert await code_of(controller, after) is grpc.StatusCode.OK
-
-    asyncio.run(main())
+    async with controlling(authorities, keys) as controller:
+        before = authorities.access(authorities.clients, "web.example")
+        after = authorities.access(successor, "web.example")
+        assert await code_of(controller, before) is grpc.StatusCode.OK
+        assert await code_of(controller, after) is grpc.StatusCode.UNAVAILABLE
+        authorities.file("client-ca", successor)
+        controller.guard.look()
+        assert await code_of(controller, before) is grpc.StatusCode.UNAVAILABLE
+        assert await code_of(controller, after) is grpc.StatusCode.OK
 
 
-def test_a_new_certificate_is_shown_to_whoever_connects_once_it_is_there(
+async def test_a_new_certificate_is_shown_to_whoever_connects_once_it_is_there(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -379,23 +349,20 @@ def test_a_new_certificate_is_shown_to_whoever_connects_once_it_is_there(
         ):
             return tls.getpeercert(binary_form=True) or b""
 
-    async def main() -> None:
-        access = authorities.access(None, key=key)
-        async with controlling(authorities, keys) as controller:
-            channel: Any = access.async_channel(f"localhost:{controller.port}")
-            async with channel:
-                ask = channel.unary_unary(METADATA)
-                await ask(b"", metadata=access.metadata)
-                before = await asyncio.to_thread(shown, controller.port)
-                # Half of it: what is there goes on.
-                (authorities.folder / "server.key").write_text("half a key")
-                controller.guard.look()
-                assert await asyncio.to_thread(shown, controller.port) == before
-                authorities.certify_server()
-                controller.guard.look()
-                after = await asyncio.to_thread(shown, controller.port)
-                assert after not in (before, b"")
-                # Who was there stays.
-                await ask(b"", metadata=access.metadata)
-
-    asyncio.run(main())
+    access = authorities.access(None, key=key)
+    async with controlling(authorities, keys) as controller:
+        channel: Any = access.async_channel(f"localhost:{controller.port}")
+        async with channel:
+            ask = channel.unary_unary(METADATA)
+            await ask(b"", metadata=access.metadata)
+            before = await asyncio.to_thread(shown, controller.port)
+            # Half of it: what is there goes on.
+            (authorities.folder / "server.key").write_text("half a key")
+            controller.guard.look()
+            assert await asyncio.to_thread(shown, controller.port) == before
+            authorities.certify_server()
+            controller.guard.look()
+            after = await asyncio.to_thread(shown, controller.port)
+            assert after not in (before, b"")
+            # Who was there stays.
+            await ask(b"", metadata=access.metadata)

@@ -70,35 +70,31 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:  # noqa: ANN401
     return caught.value
 
 
-def test_requests_of_a_front_are_refused_by_a_loop_that_has_no_time(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with behind_a_front(tmp_path, FullEntrance) as (front_end, infer):
-            told = await refused(infer(request(slo_ms=IMPATIENT_MS)))
-            assert told.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "the controller itself is busy all the time" in (told.details() or "")
-            assert front_end.runtime.telemetry.requests == []
-
-    asyncio.run(main())
+async def test_requests_of_a_front_are_refused_by_a_loop_that_has_no_time(tmp_path: Path) -> None:
+    async with behind_a_front(tmp_path, FullEntrance) as (front_end, infer):
+        told = await refused(infer(request(slo_ms=IMPATIENT_MS)))
+        assert told.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the controller itself is busy all the time" in (told.details() or "")
+        assert front_end.runtime.telemetry.requests == []
 
 
-def test_a_request_that_has_time_waits_for_a_loop_that_others_find_full(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with behind_a_front(tmp_path, HeldEntrance) as (front_end, infer):
-            entrance = HeldEntrance.of(front_end.server)
-            patient = [asyncio.ensure_future(infer(request())) for _ in range(3)]
-            await until(lambda: entrance.num_waiting == 3)
-            # What is refused, or withdrawn, beside it does not disturb it.
-            await refused(infer(request(slo_ms=IMPATIENT_MS)))
-            patient.pop().cancel()
-            await until(lambda: any(waiting.over for waiting in entrance.held))
-            entrance.open()
-            await asyncio.gather(*patient)
-            assert front_end.runtime.telemetry.total.answered == 2
-            # Those that were never begun cost the loop too little to count in its pace.
-            assert front_end.server is not None
-            assert front_end.server.door.num_ended == 2
-
-    asyncio.run(main())
+async def test_a_request_that_has_time_waits_for_a_loop_that_others_find_full(
+    tmp_path: Path,
+) -> None:
+    async with behind_a_front(tmp_path, HeldEntrance) as (front_end, infer):
+        entrance = HeldEntrance.of(front_end.server)
+        patient = [asyncio.ensure_future(infer(request())) for _ in range(3)]
+        await until(lambda: entrance.num_waiting == 3)
+        # What is refused, or withdrawn, beside it does not disturb it.
+        await refused(infer(request(slo_ms=IMPATIENT_MS)))
+        patient.pop().cancel()
+        await until(lambda: any(waiting.over for waiting in entrance.held))
+        entrance.open()
+        await asyncio.gather(*patient)
+        assert front_end.runtime.telemetry.total.answered == 2
+        # Those that were never begun cost the loop too little to count in its pace.
+        assert front_end.server is not None
+        assert front_end.server.door.num_ended == 2
 
 
 class RawFront:
@@ -149,22 +145,19 @@ class RawFront:
         self._writer.close()
 
 
-def test_what_waited_for_longer_than_its_slo_is_refused_before_the_scheduler_hears_of_it(
+async def test_what_waited_for_longer_than_its_slo_is_refused_before_the_scheduler_hears_of_it(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            front = await RawFront.attached(front_end.controller)
-            front.say(frames.encode(frames.Describe(1, "double", "")))
-            described = await front.hear(frames.Described)
-            arrival_ns = time.monotonic_ns() - 200 * NS_PER_MS
-            ask = Ask(described.number, 1, arrival_ns, 100 * NS_PER_MS, ask_id=1, lengths=(12,))
-            front.say(frames.encode_asks([ask], [bytes(12)]))
-            (told,) = (await front.hear(frames.Answers)).told
-            assert isinstance(told, Refused)
-            assert (told.ask_id, told.refusal) == (1, Refusal.LATE)
-            assert told.figures["latency_ns"] >= 200 * NS_PER_MS
-            assert front_end.runtime.telemetry.requests == []
-            front.close()
-
-    asyncio.run(main())
+    async with serving(tmp_path) as front_end:
+        front = await RawFront.attached(front_end.controller)
+        front.say(frames.encode(frames.Describe(1, "double", "")))
+        described = await front.hear(frames.Described)
+        arrival_ns = time.monotonic_ns() - 200 * NS_PER_MS
+        ask = Ask(described.number, 1, arrival_ns, 100 * NS_PER_MS, ask_id=1, lengths=(12,))
+        front.say(frames.encode_asks([ask], [bytes(12)]))
+        (told,) = (await front.hear(frames.Answers)).told
+        assert isinstance(told, Refused)
+        assert (told.ask_id, told.refusal) == (1, Refusal.LATE)
+        assert told.figures["latency_ns"] >= 200 * NS_PER_MS
+        assert front_end.runtime.telemetry.requests == []
+        front.close()

@@ -235,30 +235,27 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 300))
 
 
-def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path, "fit")
-        make_folder(tmp_path, "unfit")
-        make_folder(tmp_path, "malformed", config="x = 1")
-        (tmp_path / "README").write_text("not a folder")
-        bench = await CatalogueBench.scanned(tmp_path)
-        assert [model.name for model in bench.catalogue.models] == ["fit", "malformed", "unfit"]
-        assert bench.state("malformed") is ModelState.UNAVAILABLE
-        assert bench.state("fit") is ModelState.LOADING
-        assert not bench.catalogue.ready
-        bench.join("w")
-        assert bench.ready("fit", "w")
-        assert not bench.catalogue.ready
-        bench.refuse("unfit", "w")
-        assert bench.catalogue.ready
-        assert bench.state("fit") is ModelState.READY
-        assert bench.state("unfit") is ModelState.UNAVAILABLE
-        reasons = {model.name: bench.catalogue.reason(model) for model in bench.catalogue.models}
-        assert reasons["fit"] == ""
-        assert reasons["unfit"] == "not ONNX"
-        assert "unknown key 'x'" in reasons["malformed"]
-
-    run(test)
+async def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path) -> None:
+    make_folder(tmp_path, "fit")
+    make_folder(tmp_path, "unfit")
+    make_folder(tmp_path, "malformed", config="x = 1")
+    (tmp_path / "README").write_text("not a folder")
+    bench = await CatalogueBench.scanned(tmp_path)
+    assert [model.name for model in bench.catalogue.models] == ["fit", "malformed", "unfit"]
+    assert bench.state("malformed") is ModelState.UNAVAILABLE
+    assert bench.state("fit") is ModelState.LOADING
+    assert not bench.catalogue.ready
+    bench.join("w")
+    assert bench.ready("fit", "w")
+    assert not bench.catalogue.ready
+    bench.refuse("unfit", "w")
+    assert bench.catalogue.ready
+    assert bench.state("fit") is ModelState.READY
+    assert bench.state("unfit") is ModelState.UNAVAILABLE
+    reasons = {model.name: bench.catalogue.reason(model) for model in bench.catalogue.models}
+    assert reasons["fit"] == ""
+    assert reasons["unfit"] == "not ONNX"
+    assert "unknown key 'x'" in reasons["malformed"]
 
 
 def test_a_model_that_workers_prepare_refuse_or_left_is_refused_for_its_own_reason(
@@ -298,404 +295,350 @@ def test_a_model_that_workers_prepare_refuse_or_left_is_refused_for_its_own_reas
     run(test)
 
 
-def test_without_models_it_is_ready_and_without_workers_it_is_not(tmp_path: Path) -> None:
-    async def test() -> None:
-        bench = await CatalogueBench.scanned(tmp_path)
-        assert bench.catalogue.ready
-        make_folder(tmp_path)
-        await bench.catalogue.scan()
-        bench.join("w")
-        bench.ready("m", "w")
-        assert bench.catalogue.ready
-        bench.leave("w")
-        assert not bench.catalogue.ready
-        assert bench.state("m") is ModelState.LOADING
-
-    run(test)
+async def test_without_models_it_is_ready_and_without_workers_it_is_not(tmp_path: Path) -> None:
+    bench = await CatalogueBench.scanned(tmp_path)
+    assert bench.catalogue.ready
+    make_folder(tmp_path)
+    await bench.catalogue.scan()
+    bench.join("w")
+    bench.ready("m", "w")
+    assert bench.catalogue.ready
+    bench.leave("w")
+    assert not bench.catalogue.ready
+    assert bench.state("m") is ModelState.LOADING
 
 
-def test_one_worker_that_refuses_is_outvoted_by_one_that_is_ready(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path)
-        bench = await CatalogueBench.scanned(tmp_path, "small")
-        bench.refuse("m", "small", "too large for the cache")
-        assert bench.state("m") is ModelState.UNAVAILABLE
-        bench.join("large")
-        assert bench.state("m") is ModelState.LOADING
-        bench.ready("m", "large")
-        assert bench.state("m") is ModelState.READY
-        bench.leave("large")
-        assert bench.state("m") is ModelState.UNAVAILABLE
-
-    run(test)
+async def test_one_worker_that_refuses_is_outvoted_by_one_that_is_ready(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    bench = await CatalogueBench.scanned(tmp_path, "small")
+    bench.refuse("m", "small", "too large for the cache")
+    assert bench.state("m") is ModelState.UNAVAILABLE
+    bench.join("large")
+    assert bench.state("m") is ModelState.LOADING
+    bench.ready("m", "large")
+    assert bench.state("m") is ModelState.READY
+    bench.leave("large")
+    assert bench.state("m") is ModelState.UNAVAILABLE
 
 
-def test_a_worker_that_describes_other_tensors_is_refused(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path)
-        bench = await CatalogueBench.scanned(tmp_path, "a", "b")
-        assert bench.ready("m", "a")
-        assert not bench.ready("m", "b", (TensorSpec("x", "FP16", (4,)),))
-        model = bench.catalogue.find("m")
-        assert model is not None
-        assert "x FP16 [4]" in model.refused_by[WorkerId("b")]
-        assert model.inputs == SPEC
-        assert model.largest_batch == 4
-
-    run(test)
+async def test_a_worker_that_describes_other_tensors_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    bench = await CatalogueBench.scanned(tmp_path, "a", "b")
+    assert bench.ready("m", "a")
+    assert not bench.ready("m", "b", (TensorSpec("x", "FP16", (4,)),))
+    model = bench.catalogue.find("m")
+    assert model is not None
+    assert "x FP16 [4]" in model.refused_by[WorkerId("b")]
+    assert model.inputs == SPEC
+    assert model.largest_batch == 4
 
 
-def test_a_description_does_not_outlive_those_who_stand_for_it(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path)
-        bench = await CatalogueBench.scanned(tmp_path, "a", "b", "c")
-        odd = (TensorSpec("z", "INT8", (1,)),)
-        assert bench.ready("m", "a", odd)
-        assert not bench.ready("m", "b")
-        bench.refuse("m", "c")
-        model = bench.catalogue.find("m")
-        assert model is not None
-        while not bench.offers.offered.empty():
-            bench.offers.offered.get_nowait()
-        bench.leave("a")
-        # The one that was shut out is asked again, and no other.
-        assert bench.offers.offered.get_nowait() is model
-        assert bench.offers.offered.empty()
-        assert bench.state("m") is ModelState.LOADING
-        assert (model.inputs, model.outputs) == ((), ())
-        assert bench.ready("m", "b")
-        assert bench.state("m") is ModelState.READY
-        assert model.inputs == SPEC
-        assert set(model.refused_by) == {"c"}
-
-    run(test)
+async def test_a_description_does_not_outlive_those_who_stand_for_it(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    bench = await CatalogueBench.scanned(tmp_path, "a", "b", "c")
+    odd = (TensorSpec("z", "INT8", (1,)),)
+    assert bench.ready("m", "a", odd)
+    assert not bench.ready("m", "b")
+    bench.refuse("m", "c")
+    model = bench.catalogue.find("m")
+    assert model is not None
+    while not bench.offers.offered.empty():
+        bench.offers.offered.get_nowait()
+    bench.leave("a")
+    # The one that was shut out is asked again, and no other.
+    assert bench.offers.offered.get_nowait() is model
+    assert bench.offers.offered.empty()
+    assert bench.state("m") is ModelState.LOADING
+    assert (model.inputs, model.outputs) == ((), ())
+    assert bench.ready("m", "b")
+    assert bench.state("m") is ModelState.READY
+    assert model.inputs == SPEC
+    assert set(model.refused_by) == {"c"}
 
 
-def test_a_worker_of_another_version_may_describe_anew_what_nobody_has(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path)
-        bench = await CatalogueBench.scanned(tmp_path, "a")
-        assert bench.ready("m", "a", (TensorSpec("z", "INT8", (1,)),))
-        bench.leave("a")
-        bench.join("b")
-        assert bench.ready("m", "b")
-        model = bench.catalogue.find("m")
-        assert model is not None
-        assert model.inputs == SPEC
-
-    run(test)
-
-
-def test_a_model_removed_while_it_loads_and_added_again_is_another_to_the_workers(
+async def test_a_worker_of_another_version_may_describe_anew_what_nobody_has(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        make_folder(tmp_path)
-        bench = await CatalogueBench.scanned(tmp_path, "w")
-        first = await bench.offers.offered.get()
-        bench.catalogue.remove("m")
-        assert bench.offers.withdrawn == [first.model_id]
-        adding = asyncio.create_task(bench.catalogue.reload("m"))
-        second = await bench.offers.offered.get()
-        assert second.model_id != first.model_id
-        # What the worker says of the first is of no account.
-        assert not bench.ready(first.model_id, "w")
-        assert bench.ready(second.model_id, "w")
-        assert await adding == [second]
-        assert bench.offers.withdrawn == [first.model_id]
-
-    run(test)
+    make_folder(tmp_path)
+    bench = await CatalogueBench.scanned(tmp_path, "a")
+    assert bench.ready("m", "a", (TensorSpec("z", "INT8", (1,)),))
+    bench.leave("a")
+    bench.join("b")
+    assert bench.ready("m", "b")
+    model = bench.catalogue.find("m")
+    assert model is not None
+    assert model.inputs == SPEC
 
 
-def test_names_that_are_gone_are_forgotten_and_yet_no_id_is_given_twice(
+async def test_a_model_removed_while_it_loads_and_added_again_is_another_to_the_workers(
+    tmp_path: Path,
+) -> None:
+    make_folder(tmp_path)
+    bench = await CatalogueBench.scanned(tmp_path, "w")
+    first = await bench.offers.offered.get()
+    bench.catalogue.remove("m")
+    assert bench.offers.withdrawn == [first.model_id]
+    adding = asyncio.create_task(bench.catalogue.reload("m"))
+    second = await bench.offers.offered.get()
+    assert second.model_id != first.model_id
+    # What the worker says of the first is of no account.
+    assert not bench.ready(first.model_id, "w")
+    assert bench.ready(second.model_id, "w")
+    assert await adding == [second]
+    assert bench.offers.withdrawn == [first.model_id]
+
+
+async def test_names_that_are_gone_are_forgotten_and_yet_no_id_is_given_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "_NAMES_GONE_MAX", 5)
+    bench = CatalogueBench(tmp_path)
+    bench.join("w")
+    given: list[ModelId] = []
 
-    async def test() -> None:
-        bench = CatalogueBench(tmp_path)
-        bench.join("w")
-        given: list[ModelId] = []
-
-        async def come(name: str) -> None:
-            if not (tmp_path / name).exists():
-                make_folder(tmp_path, name)
-            adding = asyncio.create_task(bench.catalogue.add(tmp_path / name))
-            model = await bench.offers.offered.get()
-            given.append(model.model_id)
-            bench.ready(model.model_id, "w")
-            await adding
-
-        async def come_and_go(name: str) -> None:
-            await come(name)
-            bench.catalogue.remove(name)
-
-        for number in range(10):
-            await come(f"stays{number}")
-        for number in range(5):  # until names are forgotten
-            await come_and_go("again")
-            await come_and_go(f"m{number}")
-        assert given[10:14] == ["again", "m0", "again@2", "m1"]
-        # Those that were here all the time have low numbers, and go last.
-        for number in range(10):
-            bench.catalogue.remove(f"stays{number}")
-        for number in range(20):
-            await come_and_go(f"n{number}")
-            await come_and_go("again")
-        assert len(set(given)) == len(given)
-
-    run(test)
-
-
-def test_many_copies_are_offered_in_slices_and_uploads_have_a_thousand_at_most(
-    tmp_path: Path,
-) -> None:
-    async def test() -> None:
-        async with uploads_in(tmp_path) as uploads:
-            bench = CatalogueBench(tmp_path, uploads)
-            bench.join("w")
-            queue, most = bench.offers.offered, 0
-
-            async def others() -> None:
-                nonlocal most
-                seen = 0
-                while seen < 1000:
-                    most, seen = max(most, queue.qsize() - seen), queue.qsize()
-                    await asyncio.sleep(0)
-
-            many = make_folder(tmp_path, "many", config="copies = 1000")
-            adding = asyncio.create_task(bench.catalogue.add(many, upload=uploads.begin()))
-            await others()
-            assert 0 < most <= 64
-            while not queue.empty():
-                bench.ready(queue.get_nowait().model_id, "w")
-            assert len(await adding) == 1000
-            more = make_folder(tmp_path, "more", config="copies = 1001")
-            with pytest.raises(
-                ModelError, match="copies is 1001, expected a whole number from 1 to 1000"
-            ):
-                await bench.catalogue.add(more, upload=uploads.begin())
-
-    run(test)
-
-
-def test_a_worker_that_joins_is_offered_many_models_in_slices_and_none_that_is_gone(
-    tmp_path: Path,
-) -> None:
-    async def test() -> None:
-        make_folder(tmp_path, "many", config="copies = 300")
-        bench = await CatalogueBench.scanned(tmp_path)
-        queue = bench.offers.offered
-        bench.join("w")
-        assert queue.qsize() == 64
-        bench.catalogue.remove("many-299")
-        sizes = [queue.qsize()]
-        while queue.qsize() < 299:
-            await asyncio.sleep(0)
-            sizes.append(queue.qsize())
-        assert max(b - a for a, b in itertools.pairwise(sizes)) <= 64
-        await asyncio.sleep(0)
-        names = [queue.get_nowait().name for _ in range(queue.qsize())]
-        assert names == [f"many-{number}" for number in range(299)]
-
-        # One that leaves meanwhile is offered no more.
-        bench.join("v")
-        bench.leave("v")
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert queue.qsize() == 64
-
-    run(test)
-
-
-def test_the_files_of_an_upload_go_with_the_last_of_its_models(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with uploads_in(tmp_path) as uploads:
-            bench = CatalogueBench(tmp_path, uploads)
-            bench.join("w")
-            upload = uploads.begin()
-            pair = make_folder(upload.folder, "pair", config="copies = 2")
-            adding = asyncio.create_task(bench.catalogue.add(pair, upload=upload))
-            for _ in range(2):
-                bench.ready((await bench.offers.offered.get()).model_id, "w")
-            await adding
-            await bench.catalogue.remove("pair-0")
-            assert pair.exists()
-            await bench.catalogue.remove("pair-1")
-            assert not pair.exists()
-            upload = uploads.begin()
-            unfit = make_folder(upload.folder, "unfit")
-            adding = asyncio.create_task(bench.catalogue.add(unfit, upload=upload))
-            bench.refuse((await bench.offers.offered.get()).model_id, "w")
-            with pytest.raises(ModelError, match="not ONNX"):
-                await adding
-            assert not unfit.exists()
-
-    run(test)
-
-
-def test_copies_share_the_files_and_clashing_names_are_refused(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path, "a", config="copies = 2")
-        make_folder(tmp_path, "a-1")
-        bench = await CatalogueBench.scanned(tmp_path)
-        assert [model.name for model in bench.catalogue.models] == ["a-0", "a-1"]
-        first, second = bench.catalogue.models
-        assert first.folder is second.folder is not None
-
-    run(test)
-
-
-def test_adding_waits_for_a_worker_and_then_the_name_is_there(tmp_path: Path) -> None:
-    async def test() -> None:
-        bench = CatalogueBench(tmp_path)
-        bench.join("w")
-        adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
+    async def come(name: str) -> None:
+        if not (tmp_path / name).exists():
+            make_folder(tmp_path, name)
+        adding = asyncio.create_task(bench.catalogue.add(tmp_path / name))
         model = await bench.offers.offered.get()
-        assert bench.catalogue.find("m") is None
+        given.append(model.model_id)
         bench.ready(model.model_id, "w")
-        assert await adding == [model]
-        assert bench.catalogue.find("m") is model
+        await adding
 
-    run(test)
+    async def come_and_go(name: str) -> None:
+        await come(name)
+        bench.catalogue.remove(name)
 
-
-def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:
-    async def test() -> None:
-        bench = CatalogueBench(tmp_path)
-        folder = make_folder(tmp_path)
-        with pytest.raises(ModelError, match="there is no worker"):
-            await bench.catalogue.add(folder)
-        bench.join("a")
-        bench.join("b")
-        adding = asyncio.create_task(bench.catalogue.add(folder))
-        model = await bench.offers.offered.get()
-        bench.refuse(model.model_id, "a", "unsupported operator Foo")
-        bench.leave("b")
-        with pytest.raises(ModelError, match="model m: unsupported operator Foo"):
-            await adding
-        assert bench.catalogue.models == []
-        assert bench.offers.withdrawn == [model.model_id]
-        assert not bench.ready(model.model_id, "a")
-
-    run(test)
+    for number in range(10):
+        await come(f"stays{number}")
+    for number in range(5):  # until names are forgotten
+        await come_and_go("again")
+        await come_and_go(f"m{number}")
+    assert given[10:14] == ["again", "m0", "again@2", "m1"]
+    # Those that were here all the time have low numbers, and go last.
+    for number in range(10):
+        bench.catalogue.remove(f"stays{number}")
+    for number in range(20):
+        await come_and_go(f"n{number}")
+        await come_and_go("again")
+    assert len(set(given)) == len(given)
 
 
-def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path)
-        bench = await CatalogueBench.scanned(tmp_path, "w")
-        old = await bench.offers.offered.get()
-        bench.ready("m", "w")
-        with pytest.raises(ModelError, match="there is a model m already"):
-            await bench.catalogue.add(tmp_path / "m")
+async def test_many_copies_are_offered_in_slices_and_uploads_have_a_thousand_at_most(
+    tmp_path: Path,
+) -> None:
+    async with uploads_in(tmp_path) as uploads:
+        bench = CatalogueBench(tmp_path, uploads)
+        bench.join("w")
+        queue, most = bench.offers.offered, 0
 
-        refused = asyncio.create_task(bench.catalogue.reload("m"))
+        async def others() -> None:
+            nonlocal most
+            seen = 0
+            while seen < 1000:
+                most, seen = max(most, queue.qsize() - seen), queue.qsize()
+                await asyncio.sleep(0)
+
+        many = make_folder(tmp_path, "many", config="copies = 1000")
+        adding = asyncio.create_task(bench.catalogue.add(many, upload=uploads.begin()))
+        await others()
+        assert 0 < most <= 64
+        while not queue.empty():
+            bench.ready(queue.get_nowait().model_id, "w")
+        assert len(await adding) == 1000
+        more = make_folder(tmp_path, "more", config="copies = 1001")
+        with pytest.raises(
+            ModelError, match="copies is 1001, expected a whole number from 1 to 1000"
+        ):
+            await bench.catalogue.add(more, upload=uploads.begin())
+
+
+async def test_a_worker_that_joins_is_offered_many_models_in_slices_and_none_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    make_folder(tmp_path, "many", config="copies = 300")
+    bench = await CatalogueBench.scanned(tmp_path)
+    queue = bench.offers.offered
+    bench.join("w")
+    assert queue.qsize() == 64
+    bench.catalogue.remove("many-299")
+    sizes = [queue.qsize()]
+    while queue.qsize() < 299:
+        await asyncio.sleep(0)
+        sizes.append(queue.qsize())
+    assert max(b - a for a, b in itertools.pairwise(sizes)) <= 64
+    await asyncio.sleep(0)
+    names = [queue.get_nowait().name for _ in range(queue.qsize())]
+    assert names == [f"many-{number}" for number in range(299)]
+
+    # One that leaves meanwhile is offered no more.
+    bench.join("v")
+    bench.leave("v")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert queue.qsize() == 64
+
+
+async def test_the_files_of_an_upload_go_with_the_last_of_its_models(tmp_path: Path) -> None:
+    async with uploads_in(tmp_path) as uploads:
+        bench = CatalogueBench(tmp_path, uploads)
+        bench.join("w")
+        upload = uploads.begin()
+        pair = make_folder(upload.folder, "pair", config="copies = 2")
+        adding = asyncio.create_task(bench.catalogue.add(pair, upload=upload))
+        for _ in range(2):
+            bench.ready((await bench.offers.offered.get()).model_id, "w")
+        await adding
+        await bench.catalogue.remove("pair-0")
+        assert pair.exists()
+        await bench.catalogue.remove("pair-1")
+        assert not pair.exists()
+        upload = uploads.begin()
+        unfit = make_folder(upload.folder, "unfit")
+        adding = asyncio.create_task(bench.catalogue.add(unfit, upload=upload))
         bench.refuse((await bench.offers.offered.get()).model_id, "w")
         with pytest.raises(ModelError, match="not ONNX"):
-            await refused
-        assert bench.catalogue.find("m") is old
-
-        replacing = asyncio.create_task(bench.catalogue.reload("m"))
-        new = await bench.offers.offered.get()
-        assert new.model_id not in ("m", "m@2")
-        assert bench.catalogue.find("m") is old
-        with pytest.raises(ModelError, match="by another call"):
-            await bench.catalogue.reload("m")
-        bench.ready(new.model_id, "w")
-        await replacing
-        assert bench.catalogue.find("m") is new
-        with pytest.raises(UnknownModelError, match="no such folder"):
-            await bench.catalogue.reload("unknown")
-
-    run(test)
+            await adding
+        assert not unfit.exists()
 
 
-def test_a_malformed_model_can_be_mended_and_reloaded(tmp_path: Path) -> None:
-    async def test() -> None:
-        folder = make_folder(tmp_path, config="x = 1")
-        bench = await CatalogueBench.scanned(tmp_path)
-        assert bench.state("m") is ModelState.UNAVAILABLE
-        (folder / "config.toml").unlink()
-        bench.join("w")
-        mending = asyncio.create_task(bench.catalogue.reload("m"))
-        model = await bench.offers.offered.get()
-        bench.ready(model.model_id, "w")
-        assert await mending == [model]
-        for _ in range(3):  # The malformed entry is forgotten, and the new one is not.
-            await asyncio.sleep(0)
-        assert bench.catalogue.find_id(model.model_id) is model
-        assert [row.model_id for row in bench.runtime.statistics().models] == [model.model_id]
-
-    run(test)
+async def test_copies_share_the_files_and_clashing_names_are_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path, "a", config="copies = 2")
+    make_folder(tmp_path, "a-1")
+    bench = await CatalogueBench.scanned(tmp_path)
+    assert [model.name for model in bench.catalogue.models] == ["a-0", "a-1"]
+    first, second = bench.catalogue.models
+    assert first.folder is second.folder is not None
 
 
-def test_giving_up_on_an_addition_withdraws_it(tmp_path: Path) -> None:
-    async def test() -> None:
-        bench = CatalogueBench(tmp_path)
-        bench.join("w")
-        adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
-        model = await bench.offers.offered.get()
-        adding.cancel()
-        await asyncio.gather(adding, return_exceptions=True)
-        assert bench.offers.withdrawn == [model.model_id]
-        again = asyncio.create_task(bench.catalogue.add(tmp_path / "m"))
-        bench.ready((await bench.offers.offered.get()).model_id, "w")
-        await again
-
-    run(test)
+async def test_adding_waits_for_a_worker_and_then_the_name_is_there(tmp_path: Path) -> None:
+    bench = CatalogueBench(tmp_path)
+    bench.join("w")
+    adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
+    model = await bench.offers.offered.get()
+    assert bench.catalogue.find("m") is None
+    bench.ready(model.model_id, "w")
+    assert await adding == [model]
+    assert bench.catalogue.find("m") is model
 
 
-def test_a_removed_model_is_gone_and_its_name_is_free(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path, config="copies = 2")
-        bench = await CatalogueBench.scanned(tmp_path)
-        bench.catalogue.remove("m-0")
-        assert [model.name for model in bench.catalogue.models] == ["m-1"]
-        bench.catalogue.remove("m")
-        assert bench.catalogue.models == []
-        with pytest.raises(UnknownModelError, match="there is no model m"):
-            bench.catalogue.remove("m")
-        await bench.catalogue.scan()
-        # The new ids keep results that are still under way for the first generation from the second.
-        assert [model.model_id for model in bench.catalogue.models] == ["m-0@2", "m-1@2"]
-
-    run(test)
-
-
-def test_a_worker_is_offered_what_there_is_and_what_comes_until_it_leaves(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path, "early")
-        make_folder(tmp_path, "malformed", config="x = 1")
-        bench = await CatalogueBench.scanned(tmp_path)
-        first, second = OffersMade(), OffersMade()
-        bench.catalogue.worker_joined(WorkerId("a"), first)
-        bench.catalogue.worker_joined(WorkerId("b"), second)
-        assert (await first.offered.get()).name == (await second.offered.get()).name == "early"
-        bench.catalogue.worker_left(WorkerId("a"))
-        adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path, "late")))
-        assert (await second.offered.get()).name == "late"
-        adding.cancel()
-        await asyncio.wait([adding])
-        assert second.withdrawn == ["late"]
-        assert first.offered.empty()
-        assert first.withdrawn == []
-
-    run(test)
-
-
-def test_no_model_takes_a_reserved_name_until_it_is_released(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_folder(tmp_path)
-        bench = CatalogueBench(tmp_path)
-        bench.join("w")
-        bench.catalogue.reserve("m")
-        with pytest.raises(ModelError, match="there is an application m already"):
-            await bench.catalogue.reload("m")
-        bench.catalogue.release("m")
-        adding = asyncio.create_task(bench.catalogue.reload("m"))
-        bench.ready((await bench.offers.offered.get()).model_id, "w")
+async def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:
+    bench = CatalogueBench(tmp_path)
+    folder = make_folder(tmp_path)
+    with pytest.raises(ModelError, match="there is no worker"):
+        await bench.catalogue.add(folder)
+    bench.join("a")
+    bench.join("b")
+    adding = asyncio.create_task(bench.catalogue.add(folder))
+    model = await bench.offers.offered.get()
+    bench.refuse(model.model_id, "a", "unsupported operator Foo")
+    bench.leave("b")
+    with pytest.raises(ModelError, match="model m: unsupported operator Foo"):
         await adding
-        assert bench.state("m") is ModelState.READY
+    assert bench.catalogue.models == []
+    assert bench.offers.withdrawn == [model.model_id]
+    assert not bench.ready(model.model_id, "a")
 
-    run(test)
+
+async def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    bench = await CatalogueBench.scanned(tmp_path, "w")
+    old = await bench.offers.offered.get()
+    bench.ready("m", "w")
+    with pytest.raises(ModelError, match="there is a model m already"):
+        await bench.catalogue.add(tmp_path / "m")
+
+    refused = asyncio.create_task(bench.catalogue.reload("m"))
+    bench.refuse((await bench.offers.offered.get()).model_id, "w")
+    with pytest.raises(ModelError, match="not ONNX"):
+        await refused
+    assert bench.catalogue.find("m") is old
+
+    replacing = asyncio.create_task(bench.catalogue.reload("m"))
+    new = await bench.offers.offered.get()
+    assert new.model_id not in ("m", "m@2")
+    assert bench.catalogue.find("m") is old
+    with pytest.raises(ModelError, match="by another call"):
+        await bench.catalogue.reload("m")
+    bench.ready(new.model_id, "w")
+    await replacing
+    assert bench.catalogue.find("m") is new
+    with pytest.raises(UnknownModelError, match="no such folder"):
+        await bench.catalogue.reload("unknown")
+
+
+async def test_a_malformed_model_can_be_mended_and_reloaded(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, config="x = 1")
+    bench = await CatalogueBench.scanned(tmp_path)
+    assert bench.state("m") is ModelState.UNAVAILABLE
+    (folder / "config.toml").unlink()
+    bench.join("w")
+    mending = asyncio.create_task(bench.catalogue.reload("m"))
+    model = await bench.offers.offered.get()
+    bench.ready(model.model_id, "w")
+    assert await mending == [model]
+    for _ in range(3):  # The malformed entry is forgotten, and the new one is not.
+        await asyncio.sleep(0)
+    assert bench.catalogue.find_id(model.model_id) is model
+    assert [row.model_id for row in bench.runtime.statistics().models] == [model.model_id]
+
+
+async def test_giving_up_on_an_addition_withdraws_it(tmp_path: Path) -> None:
+    bench = CatalogueBench(tmp_path)
+    bench.join("w")
+    adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
+    model = await bench.offers.offered.get()
+    adding.cancel()
+    await asyncio.gather(adding, return_exceptions=True)
+    assert bench.offers.withdrawn == [model.model_id]
+    again = asyncio.create_task(bench.catalogue.add(tmp_path / "m"))
+    bench.ready((await bench.offers.offered.get()).model_id, "w")
+    await again
+
+
+async def test_a_removed_model_is_gone_and_its_name_is_free(tmp_path: Path) -> None:
+    make_folder(tmp_path, config="copies = 2")
+    bench = await CatalogueBench.scanned(tmp_path)
+    bench.catalogue.remove("m-0")
+    assert [model.name for model in bench.catalogue.models] == ["m-1"]
+    bench.catalogue.remove("m")
+    assert bench.catalogue.models == []
+    with pytest.raises(UnknownModelError, match="there is no model m"):
+        bench.catalogue.remove("m")
+    await bench.catalogue.scan()
+    # The new ids keep results that are still under way for the first generation from the second.
+    assert [model.model_id for model in bench.catalogue.models] == ["m-0@2", "m-1@2"]
+
+
+async def test_a_worker_is_offered_what_there_is_and_what_comes_until_it_leaves(
+    tmp_path: Path,
+) -> None:
+    make_folder(tmp_path, "early")
+    make_folder(tmp_path, "malformed", config="x = 1")
+    bench = await CatalogueBench.scanned(tmp_path)
+    first, second = OffersMade(), OffersMade()
+    bench.catalogue.worker_joined(WorkerId("a"), first)
+    bench.catalogue.worker_joined(WorkerId("b"), second)
+    assert (await first.offered.get()).name == (await second.offered.get()).name == "early"
+    bench.catalogue.worker_left(WorkerId("a"))
+    adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path, "late")))
+    assert (await second.offered.get()).name == "late"
+    adding.cancel()
+    await asyncio.wait([adding])
+    assert second.withdrawn == ["late"]
+    assert first.offered.empty()
+    assert first.withdrawn == []
+
+
+async def test_no_model_takes_a_reserved_name_until_it_is_released(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    bench = CatalogueBench(tmp_path)
+    bench.join("w")
+    bench.catalogue.reserve("m")
+    with pytest.raises(ModelError, match="there is an application m already"):
+        await bench.catalogue.reload("m")
+    bench.catalogue.release("m")
+    adding = asyncio.create_task(bench.catalogue.reload("m"))
+    bench.ready((await bench.offers.offered.get()).model_id, "w")
+    await adding
+    assert bench.state("m") is ModelState.READY

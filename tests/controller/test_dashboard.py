@@ -169,7 +169,7 @@ def test_one_viewer_too_many_is_told_so_and_has_room_when_another_is_gone(server
         until(lambda: get(f"{server.url}/live/pages")[0] == 200, what="a place is free")
 
 
-def test_nobody_looks_and_nothing_is_made_and_a_slow_viewer_gets_the_newest() -> None:
+async def test_nobody_looks_and_nothing_is_made_and_a_slow_viewer_gets_the_newest() -> None:
     made = 0
 
     async def make() -> bytes:
@@ -177,29 +177,27 @@ def test_nobody_looks_and_nothing_is_made_and_a_slow_viewer_gets_the_newest() ->
         made += 1
         return b"%d" % made
 
-    async def test() -> None:
-        live = Live(interval_s=0)
-        quick, slow = live.watch("same", make), live.watch("same", make)
-        assert made == 0
-        assert await anext(slow) == b"1"
-        for _ in range(20):
-            last = await anext(quick)
-        assert made == int(last)
-        # None of the looks in between was kept.
-        assert int(await anext(slow)) == made
-        await quick.aclose()
-        await slow.aclose()
-        assert live.num_viewers == 0
-        so_far = made
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert made == so_far
-
-    asyncio.run(test())
+    live = Live(interval_s=0)
+    quick, slow = live.watch("same", make), live.watch("same", make)
+    assert made == 0
+    assert await anext(slow) == b"1"
+    for _ in range(20):
+        last = await anext(quick)
+    assert made == int(last)
+    # None of the looks in between was kept.
+    assert int(await anext(slow)) == made
+    await quick.aclose()
+    await slow.aclose()
+    assert live.num_viewers == 0
+    so_far = made
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert made == so_far
 
 
 @pytest.mark.parametrize("look_s", [0.01, 0.4, 3.0])
-def test_however_many_look_it_takes_a_part_of_the_loops_time(look_s: float) -> None:
+@pytest.mark.virtual_time
+async def test_however_many_look_it_takes_a_part_of_the_loops_time(look_s: float) -> None:
     looking_s = 0.0
     over_s = 6000 * look_s
 
@@ -219,17 +217,14 @@ def test_however_many_look_it_takes_a_part_of_the_loops_time(look_s: float) -> N
         async for _ in live.watch(name, make):
             pass
 
-    async def test() -> None:
-        live = Live(clock=lambda: looking_s)
-        viewers = [view(live, f"page {number}") for number in range(VIEWERS_MAX)]
-        tasks = [asyncio.create_task(each) for each in (*viewers, ask_without_a_pause(live))]
-        await asyncio.sleep(over_s)
-        assert over_s / 25 < looking_s < over_s / 20
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    virtual_time.run(test)
+    live = Live(clock=lambda: looking_s)
+    viewers = [view(live, f"page {number}") for number in range(VIEWERS_MAX)]
+    tasks = [asyncio.create_task(each) for each in (*viewers, ask_without_a_pause(live))]
+    await asyncio.sleep(over_s)
+    assert over_s / 25 < looking_s < over_s / 20
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_however_many_ask_without_a_pause_a_viewer_gets_every_second_look() -> None:

@@ -54,7 +54,9 @@ async def code_of(
 
 
 @pytest.mark.parametrize("front", ["here", "apart"])
-def test_who_is_no_front_is_not_believed_for_whom_it_calls(tmp_path: Path, front: str) -> None:
+async def test_who_is_no_front_is_not_believed_for_whom_it_calls(
+    tmp_path: Path, front: str
+) -> None:
     keys = {name: a_key() for name in ("web", "front")}
     rules = Rules(
         (
@@ -64,38 +66,34 @@ def test_who_is_no_front_is_not_believed_for_whom_it_calls(tmp_path: Path, front
         anonymous=frozenset(),
         anonymous_tenants=False,
     )
-
-    async def main() -> None:
-        async with serving(
-            tmp_path,
-            front=front,
-            authoriser=Authoriser(rules),
-            joining=Access(key=keys["front"]),
-        ) as server:
-            if server.guard is not None:
-                server.guard.authoriser.use(rules, now_s=0)
-            said = tell(OPERATOR)
-            for address in {server.address, server.controller}:
-                found = await code_of(address, STATUS, keys["web"], said)
-                assert found is grpc.StatusCode.PERMISSION_DENIED
-                assert await code_of(address, STATUS, "", said) is grpc.StatusCode.UNAUTHENTICATED
-                stranger = await code_of(address, STATUS, a_key(), said)
-                assert stranger is grpc.StatusCode.UNAUTHENTICATED
-            # A front is believed, but lets nobody join, and has no rights of its own.
-            controller, own = server.controller, keys["front"]
-            assert await code_of(controller, STATUS, own, said) is grpc.StatusCode.OK
-            for forwarded in (said, None):
-                found = await code_of(controller, JOIN_AS_WORKER, own, forwarded)
-                assert found is grpc.StatusCode.PERMISSION_DENIED
-            assert await code_of(controller, STATUS, own) is grpc.StatusCode.PERMISSION_DENIED
-            for nonsense in (b"", b"\xff", said[:-1], said + b"\0", b"\x93\xa1x\x91\xa5queen\xc0"):
-                found = await code_of(controller, STATUS, own, nonsense)
-                assert found is not grpc.StatusCode.OK, nonsense
-
-    asyncio.run(main())
+    async with serving(
+        tmp_path,
+        front=front,
+        authoriser=Authoriser(rules),
+        joining=Access(key=keys["front"]),
+    ) as server:
+        if server.guard is not None:
+            server.guard.authoriser.use(rules, now_s=0)
+        said = tell(OPERATOR)
+        for address in {server.address, server.controller}:
+            found = await code_of(address, STATUS, keys["web"], said)
+            assert found is grpc.StatusCode.PERMISSION_DENIED
+            assert await code_of(address, STATUS, "", said) is grpc.StatusCode.UNAUTHENTICATED
+            stranger = await code_of(address, STATUS, a_key(), said)
+            assert stranger is grpc.StatusCode.UNAUTHENTICATED
+        # A front is believed, but lets nobody join, and has no rights of its own.
+        controller, own = server.controller, keys["front"]
+        assert await code_of(controller, STATUS, own, said) is grpc.StatusCode.OK
+        for forwarded in (said, None):
+            found = await code_of(controller, JOIN_AS_WORKER, own, forwarded)
+            assert found is grpc.StatusCode.PERMISSION_DENIED
+        assert await code_of(controller, STATUS, own) is grpc.StatusCode.PERMISSION_DENIED
+        for nonsense in (b"", b"\xff", said[:-1], said + b"\0", b"\x93\xa1x\x91\xa5queen\xc0"):
+            found = await code_of(controller, STATUS, own, nonsense)
+            assert found is not grpc.StatusCode.OK, nonsense
 
 
-def test_a_front_joins_with_a_key_of_its_role_and_no_other(
+async def test_a_front_joins_with_a_key_of_its_role_and_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = tmp_path / "keys"
@@ -125,81 +123,62 @@ def test_a_front_joins_with_a_key_of_its_role_and_no_other(
         await asyncio.wait([joining])
         return False
 
-    async def main() -> None:
-        async with serving(tmp_path, access=access) as server:
-            assert await attached(server, key["front"])
-            assert not await attached(server, key["web"])
-            assert "Attach needs role front; web has inference" in caplog.text
-            assert not await attached(server, "")
-
-    asyncio.run(main())
+    async with serving(tmp_path, access=access) as server:
+        assert await attached(server, key["front"])
+        assert not await attached(server, key["web"])
+        assert "Attach needs role front; web has inference" in caplog.text
+        assert not await attached(server, "")
 
 
-def test_a_front_that_lets_everybody_in_is_told_why_a_controller_with_keys_takes_it_not(
+async def test_a_front_that_lets_everybody_in_is_told_why_a_controller_with_keys_takes_it_not(
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "keys"
     front_key = add_key(keys, "front", frozenset({Role.FRONT}))
-
-    async def main() -> None:
-        async with serving(tmp_path, access=AccessConfig(keys_file=keys)) as server:
-            config = FrontConfig(
-                controller=server.controller, port=0, joining=Access(key=front_key)
-            )
-            with pytest.raises(ConfigError, match=r"admits all callers.*expected --keys"):
-                async with front_process.serving(config):
-                    pass
-
-    asyncio.run(main())
+    async with serving(tmp_path, access=AccessConfig(keys_file=keys)) as server:
+        config = FrontConfig(controller=server.controller, port=0, joining=Access(key=front_key))
+        with pytest.raises(ConfigError, match=r"admits all callers.*expected --keys"):
+            async with front_process.serving(config):
+                pass
 
 
-def test_the_link_of_a_front_ends_with_its_key(tmp_path: Path) -> None:
+async def test_the_link_of_a_front_ends_with_its_key(tmp_path: Path) -> None:
     key = a_key()
     rules = Rules((a_grant(key, "front", Role.FRONT),), anonymous=LOOKS)
     authoriser = Authoriser(rules)
-
-    async def main() -> None:
-        async with serving(
-            tmp_path, front="apart", authoriser=authoriser, joining=Access(key=key)
-        ) as server:
-            fronts = server.fronts
-            assert fronts is not None
-            assert fronts.num_fronts == 1
-            authoriser.use(Rules(anonymous=LOOKS), now_s=0)
-            await until(lambda: fronts.num_fronts == 0)
-            # And it comes back with it.
-            authoriser.use(rules, now_s=0)
-            await until(lambda: fronts.num_fronts == 1)
-            async with Access().async_channel(server.address) as channel:
-                status = channel.unary_unary(
-                    STATUS, response_deserializer=control_pb2.StatusResponse.FromString
-                )
-                assert (await status(b"", timeout=60)).num_models
-
-    asyncio.run(main())
+    async with serving(
+        tmp_path, front="apart", authoriser=authoriser, joining=Access(key=key)
+    ) as server:
+        fronts = server.fronts
+        assert fronts is not None
+        assert fronts.num_fronts == 1
+        authoriser.use(Rules(anonymous=LOOKS), now_s=0)
+        await until(lambda: fronts.num_fronts == 0)
+        # And it comes back with it.
+        authoriser.use(rules, now_s=0)
+        await until(lambda: fronts.num_fronts == 1)
+        async with Access().async_channel(server.address) as channel:
+            status = channel.unary_unary(
+                STATUS, response_deserializer=control_pb2.StatusResponse.FromString
+            )
+            assert (await status(b"", timeout=60)).num_models
 
 
-def test_a_front_whose_key_was_rotated_comes_back_by_itself(tmp_path: Path) -> None:
+async def test_a_front_whose_key_was_rotated_comes_back_by_itself(tmp_path: Path) -> None:
     old, new = a_key(), a_key()
     own = tmp_path / "front.key"
     own.write_text(old)
     of = {key: Rules((a_grant(key, "front", Role.FRONT),), anonymous=LOOKS) for key in (old, new)}
     authoriser = Authoriser(of[old])
-
-    async def main() -> None:
-        joining = FrontJoinFlags(front_token_file=own).access()
-        async with serving(
-            tmp_path, front="apart", authoriser=authoriser, joining=joining
-        ) as server:
-            fronts = server.fronts
-            assert fronts is not None
-            # As whoever writes a file in place leaves it for a moment.
-            own.write_text("")
-            authoriser.use(of[new], now_s=0)
-            await until(lambda: fronts.num_fronts == 0)
-            own.write_text(new)
-            await until(lambda: fronts.num_fronts == 1)
-            # What it hands on shows the new key too.
-            assert await code_of(server.address, STATUS, "") is grpc.StatusCode.OK
-
-    asyncio.run(main())
+    joining = FrontJoinFlags(front_token_file=own).access()
+    async with serving(tmp_path, front="apart", authoriser=authoriser, joining=joining) as server:
+        fronts = server.fronts
+        assert fronts is not None
+        # As whoever writes a file in place leaves it for a moment.
+        own.write_text("")
+        authoriser.use(of[new], now_s=0)
+        await until(lambda: fronts.num_fronts == 0)
+        own.write_text(new)
+        await until(lambda: fronts.num_fronts == 1)
+        # What it hands on shows the new key too.
+        assert await code_of(server.address, STATUS, "") is grpc.StatusCode.OK

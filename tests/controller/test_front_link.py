@@ -73,151 +73,127 @@ def port_of(front_end: FrontEnd) -> int:
     return int(front_end.controller.rpartition(":")[2])
 
 
-def test_a_controller_that_starts_again_gets_what_is_open_and_each_request_one_answer(
+async def test_a_controller_that_starts_again_gets_what_is_open_and_each_request_one_answer(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as gone:
-            gone.worker.slow.add("double")
-            address = gone.controller
-            async with front(address) as channel:
-                infer = channel.unary_unary(INFER)
-                before = [asyncio.ensure_future(infer(request(n))) for n in range(40)]
-                await until(lambda: gone.runtime.num_waiting == 40)
-                await gone.hang_up()
-                # Nobody is there. What comes now waits too.
-                meanwhile = [asyncio.ensure_future(infer(request(n))) for n in range(40, 60)]
-                async with serving(tmp_path, port=port_of(gone)) as back:
-                    answers = await asyncio.gather(*before, *meanwhile)
-                    assert [first(answer) for answer in answers] == [2 * n for n in range(60)]
-                    rows = sum(sum(infer.rows) for infer in back.worker.infers)
-                    assert rows == 60  # None of them twice.
-
-    asyncio.run(main())
-
-
-def test_without_a_controller_a_request_is_refused_when_its_time_is_over(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as gone, front(gone.controller) as channel:
+    async with serving(tmp_path) as gone:
+        gone.worker.slow.add("double")
+        address = gone.controller
+        async with front(address) as channel:
             infer = channel.unary_unary(INFER)
-            assert first(await infer(request(1))) == 2
+            before = [asyncio.ensure_future(infer(request(n))) for n in range(40)]
+            await until(lambda: gone.runtime.num_waiting == 40)
             await gone.hang_up()
-            begun_s = time.monotonic()
-            with pytest.raises(grpc.aio.AioRpcError, match="could not be reached") as caught:
-                await infer(request(1, slo_ms=300))
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert time.monotonic() - begun_s >= 0.3
+            # Nobody is there. What comes now waits too.
+            meanwhile = [asyncio.ensure_future(infer(request(n))) for n in range(40, 60)]
+            async with serving(tmp_path, port=port_of(gone)) as back:
+                answers = await asyncio.gather(*before, *meanwhile)
+                assert [first(answer) for answer in answers] == [2 * n for n in range(60)]
+                rows = sum(sum(infer.rows) for infer in back.worker.infers)
+                assert rows == 60  # None of them twice.
 
-    asyncio.run(main())
 
-
-def test_requests_of_a_front_that_is_gone_are_withdrawn_and_others_are_served(
+async def test_without_a_controller_a_request_is_refused_when_its_time_is_over(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end, front(front_end.controller) as other:
-            front_end.worker.slow.add("right")
-            async with front(front_end.controller) as channel:
-                infer = channel.unary_unary(INFER)
-                open_ = [asyncio.ensure_future(infer(request(n, model="right"))) for n in range(5)]
-                await until(lambda: front_end.runtime.num_waiting == 5)
-                for each in open_:
-                    each.cancel()
-                await asyncio.wait(open_)
-            await until(lambda: front_end.runtime.num_waiting == 0)
-            assert first(await other.unary_unary(INFER)(request(4))) == 8
-
-    asyncio.run(main())
+    async with serving(tmp_path) as gone, front(gone.controller) as channel:
+        infer = channel.unary_unary(INFER)
+        assert first(await infer(request(1))) == 2
+        await gone.hang_up()
+        begun_s = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError, match="could not be reached") as caught:
+            await infer(request(1, slo_ms=300))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - begun_s >= 0.3
 
 
-def test_a_front_is_given_up_though_its_requests_are_refused_as_others_of_it_are_withdrawn(
+async def test_requests_of_a_front_that_is_gone_are_withdrawn_and_others_are_served(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as front_end, front(front_end.controller) as other:
+        front_end.worker.slow.add("right")
+        async with front(front_end.controller) as channel:
+            infer = channel.unary_unary(INFER)
+            open_ = [asyncio.ensure_future(infer(request(n, model="right"))) for n in range(5)]
+            await until(lambda: front_end.runtime.num_waiting == 5)
+            for each in open_:
+                each.cancel()
+            await asyncio.wait(open_)
+        await until(lambda: front_end.runtime.num_waiting == 0)
+        assert first(await other.unary_unary(INFER)(request(4))) == 8
+
+
+async def test_a_front_is_given_up_though_its_requests_are_refused_as_others_of_it_are_withdrawn(
     tmp_path: Path,
 ) -> None:
     ahead_ns = 0
-
-    async def main() -> None:
-        nonlocal ahead_ns
-        async with serving(tmp_path, clock=lambda: time.monotonic_ns() + ahead_ns) as front_end:
-            front_end.worker.slow.add("double")
-            async with front(front_end.controller) as channel:
-                infer = channel.unary_unary(INFER)
-                asked = [asyncio.ensure_future(infer(request(n))) for n in range(40)]
-                await until(lambda: front_end.runtime.num_waiting == 40)
-                # All are late now, and the scheduler finds that out as the first is withdrawn.
-                ahead_ns = 2 * PATIENT_MS * NS_PER_MS
-                assert front_end.fronts is not None
-                front_end.fronts.close()
-                assert front_end.runtime.num_waiting == 0
-                for each in asked:
-                    each.cancel()
-
-    asyncio.run(main())
+    async with serving(tmp_path, clock=lambda: time.monotonic_ns() + ahead_ns) as front_end:
+        front_end.worker.slow.add("double")
+        async with front(front_end.controller) as channel:
+            infer = channel.unary_unary(INFER)
+            asked = [asyncio.ensure_future(infer(request(n))) for n in range(40)]
+            await until(lambda: front_end.runtime.num_waiting == 40)
+            # All are late now, and the scheduler finds that out as the first is withdrawn.
+            ahead_ns = 2 * PATIENT_MS * NS_PER_MS
+            assert front_end.fronts is not None
+            front_end.fronts.close()
+            assert front_end.runtime.num_waiting == 0
+            for each in asked:
+                each.cancel()
 
 
-def test_a_client_that_leaves_withdraws_its_request_through_the_front(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
-            front_end.worker.slow.add("double")
-            call = channel.unary_unary(INFER)(request(1))
-            sent = asyncio.ensure_future(call)
-            await until(lambda: front_end.runtime.num_waiting == 1)
-            call.cancel()
-            await asyncio.wait([sent])
-            await until(lambda: front_end.runtime.num_waiting == 0)
-
-    asyncio.run(main())
+async def test_a_client_that_leaves_withdraws_its_request_through_the_front(tmp_path: Path) -> None:
+    async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+        front_end.worker.slow.add("double")
+        call = channel.unary_unary(INFER)(request(1))
+        sent = asyncio.ensure_future(call)
+        await until(lambda: front_end.runtime.num_waiting == 1)
+        call.cancel()
+        await asyncio.wait([sent])
+        await until(lambda: front_end.runtime.num_waiting == 0)
 
 
 @pytest.mark.parametrize("ahead_s", [-7200, 3600])
-def test_the_clock_of_a_front_is_translated(tmp_path: Path, ahead_s: int) -> None:
+async def test_the_clock_of_a_front_is_translated(tmp_path: Path, ahead_s: int) -> None:
     def skewed() -> int:
         return time.monotonic_ns() + ahead_s * 1_000_000_000
 
-    async def main() -> None:
-        async with (
-            serving(tmp_path) as front_end,
-            front(front_end.controller, clock=skewed) as channel,
-        ):
-            explained = request(1, explain=True)
-            answer = await channel.unary_unary(INFER)(explained)
-            parameters = pb.ModelInferResponse.FromString(answer).parameters
-            assert 0 <= parameters["measured_us"].int64_param < PATIENT_MS * 1000
-
-    asyncio.run(main())
+    async with (
+        serving(tmp_path) as front_end,
+        front(front_end.controller, clock=skewed) as channel,
+    ):
+        explained = request(1, explain=True)
+        answer = await channel.unary_unary(INFER)(explained)
+        parameters = pb.ModelInferResponse.FromString(answer).parameters
+        assert 0 <= parameters["measured_us"].int64_param < PATIENT_MS * 1000
 
 
-def test_a_request_is_decided_behind_a_front_as_without_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
-            asked = pb.ModelInferRequest.FromString(request(1, explain=True))
-            asked.parameters["decide_within_ms"].double_param = PATIENT_MS / 2
-            answer = await channel.unary_unary(INFER)(asked.SerializeToString())
-            parameters = pb.ModelInferResponse.FromString(answer).parameters
-            assert 0 < parameters["decided_us"].int64_param < PATIENT_MS * 1000
-            (row,) = front_end.runtime.telemetry.requests
-            assert row.arrival_ns < row.decided_ns <= row.departure_ns
-
-    asyncio.run(main())
+async def test_a_request_is_decided_behind_a_front_as_without_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+        asked = pb.ModelInferRequest.FromString(request(1, explain=True))
+        asked.parameters["decide_within_ms"].double_param = PATIENT_MS / 2
+        answer = await channel.unary_unary(INFER)(asked.SerializeToString())
+        parameters = pb.ModelInferResponse.FromString(answer).parameters
+        assert 0 < parameters["decided_us"].int64_param < PATIENT_MS * 1000
+        (row,) = front_end.runtime.telemetry.requests
+        assert row.arrival_ns < row.decided_ns <= row.departure_ns
 
 
-def test_a_model_that_is_removed_is_gone_from_every_front_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            serving(tmp_path) as front_end,
-            front(front_end.controller) as one,
-            front(front_end.controller) as two,
-        ):
-            channels = one, two
-            for channel in channels:
-                assert first(await channel.unary_unary(INFER)(request(1))) == 2
-            front_end.catalogue.remove("double")
-            for channel in channels:
-                with pytest.raises(grpc.aio.AioRpcError, match="there is no model 'double'"):
-                    await channel.unary_unary(INFER)(request(1))
-                right = await channel.unary_unary(INFER)(request(1, model="right"))
-                assert pb.ModelInferResponse.FromString(right).model_name == "right"
-
-    asyncio.run(main())
+async def test_a_model_that_is_removed_is_gone_from_every_front_at_once(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as front_end,
+        front(front_end.controller) as one,
+        front(front_end.controller) as two,
+    ):
+        channels = one, two
+        for channel in channels:
+            assert first(await channel.unary_unary(INFER)(request(1))) == 2
+        front_end.catalogue.remove("double")
+        for channel in channels:
+            with pytest.raises(grpc.aio.AioRpcError, match="there is no model 'double'"):
+                await channel.unary_unary(INFER)(request(1))
+            right = await channel.unary_unary(INFER)(request(1, model="right"))
+            assert pb.ModelInferResponse.FromString(right).model_name == "right"
 
 
 def test_applications_are_put_asked_and_taught_through_any_front(tmp_path: Path) -> None:
@@ -257,27 +233,24 @@ def test_applications_are_put_asked_and_taught_through_any_front(tmp_path: Path)
     ],
     ids=["no frame", "no message", "too early"],
 )
-def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
+async def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
     tmp_path: Path, nonsense: bytes
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
-            assert front_end.fronts is not None
-            async with _aio.insecure_channel(front_end.controller) as way:
-                hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION, instance="raw")
-                answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
-                    peer.encode(hello)
-                )
-            welcome = msgspec.msgpack.decode(answer, type=peer.Welcome)
-            reader, writer = await asyncio.open_connection("127.0.0.1", welcome.socket_port)
-            writer.write(greeting(welcome.token) + nonsense)
-            while await reader.read(1 << 16):
-                pass
-            writer.close()
-            await until(lambda: front_end.fronts is not None and front_end.fronts.num_fronts == 1)
-            assert first(await channel.unary_unary(INFER)(request(4))) == 8
-
-    asyncio.run(main())
+    async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+        assert front_end.fronts is not None
+        async with _aio.insecure_channel(front_end.controller) as way:
+            hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION, instance="raw")
+            answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
+                peer.encode(hello)
+            )
+        welcome = msgspec.msgpack.decode(answer, type=peer.Welcome)
+        reader, writer = await asyncio.open_connection("127.0.0.1", welcome.socket_port)
+        writer.write(greeting(welcome.token) + nonsense)
+        while await reader.read(1 << 16):
+            pass
+        writer.close()
+        await until(lambda: front_end.fronts is not None and front_end.fronts.num_fronts == 1)
+        assert first(await channel.unary_unary(INFER)(request(4))) == 8
 
 
 def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Path) -> None:
@@ -307,29 +280,28 @@ def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Pa
     assert errors == []
 
 
-def test_a_front_of_another_version_without_a_name_or_at_the_end_is_told_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            serving(tmp_path) as front_end,
-            _aio.insecure_channel(front_end.controller) as channel,
-        ):
-            hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION + 1)
-            attach = channel.unary_unary("/clockwright.v1.FrontService/Attach")
-            with pytest.raises(grpc.aio.AioRpcError, match="protocol version"):
-                await attach(peer.encode(hello))
-            hello.protocol_version = peer.PROTOCOL_VERSION
-            with pytest.raises(grpc.aio.AioRpcError, match="instance: found none"):
-                await attach(peer.encode(hello))
-            hello.instance = "raw"
-            welcome = msgspec.msgpack.decode(await attach(peer.encode(hello)), type=peer.Welcome)
-            assert front_end.fronts is not None
-            front_end.fronts.close()
-            with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
-                await attach(peer.encode(hello))
-            # Nor is one taken that was on its way.
-            with socket.create_connection(("127.0.0.1", welcome.socket_port)) as sock:
-                sock.sendall(greeting(welcome.token))
-                assert await asyncio.to_thread(sock.recv, 1) == b""
-            assert front_end.fronts.num_fronts == 0
-
-    asyncio.run(main())
+async def test_a_front_of_another_version_without_a_name_or_at_the_end_is_told_so(
+    tmp_path: Path,
+) -> None:
+    async with (
+        serving(tmp_path) as front_end,
+        _aio.insecure_channel(front_end.controller) as channel,
+    ):
+        hello = peer.FrontRegister(protocol_version=peer.PROTOCOL_VERSION + 1)
+        attach = channel.unary_unary("/clockwright.v1.FrontService/Attach")
+        with pytest.raises(grpc.aio.AioRpcError, match="protocol version"):
+            await attach(peer.encode(hello))
+        hello.protocol_version = peer.PROTOCOL_VERSION
+        with pytest.raises(grpc.aio.AioRpcError, match="instance: found none"):
+            await attach(peer.encode(hello))
+        hello.instance = "raw"
+        welcome = msgspec.msgpack.decode(await attach(peer.encode(hello)), type=peer.Welcome)
+        assert front_end.fronts is not None
+        front_end.fronts.close()
+        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+            await attach(peer.encode(hello))
+        # Nor is one taken that was on its way.
+        with socket.create_connection(("127.0.0.1", welcome.socket_port)) as sock:
+            sock.sendall(greeting(welcome.token))
+            assert await asyncio.to_thread(sock.recv, 1) == b""
+        assert front_end.fronts.num_fronts == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,6 @@ CLIENT = frozenset((Role.INFERENCE,))
 @pytest.fixture(params=["here", "apart"])
 def front(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
 
 
 async def ask(
@@ -92,198 +87,178 @@ async def explain_once_known(front_end: FrontEnd, request_id: str) -> control.Ex
             return await explain(front_end, request_id)
 
 
-def test_an_answered_request_is_known_by_its_clients_name_with_its_batch_and_where_its_time_went(
+async def test_an_answered_request_is_known_by_its_clients_name_with_its_batch_and_where_its_time_went(
     tmp_path: Path, front: str
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, front=front) as front_end:
-            assert await ask(front_end, "first") is None
-            assert await ask(front_end, "second") is None
-            told = await explain(front_end, "first")
-            assert (told.outcome, told.client_request_id, told.model_id) == (
-                "OK",
-                "first",
-                "double",
-            )
-            assert told.cold
-            assert told.load.error == told.run.error == "NONE"
-            assert told.load.end_ns <= told.run.begin_ns
-            assert (told.run.batch_size, told.run.num_requests) == (1, 1)
-            assert told.run.earliest_ns <= told.run.latest_ns
-            assert told.slo_ns == 30 * NS_PER_S
-            parts = (
-                *(told.spent_queue_ns, told.spent_load_ns, told.spent_input_ns),
-                *(told.spent_exec_ns, told.spent_output_ns, told.spent_network_ns),
-            )
-            assert sum(parts) == told.latency_ns
-            assert any("loaded" in sentence for sentence in told.words)
-            # The second found the weights there.
-            told = await explain(front_end, "second")
-            assert not told.cold
-            assert "No load was needed" in told.words[-1]
-            assert (await explain(front_end, str(told.request_id))).outcome == "OK"
-
-    run(main())
+    async with serving(tmp_path, front=front) as front_end:
+        assert await ask(front_end, "first") is None
+        assert await ask(front_end, "second") is None
+        told = await explain(front_end, "first")
+        assert (told.outcome, told.client_request_id, told.model_id) == (
+            "OK",
+            "first",
+            "double",
+        )
+        assert told.cold
+        assert told.load.error == told.run.error == "NONE"
+        assert told.load.end_ns <= told.run.begin_ns
+        assert (told.run.batch_size, told.run.num_requests) == (1, 1)
+        assert told.run.earliest_ns <= told.run.latest_ns
+        assert told.slo_ns == 30 * NS_PER_S
+        parts = (
+            *(told.spent_queue_ns, told.spent_load_ns, told.spent_input_ns),
+            *(told.spent_exec_ns, told.spent_output_ns, told.spent_network_ns),
+        )
+        assert sum(parts) == told.latency_ns
+        assert any("loaded" in sentence for sentence in told.words)
+        # The second found the weights there.
+        told = await explain(front_end, "second")
+        assert not told.cold
+        assert "No load was needed" in told.words[-1]
+        assert (await explain(front_end, str(told.request_id))).outcome == "OK"
 
 
-def test_a_refused_request_is_known_with_what_stood_in_its_way_and_its_remedy_is_in_the_refusal(
+async def test_a_refused_request_is_known_with_what_stood_in_its_way_and_its_remedy_is_in_the_refusal(
     tmp_path: Path, front: str
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, front=front) as front_end:
-            assert await ask(front_end) is None  # from now on it is resident
-            refused = await ask(front_end, "hasty", slo_ms=0.5)
-            assert refused is not None
-            told = await explain(front_end, "hasty")
-            assert told.outcome == refused.refusal.value == "INFEASIBLE"
-            assert told.request_id == refused.figures["request_id"]
-            assert told.enough_slo_ns == refused.figures["enough_slo_ns"]
-            assert told.exec_ns == refused.figures["exec_ns"]
-            (lane,) = told.lanes
-            assert lane.resident
-            assert 0 < lane.num_free_pages < lane.num_pages
-            assert f"SLO of {told.enough_slo_ns / NS_PER_MS:.1f} ms" in told.words[-1]
-            # By how much depends on how busy this machine is.
-            assert told.exec_ns < told.enough_slo_ns
-            assert (await explain(front_end, str(told.request_id))).outcome == "INFEASIBLE"
-
-    run(main())
+    async with serving(tmp_path, front=front) as front_end:
+        assert await ask(front_end) is None  # from now on it is resident
+        refused = await ask(front_end, "hasty", slo_ms=0.5)
+        assert refused is not None
+        told = await explain(front_end, "hasty")
+        assert told.outcome == refused.refusal.value == "INFEASIBLE"
+        assert told.request_id == refused.figures["request_id"]
+        assert told.enough_slo_ns == refused.figures["enough_slo_ns"]
+        assert told.exec_ns == refused.figures["exec_ns"]
+        (lane,) = told.lanes
+        assert lane.resident
+        assert 0 < lane.num_free_pages < lane.num_pages
+        assert f"SLO of {told.enough_slo_ns / NS_PER_MS:.1f} ms" in told.words[-1]
+        # By how much depends on how busy this machine is.
+        assert told.exec_ns < told.enough_slo_ns
+        assert (await explain(front_end, str(told.request_id))).outcome == "INFEASIBLE"
 
 
-def test_a_request_that_waits_is_known_and_so_is_one_that_was_given_up(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            front_end.worker.hold = True
-            asked = asyncio.create_task(ask(front_end, "slow"))
-            await until(lambda: front_end.runtime.num_waiting == 1)
-            told = await explain(front_end, "slow")
-            assert (told.outcome, told.slo_ns) == ("OPEN", 30 * NS_PER_S)
-            asked.cancel()
-            await until(lambda: front_end.runtime.num_waiting == 0)
-            assert (await explain(front_end, "slow")).outcome == "CANCELLED"
-            front_end.worker.release()
-
-    run(main())
-
-
-def test_a_refused_request_whose_obstacles_are_forgotten_is_not_said_to_be_answered(
+async def test_a_request_that_waits_is_known_and_so_is_one_that_was_given_up(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            front_end.runtime.past = PastRequests(num_refused=1)
-            assert await ask(front_end) is None
-            first, second = [await ask(front_end, slo_ms=0.5) for _ in range(2)]
-            assert first is not None
-            assert second is not None
-            (words,) = (await explain(front_end, str(first.figures["request_id"]))).words
-            assert words.startswith("It was refused as INFEASIBLE ")
-            assert "not known any more" in words
+    async with serving(tmp_path) as front_end:
+        front_end.worker.hold = True
+        asked = asyncio.create_task(ask(front_end, "slow"))
+        await until(lambda: front_end.runtime.num_waiting == 1)
+        told = await explain(front_end, "slow")
+        assert (told.outcome, told.slo_ns) == ("OPEN", 30 * NS_PER_S)
+        asked.cancel()
+        await until(lambda: front_end.runtime.num_waiting == 0)
+        assert (await explain(front_end, "slow")).outcome == "CANCELLED"
+        front_end.worker.release()
 
-    run(main())
+
+async def test_a_refused_request_whose_obstacles_are_forgotten_is_not_said_to_be_answered(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as front_end:
+        front_end.runtime.past = PastRequests(num_refused=1)
+        assert await ask(front_end) is None
+        first, second = [await ask(front_end, slo_ms=0.5) for _ in range(2)]
+        assert first is not None
+        assert second is not None
+        (words,) = (await explain(front_end, str(first.figures["request_id"]))).words
+        assert words.startswith("It was refused as INFEASIBLE ")
+        assert "not known any more" in words
 
 
 @pytest.mark.parametrize("end", ["TOO_LATE", "failed", "answered"])
-def test_of_a_late_request_it_is_said_whether_its_batch_was_run(tmp_path: Path, end: str) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            worker = front_end.worker
-            worker.hold = True
-            refused = await ask(front_end, "late", slo_ms=2000)
-            assert refused is not None
-            assert refused.refusal.value == "LATE"
-            if end == "failed":
-                worker.failing.add("double")
-            if end == "TOO_LATE":
-                for action, _ in worker.take_held():
-                    result = Result(action_id=action.action_id, error=ActionError.TOO_LATE)
-                    front_end.runtime.action_finished(WORKER, result, ())
-            worker.release()
-            await front_end.runtime.wait_idle()
-            words = " ".join((await explain(front_end, "late")).words)
-            assert "with 1 request." in words
-            if end == "TOO_LATE":
-                assert "ran it" not in words
-                assert "measured" not in words
-                assert "It was not run: the worker could not begin it within that window." in words
-            else:
-                assert "ran it in a batch of 1" in words
-                assert "1.0 ms were measured" in words
-                assert ("It failed: DEVICE." in words) is (end == "failed")
+async def test_of_a_late_request_it_is_said_whether_its_batch_was_run(
+    tmp_path: Path, end: str
+) -> None:
+    async with serving(tmp_path) as front_end:
+        worker = front_end.worker
+        worker.hold = True
+        refused = await ask(front_end, "late", slo_ms=2000)
+        assert refused is not None
+        assert refused.refusal.value == "LATE"
+        if end == "failed":
+            worker.failing.add("double")
+        if end == "TOO_LATE":
+            for action, _ in worker.take_held():
+                result = Result(action_id=action.action_id, error=ActionError.TOO_LATE)
+                front_end.runtime.action_finished(WORKER, result, ())
+        worker.release()
+        await front_end.runtime.wait_idle()
+        words = " ".join((await explain(front_end, "late")).words)
+        assert "with 1 request." in words
+        if end == "TOO_LATE":
+            assert "ran it" not in words
+            assert "measured" not in words
+            assert "It was not run: the worker could not begin it within that window." in words
+        else:
+            assert "ran it in a batch of 1" in words
+            assert "1.0 ms were measured" in words
+            assert ("It failed: DEVICE." in words) is (end == "failed")
 
-    run(main())
 
-
-def test_a_request_to_an_application_is_explained_with_the_requests_to_its_models(
+async def test_a_request_to_an_application_is_explained_with_the_requests_to_its_models(
     tmp_path: Path, front: str
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, front=front) as front_end:
-            await front_end.applications.put(Application(name="app", models=("right", "wrong")))
-            assert await ask(front_end, "both", model="app", tenant="gold") is None
-            told = await explain(front_end, "both")
-            assert (told.outcome, told.client_request_id, told.model_id, told.tenant) == (
-                *("OK", "both", "app", "gold"),
-            )
-            assert [(each.model, each.outcome) for each in told.members] == [
-                *(("right", "OK"), ("wrong", "OK")),
-            ]
-            assert told.request_id not in {each.request_id for each in told.members}
-            for each in told.members:
-                member = await explain(front_end, str(each.request_id))
-                assert (member.model_id, member.outcome) == (each.model, "OK")
-                assert any(f"request {each.request_id}" in sentence for sentence in told.words)
-            assert (await explain(front_end, str(told.request_id))).model_id == "app"
-            # The same question again is answered by the cache.
-            assert await ask(front_end, "again", model="app") is None
-            told = await explain(front_end, "again")
-            assert {(each.request_id, each.outcome) for each in told.members} == {(0, "OK")}
-
-    run(main())
+    async with serving(tmp_path, front=front) as front_end:
+        await front_end.applications.put(Application(name="app", models=("right", "wrong")))
+        assert await ask(front_end, "both", model="app", tenant="gold") is None
+        told = await explain(front_end, "both")
+        assert (told.outcome, told.client_request_id, told.model_id, told.tenant) == (
+            *("OK", "both", "app", "gold"),
+        )
+        assert [(each.model, each.outcome) for each in told.members] == [
+            *(("right", "OK"), ("wrong", "OK")),
+        ]
+        assert told.request_id not in {each.request_id for each in told.members}
+        for each in told.members:
+            member = await explain(front_end, str(each.request_id))
+            assert (member.model_id, member.outcome) == (each.model, "OK")
+            assert any(f"request {each.request_id}" in sentence for sentence in told.words)
+        assert (await explain(front_end, str(told.request_id))).model_id == "app"
+        # The same question again is answered by the cache.
+        assert await ask(front_end, "again", model="app") is None
+        told = await explain(front_end, "again")
+        assert {(each.request_id, each.outcome) for each in told.members} == {(0, "OK")}
 
 
-def test_a_request_to_an_application_is_explained_while_it_waits_and_when_it_had_no_answer(
+async def test_a_request_to_an_application_is_explained_while_it_waits_and_when_it_had_no_answer(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            await front_end.applications.put(Application(name="app", models=("right",)))
-            front_end.worker.hold = True
-            asked = asyncio.create_task(ask(front_end, "slow", model="app"))
-            await until(lambda: front_end.runtime.num_waiting == 1)
-            told = await explain(front_end, "slow")
-            assert (told.outcome, [each.outcome for each in told.members]) == ("OPEN", ["OPEN"])
-            asked.cancel()
-            await until(lambda: front_end.runtime.num_waiting == 0)
-            assert (await explain(front_end, "slow")).outcome == "CANCELLED"
-            told = control.ExplainResponse()
-            # On a busy machine it may be late before a model is asked.
-            while not told.members:
-                refused = await ask(front_end, "hasty", model="app", slo_ms=50)
-                assert refused is not None
-                told = await explain(front_end, "hasty")
+    async with serving(tmp_path) as front_end:
+        await front_end.applications.put(Application(name="app", models=("right",)))
+        front_end.worker.hold = True
+        asked = asyncio.create_task(ask(front_end, "slow", model="app"))
+        await until(lambda: front_end.runtime.num_waiting == 1)
+        told = await explain(front_end, "slow")
+        assert (told.outcome, [each.outcome for each in told.members]) == ("OPEN", ["OPEN"])
+        asked.cancel()
+        await until(lambda: front_end.runtime.num_waiting == 0)
+        assert (await explain(front_end, "slow")).outcome == "CANCELLED"
+        told = control.ExplainResponse()
+        # On a busy machine it may be late before a model is asked.
+        while not told.members:
+            refused = await ask(front_end, "hasty", model="app", slo_ms=50)
             assert refused is not None
-            assert told.outcome == refused.refusal.value
-            assert told.request_id == refused.figures["request_id"]
-            (member,) = told.members
-            assert member.outcome == told.outcome
-            front_end.worker.release()
+            told = await explain(front_end, "hasty")
+        assert refused is not None
+        assert told.outcome == refused.refusal.value
+        assert told.request_id == refused.figures["request_id"]
+        (member,) = told.members
+        assert member.outcome == told.outcome
+        front_end.worker.release()
 
-    run(main())
 
-
-def test_a_quota_that_stood_in_the_way_is_named(tmp_path: Path, front: str) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, front=front) as front_end:
-            await front_end.quotas.set("gold", Quota(slo_ns_max=NS_PER_S))
-            refused = await ask(front_end, "greedy", tenant="gold")
-            assert refused is not None
-            told = await explain(front_end, "greedy")
-            assert (told.outcome, told.tenant, told.request_id) == ("QUOTA", "gold", 0)
-            assert "slo_ns_max" in told.detail
-            assert told.words[-1] == "What would have let it succeed: an SLO of 1.00 s at most."
-
-    run(main())
+async def test_a_quota_that_stood_in_the_way_is_named(tmp_path: Path, front: str) -> None:
+    async with serving(tmp_path, front=front) as front_end:
+        await front_end.quotas.set("gold", Quota(slo_ns_max=NS_PER_S))
+        refused = await ask(front_end, "greedy", tenant="gold")
+        assert refused is not None
+        told = await explain(front_end, "greedy")
+        assert (told.outcome, told.tenant, told.request_id) == ("QUOTA", "gold", 0)
+        assert "slo_ns_max" in told.detail
+        assert told.words[-1] == "What would have let it succeed: an SLO of 1.00 s at most."
 
 
 @pytest.mark.parametrize(
@@ -296,41 +271,37 @@ def test_a_quota_that_stood_in_the_way_is_named(tmp_path: Path, front: str) -> N
         ),
     ],
 )
-def test_what_a_front_refuses_by_itself_is_explained_too(
+async def test_what_a_front_refuses_by_itself_is_explained_too(
     tmp_path: Path, quota: Quota, remedy: str
 ) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, front="apart") as front_end:
-            await front_end.quotas.set("gold", quota)
-            told = control.ExplainResponse()
-            # The controller refuses until it has told its front, which tells at its next beat whom it refused.
-            for name in (f"greedy-{number}" for number in range(1000)):
-                if await ask(front_end, name, tenant="gold") is not None:
-                    told = await explain_once_known(front_end, name)
-                if any("front refused it by itself" in sentence for sentence in told.words):
-                    break
-            assert (told.outcome, told.tenant, told.model_id) == ("QUOTA", "gold", "double")
-            assert told.client_request_id == name
-            assert 0 <= told.latency_ns < 30 * NS_PER_S
-            assert told.words[-1].endswith(remedy)
-
-    run(main())
+    async with serving(tmp_path, front="apart") as front_end:
+        await front_end.quotas.set("gold", quota)
+        told = control.ExplainResponse()
+        # The controller refuses until it has told its front, which tells at its next beat whom it refused.
+        for name in (f"greedy-{number}" for number in range(1000)):
+            if await ask(front_end, name, tenant="gold") is not None:
+                told = await explain_once_known(front_end, name)
+            if any("front refused it by itself" in sentence for sentence in told.words):
+                break
+        assert (told.outcome, told.tenant, told.model_id) == ("QUOTA", "gold", "double")
+        assert told.client_request_id == name
+        assert 0 <= told.latency_ns < 30 * NS_PER_S
+        assert told.words[-1].endswith(remedy)
 
 
-def test_names_may_be_given_twice_and_the_latest_request_is_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            assert await ask(front_end, "again") is None
-            assert await ask(front_end, "again", slo_ms=0.5) is not None
-            assert (await explain(front_end, "again")).outcome == "INFEASIBLE"
-            for unknown in ("never", "999999", ""):
-                with pytest.raises(UnknownModelError, match="no request"):
-                    await explain(front_end, unknown)
-
-    run(main())
+async def test_names_may_be_given_twice_and_the_latest_request_is_told(tmp_path: Path) -> None:
+    async with serving(tmp_path) as front_end:
+        assert await ask(front_end, "again") is None
+        assert await ask(front_end, "again", slo_ms=0.5) is not None
+        assert (await explain(front_end, "again")).outcome == "INFEASIBLE"
+        for unknown in ("never", "999999", ""):
+            with pytest.raises(UnknownModelError, match="no request"):
+                await explain(front_end, unknown)
 
 
-def test_a_tenant_is_told_of_its_own_requests_only_and_an_operator_of_all(tmp_path: Path) -> None:
+async def test_a_tenant_is_told_of_its_own_requests_only_and_an_operator_of_all(
+    tmp_path: Path,
+) -> None:
     keys = {
         name: make_key(secrets.token_bytes(4), secrets.token_urlsafe(32))
         for name in ("gold", "silver", "nobody", "ops")
@@ -345,27 +316,23 @@ def test_a_tenant_is_told_of_its_own_requests_only_and_an_operator_of_all(tmp_pa
         grant("nobody", CLIENT, ""),
         grant("ops", frozenset((Role.OPERATOR,)), ""),
     )
-
-    async def main() -> None:
-        authoriser = Authoriser()
-        authoriser.use(Rules(grants, anonymous=frozenset(), anonymous_tenants=False), now_s=0)
-        async with serving(tmp_path, authoriser=authoriser) as front_end:
-            assert await ask(front_end, "mine", key=keys["gold"]) is None
-            assert await ask(front_end, "no-one's", key=keys["nobody"]) is None
-            # Another's request of the same name does not hide one's own.
-            assert await ask(front_end, "mine", key=keys["silver"], slo_ms=0.5) is not None
-            told = await explain(front_end, "mine", key=keys["gold"])
-            assert (told.outcome, told.tenant) == ("OK", "gold")
-            other = await explain(front_end, "mine", key=keys["ops"])
-            assert (other.outcome, other.tenant) == ("INFEASIBLE", "silver")
-            for number, key in (
-                (str(told.request_id), "silver"),
-                (str(other.request_id), "gold"),
-                ("no-one's", "gold"),
-                ("no-one's", "nobody"),
-            ):
-                with pytest.raises(ClockwrightError, match="no request"):
-                    await explain(front_end, number, key=keys[key])
-            assert (await explain(front_end, "no-one's", key=keys["ops"])).outcome == "OK"
-
-    run(main())
+    authoriser = Authoriser()
+    authoriser.use(Rules(grants, anonymous=frozenset(), anonymous_tenants=False), now_s=0)
+    async with serving(tmp_path, authoriser=authoriser) as front_end:
+        assert await ask(front_end, "mine", key=keys["gold"]) is None
+        assert await ask(front_end, "no-one's", key=keys["nobody"]) is None
+        # Another's request of the same name does not hide one's own.
+        assert await ask(front_end, "mine", key=keys["silver"], slo_ms=0.5) is not None
+        told = await explain(front_end, "mine", key=keys["gold"])
+        assert (told.outcome, told.tenant) == ("OK", "gold")
+        other = await explain(front_end, "mine", key=keys["ops"])
+        assert (other.outcome, other.tenant) == ("INFEASIBLE", "silver")
+        for number, key in (
+            (str(told.request_id), "silver"),
+            (str(other.request_id), "gold"),
+            ("no-one's", "gold"),
+            ("no-one's", "nobody"),
+        ):
+            with pytest.raises(ClockwrightError, match="no request"):
+                await explain(front_end, number, key=keys[key])
+        assert (await explain(front_end, "no-one's", key=keys["ops"])).outcome == "OK"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,6 @@ from controller.telemetry.tables import Telemetry
 
 TIMES = ["k", 0, "a", [7], {"1": [5, 6], "2": [8]}]
 LINK = ["w", 3_000_000, 8.0, 0, 0.5]
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))
 
 
 def runtime() -> Runtime:
@@ -74,17 +69,14 @@ async def rows(state: StateFile) -> dict[str, list[Any]]:
     return record
 
 
-def test_durations_and_links_come_back_as_they_were(tmp_path: Path) -> None:
-    async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        one, other = runtime(), runtime()
-        one.tell(Recalled(times=[times(1), times(2)], links=[link(1)]))
-        await Learned(one, state).write()
-        await Learned(other, state).recall()
-        assert has(other) == Recalled(times=[times(1), times(2)], links=[link(1)])
-        await state.close()
-
-    run(test)
+async def test_durations_and_links_come_back_as_they_were(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
+    one, other = runtime(), runtime()
+    one.tell(Recalled(times=[times(1), times(2)], links=[link(1)]))
+    await Learned(one, state).write()
+    await Learned(other, state).recall()
+    assert has(other) == Recalled(times=[times(1), times(2)], links=[link(1)])
+    await state.close()
 
 
 @pytest.mark.parametrize(
@@ -129,132 +121,111 @@ def test_durations_and_links_come_back_as_they_were(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_record_that_is_damaged_or_old_is_said_and_left_out(
+async def test_a_record_that_is_damaged_or_old_is_said_and_left_out(
     tmp_path: Path, record: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        await put(state, record)
-        served = runtime()
-        learned = Learned(served, state)
-        await learned.recall()
-        assert has(served) == Recalled(times=[], links=[])
-        (warning,) = caplog.messages
-        assert warning.startswith(
-            f"state {state.name}: what was learned of durations and links is "
-        )
-        assert warning.endswith("; starting without it")
-        # The next one is in its place.
-        served.tell(Recalled(times=[times()]))
-        await learned.write()
-        again = runtime()
-        await Learned(again, state).recall()
-        assert has(again).times == [times()]
-        await state.close()
-
-    run(test)
+    state = StateFile(tmp_path / "state.sqlite")
+    await put(state, record)
+    served = runtime()
+    learned = Learned(served, state)
+    await learned.recall()
+    assert has(served) == Recalled(times=[], links=[])
+    (warning,) = caplog.messages
+    assert warning.startswith(f"state {state.name}: what was learned of durations and links is ")
+    assert warning.endswith("; starting without it")
+    # The next one is in its place.
+    served.tell(Recalled(times=[times()]))
+    await learned.write()
+    again = runtime()
+    await Learned(again, state).recall()
+    assert has(again).times == [times()]
+    await state.close()
 
 
-def test_a_disk_that_does_not_take_it_is_said_once_and_asked_again(
+async def test_a_disk_that_does_not_take_it_is_said_once_and_asked_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        served = runtime()
-        served.tell(Recalled(times=[times()]))
-        learned = Learned(served, state)
-        await state.run(lambda c: c.execute("PRAGMA query_only = ON").fetchone())
-        for _ in range(3):
-            await learned.write()
-        (warning,) = caplog.messages
-        assert "is not kept" in warning
-        await state.run(lambda c: c.execute("PRAGMA query_only = OFF").fetchone())
+    state = StateFile(tmp_path / "state.sqlite")
+    served = runtime()
+    served.tell(Recalled(times=[times()]))
+    learned = Learned(served, state)
+    await state.run(lambda c: c.execute("PRAGMA query_only = ON").fetchone())
+    for _ in range(3):
         await learned.write()
-        assert len((await rows(state))["times"]) == 1
-        await state.close()
+    (warning,) = caplog.messages
+    assert "is not kept" in warning
+    await state.run(lambda c: c.execute("PRAGMA query_only = OFF").fetchone())
+    await learned.write()
+    assert len((await rows(state))["times"]) == 1
+    await state.close()
 
-    run(test)
 
-
-def test_a_table_that_cannot_be_read_keeps_no_controller_from_its_start(
+async def test_a_table_that_cannot_be_read_keeps_no_controller_from_its_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        await state.run(lambda c: c.execute("DROP TABLE learned"))
-        learned = Learned(runtime(), state)
-        await learned.recall()
-        await learned.write()
-        assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-        await state.close()
-
-    run(test)
+    state = StateFile(tmp_path / "state.sqlite")
+    await state.run(lambda c: c.execute("DROP TABLE learned"))
+    learned = Learned(runtime(), state)
+    await learned.recall()
+    await learned.write()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    await state.close()
 
 
-def test_a_bounded_number_of_rows_is_kept_and_others_get_their_turn_meanwhile(
+async def test_a_bounded_number_of_rows_is_kept_and_others_get_their_turn_meanwhile(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        served = runtime()
-        served.tell(
-            Recalled(
-                times=[times(number) for number in range(3 * TIMES_MAX)],
-                links=[link(number) for number in range(3 * LINKS_MAX)],
-            )
+    state = StateFile(tmp_path / "state.sqlite")
+    served = runtime()
+    served.tell(
+        Recalled(
+            times=[times(number) for number in range(3 * TIMES_MAX)],
+            links=[link(number) for number in range(3 * LINKS_MAX)],
         )
-        turns = 0
+    )
+    turns = 0
 
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        counting = asyncio.create_task(count())
-        await Learned(served, state).write()
-        counting.cancel()
-        assert turns >= 10
-        found = await rows(state)
-        assert (len(found["times"]), len(found["links"])) == (TIMES_MAX, LINKS_MAX)
-        await state.close()
-
-    run(test)
+    counting = asyncio.create_task(count())
+    await Learned(served, state).write()
+    counting.cancel()
+    assert turns >= 10
+    found = await rows(state)
+    assert (len(found["times"]), len(found["links"])) == (TIMES_MAX, LINKS_MAX)
+    await state.close()
 
 
-def test_what_the_file_has_already_is_not_written_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        served = runtime()
-        served.tell(Recalled(times=[times()]))
-        learned = Learned(served, state)
-        for _ in range(3):
-            await learned.write()
-        assert await state.run(lambda c: c.total_changes) == 1
-        served.tell(Recalled(times=[times(), times(1)]))
+async def test_what_the_file_has_already_is_not_written_again(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
+    served = runtime()
+    served.tell(Recalled(times=[times()]))
+    learned = Learned(served, state)
+    for _ in range(3):
         await learned.write()
-        assert await state.run(lambda c: c.total_changes) == 3
-        await state.close()
+    assert await state.run(lambda c: c.total_changes) == 1
+    served.tell(Recalled(times=[times(), times(1)]))
+    await learned.write()
+    assert await state.run(lambda c: c.total_changes) == 3
+    await state.close()
 
-    run(test)
 
-
-def test_models_and_kinds_that_no_worker_brings_are_forgotten_in_time(
+async def test_models_and_kinds_that_no_worker_brings_are_forgotten_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learned_module, "_INTERVAL_S", 0)
     monkeypatch.setattr(learned_module, "_UNUSED_INTERVALS", 3)
-
-    async def test() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
-        served = runtime()
-        served.tell(Recalled(times=[times()], links=[link()]))
-        learned = Learned(served, state)
-        await learned.write()
-        async with learned.keeping():
-            while (found := await rows(state))["times"]:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-        assert found["links"] == []
-        await state.close()
-
-    run(test)
+    state = StateFile(tmp_path / "state.sqlite")
+    served = runtime()
+    served.tell(Recalled(times=[times()], links=[link()]))
+    learned = Learned(served, state)
+    await learned.write()
+    async with learned.keeping():
+        while (found := await rows(state))["times"]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert found["links"] == []
+    await state.close()

@@ -132,28 +132,27 @@ def test_a_door_refuses_what_there_is_no_memory_for_and_says_it_once(
     ]
 
 
-def test_a_large_request_is_refused_and_small_ones_are_served(tmp_path: Path, front: str) -> None:
-    async def main() -> None:
-        door = AdmissionLimits(max_requests=100, max_bytes=1 << 30)
-        async with (
-            serving(tmp_path, front=front, door=door) as front_end,
-            AsyncClient(front_end.address) as client,
-        ):
-            pressure = MemoryPressure(LIMIT_BYTES)
-            pressure.see(900)
-            image = {"image": np.zeros((1, 3, 224, 224), np.float32)}
-            vector = {"x": np.zeros((1, 3), np.float32)}
+async def test_a_large_request_is_refused_and_small_ones_are_served(
+    tmp_path: Path, front: str
+) -> None:
+    door = AdmissionLimits(max_requests=100, max_bytes=1 << 30)
+    async with (
+        serving(tmp_path, front=front, door=door) as front_end,
+        AsyncClient(front_end.address) as client,
+    ):
+        pressure = MemoryPressure(LIMIT_BYTES)
+        pressure.see(900)
+        image = {"image": np.zeros((1, 3, 224, 224), np.float32)}
+        vector = {"x": np.zeros((1, 3), np.float32)}
+        await client.infer("image", image, slo_ms=30_000)
+        door.memory_is(pressure)
+        with pytest.raises(RefusedError, match="OVERLOADED: memory is short"):
             await client.infer("image", image, slo_ms=30_000)
-            door.memory_is(pressure)
-            with pytest.raises(RefusedError, match="OVERLOADED: memory is short"):
-                await client.infer("image", image, slo_ms=30_000)
-            await client.infer("double", vector, slo_ms=30_000)
-            pressure.see(0)
-            door.memory_is(pressure)
-            await client.infer("image", image, slo_ms=30_000)
-            assert (door.num_requests, door.num_bytes) == (0, 0)
-
-    asyncio.run(main())
+        await client.infer("double", vector, slo_ms=30_000)
+        pressure.see(0)
+        door.memory_is(pressure)
+        await client.infer("image", image, slo_ms=30_000)
+        assert (door.num_requests, door.num_bytes) == (0, 0)
 
 
 def test_without_memory_a_controller_is_not_ready_and_operators_still_get_in(
@@ -188,21 +187,20 @@ def test_without_memory_a_controller_is_not_ready_and_operators_still_get_in(
     assert status.memory_bytes > status.memory_limit_bytes > 0
 
 
-def test_a_front_without_memory_is_not_ready_whatever_its_controller_is(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, front="apart", memory_limit_bytes=1) as front_end:
-            async with AsyncClient(front_end.address) as client:
-                with pytest.raises(RefusedError, match="all requests are refused"):
-                    await client.infer("double", {"x": np.zeros((1, 3), "f4")}, slo_ms=30_000)
-            for address, expected in (
-                (front_end.address, b"\x08\x02"),
-                (front_end.controller, b"\x08\x01"),
-            ):
-                async with grpc.aio.insecure_channel(address) as channel:
-                    stub: Any = channel
-                    assert await stub.unary_unary("/grpc.health.v1.Health/Check")(b"") == expected
-
-    asyncio.run(main())
+async def test_a_front_without_memory_is_not_ready_whatever_its_controller_is(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, front="apart", memory_limit_bytes=1) as front_end:
+        async with AsyncClient(front_end.address) as client:
+            with pytest.raises(RefusedError, match="all requests are refused"):
+                await client.infer("double", {"x": np.zeros((1, 3), "f4")}, slo_ms=30_000)
+        for address, expected in (
+            (front_end.address, b"\x08\x02"),
+            (front_end.controller, b"\x08\x01"),
+        ):
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub: Any = channel
+                assert await stub.unary_unary("/grpc.health.v1.Health/Check")(b"") == expected
 
 
 def test_our_own_server_takes_in_no_more_of_a_large_request_than_tells_that_it_is_large(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import typing
 from pathlib import Path
 from typing import Any
@@ -33,18 +32,15 @@ def test_a_handler_takes_and_gives_the_messages_that_the_table_names() -> None:
     assert compared > 25
 
 
-def test_a_controller_answers_all_methods_but_those_for_its_parts(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            assert front_end.server is not None
-            leadership = {path for path in METHODS if path.endswith("/GetTerm")}
-            assert front_end.server.methods.keys() == METHODS.keys() - leadership
-            for served in front_end.server.methods.values():
-                streams = served.method.takes_stream or served.method.gives_stream
-                direct = isinstance(served.handler, Directly)
-                assert direct or isinstance(served.handler, OnStream) == streams
-
-    asyncio.run(main())
+async def test_a_controller_answers_all_methods_but_those_for_its_parts(tmp_path: Path) -> None:
+    async with serving(tmp_path) as front_end:
+        assert front_end.server is not None
+        leadership = {path for path in METHODS if path.endswith("/GetTerm")}
+        assert front_end.server.methods.keys() == METHODS.keys() - leadership
+        for served in front_end.server.methods.values():
+            streams = served.method.takes_stream or served.method.gives_stream
+            direct = isinstance(served.handler, Directly)
+            assert direct or isinstance(served.handler, OnStream) == streams
 
 
 def test_a_front_answers_all_that_are_not_absent_there() -> None:

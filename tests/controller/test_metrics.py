@@ -185,213 +185,200 @@ def test_the_page_of_docs_lists_every_family() -> None:
     }
 
 
-def test_a_page_has_every_family_with_its_type_and_labels_and_nothing_else(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port),
-        ):
-            (model_id,) = await until_ready(controller, "m")
-            assert await ask(controller, model_id) == OK
-            assert await ask(controller, model_id, slo_ns=1) == Refusal.INFEASIBLE.value
-            controller.runtime.telemetry.refused_at_door(Refusal.QUOTA)
-            _, _, text = await fetch(controller)
-        typed = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-        assert typed == {family.name: family.kind for family in FAMILIES.values()}
-        unseen = set(FAMILIES)
-        for sample in samples_of(parsed(text)):
-            of_histogram = re.sub("_(bucket|sum|count)$", "", sample.name)
-            family = FAMILIES.get(of_histogram) or FAMILIES[sample.name]
-            wanted = set(family.labels)
-            if family.kind == "histogram" and sample.name.endswith("_bucket"):
-                wanted.add("le")
-            assert set(sample.labels) == wanted, sample
-            unseen.discard(family.name)
-        # No call was denied, no tenant has a quota, no GPU has a clock, and no run keeps others waiting.
-        assert unseen == {
-            "clockwright_requests_behind_long_runs_per_second",
-            *("clockwright_calls_denied_total", "clockwright_gpu_clock_hertz"),
-            *(name for name in FAMILIES if name.startswith("clockwright_quota_")),
-        }
-
-    run(test)
+async def test_a_page_has_every_family_with_its_type_and_labels_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port),
+    ):
+        (model_id,) = await until_ready(controller, "m")
+        assert await ask(controller, model_id) == OK
+        assert await ask(controller, model_id, slo_ns=1) == Refusal.INFEASIBLE.value
+        controller.runtime.telemetry.refused_at_door(Refusal.QUOTA)
+        _, _, text = await fetch(controller)
+    typed = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    assert typed == {family.name: family.kind for family in FAMILIES.values()}
+    unseen = set(FAMILIES)
+    for sample in samples_of(parsed(text)):
+        of_histogram = re.sub("_(bucket|sum|count)$", "", sample.name)
+        family = FAMILIES.get(of_histogram) or FAMILIES[sample.name]
+        wanted = set(family.labels)
+        if family.kind == "histogram" and sample.name.endswith("_bucket"):
+            wanted.add("le")
+        assert set(sample.labels) == wanted, sample
+        unseen.discard(family.name)
+    # No call was denied, no tenant has a quota, no GPU has a clock, and no run keeps others waiting.
+    assert unseen == {
+        "clockwright_requests_behind_long_runs_per_second",
+        *("clockwright_calls_denied_total", "clockwright_gpu_clock_hertz"),
+        *(name for name in FAMILIES if name.startswith("clockwright_quota_")),
+    }
 
 
 # --- values ---------------------------------------------------------------------------------------
 
 
-def test_values_agree_with_what_was_served(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m", "unasked"))) as controller,
-            LoopbackWorker(controller.port, exec_ns=2 * NS_PER_MS) as worker,
-        ):
-            model_id, _ = await until_ready(controller, "m", "unasked")
-            for _ in range(5):
-                assert await ask(controller, model_id) == OK
-            for _ in range(3):
-                assert await ask(controller, model_id, slo_ns=1) == Refusal.INFEASIBLE.value
-            worker.hold = True
-            given_up = asyncio.ensure_future(ask(controller, model_id))
-            await until(lambda: bool(worker.held))
-            given_up.cancel()
-            await asyncio.gather(given_up, return_exceptions=True)
-            await worker.release()
-            await until(lambda: not controller.runtime.cluster_load().workers[0].num_in_flight)
-            found = Found(await scrape(controller))
-        m = {"model": "m", "version": "1"}
-        assert found("nv_inference_request_success", **m) == 5
-        assert found("nv_inference_request_success", model="unasked", version="1") == 0
-        assert found("nv_inference_request_failure", **m, reason="REJECTED") == 3
-        assert found("nv_inference_request_failure", **m, reason="CANCELED") == 1
-        assert found("nv_inference_request_failure", **m, reason="BACKEND") == 0
-        assert found("clockwright_requests_total", **m, outcome="ok", reason="") == 5
-        assert found("clockwright_requests_total", **m, outcome="cancelled", reason="") == 1
-        assert found("clockwright_requests_total", **m, outcome="refused", reason="INFEASIBLE") == 3
-        assert found("clockwright_cold_starts_total", **m) == 1
-        assert found("clockwright_model_loads_total", **m) == 1
-        assert found("clockwright_model_copies", **m) == 1
-        assert found("clockwright_model_copies", model="unasked", version="1") == 0
-        # The batch of the request that was given up ran all the same.
-        assert found("nv_inference_exec_count", **m) == 6
-        assert found("nv_inference_count", **m) == 6
-        rows = controller.runtime.telemetry.requests
-        answered = [row for row in rows if row.outcome == OK]
-        duration_ns = sum(row.departure_ns - row.arrival_ns for row in answered)
-        assert found("nv_inference_request_duration_us", **m) == duration_ns // 1000
-        assert found("clockwright_request_duration_seconds_count", **m) == 5
-        assert found("clockwright_request_duration_seconds_sum", **m) == duration_ns / 1e9
-        actions = {row.action_id: row for row in controller.runtime.telemetry.actions}
-        queue_ns = compute_ns = 0
-        for row in answered:
-            assert row.action_id is not None
-            action = actions[row.action_id]
-            assert action.input is not None
-            assert action.exec is not None
-            # The script begins at once, and its clock is known to some microseconds only.
-            queue_ns += max(0, action.input.begin_ns - row.arrival_ns)
-            compute_ns += action.exec.duration_ns
-        assert found("nv_inference_queue_duration_us", **m) == queue_ns // 1000
-        assert found("nv_inference_compute_infer_duration_us", **m) == compute_ns // 1000
-        assert found("clockwright_deadline_slack_seconds_bucket", le="+Inf") == 5
-        assert found("clockwright_deadline_slack_seconds_bucket", le="0.0") == 0
-        reason = {"reason": "INFEASIBLE"}
-        assert found("clockwright_refusal_duration_seconds_count", **reason) == 3
-        for what, number in (("departure", 5), ("exec", 6), ("load", 1)):
-            every = {"predicted": what, "le": "+Inf"}
-            assert found("clockwright_prediction_error_seconds_bucket", **every) == number
-        w0 = {"worker": "w0"}
-        assert found("clockwright_actions_total", **w0, type="Infer", error="NONE") == 6
-        assert found("clockwright_actions_total", **w0, type="LoadWeights", error="NONE") == 1
-        exec_ns = sum(row.exec.duration_ns for row in actions.values() if row.exec is not None)
-        assert found("clockwright_gpu_exec_seconds_total", **w0) == exec_ns / 1e9
-        states = {state: found("clockwright_pages", **w0, state=state) for state in PAGES}
-        assert states["loading"] == 0
-        assert sum(states.values()) == worker.register.num_pages
-        assert states["resident"] > 0
-        assert found("clockwright_workers", state="READY") == 1
-        assert found("clockwright_models", state="READY") == 2
-        assert found("clockwright_leader") == found("clockwright_ready") == 1
-        assert found("clockwright_required_workers", gpu_kind=worker.register.gpu_kind) == 1
-
-    run(test)
+async def test_values_agree_with_what_was_served(tmp_path: Path) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m", "unasked"))) as controller,
+        LoopbackWorker(controller.port, exec_ns=2 * NS_PER_MS) as worker,
+    ):
+        model_id, _ = await until_ready(controller, "m", "unasked")
+        for _ in range(5):
+            assert await ask(controller, model_id) == OK
+        for _ in range(3):
+            assert await ask(controller, model_id, slo_ns=1) == Refusal.INFEASIBLE.value
+        worker.hold = True
+        given_up = asyncio.ensure_future(ask(controller, model_id))
+        await until(lambda: bool(worker.held))
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        await worker.release()
+        await until(lambda: not controller.runtime.cluster_load().workers[0].num_in_flight)
+        found = Found(await scrape(controller))
+    m = {"model": "m", "version": "1"}
+    assert found("nv_inference_request_success", **m) == 5
+    assert found("nv_inference_request_success", model="unasked", version="1") == 0
+    assert found("nv_inference_request_failure", **m, reason="REJECTED") == 3
+    assert found("nv_inference_request_failure", **m, reason="CANCELED") == 1
+    assert found("nv_inference_request_failure", **m, reason="BACKEND") == 0
+    assert found("clockwright_requests_total", **m, outcome="ok", reason="") == 5
+    assert found("clockwright_requests_total", **m, outcome="cancelled", reason="") == 1
+    assert found("clockwright_requests_total", **m, outcome="refused", reason="INFEASIBLE") == 3
+    assert found("clockwright_cold_starts_total", **m) == 1
+    assert found("clockwright_model_loads_total", **m) == 1
+    assert found("clockwright_model_copies", **m) == 1
+    assert found("clockwright_model_copies", model="unasked", version="1") == 0
+    # The batch of the request that was given up ran all the same.
+    assert found("nv_inference_exec_count", **m) == 6
+    assert found("nv_inference_count", **m) == 6
+    rows = controller.runtime.telemetry.requests
+    answered = [row for row in rows if row.outcome == OK]
+    duration_ns = sum(row.departure_ns - row.arrival_ns for row in answered)
+    assert found("nv_inference_request_duration_us", **m) == duration_ns // 1000
+    assert found("clockwright_request_duration_seconds_count", **m) == 5
+    assert found("clockwright_request_duration_seconds_sum", **m) == duration_ns / 1e9
+    actions = {row.action_id: row for row in controller.runtime.telemetry.actions}
+    queue_ns = compute_ns = 0
+    for row in answered:
+        assert row.action_id is not None
+        action = actions[row.action_id]
+        assert action.input is not None
+        assert action.exec is not None
+        # The script begins at once, and its clock is known to some microseconds only.
+        queue_ns += max(0, action.input.begin_ns - row.arrival_ns)
+        compute_ns += action.exec.duration_ns
+    assert found("nv_inference_queue_duration_us", **m) == queue_ns // 1000
+    assert found("nv_inference_compute_infer_duration_us", **m) == compute_ns // 1000
+    assert found("clockwright_deadline_slack_seconds_bucket", le="+Inf") == 5
+    assert found("clockwright_deadline_slack_seconds_bucket", le="0.0") == 0
+    reason = {"reason": "INFEASIBLE"}
+    assert found("clockwright_refusal_duration_seconds_count", **reason) == 3
+    for what, number in (("departure", 5), ("exec", 6), ("load", 1)):
+        every = {"predicted": what, "le": "+Inf"}
+        assert found("clockwright_prediction_error_seconds_bucket", **every) == number
+    w0 = {"worker": "w0"}
+    assert found("clockwright_actions_total", **w0, type="Infer", error="NONE") == 6
+    assert found("clockwright_actions_total", **w0, type="LoadWeights", error="NONE") == 1
+    exec_ns = sum(row.exec.duration_ns for row in actions.values() if row.exec is not None)
+    assert found("clockwright_gpu_exec_seconds_total", **w0) == exec_ns / 1e9
+    states = {state: found("clockwright_pages", **w0, state=state) for state in PAGES}
+    assert states["loading"] == 0
+    assert sum(states.values()) == worker.register.num_pages
+    assert states["resident"] > 0
+    assert found("clockwright_workers", state="READY") == 1
+    assert found("clockwright_models", state="READY") == 2
+    assert found("clockwright_leader") == found("clockwright_ready") == 1
+    assert found("clockwright_required_workers", gpu_kind=worker.register.gpu_kind) == 1
 
 
 PAGES = ("resident", "loading", "free")
 
 
-def test_tritons_statistics_say_the_same(tmp_path: Path) -> None:
+async def test_tritons_statistics_say_the_same(tmp_path: Path) -> None:
     def statistics(controller: Controller) -> Any:  # noqa: ANN401  its client's message
         with triton.InferenceServerClient(f"127.0.0.1:{controller.port}") as client:
             (told,) = client.get_inference_statistics("m").model_stats
             return told
 
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port, exec_ns=2 * NS_PER_MS),
-        ):
-            (model_id,) = await until_ready(controller, "m")
-            for _ in range(3):
-                assert await ask(controller, model_id) == OK
-            assert await ask(controller, model_id, slo_ns=1) == Refusal.INFEASIBLE.value
-            await until(lambda: not controller.runtime.cluster_load().workers[0].num_in_flight)
-            found = Found(await scrape(controller))
-            told = await asyncio.to_thread(statistics, controller)
-        assert (told.inference_count, told.execution_count) == (3, 3)
-        stats = told.inference_stats
-        assert (stats.success.count, stats.fail.count) == (3, 1)
-        for name, each in {
-            "request": stats.success,
-            "queue": stats.queue,
-            "compute_input": stats.compute_input,
-            "compute_infer": stats.compute_infer,
-            "compute_output": stats.compute_output,
-        }.items():
-            assert each.count == 3
-            took_us = found(f"nv_inference_{name}_duration_us", model="m", version="1")
-            assert each.ns // 1000 == took_us
-        assert stats.success.ns > stats.compute_infer.ns > 0
-        assert stats.fail.ns > 0
-        assert 0 <= time.time() - told.last_inference / 1e3 < 300
-        (batches,) = told.batch_stats
-        assert (batches.batch_size, batches.compute_infer.count) == (1, 3)
-        assert batches.compute_infer.ns == stats.compute_infer.ns
-
-    run(test)
-
-
-def test_who_refuses_for_want_of_workers_says_that_more_are_required(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port, exec_ns=50 * NS_PER_MS) as worker,
-        ):
-            (model_id,) = await until_ready(controller, "m")
-            labels = {"gpu_kind": worker.register.gpu_kind}
-            required = Found(await scrape(controller))("clockwright_required_workers", **labels)
-            assert required == 1
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port, exec_ns=2 * NS_PER_MS),
+    ):
+        (model_id,) = await until_ready(controller, "m")
+        for _ in range(3):
             assert await ask(controller, model_id) == OK
-            refused = 0
-            while required < 2 or not refused:
-                # As one that works on something else until their time is over.
-                worker.hold = True
-                asked = [ask(controller, model_id, slo_ns=200 * NS_PER_MS) for _ in range(50)]
-                outcomes = await asyncio.gather(*asked)
-                refused += outcomes.count(Refusal.OVERLOADED.value)
-                await worker.release()
-                found = Found(await scrape(controller))
-                required = found("clockwright_required_workers", **labels)
-            assert refused > 0
-            m = {"model": "m", "version": "1"}
-            over = {"outcome": "refused", "reason": "OVERLOADED"}
-            assert found("clockwright_requests_total", **m, **over) == refused
-            assert found("clockwright_slo_attainment_ratio") < 1
-            lack = {**labels, "resource": "exec"}
-            assert found("clockwright_shortage_requests_per_second", **lack) > 0
+        assert await ask(controller, model_id, slo_ns=1) == Refusal.INFEASIBLE.value
+        await until(lambda: not controller.runtime.cluster_load().workers[0].num_in_flight)
+        found = Found(await scrape(controller))
+        told = await asyncio.to_thread(statistics, controller)
+    assert (told.inference_count, told.execution_count) == (3, 3)
+    stats = told.inference_stats
+    assert (stats.success.count, stats.fail.count) == (3, 1)
+    for name, each in {
+        "request": stats.success,
+        "queue": stats.queue,
+        "compute_input": stats.compute_input,
+        "compute_infer": stats.compute_infer,
+        "compute_output": stats.compute_output,
+    }.items():
+        assert each.count == 3
+        took_us = found(f"nv_inference_{name}_duration_us", model="m", version="1")
+        assert each.ns // 1000 == took_us
+    assert stats.success.ns > stats.compute_infer.ns > 0
+    assert stats.fail.ns > 0
+    assert 0 <= time.time() - told.last_inference / 1e3 < 300
+    (batches,) = told.batch_stats
+    assert (batches.batch_size, batches.compute_infer.count) == (1, 3)
+    assert batches.compute_infer.ns == stats.compute_infer.ns
 
-    run(test)
+
+async def test_who_refuses_for_want_of_workers_says_that_more_are_required(tmp_path: Path) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port, exec_ns=50 * NS_PER_MS) as worker,
+    ):
+        (model_id,) = await until_ready(controller, "m")
+        labels = {"gpu_kind": worker.register.gpu_kind}
+        required = Found(await scrape(controller))("clockwright_required_workers", **labels)
+        assert required == 1
+        assert await ask(controller, model_id) == OK
+        refused = 0
+        while required < 2 or not refused:
+            # As one that works on something else until their time is over.
+            worker.hold = True
+            asked = [ask(controller, model_id, slo_ns=200 * NS_PER_MS) for _ in range(50)]
+            outcomes = await asyncio.gather(*asked)
+            refused += outcomes.count(Refusal.OVERLOADED.value)
+            await worker.release()
+            found = Found(await scrape(controller))
+            required = found("clockwright_required_workers", **labels)
+        assert refused > 0
+        m = {"model": "m", "version": "1"}
+        over = {"outcome": "refused", "reason": "OVERLOADED"}
+        assert found("clockwright_requests_total", **m, **over) == refused
+        assert found("clockwright_slo_attainment_ratio") < 1
+        lack = {**labels, "resource": "exec"}
+        assert found("clockwright_shortage_requests_per_second", **lack) > 0
 
 
-def test_both_formats_say_the_same(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port),
-        ):
-            (model_id,) = await until_ready(controller, "m")
-            await ask(controller, model_id)
-            plain = values_of(await scrape(controller))
-            accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
-            _, headers, text = await fetch(controller, headers=accept)
-            assert headers["content-type"] == OPENMETRICS
-            # It reads strictly: names, order of buckets, sums where times may be negative.
-            open_ = values_of(parsed(text, openmetrics.text_string_to_metric_families))
-        assert plain.keys() == open_.keys()
-        requests = {key: value for key, value in plain.items() if "model" in dict(key[1])}
-        assert requests == {key: open_[key] for key in requests}
-
-    run(test)
+async def test_both_formats_say_the_same(tmp_path: Path) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port),
+    ):
+        (model_id,) = await until_ready(controller, "m")
+        await ask(controller, model_id)
+        plain = values_of(await scrape(controller))
+        accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+        _, headers, text = await fetch(controller, headers=accept)
+        assert headers["content-type"] == OPENMETRICS
+        # It reads strictly: names, order of buckets, sums where times may be negative.
+        open_ = values_of(parsed(text, openmetrics.text_string_to_metric_families))
+    assert plain.keys() == open_.keys()
+    requests = {key: value for key, value in plain.items() if "model" in dict(key[1])}
+    assert requests == {key: open_[key] for key in requests}
 
 
 def test_scrapes_under_load_are_whole_and_counters_never_fall(tmp_path: Path) -> None:
@@ -625,23 +612,19 @@ def test_a_page_of_many_models_is_made_in_slices_and_says_how_many_have_no_name(
     run(test)
 
 
-def test_who_asks_without_a_pause_takes_no_more_than_a_part_of_the_loops_time(
+async def test_who_asks_without_a_pause_takes_no_more_than_a_part_of_the_loops_time(
     tmp_path: Path,
 ) -> None:
     make_models(tmp_path, "m")
     (tmp_path / "m" / "config.toml").write_text("copies = 1000\n")
-
-    async def test() -> None:
-        async with running(config(tmp_path)) as controller:
-            await fetch(controller)
-            used_s = time.thread_time()
-            await fetch(controller)
-            used_s = time.thread_time() - used_s
-            began_s = time.monotonic()
-            await fetch(controller, headers={"Accept": "application/openmetrics-text"})
-            assert time.monotonic() - began_s > 5 * used_s
-
-    run(test)
+    async with running(config(tmp_path)) as controller:
+        await fetch(controller)
+        used_s = time.thread_time()
+        await fetch(controller)
+        used_s = time.thread_time() - used_s
+        began_s = time.monotonic()
+        await fetch(controller, headers={"Accept": "application/openmetrics-text"})
+        assert time.monotonic() - began_s > 5 * used_s
 
 
 # --- who may see it -------------------------------------------------------------------------------
@@ -677,7 +660,7 @@ def test_who_has_no_key_of_the_role_sees_nothing(tmp_path: Path) -> None:
     run(test)
 
 
-def test_with_a_certificate_metrics_are_for_tls_alone_and_a_new_one_is_shown(
+async def test_with_a_certificate_metrics_are_for_tls_alone_and_a_new_one_is_shown(
     tmp_path: Path,
 ) -> None:
     authority = trustme.CA()
@@ -696,30 +679,27 @@ def test_with_a_certificate_metrics_are_for_tls_alone_and_a_new_one_is_shown(
         ):
             return sock.getpeercert(binary_form=True)
 
-    async def test() -> None:
-        first = certify()
-        files = {"tls_certificate": certificate, "tls_key": key}
-        models = make_models(tmp_path / "models", "m")
-        async with running(config(models, **files)) as controller:
-            assert controller.metrics_port is not None
-            tls = ssl.create_default_context()
-            authority.configure_trust(tls)
-            # As Prometheus' own client does: it would take HTTP/2 if that were offered.
-            tls.set_alpn_protocols(["h2", "http/1.1"])
-            status, _, _ = await fetch(controller, tls=tls)
-            assert status == 200
-            with pytest.raises((http.client.HTTPException, OSError)):
-                await fetch(controller)
-            assert await asyncio.to_thread(shown, controller.metrics_port, tls) == first
-            second = certify()
-            controller.guard.read_again()
-            while await asyncio.to_thread(shown, controller.metrics_port, tls) != second:
-                pass
-
-    run(test)
+    first = certify()
+    files = {"tls_certificate": certificate, "tls_key": key}
+    models = make_models(tmp_path / "models", "m")
+    async with running(config(models, **files)) as controller:
+        assert controller.metrics_port is not None
+        tls = ssl.create_default_context()
+        authority.configure_trust(tls)
+        # As Prometheus' own client does: it would take HTTP/2 if that were offered.
+        tls.set_alpn_protocols(["h2", "http/1.1"])
+        status, _, _ = await fetch(controller, tls=tls)
+        assert status == 200
+        with pytest.raises((http.client.HTTPException, OSError)):
+            await fetch(controller)
+        assert await asyncio.to_thread(shown, controller.metrics_port, tls) == first
+        second = certify()
+        controller.guard.read_again()
+        while await asyncio.to_thread(shown, controller.metrics_port, tls) != second:
+            pass
 
 
-def test_whoever_begins_tls_and_says_no_more_keeps_nobody_out(tmp_path: Path) -> None:
+async def test_whoever_begins_tls_and_says_no_more_keeps_nobody_out(tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -727,23 +707,19 @@ def test_whoever_begins_tls_and_says_no_more_keeps_nobody_out(tmp_path: Path) ->
     issued.cert_chain_pems[0].write_to_path(certificate)
     tls = ssl.create_default_context()
     authority.configure_trust(tls)
-
-    async def test() -> None:
-        models = make_models(tmp_path / "models", "m")
-        files = {"tls_certificate": certificate, "tls_key": key}
-        async with running(config(models, **files)) as controller:
-            port = controller.metrics_port
-            crowd = []
-            for _ in range(CONNECTIONS_MAX + 3):
-                crowd.append(await asyncio.open_connection("127.0.0.1", port))
-                crowd[-1][1].write(b"\x16")
-            status, _, _ = await fetch(controller, tls=tls)
-            assert status == 200
-            assert await crowd[0][0].read() == b""
-            for _, writer in crowd:
-                writer.close()
-
-    run(test)
+    models = make_models(tmp_path / "models", "m")
+    files = {"tls_certificate": certificate, "tls_key": key}
+    async with running(config(models, **files)) as controller:
+        port = controller.metrics_port
+        crowd = []
+        for _ in range(CONNECTIONS_MAX + 3):
+            crowd.append(await asyncio.open_connection("127.0.0.1", port))
+            crowd[-1][1].write(b"\x16")
+        status, _, _ = await fetch(controller, tls=tls)
+        assert status == 200
+        assert await crowd[0][0].read() == b""
+        for _, writer in crowd:
+            writer.close()
 
 
 def test_who_signs_clients_certificates_may_change_while_metrics_are_served(tmp_path: Path) -> None:
@@ -787,26 +763,23 @@ def test_who_signs_clients_certificates_may_change_while_metrics_are_served(tmp_
 # --- HTTP -----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_served_there_but_what_is_known(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "m"))) as controller:
-            assert (await fetch(controller, "/nothing"))[0] == 404
-            assert (await fetch(controller, "/metrics/"))[0] == 404
-            assert (await fetch(controller, "/metrics?x=1"))[0] == 200
-            status, headers, _ = await fetch(controller, method="POST")
-            assert (status, headers["allow"]) == (405, "GET, HEAD")
-            status, headers, text = await fetch(controller, method="HEAD")
-            assert (status, text) == (200, "")
-            assert int(headers["content-length"]) > 1000
-            long = {"X": "x" * HEADERS_BYTES_MAX}
-            assert (await fetch(controller, headers=long))[0] == 431
-            assert (await fetch(controller, headers={"Content-Length": "5"}))[0] == 400
-            # What a page of another site makes a browser ask, by a name that it had lead here.
-            assert (await fetch(controller, headers={"Host": "evil.example:80"}))[0] == 403
-            assert (await fetch(controller, headers={"Origin": "http://evil.example"}))[0] == 403
-            assert (await fetch(controller, headers={"Host": "localhost:8002"}))[0] == 200
-
-    run(test)
+async def test_nothing_is_served_there_but_what_is_known(tmp_path: Path) -> None:
+    async with running(config(make_models(tmp_path, "m"))) as controller:
+        assert (await fetch(controller, "/nothing"))[0] == 404
+        assert (await fetch(controller, "/metrics/"))[0] == 404
+        assert (await fetch(controller, "/metrics?x=1"))[0] == 200
+        status, headers, _ = await fetch(controller, method="POST")
+        assert (status, headers["allow"]) == (405, "GET, HEAD")
+        status, headers, text = await fetch(controller, method="HEAD")
+        assert (status, text) == (200, "")
+        assert int(headers["content-length"]) > 1000
+        long = {"X": "x" * HEADERS_BYTES_MAX}
+        assert (await fetch(controller, headers=long))[0] == 431
+        assert (await fetch(controller, headers={"Content-Length": "5"}))[0] == 400
+        # What a page of another site makes a browser ask, by a name that it had lead here.
+        assert (await fetch(controller, headers={"Host": "evil.example:80"}))[0] == 403
+        assert (await fetch(controller, headers={"Origin": "http://evil.example"}))[0] == 403
+        assert (await fetch(controller, headers={"Host": "localhost:8002"}))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -819,18 +792,15 @@ def test_nothing_is_served_there_but_what_is_known(tmp_path: Path) -> None:
         (b"\x16\x03\x01\x02\x00\xff\xfe\r\n\r\n", b"HTTP/1.1 400"),
     ],
 )
-def test_what_is_no_request_is_told_so_and_the_connection_ends(
+async def test_what_is_no_request_is_told_so_and_the_connection_ends(
     tmp_path: Path, sent: bytes, begins: bytes
 ) -> None:
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "m"))) as controller:
-            reader, writer = await asyncio.open_connection("127.0.0.1", controller.metrics_port)
-            writer.write(sent)
-            assert (await reader.read()).startswith(begins)
-            writer.close()
-            assert (await fetch(controller))[0] == 200
-
-    run(test)
+    async with running(config(make_models(tmp_path, "m"))) as controller:
+        reader, writer = await asyncio.open_connection("127.0.0.1", controller.metrics_port)
+        writer.write(sent)
+        assert (await reader.read()).startswith(begins)
+        writer.close()
+        assert (await fetch(controller))[0] == 200
 
 
 def test_a_connection_serves_again_and_gives_way_when_all_are_taken(tmp_path: Path) -> None:
@@ -867,25 +837,21 @@ def test_a_connection_serves_again_and_gives_way_when_all_are_taken(tmp_path: Pa
     run(test)
 
 
-def test_a_taken_port_ends_the_start_unless_nobody_chose_it(
+async def test_a_taken_port_ends_the_start_unless_nobody_chose_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     models = make_models(tmp_path, "m")
-
-    async def test() -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
-            with pytest.raises(ConfigError, match=f"127.0.0.1:{port} for metrics"):
-                async with running(config(models, metrics_port=port)):
-                    pass
-            unchosen = config(models, metrics_port=port, metrics_optional=True)
-            async with running(unchosen) as controller:
-                assert controller.metrics_port is None
-        assert f"cannot listen on 127.0.0.1:{port} for metrics" in caplog.text
-
-    run(test)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} for metrics"):
+            async with running(config(models, metrics_port=port)):
+                pass
+        unchosen = config(models, metrics_port=port, metrics_optional=True)
+        async with running(unchosen) as controller:
+            assert controller.metrics_port is None
+    assert f"cannot listen on 127.0.0.1:{port} for metrics" in caplog.text
 
 
 # --- how many workers -----------------------------------------------------------------------------

@@ -67,163 +67,142 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not(tmp_path: Path, front: str) -> None:
-    async def main() -> None:
-        async with asking(tmp_path, front) as (front_end, ask):
-            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=3))
-            outcomes = [await ask("gold") for _ in range(5)]
-            assert outcomes[:3] == [None, None, None]
-            for error in outcomes[3:]:
-                assert isinstance(error, RefusedError)
-                assert error.refusal is Refusal.QUOTA
-                assert "tenant 'gold' may have rate_rps 1e-06 at most" in error.message
-                assert error.figures["retry_ns"] > NS_PER_S
-            assert [await ask("silver"), await ask()] == [None, None]
-            counts = front_end.runtime.telemetry.total
-            # What a front refuses by itself it tells at its next beat.
-            await until(lambda: counts.refusals["QUOTA"] == 2)
-            assert counts.requests == 7
-
-    run(main)
-
-
-def test_a_refusal_says_to_every_grpc_library_when_to_come_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with asking(tmp_path) as (front_end, _):
-            await front_end.quotas.set("", Quota(rate_rps=0.25, burst=1))
-            request = pb.ModelInferRequest(
-                model_name="double",
-                inputs=[
-                    pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])
-                ],
-                raw_input_contents=[bytes(12)],
-            )
-            async with grpc.aio.insecure_channel(front_end.address) as channel:
-                stub: Any = channel
-                call = stub.unary_unary(INFER)
-                await call(request.SerializeToString())
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call(request.SerializeToString())
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        trailers: Any = caught.value.trailing_metadata()
-        details = status_pb2.Status.FromString(dict(trailers)["grpc-status-details-bin"]).details
-        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-        assert details[0].Unpack(info)
-        assert details[1].Unpack(retry)
-        assert info.reason == "QUOTA"
-        assert retry.retry_delay.ToNanoseconds() == int(info.metadata["retry_ns"])
-        assert 0 < retry.retry_delay.ToNanoseconds() <= 4 * NS_PER_S
-
-    run(main)
-
-
-def test_what_is_open_at_once_is_bounded_and_whatever_ends_makes_room(
+async def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not(
     tmp_path: Path, front: str
 ) -> None:
-    async def main() -> None:
-        async with asking(tmp_path, front) as (front_end, ask):
-            await front_end.quotas.set("gold", Quota(open_requests=2))
-            front_end.worker.hold = True
-            inside = [asyncio.create_task(ask("gold")) for _ in range(2)]
-            await until(lambda: front_end.runtime.num_waiting == 2)
-            error = await ask("gold")
+    async with asking(tmp_path, front) as (front_end, ask):
+        await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=3))
+        outcomes = [await ask("gold") for _ in range(5)]
+        assert outcomes[:3] == [None, None, None]
+        for error in outcomes[3:]:
             assert isinstance(error, RefusedError)
-            assert error.figures == {"open_requests": 2, "found": 3}
-            # A client that goes away makes room, too.
-            inside[1].cancel()
-            await until(lambda: front_end.runtime.num_waiting == 1)
-            inside[1] = asyncio.create_task(ask("gold"))
-            await until(lambda: front_end.runtime.num_waiting == 2)
-            front_end.worker.release()
-            assert await asyncio.gather(*inside) == [None, None]
+            assert error.refusal is Refusal.QUOTA
+            assert "tenant 'gold' may have rate_rps 1e-06 at most" in error.message
+            assert error.figures["retry_ns"] > NS_PER_S
+        assert [await ask("silver"), await ask()] == [None, None]
+        counts = front_end.runtime.telemetry.total
+        # What a front refuses by itself it tells at its next beat.
+        await until(lambda: counts.refusals["QUOTA"] == 2)
+        assert counts.requests == 7
+
+
+async def test_a_refusal_says_to_every_grpc_library_when_to_come_again(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (front_end, _):
+        await front_end.quotas.set("", Quota(rate_rps=0.25, burst=1))
+        request = pb.ModelInferRequest(
+            model_name="double",
+            inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])],
+            raw_input_contents=[bytes(12)],
+        )
+        async with grpc.aio.insecure_channel(front_end.address) as channel:
+            stub: Any = channel
+            call = stub.unary_unary(INFER)
+            await call(request.SerializeToString())
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(request.SerializeToString())
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailers: Any = caught.value.trailing_metadata()
+    details = status_pb2.Status.FromString(dict(trailers)["grpc-status-details-bin"]).details
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    assert details[0].Unpack(info)
+    assert details[1].Unpack(retry)
+    assert info.reason == "QUOTA"
+    assert retry.retry_delay.ToNanoseconds() == int(info.metadata["retry_ns"])
+    assert 0 < retry.retry_delay.ToNanoseconds() <= 4 * NS_PER_S
+
+
+async def test_what_is_open_at_once_is_bounded_and_whatever_ends_makes_room(
+    tmp_path: Path, front: str
+) -> None:
+    async with asking(tmp_path, front) as (front_end, ask):
+        await front_end.quotas.set("gold", Quota(open_requests=2))
+        front_end.worker.hold = True
+        inside = [asyncio.create_task(ask("gold")) for _ in range(2)]
+        await until(lambda: front_end.runtime.num_waiting == 2)
+        error = await ask("gold")
+        assert isinstance(error, RefusedError)
+        assert error.figures == {"open_requests": 2, "found": 3}
+        # A client that goes away makes room, too.
+        inside[1].cancel()
+        await until(lambda: front_end.runtime.num_waiting == 1)
+        inside[1] = asyncio.create_task(ask("gold"))
+        await until(lambda: front_end.runtime.num_waiting == 2)
+        front_end.worker.release()
+        assert await asyncio.gather(*inside) == [None, None]
+        assert await ask("gold") is None
+        ((_, use),) = front_end.quotas.uses()
+        assert (use.num_open, use.num_bytes) == (0, 0)
+
+
+async def test_bytes_in_flight_are_bounded(tmp_path: Path, front: str) -> None:
+    async with asking(tmp_path, front) as (front_end, ask):
+        image_bytes = 4 * 3 * 224 * 224
+        await front_end.quotas.set("gold", Quota(open_bytes=image_bytes + 12))
+        front_end.worker.hold = True
+        inside = asyncio.create_task(ask("gold", model="image"))
+        await until(lambda: front_end.runtime.num_waiting == 1)
+        error = await ask("gold", model="image")
+        assert isinstance(error, RefusedError)
+        assert error.figures == {"open_bytes": image_bytes + 12, "found": 2 * image_bytes}
+        small = asyncio.create_task(ask("gold"))
+        await until(lambda: front_end.runtime.num_waiting == 2)
+        front_end.worker.release()
+        assert [await inside, await small] == [None, None]
+
+
+async def test_slos_are_bounded_below_and_above(tmp_path: Path, front: str) -> None:
+    async with asking(tmp_path, front) as (front_end, ask):
+        quota = Quota(slo_ns_min=20 * NS_PER_S, slo_ns_max=40 * NS_PER_S)
+        await front_end.quotas.set("gold", quota)
+        assert await ask("gold", slo_ms=30_000) is None
+        for slo_ms, bound in ((19_999, "slo_ns_min"), (40_001, "slo_ns_max")):
+            error = await ask("gold", slo_ms=slo_ms)
+            assert isinstance(error, RefusedError)
+            assert error.refusal is Refusal.QUOTA
+            assert error.figures["found"] == slo_ms * NS_PER_MS
+            assert bound in error.figures
+            assert "retry_ns" not in error.figures
+
+
+async def test_what_comes_by_several_fronts_counts_together(tmp_path: Path) -> None:
+    async with (
+        asking(tmp_path, "apart") as (front_end, ask),
+        AsyncClient(front_end.controller) as other,
+    ):
+        await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=4))
+        for _ in range(2):
             assert await ask("gold") is None
-            ((_, use),) = front_end.quotas.uses()
-            assert (use.num_open, use.num_bytes) == (0, 0)
-
-    run(main)
-
-
-def test_bytes_in_flight_are_bounded(tmp_path: Path, front: str) -> None:
-    async def main() -> None:
-        async with asking(tmp_path, front) as (front_end, ask):
-            image_bytes = 4 * 3 * 224 * 224
-            await front_end.quotas.set("gold", Quota(open_bytes=image_bytes + 12))
-            front_end.worker.hold = True
-            inside = asyncio.create_task(ask("gold", model="image"))
-            await until(lambda: front_end.runtime.num_waiting == 1)
-            error = await ask("gold", model="image")
-            assert isinstance(error, RefusedError)
-            assert error.figures == {"open_bytes": image_bytes + 12, "found": 2 * image_bytes}
-            small = asyncio.create_task(ask("gold"))
-            await until(lambda: front_end.runtime.num_waiting == 2)
-            front_end.worker.release()
-            assert [await inside, await small] == [None, None]
-
-    run(main)
+            await other.infer("double", {"x": X}, slo_ms=30_000, tenant="gold")
+        assert isinstance(await ask("gold"), RefusedError)
+        with pytest.raises(RefusedError, match="QUOTA"):
+            await other.infer("double", {"x": X}, slo_ms=30_000, tenant="gold")
 
 
-def test_slos_are_bounded_below_and_above(tmp_path: Path, front: str) -> None:
-    async def main() -> None:
-        async with asking(tmp_path, front) as (front_end, ask):
-            quota = Quota(slo_ns_min=20 * NS_PER_S, slo_ns_max=40 * NS_PER_S)
-            await front_end.quotas.set("gold", quota)
-            assert await ask("gold", slo_ms=30_000) is None
-            for slo_ms, bound in ((19_999, "slo_ns_min"), (40_001, "slo_ns_max")):
-                error = await ask("gold", slo_ms=slo_ms)
-                assert isinstance(error, RefusedError)
-                assert error.refusal is Refusal.QUOTA
-                assert error.figures["found"] == slo_ms * NS_PER_MS
-                assert bound in error.figures
-                assert "retry_ns" not in error.figures
-
-    run(main)
-
-
-def test_what_comes_by_several_fronts_counts_together(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            asking(tmp_path, "apart") as (front_end, ask),
-            AsyncClient(front_end.controller) as other,
-        ):
-            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=4))
-            for _ in range(2):
-                assert await ask("gold") is None
-                await other.infer("double", {"x": X}, slo_ms=30_000, tenant="gold")
-            assert isinstance(await ask("gold"), RefusedError)
-            with pytest.raises(RefusedError, match="QUOTA"):
-                await other.infer("double", {"x": X}, slo_ms=30_000, tenant="gold")
-
-    run(main)
-
-
-def test_a_front_refuses_by_itself_what_its_controller_would_refuse_and_says_so(
+async def test_a_front_refuses_by_itself_what_its_controller_would_refuse_and_says_so(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with asking(tmp_path, "apart") as (front_end, ask):
-            assert front_end.fronts is not None
-            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=1))
-            assert await ask("gold") is None
-            told = await ask("gold")
-            ((tenant, use),) = front_end.quotas.uses()
-            assert (tenant, use.num_admitted, use.num_refused) == ("gold", 1, 1)
-            before = front_end.fronts.num_bytes
-            early = [await ask("gold") for _ in range(100)]
-            # Beside signs of life, which are some 20 bytes, nothing went there; a request takes 60 and its refusal 200.
-            assert front_end.fronts.num_bytes - before < 100 * 100
-            assert [await ask("silver"), await ask()] == [None, None]
-            for error in early:
-                assert isinstance(error, RefusedError)
-                assert isinstance(told, RefusedError)
-                assert error.message.split(";")[0] == told.message.split(";")[0]
-                assert error.figures["retry_ns"] <= told.figures["retry_ns"]
-            await until(lambda: use.num_refused == 101)
-            assert front_end.runtime.telemetry.total.refusals["QUOTA"] == 101
-            # Another quota holds at once.
-            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=5))
-            assert [await ask("gold") is None for _ in range(6)].count(True) == 4
-
-    run(main)
+    async with asking(tmp_path, "apart") as (front_end, ask):
+        assert front_end.fronts is not None
+        await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=1))
+        assert await ask("gold") is None
+        told = await ask("gold")
+        ((tenant, use),) = front_end.quotas.uses()
+        assert (tenant, use.num_admitted, use.num_refused) == ("gold", 1, 1)
+        before = front_end.fronts.num_bytes
+        early = [await ask("gold") for _ in range(100)]
+        # Beside signs of life, which are some 20 bytes, nothing went there; a request takes 60 and its refusal 200.
+        assert front_end.fronts.num_bytes - before < 100 * 100
+        assert [await ask("silver"), await ask()] == [None, None]
+        for error in early:
+            assert isinstance(error, RefusedError)
+            assert isinstance(told, RefusedError)
+            assert error.message.split(";")[0] == told.message.split(";")[0]
+            assert error.figures["retry_ns"] <= told.figures["retry_ns"]
+        await until(lambda: use.num_refused == 101)
+        assert front_end.runtime.telemetry.total.refusals["QUOTA"] == 101
+        # Another quota holds at once.
+        await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=5))
+        assert [await ask("gold") is None for _ in range(6)].count(True) == 4
 
 
 def test_operators_change_quotas_while_requests_are_served(tmp_path: Path, front: str) -> None:
@@ -260,16 +239,15 @@ def test_operators_change_quotas_while_requests_are_served(tmp_path: Path, front
     run(main)
 
 
-def test_each_tenant_without_a_quota_of_its_own_has_that_of_the_others(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with asking(tmp_path) as (front_end, ask):
-            await front_end.quotas.set(OTHERS, Quota(rate_rps=RARE_RPS, burst=1))
-            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=2))
-            asked = ("a", "b", "a", "gold", "gold", "gold", "", "")
-            let_in = [await ask(tenant) is None for tenant in asked]
-            assert let_in == [True, True, False, True, True, False, True, False]
-
-    run(main)
+async def test_each_tenant_without_a_quota_of_its_own_has_that_of_the_others(
+    tmp_path: Path,
+) -> None:
+    async with asking(tmp_path) as (front_end, ask):
+        await front_end.quotas.set(OTHERS, Quota(rate_rps=RARE_RPS, burst=1))
+        await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=2))
+        asked = ("a", "b", "a", "gold", "gold", "gold", "", "")
+        let_in = [await ask(tenant) is None for tenant in asked]
+        assert let_in == [True, True, False, True, True, False, True, False]
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -372,40 +350,34 @@ async def kept(path: Path) -> AsyncIterator[QuotaBook]:
         await state.close()
 
 
-def test_what_operators_set_is_there_after_a_restart_and_what_they_removed_is_not(
+async def test_what_operators_set_is_there_after_a_restart_and_what_they_removed_is_not(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        quota = Quota(rate_rps=2.5, open_bytes=7, slo_ns_max=NS_PER_S, weight=3)
-        async with kept(tmp_path / "state.sqlite") as book:
-            await book.set("gold", Quota(rate_rps=1))
-            await book.set("gold", quota)
-            await book.set("", Quota(open_requests=1))
-            await book.set("silver", Quota(open_requests=1))
-            await book.remove("silver")
-        async with kept(tmp_path / "state.sqlite") as book:
-            assert book.quotas.quotas == {"gold": quota, "": Quota(open_requests=1)}
-            assert book.quotas.weights == {"gold": 3}
-
-    run(main)
+    quota = Quota(rate_rps=2.5, open_bytes=7, slo_ns_max=NS_PER_S, weight=3)
+    async with kept(tmp_path / "state.sqlite") as book:
+        await book.set("gold", Quota(rate_rps=1))
+        await book.set("gold", quota)
+        await book.set("", Quota(open_requests=1))
+        await book.set("silver", Quota(open_requests=1))
+        await book.remove("silver")
+    async with kept(tmp_path / "state.sqlite") as book:
+        assert book.quotas.quotas == {"gold": quota, "": Quota(open_requests=1)}
+        assert book.quotas.weights == {"gold": 3}
 
 
-def test_a_kept_quota_that_cannot_be_stops_the_start_with_its_tenant(tmp_path: Path) -> None:
-    async def main() -> None:
-        state = StateFile(tmp_path / "state.sqlite")
+async def test_a_kept_quota_that_cannot_be_stops_the_start_with_its_tenant(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
 
-        def spoil(connection: sqlite3.Connection) -> None:
-            with connection:
-                connection.execute("INSERT INTO quota VALUES ('gold', '{\"rate_rps\": -1}')")
+    def spoil(connection: sqlite3.Connection) -> None:
+        with connection:
+            connection.execute("INSERT INTO quota VALUES ('gold', '{\"rate_rps\": -1}')")
 
-        try:
-            await state.run(spoil)
-            with pytest.raises(ConfigError, match="quota of tenant 'gold': rate_rps: found -1"):
-                await QuotaBook(state=state).start()
-        finally:
-            await state.close()
-
-    run(main)
+    try:
+        await state.run(spoil)
+        with pytest.raises(ConfigError, match="quota of tenant 'gold': rate_rps: found -1"):
+            await QuotaBook(state=state).start()
+    finally:
+        await state.close()
 
 
 def test_a_running_controller_reads_its_file_again(tmp_path: Path) -> None:
@@ -428,22 +400,18 @@ def test_a_running_controller_reads_its_file_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["edf_mh", "clockwork"])
-def test_who_sets_a_weight_that_weighs_nothing_is_told(
+async def test_who_sets_a_weight_that_weighs_nothing_is_told(
     policy: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     told = f"weight has no effect under policy {policy}, as it has under edf_mh"
-
-    async def main() -> None:
-        config = ControllerConfig(port=0, scheduler=SchedulerConfig(policy=policy))
-        async with running(config) as controller:
-            at = ("--server", f"127.0.0.1:{controller.port}")
-            for flags, expected in (
-                (("--rate-rps", "5"), ""),
-                (("--weight", "4"), "" if policy == "edf_mh" else told),
-            ):
-                command = ["quotas", "set", "gold", *flags, *at]
-                await asyncio.to_thread(app, command, standalone_mode=False)
-                assert capsys.readouterr().err == (f"warning: {expected}\n" if expected else "")
-                assert (f"quotas of gold: {told}" in caplog.text) is bool(expected)
-
-    run(main)
+    config = ControllerConfig(port=0, scheduler=SchedulerConfig(policy=policy))
+    async with running(config) as controller:
+        at = ("--server", f"127.0.0.1:{controller.port}")
+        for flags, expected in (
+            (("--rate-rps", "5"), ""),
+            (("--weight", "4"), "" if policy == "edf_mh" else told),
+        ):
+            command = ["quotas", "set", "gold", *flags, *at]
+            await asyncio.to_thread(app, command, standalone_mode=False)
+            assert capsys.readouterr().err == (f"warning: {expected}\n" if expected else "")
+            assert (f"quotas of gold: {told}" in caplog.text) is bool(expected)

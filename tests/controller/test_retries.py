@@ -72,7 +72,7 @@ def test_a_retry_is_offered_only_where_it_can_help(
 
 # A server of grpcio begins each answer with headers, behind which its clients retry nothing.
 @pytest.mark.parametrize("front", ["here", "apart"])
-def test_grpcs_own_retries_come_when_they_are_told_to(tmp_path: Path, front: str) -> None:
+async def test_grpcs_own_retries_come_when_they_are_told_to(tmp_path: Path, front: str) -> None:
     # Without a word of the server the library would wait for more than a minute here. Its clock has whole milliseconds
     # and may stand still while the processor is busy, so it can come a little too early and be told again.
     policy = {
@@ -86,50 +86,41 @@ def test_grpcs_own_retries_come_when_they_are_told_to(tmp_path: Path, front: str
     request = pb.ModelInferRequest(model_name="double", raw_input_contents=[bytes(12)])
     request.inputs.add(name="x", datatype="FP32", shape=(1, 3))
     request.parameters["slo_ms"].int64_param = 60_000
-
-    async def main() -> None:
-        async with serving(tmp_path, front=front) as front_end:
-            await front_end.quotas.set("", Quota(rate_rps=4, burst=1))
-            options = [("grpc.service_config", config), ("grpc.enable_retries", 1)]
-            async with grpc.aio.insecure_channel(front_end.address, options=options) as channel:
-                stub: Any = channel
-                infer = stub.unary_unary(INFER)
-                before = time.monotonic()
-                for _ in range(3):
-                    await infer(request.SerializeToString(), timeout=60)
-                assert time.monotonic() - before > 0.3
-            refusals = front_end.runtime.telemetry.total.refusals
-            assert refusals["QUOTA"] >= 2
-
-    asyncio.run(main())
+    async with serving(tmp_path, front=front) as front_end:
+        await front_end.quotas.set("", Quota(rate_rps=4, burst=1))
+        options = [("grpc.service_config", config), ("grpc.enable_retries", 1)]
+        async with grpc.aio.insecure_channel(front_end.address, options=options) as channel:
+            stub: Any = channel
+            infer = stub.unary_unary(INFER)
+            before = time.monotonic()
+            for _ in range(3):
+                await infer(request.SerializeToString(), timeout=60)
+            assert time.monotonic() - before > 0.3
+        refusals = front_end.runtime.telemetry.total.refusals
+        assert refusals["QUOTA"] >= 2
 
 
-def test_a_client_that_waits_as_it_is_told_under_overload_is_answered(tmp_path: Path) -> None:
+async def test_a_client_that_waits_as_it_is_told_under_overload_is_answered(tmp_path: Path) -> None:
     def question(slo_ms: int) -> dict[str, Any]:
         inputs = [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]
         return {"inputs": inputs, "parameters": {"slo_ms": slo_ms}}
 
     ahead_ns = 0
-
-    async def main() -> None:
-        nonlocal ahead_ns
-        clock = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
-        async with (
-            serving(tmp_path, rest=True, clock=clock) as front_end,
-            httpx.AsyncClient(base_url=f"http://{front_end.rest}", timeout=60) as http,
-        ):
-            front_end.worker.hold = True
-            # A batch of a model that takes 2 s stands before it, and it has 3.
-            path = "/v2/models/long-1/infer"
-            before = [asyncio.create_task(http.post(path, json=question(60_000))) for _ in "ab"]
-            await until(lambda: front_end.runtime.num_waiting == 2)
-            refused = await http.post(path, json=question(3000))
-            assert (refused.status_code, refused.json()["reason"]) == (429, "OVERLOADED")
-            assert 1 <= int(refused.headers["retry-after"]) <= 2
-            ahead_ns = int(refused.headers["retry-after"]) * NS_PER_S
-            front_end.worker.hold = False
-            front_end.worker.release()
-            assert (await http.post(path, json=question(60_000))).status_code == 200
-            assert [(await each).status_code for each in before] == [200, 200]
-
-    asyncio.run(main())
+    clock = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
+    async with (
+        serving(tmp_path, rest=True, clock=clock) as front_end,
+        httpx.AsyncClient(base_url=f"http://{front_end.rest}", timeout=60) as http,
+    ):
+        front_end.worker.hold = True
+        # A batch of a model that takes 2 s stands before it, and it has 3.
+        path = "/v2/models/long-1/infer"
+        before = [asyncio.create_task(http.post(path, json=question(60_000))) for _ in "ab"]
+        await until(lambda: front_end.runtime.num_waiting == 2)
+        refused = await http.post(path, json=question(3000))
+        assert (refused.status_code, refused.json()["reason"]) == (429, "OVERLOADED")
+        assert 1 <= int(refused.headers["retry-after"]) <= 2
+        ahead_ns = int(refused.headers["retry-after"]) * NS_PER_S
+        front_end.worker.hold = False
+        front_end.worker.release()
+        assert (await http.post(path, json=question(60_000))).status_code == 200
+        assert [(await each).status_code for each in before] == [200, 200]

@@ -89,30 +89,24 @@ def test_every_row_is_in_the_files_when_the_writer_is_closed(tmp_path: Path) -> 
     assert ids(tmp_path / "new" / "telemetry" / "actions.csv", "action_id") == list(range(3000))
 
 
-def test_rows_are_on_disk_soon_while_the_controller_lives(tmp_path: Path) -> None:
-    async def test() -> None:
-        writer = TelemetryWriter(tmp_path)
-        await writer.start()
-        writer.add(request(7))
-        while not ids(tmp_path / "requests.csv"):  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(0.02)
-        await writer.close()
-
-    run(test)
+async def test_rows_are_on_disk_soon_while_the_controller_lives(tmp_path: Path) -> None:
+    writer = TelemetryWriter(tmp_path)
+    await writer.start()
+    writer.add(request(7))
+    while not ids(tmp_path / "requests.csv"):  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(0.02)
+    await writer.close()
 
 
-def test_a_folder_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
-    async def test() -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match=r"telemetry directory .*file/below"):
-            await TelemetryWriter(tmp_path / "file" / "below").start()
-        writer = TelemetryWriter(tmp_path / "taken")
-        await writer.start()
-        with pytest.raises(ConfigError, match="another process uses it"):
-            await TelemetryWriter(tmp_path / "taken").start()
-        await writer.close()
-
-    run(test)
+async def test_a_folder_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"telemetry directory .*file/below"):
+        await TelemetryWriter(tmp_path / "file" / "below").start()
+    writer = TelemetryWriter(tmp_path / "taken")
+    await writer.start()
+    with pytest.raises(ConfigError, match="another process uses it"):
+        await TelemetryWriter(tmp_path / "taken").start()
+    await writer.close()
 
 
 def test_a_writer_that_is_killed_is_replaced_and_the_log_says_so(

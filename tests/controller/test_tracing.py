@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -127,133 +126,115 @@ def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401  protobuf's
     }
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
-
-
-def test_a_request_that_comes_in_a_trace_goes_on_in_it_with_queue_load_and_exec(
+async def test_a_request_that_comes_in_a_trace_goes_on_in_it_with_queue_load_and_exec(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with traced(tmp_path, share=0.0) as (controller, collector):
-            assert await ask(controller) is grpc.StatusCode.OK  # without a context: not traced
-            assert await ask(controller, f"00-{TRACE}-{ABOVE}-00") is grpc.StatusCode.OK
-            for wrong in ("nonsense", f"ff-{TRACE}-{ABOVE}-01", f"00-{'0' * 32}-{ABOVE}-01"):
-                assert await ask(controller, wrong) is grpc.StatusCode.OK
-            assert await ask(controller, f"00-{TRACE}-{ABOVE}-01", name="mine") is (
-                grpc.StatusCode.OK
-            )
-        spans = collector.taken()
-        (whole,) = (span for span in spans if span.parent_span_id.hex() == ABOVE)
-        inner = [span for span in spans if span is not whole]
-        assert whole.name == "inference.GRPCInferenceService/ModelInfer"
-        assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, ABOVE)
-        found = attributes(whole)
-        assert found["rpc.system.name"] == "grpc"
-        assert found["rpc.response.status_code"] == "OK"
-        assert found["request_id"] == "mine"
-        assert found["clockwright.request_id"] == 6
-        assert sorted(span.name for span in inner) == ["exec", "queue"]
-        for span in inner:
-            assert span.trace_id == whole.trace_id
-            assert span.parent_span_id == whole.span_id
-            assert whole.start_time_unix_nano <= span.start_time_unix_nano
-            assert span.start_time_unix_nano <= span.end_time_unix_nano
-        (run_,) = (span for span in inner if span.name == "exec")
-        assert attributes(run_)["clockwright.batch_size"] == 1
-
-    run(main())
+    async with traced(tmp_path, share=0.0) as (controller, collector):
+        assert await ask(controller) is grpc.StatusCode.OK  # without a context: not traced
+        assert await ask(controller, f"00-{TRACE}-{ABOVE}-00") is grpc.StatusCode.OK
+        for wrong in ("nonsense", f"ff-{TRACE}-{ABOVE}-01", f"00-{'0' * 32}-{ABOVE}-01"):
+            assert await ask(controller, wrong) is grpc.StatusCode.OK
+        assert await ask(controller, f"00-{TRACE}-{ABOVE}-01", name="mine") is (grpc.StatusCode.OK)
+    spans = collector.taken()
+    (whole,) = (span for span in spans if span.parent_span_id.hex() == ABOVE)
+    inner = [span for span in spans if span is not whole]
+    assert whole.name == "inference.GRPCInferenceService/ModelInfer"
+    assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, ABOVE)
+    found = attributes(whole)
+    assert found["rpc.system.name"] == "grpc"
+    assert found["rpc.response.status_code"] == "OK"
+    assert found["request_id"] == "mine"
+    assert found["clockwright.request_id"] == 6
+    assert sorted(span.name for span in inner) == ["exec", "queue"]
+    for span in inner:
+        assert span.trace_id == whole.trace_id
+        assert span.parent_span_id == whole.span_id
+        assert whole.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.start_time_unix_nano <= span.end_time_unix_nano
+    (run_,) = (span for span in inner if span.name == "exec")
+    assert attributes(run_)["clockwright.batch_size"] == 1
 
 
-def test_so_does_a_request_by_rest(tmp_path: Path) -> None:
+async def test_so_does_a_request_by_rest(tmp_path: Path) -> None:
     asked = {
         "id": "mine",
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}],
         "parameters": {"slo_ms": 30_000},
     }
-
-    async def main() -> None:
-        async with (
-            traced(tmp_path, share=0.0) as (controller, collector),
-            httpx.AsyncClient(timeout=60) as client,
-        ):
-            url = f"http://127.0.0.1:{controller.http_port}/v2/models/m/infer"
-            headers = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
-            answer = await client.post(url, json=asked, headers=headers)
-            assert answer.status_code == 200, answer.text
-        (whole,) = (span for span in collector.taken() if span.parent_span_id.hex() == ABOVE)
-        assert whole.trace_id.hex() == TRACE
-        assert attributes(whole)["request_id"] == "mine"
-
-    run(main())
+    async with (
+        traced(tmp_path, share=0.0) as (controller, collector),
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+        url = f"http://127.0.0.1:{controller.http_port}/v2/models/m/infer"
+        headers = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
+        answer = await client.post(url, json=asked, headers=headers)
+        assert answer.status_code == 200, answer.text
+    (whole,) = (span for span in collector.taken() if span.parent_span_id.hex() == ABOVE)
+    assert whole.trace_id.hex() == TRACE
+    assert attributes(whole)["request_id"] == "mine"
 
 
-def test_a_share_of_the_others_is_traced_and_the_first_waited_for_a_load(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with traced(tmp_path, share=1.0) as (controller, collector):
-            assert await ask(controller) is grpc.StatusCode.OK
-        spans = collector.taken()
-        assert {span.name for span in spans if span.parent_span_id} == {"queue", "load", "exec"}
-        (whole,) = (span for span in spans if not span.parent_span_id)
-        assert {span.trace_id for span in spans} == {whole.trace_id}
-
-    run(main())
-
-
-def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with traced(tmp_path, share=1.0) as (controller, collector):
-            assert await ask(controller) is grpc.StatusCode.OK
-            code = await ask(controller, slo_ms=0.01)
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        refused = [span for span in collector.taken() if span.status.code]
-        (whole,) = refused
-        found = attributes(whole)
-        assert found["error.type"] == "INFEASIBLE"
-        assert found["rpc.response.status_code"] == "RESOURCE_EXHAUSTED"
-        assert found["clockwright.enough_slo_ns"] > found["clockwright.slo_ns"] == 10_000
-
-    run(main())
+async def test_a_share_of_the_others_is_traced_and_the_first_waited_for_a_load(
+    tmp_path: Path,
+) -> None:
+    async with traced(tmp_path, share=1.0) as (controller, collector):
+        assert await ask(controller) is grpc.StatusCode.OK
+    spans = collector.taken()
+    assert {span.name for span in spans if span.parent_span_id} == {"queue", "load", "exec"}
+    (whole,) = (span for span in spans if not span.parent_span_id)
+    assert {span.trace_id for span in spans} == {whole.trace_id}
 
 
-def test_a_front_apart_traces_what_its_controller_tells_of_a_request(tmp_path: Path) -> None:
-    async def main() -> None:
-        apart = Collector()
-        async with traced(tmp_path, share=0.0) as (controller, collector):
-            config = FrontConfig(
-                controller=f"127.0.0.1:{controller.port}",
-                port=0,
-                trace_to=apart.address,
-                trace_share=1.0,
-            )
-            async with front_process.serving(config) as front:
-                for name in ("first", "second"):
-                    # It is the trace that wants to know, and not the client.
-                    assert not (await answered(front, name=name)).parameters
-                told = (await answered(front, name="told", explain=True)).parameters
-                assert told["slo_source"].string_param == "slo_ms"
-                assert await ask(front, name="late", slo_ms=0.01) is not grpc.StatusCode.OK
-        apart.server.stop(None)
-        assert collector.taken() == []
-        spans = apart.taken()
-        wholes = {attributes(span)["request_id"]: span for span in spans if not span.parent_span_id}
-        assert wholes.keys() == {"first", "second", "told", "late"}
-        for name, whole in wholes.items():
-            inner = {span.name: span for span in spans if span.parent_span_id == whole.span_id}
-            queue = inner["queue"]
-            assert queue.start_time_unix_nano == whole.start_time_unix_nano
-            if name == "late":
-                assert inner.keys() == {"queue"}
-                continue
-            assert attributes(whole)["clockwright.request_id"] > 0
-            assert inner.keys() == {"queue", "exec"} | ({"load"} if name == "first" else set())
-            run = inner["exec"]
-            assert queue.end_time_unix_nano == run.start_time_unix_nano
-            assert run.end_time_unix_nano <= whole.end_time_unix_nano
-            assert attributes(run)["clockwright.worker"] == "w0"
-            assert attributes(run)["clockwright.batch_size"] == 1
+async def test_a_refusal_is_a_span_with_its_reason_its_figures_and_its_remedy(
+    tmp_path: Path,
+) -> None:
+    async with traced(tmp_path, share=1.0) as (controller, collector):
+        assert await ask(controller) is grpc.StatusCode.OK
+        code = await ask(controller, slo_ms=0.01)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    refused = [span for span in collector.taken() if span.status.code]
+    (whole,) = refused
+    found = attributes(whole)
+    assert found["error.type"] == "INFEASIBLE"
+    assert found["rpc.response.status_code"] == "RESOURCE_EXHAUSTED"
+    assert found["clockwright.enough_slo_ns"] > found["clockwright.slo_ns"] == 10_000
 
-    run(main())
+
+async def test_a_front_apart_traces_what_its_controller_tells_of_a_request(tmp_path: Path) -> None:
+    apart = Collector()
+    async with traced(tmp_path, share=0.0) as (controller, collector):
+        config = FrontConfig(
+            controller=f"127.0.0.1:{controller.port}",
+            port=0,
+            trace_to=apart.address,
+            trace_share=1.0,
+        )
+        async with front_process.serving(config) as front:
+            for name in ("first", "second"):
+                # It is the trace that wants to know, and not the client.
+                assert not (await answered(front, name=name)).parameters
+            told = (await answered(front, name="told", explain=True)).parameters
+            assert told["slo_source"].string_param == "slo_ms"
+            assert await ask(front, name="late", slo_ms=0.01) is not grpc.StatusCode.OK
+    apart.server.stop(None)
+    assert collector.taken() == []
+    spans = apart.taken()
+    wholes = {attributes(span)["request_id"]: span for span in spans if not span.parent_span_id}
+    assert wholes.keys() == {"first", "second", "told", "late"}
+    for name, whole in wholes.items():
+        inner = {span.name: span for span in spans if span.parent_span_id == whole.span_id}
+        queue = inner["queue"]
+        assert queue.start_time_unix_nano == whole.start_time_unix_nano
+        if name == "late":
+            assert inner.keys() == {"queue"}
+            continue
+        assert attributes(whole)["clockwright.request_id"] > 0
+        assert inner.keys() == {"queue", "exec"} | ({"load"} if name == "first" else set())
+        run = inner["exec"]
+        assert queue.end_time_unix_nano == run.start_time_unix_nano
+        assert run.end_time_unix_nano <= whole.end_time_unix_nano
+        assert attributes(run)["clockwright.worker"] == "w0"
+        assert attributes(run)["clockwright.batch_size"] == 1
 
 
 def test_traces_without_a_collector_are_a_mistake() -> None:

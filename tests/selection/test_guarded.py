@@ -26,7 +26,9 @@ from controller.selection.core.query import (
 )
 from controller.selection.messages import application_info
 from controller.selection.policies.tallies import EpsilonGreedy, Tallies
-from tests.kit.desk import Desk, desk, label, run
+from tests.kit.desk import Desk, desk, label
+
+pytestmark = pytest.mark.virtual_time
 
 METHODS = [
     *("init", "select", "combine", "observe", "served"),
@@ -118,79 +120,65 @@ async def put_both(app: Desk, policy: type[Saboteur]) -> None:
 
 @pytest.mark.parametrize("raised", RAISED, ids=repr)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_policy_that_raises_costs_its_own_application_and_no_other(
+async def test_a_policy_that_raises_costs_its_own_application_and_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, raised: BaseException
 ) -> None:
-    async def main() -> None:
-        policy = saboteur(method, raised=raised)
-        async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
-            await put_both(app, policy)
-            running = app.applications.find("broken")
-            assert running is not None
-            for _ in range(5):
-                answered = await app.ask(1, name="broken", context="ann")
-                if method in ("select", "combine"):
-                    assert (label(answered), answered.parameters["default"]) == (-1, True)
-                    assert answered.parameters["default_reason"] == "FAILED"
-                else:
-                    assert label(answered) in (1, 2)
-                await app.teach(answered, label=1)
-                healthy = await app.ask(1)
-                assert label(healthy) == 1
-                assert (await app.teach(healthy, label=1)).status is FeedbackStatus.APPLIED
-            await app.applications._states.flush()
-            info = await application_info(app.applications, running, "")
-            told = [r for r in caplog.records if r.name == "controller.selection.guarded"]
-            if method not in ("init", "resize", "load"):
-                assert len(told) == 1
-                assert "the policy has failed" in info.remark
-                assert f"last in {method}: {type(raised).__name__}" in info.remark
-            if method != "init":
-                await app.put("right", name="broken", policy="saboteur", replace=True)
-                assert label(await app.ask(1)) == 1
-                await app.weights("ann", name="broken")
-
-    run(main)
+    policy = saboteur(method, raised=raised)
+    async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
+        await put_both(app, policy)
+        running = app.applications.find("broken")
+        assert running is not None
+        for _ in range(5):
+            answered = await app.ask(1, name="broken", context="ann")
+            if method in ("select", "combine"):
+                assert (label(answered), answered.parameters["default"]) == (-1, True)
+                assert answered.parameters["default_reason"] == "FAILED"
+            else:
+                assert label(answered) in (1, 2)
+            await app.teach(answered, label=1)
+            healthy = await app.ask(1)
+            assert label(healthy) == 1
+            assert (await app.teach(healthy, label=1)).status is FeedbackStatus.APPLIED
+        await app.applications._states.flush()
+        info = await application_info(app.applications, running, "")
+        told = [r for r in caplog.records if r.name == "controller.selection.guarded"]
+        if method not in ("init", "resize", "load"):
+            assert len(told) == 1
+            assert "the policy has failed" in info.remark
+            assert f"last in {method}: {type(raised).__name__}" in info.remark
+        if method != "init":
+            await app.put("right", name="broken", policy="saboteur", replace=True)
+            assert label(await app.ask(1)) == 1
+            await app.weights("ann", name="broken")
 
 
 @pytest.mark.parametrize("method", ["constructor", "init"])
 @pytest.mark.parametrize("raised", RAISED, ids=repr)
-def test_a_policy_that_cannot_begin_is_refused_and_stops_no_start(
+async def test_a_policy_that_cannot_begin_is_refused_and_stops_no_start(
     tmp_path: Path, method: str, raised: BaseException
 ) -> None:
     policy = saboteur(method, raised=raised)
-
-    async def main() -> None:
+    async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
+        await put_both(app, policy)
+        with pytest.raises(ConfigError, match=f"policy saboteur: .*{type(raised).__name__}|boom"):
+            await app.put("right", name="another", policy="saboteur")
+        assert {r.application.name for r in app.applications.all} == {"app", "broken"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "controller.selection.applications.plugin_policies", lambda: {"saboteur": policy}
+        )
         async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
-            await put_both(app, policy)
-            with pytest.raises(
-                ConfigError, match=f"policy saboteur: .*{type(raised).__name__}|boom"
-            ):
-                await app.put("right", name="another", policy="saboteur")
-            assert {r.application.name for r in app.applications.all} == {"app", "broken"}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "controller.selection.applications.plugin_policies", lambda: {"saboteur": policy}
-            )
-            async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
-                assert [r.application.name for r in app.applications.all] == ["app"]
-                assert label(await app.ask(1)) == 1
-
-    run(main)
+            assert [r.application.name for r in app.applications.all] == ["app"]
+            assert label(await app.ask(1)) == 1
 
 
-def test_without_a_default_the_query_is_refused_in_the_policys_words(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with desk(tmp_path) as app:
-            app.applications._plugins["saboteur"] = saboteur("select", raised=SystemExit(3))
-            await app.put("right", policy="saboteur")
-            with pytest.raises(
-                RefusedError, match=r"policy saboteur: select: SystemExit"
-            ) as caught:
-                await app.ask(1)
-            assert caught.value.refusal is Refusal.FAILED
-
-    run(main)
+async def test_without_a_default_the_query_is_refused_in_the_policys_words(tmp_path: Path) -> None:
+    async with desk(tmp_path) as app:
+        app.applications._plugins["saboteur"] = saboteur("select", raised=SystemExit(3))
+        await app.put("right", policy="saboteur")
+        with pytest.raises(RefusedError, match=r"policy saboteur: select: SystemExit") as caught:
+            await app.ask(1)
+        assert caught.value.refusal is Refusal.FAILED
 
 
 @pytest.mark.parametrize(
@@ -207,21 +195,18 @@ def test_without_a_default_the_query_is_refused_in_the_policys_words(tmp_path: P
         ("combine", Combined(1, 1.0, probabilities=(1.0,)), "found 1 probabilities, expected 0"),
     ],
 )
-def test_what_a_policy_must_not_return_is_named(
+async def test_what_a_policy_must_not_return_is_named(
     tmp_path: Path, method: str, returned: object, words: str
 ) -> None:
-    async def main() -> None:
-        async with desk(tmp_path) as app:
-            policy = type("Odd", (Saboteur,), {method: lambda *_: returned})
-            app.applications._plugins["odd"] = policy
-            await app.put("right", "wrong", policy="odd", default_label=-1)
-            answered = await app.ask(1)
-            assert (label(answered), answered.parameters["default_reason"]) == (-1, "FAILED")
-            running = app.applications.find("app")
-            assert running is not None
-            assert words in (await application_info(app.applications, running, "")).remark
-
-    run(main)
+    async with desk(tmp_path) as app:
+        policy = type("Odd", (Saboteur,), {method: lambda *_: returned})
+        app.applications._plugins["odd"] = policy
+        await app.put("right", "wrong", policy="odd", default_label=-1)
+        answered = await app.ask(1)
+        assert (label(answered), answered.parameters["default_reason"]) == (-1, "FAILED")
+        running = app.applications.find("app")
+        assert running is not None
+        assert words in (await application_info(app.applications, running, "")).remark
 
 
 @pytest.mark.parametrize("raised", RAISED, ids=repr)

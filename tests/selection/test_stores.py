@@ -30,6 +30,8 @@ from tests.kit.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import until
 from tests.kit.redis_server import RedisServer, redis_server
 
+pytestmark = pytest.mark.virtual_time
+
 T = TypeVar("T")
 
 OPTIONS = {"eta": 1.0, "crowd": False}
@@ -83,62 +85,53 @@ async def begun(task: asyncio.Task[T], store: Store) -> asyncio.Task[T]:
 # --- the store itself -----------------------------------------------------------------------------
 
 
-def test_what_was_saved_is_there_after_closing(where: str) -> None:
-    async def main() -> None:
-        store = Store(where)
-        assert await store.load(("app", "ann")) is None
-        assert await store.applications() == []
-        await store.save_application("b", {"revision": 1}, forget=True)
-        await store.save_application("a", {"revision": 2}, forget=True)
-        strange = 'f\N{LATIN SMALL LETTER U WITH DIAERESIS}r "\0:*'
-        await store.save({**changes(ann={"n": 1}), ("app", strange): lambda: {"n": 2}})
-        assert await store.save(changes(ann={"n": 3})) == {}
-        await store.close()
-        store = Store(where)
-        assert await store.load(("app", "ann")) == {"n": 3}
-        assert await store.load(("app", strange)) == {"n": 2}
-        assert await store.applications() == [{"revision": 2}, {"revision": 1}]
-        await store.close()
-
-    run(main)
+async def test_what_was_saved_is_there_after_closing(where: str) -> None:
+    store = Store(where)
+    assert await store.load(("app", "ann")) is None
+    assert await store.applications() == []
+    await store.save_application("b", {"revision": 1}, forget=True)
+    await store.save_application("a", {"revision": 2}, forget=True)
+    strange = 'f\N{LATIN SMALL LETTER U WITH DIAERESIS}r "\0:*'
+    await store.save({**changes(ann={"n": 1}), ("app", strange): lambda: {"n": 2}})
+    assert await store.save(changes(ann={"n": 3})) == {}
+    await store.close()
+    store = Store(where)
+    assert await store.load(("app", "ann")) == {"n": 3}
+    assert await store.load(("app", strange)) == {"n": 2}
+    assert await store.applications() == [{"revision": 2}, {"revision": 1}]
+    await store.close()
 
 
-def test_what_was_erased_is_gone(where: str) -> None:
-    async def main() -> None:
-        store = Store(where)
-        await store.save({**changes(ann={}, bob={}), ("other", "ann"): dict})
-        assert await store.erase("app", "ann")
-        assert not await store.erase("app", "ann")
-        assert await store.load(("app", "ann")) is None
-        assert await store.load(("app", "bob")) == {}
-        await store.save_application("app", {}, forget=False)
-        assert await store.load(("app", "bob")) == {}
-        await store.save_application("app", {}, forget=True)
-        assert await store.load(("app", "bob")) is None
-        await store.save(changes(ann={}))
-        await store.remove_application("app")
-        assert await store.applications() == []
-        assert await store.load(("app", "ann")) is None
-        assert await store.load(("other", "ann")) == {}
-        await store.close()
-
-    run(main)
+async def test_what_was_erased_is_gone(where: str) -> None:
+    store = Store(where)
+    await store.save({**changes(ann={}, bob={}), ("other", "ann"): dict})
+    assert await store.erase("app", "ann")
+    assert not await store.erase("app", "ann")
+    assert await store.load(("app", "ann")) is None
+    assert await store.load(("app", "bob")) == {}
+    await store.save_application("app", {}, forget=False)
+    assert await store.load(("app", "bob")) == {}
+    await store.save_application("app", {}, forget=True)
+    assert await store.load(("app", "bob")) is None
+    await store.save(changes(ann={}))
+    await store.remove_application("app")
+    assert await store.applications() == []
+    assert await store.load(("app", "ann")) is None
+    assert await store.load(("other", "ann")) == {}
+    await store.close()
 
 
-def test_a_record_that_cannot_be_made_leaves_the_others_alone(where: str) -> None:
-    async def main() -> None:
-        store = Store(where)
-        records = changes(ann={"n": 1}, bob={"n": object()})
-        records["app", "cy"] = partial(fail, 1)
-        faults = await store.save(records)
-        assert {address: type(fault) for address, fault in faults.items()} == {
-            ("app", "bob"): TypeError,
-            ("app", "cy"): ZeroDivisionError,
-        }
-        assert await store.load(("app", "ann")) == {"n": 1}
-        await store.close()
-
-    run(main)
+async def test_a_record_that_cannot_be_made_leaves_the_others_alone(where: str) -> None:
+    store = Store(where)
+    records = changes(ann={"n": 1}, bob={"n": object()})
+    records["app", "cy"] = partial(fail, 1)
+    faults = await store.save(records)
+    assert {address: type(fault) for address, fault in faults.items()} == {
+        ("app", "bob"): TypeError,
+        ("app", "cy"): ZeroDivisionError,
+    }
+    assert await store.load(("app", "ann")) == {"n": 1}
+    await store.close()
 
 
 def fail(number: int) -> dict[str, Any]:
@@ -190,27 +183,24 @@ def test_a_redis_without_its_package_is_said_in_words(monkeypatch: pytest.Monkey
 # --- applications and their store -----------------------------------------------------------------
 
 
-def test_a_user_is_forgotten_on_request(tmp_path: Path, where: str) -> None:
-    async def main() -> None:
-        async with desk(tmp_path, store=where) as app:
-            await app.put("right", "wrong", options=OPTIONS)
-            for _ in range(5):
-                await app.teach(await app.ask(1, context="ann"), label=2)
-            open_query = await app.ask(1, context="ann")
-            for _ in range(20):
-                await app.teach(await app.ask(1, context="bob"), label=1)
-            assert (await app.weights("ann"))["wrong"] > 0.9
-            assert await app.applications.erase("app", "ann")
-            assert await app.weights("ann") == await app.weights()
-            assert (await app.teach(open_query, label=2)).status is FeedbackStatus.UNKNOWN
-            assert not await app.applications.erase("app", "ann")
-            with pytest.raises(BadRequestError, match="context: found none"):
-                await app.applications.erase("app", "")
-
-    run(main)
+async def test_a_user_is_forgotten_on_request(tmp_path: Path, where: str) -> None:
+    async with desk(tmp_path, store=where) as app:
+        await app.put("right", "wrong", options=OPTIONS)
+        for _ in range(5):
+            await app.teach(await app.ask(1, context="ann"), label=2)
+        open_query = await app.ask(1, context="ann")
+        for _ in range(20):
+            await app.teach(await app.ask(1, context="bob"), label=1)
+        assert (await app.weights("ann"))["wrong"] > 0.9
+        assert await app.applications.erase("app", "ann")
+        assert await app.weights("ann") == await app.weights()
+        assert (await app.teach(open_query, label=2)).status is FeedbackStatus.UNKNOWN
+        assert not await app.applications.erase("app", "ann")
+        with pytest.raises(BadRequestError, match="context: found none"):
+            await app.applications.erase("app", "")
 
 
-def test_what_was_learned_survives_a_restart(tmp_path: Path, where: str) -> None:
+async def test_what_was_learned_survives_a_restart(tmp_path: Path, where: str) -> None:
     async def first() -> tuple[dict[str, float], dict[str, float], Reply]:
         async with desk(tmp_path, store=where) as app:
             await app.put("right", "wrong", slo_ns=SLO_NS, options={"eta": 0.5, "crowd": False})
@@ -230,25 +220,19 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path, where: str) -> None
             # Feedback to an answer of the last run finds nothing in this one.
             assert (await app.teach(before, label=2)).status is FeedbackStatus.UNKNOWN
 
-    async def main() -> None:
-        await second(*await first())
-
-    run(main)
+    await second(*await first())
 
 
-def test_states_that_left_memory_come_back_from_the_store(tmp_path: Path, where: str) -> None:
-    async def main() -> None:
-        async with desk(tmp_path, store=where, contexts_max=2) as app:
-            await app.put("right", "wrong", options=OPTIONS)
-            users = [f"user {n}" for n in range(10)]
-            for user in users:
-                await app.teach(await app.ask(1, context=user), label=2)
-            await app.applications._states.flush()
-            assert app.applications.num_contexts("app") <= 2
-            shares = {(await app.weights(user))["wrong"] for user in users[1:]}
-            assert min(shares) > 0.7
-
-    run(main)
+async def test_states_that_left_memory_come_back_from_the_store(tmp_path: Path, where: str) -> None:
+    async with desk(tmp_path, store=where, contexts_max=2) as app:
+        await app.put("right", "wrong", options=OPTIONS)
+        users = [f"user {n}" for n in range(10)]
+        for user in users:
+            await app.teach(await app.ask(1, context=user), label=2)
+        await app.applications._states.flush()
+        assert app.applications.num_contexts("app") <= 2
+        shares = {(await app.weights(user))["wrong"] for user in users[1:]}
+        assert min(shares) > 0.7
 
 
 def test_what_is_being_read_while_it_is_erased_does_not_come_back(
@@ -284,29 +268,25 @@ def test_what_is_being_read_while_it_is_erased_does_not_come_back(
     run_on_real_time(main)
 
 
-def test_an_application_whose_name_a_model_has_taken_waits_for_another_start(
+async def test_an_application_whose_name_a_model_has_taken_waits_for_another_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     where, folder = str(tmp_path / "store.sqlite"), tmp_path / "app" / "1"
-
-    async def main() -> None:
-        async with desk(tmp_path, store=where) as app:
-            await app.put("right", "wrong", options=OPTIONS)
-            await app.teach(await app.ask(1), label=1)
-            weights = await app.weights()
-        folder.mkdir(parents=True)
-        (folder / "model.onnx").write_bytes(b"scripted")
-        async with desk(tmp_path, store=where) as app:
-            assert app.applications.all == []
-            assert app.front_end.catalogue.find("app") is not None
-        assert "there is a model of that name" in caplog.text
-        (folder / "model.onnx").unlink()
-        folder.rmdir()
-        folder.parent.rmdir()
-        async with desk(tmp_path, store=where) as app:
-            assert await app.weights() == weights
-
-    run(main)
+    async with desk(tmp_path, store=where) as app:
+        await app.put("right", "wrong", options=OPTIONS)
+        await app.teach(await app.ask(1), label=1)
+        weights = await app.weights()
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(b"scripted")
+    async with desk(tmp_path, store=where) as app:
+        assert app.applications.all == []
+        assert app.front_end.catalogue.find("app") is not None
+    assert "there is a model of that name" in caplog.text
+    (folder / "model.onnx").unlink()
+    folder.rmdir()
+    folder.parent.rmdir()
+    async with desk(tmp_path, store=where) as app:
+        assert await app.weights() == weights
 
 
 def test_names_do_not_clash_while_a_model_or_an_application_is_on_its_way(tmp_path: Path) -> None:
@@ -354,45 +334,39 @@ def counted(store: Store) -> Iterator[list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_user_of_whom_nothing_is_known_costs_one_read_of_the_store(
+async def test_a_user_of_whom_nothing_is_known_costs_one_read_of_the_store(
     tmp_path: Path, where: str, together: bool
 ) -> None:
-    async def main() -> None:
-        async with desk(tmp_path, store=where) as app:
-            await app.put("right", "wrong", options=OPTIONS, cache=True)
-            with counted(app.applications._store) as reads:
-                if together:
-                    await asyncio.gather(*[app.ask(1, context="ann") for _ in range(1000)])
-                else:
-                    for _ in range(1000):
-                        await app.ask(1, context="ann")
-                assert reads == [("app", "ann")]
-                # Feedback gives her a state, which is found, and is there after it has left memory.
-                await app.teach(await app.ask(1, context="ann"), label=2)
-                taught = await app.weights("ann")
-                assert taught["wrong"] > taught["right"]
-                assert await app.applications.erase("app", "ann")
-                await app.ask(1, context="ann")
-                assert await app.weights("ann") == await app.weights()
-                assert len(reads) <= 2
-
-    run(main)
+    async with desk(tmp_path, store=where) as app:
+        await app.put("right", "wrong", options=OPTIONS, cache=True)
+        with counted(app.applications._store) as reads:
+            if together:
+                await asyncio.gather(*[app.ask(1, context="ann") for _ in range(1000)])
+            else:
+                for _ in range(1000):
+                    await app.ask(1, context="ann")
+            assert reads == [("app", "ann")]
+            # Feedback gives her a state, which is found, and is there after it has left memory.
+            await app.teach(await app.ask(1, context="ann"), label=2)
+            taught = await app.weights("ann")
+            assert taught["wrong"] > taught["right"]
+            assert await app.applications.erase("app", "ann")
+            await app.ask(1, context="ann")
+            assert await app.weights("ann") == await app.weights()
+            assert len(reads) <= 2
 
 
-def test_feedback_of_one_who_had_no_state_is_found_after_it_has_left_memory(
+async def test_feedback_of_one_who_had_no_state_is_found_after_it_has_left_memory(
     tmp_path: Path, where: str
 ) -> None:
-    async def main() -> None:
-        async with desk(tmp_path, store=where, contexts_max=2) as app:
-            await app.put("right", "wrong", options=OPTIONS)
-            for user in ("ann", "bob", "cy", "dee"):
-                answered = await app.ask(1, context=user)
-                await app.teach(answered, label=2 if user == "ann" else 1)
-                await app.applications._states.flush()
-            weights = await app.weights("ann")
-            assert weights["wrong"] > weights["right"]
-
-    run(main)
+    async with desk(tmp_path, store=where, contexts_max=2) as app:
+        await app.put("right", "wrong", options=OPTIONS)
+        for user in ("ann", "bob", "cy", "dee"):
+            answered = await app.ask(1, context=user)
+            await app.teach(answered, label=2 if user == "ann" else 1)
+            await app.applications._states.flush()
+        weights = await app.weights("ann")
+        assert weights["wrong"] > weights["right"]
 
 
 def test_what_is_known_of_users_without_a_state_is_bounded() -> None:
@@ -427,49 +401,43 @@ class Clumsy(EpsilonGreedy):
         raise ArithmeticError("no idea")
 
 
-def test_a_state_that_cannot_be_written_stops_no_other(
+async def test_a_state_that_cannot_be_written_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
-            app.applications._plugins["clumsy"] = Clumsy
-            await app.put("right", name="clumsy", policy="clumsy")
-            await app.put("right", "wrong", options=OPTIONS)
-            for _ in range(3):
-                for name in ("clumsy", "app"):
-                    await app.teach(await app.ask(1, context="ann", name=name), label=1)
-                await app.applications._states.flush()
-            record = await app.applications._store.load(("app", "ann"))
-            assert record is not None
-            assert record["state"]["rounds"] == 3
-            assert await app.applications._store.load(("clumsy", "ann")) is None
-        assert caplog.text.count("cannot be written: PolicyError") == 1
-        assert "policy clumsy: dump: ArithmeticError('no idea')" in caplog.text
-
-    run(main)
+    async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
+        app.applications._plugins["clumsy"] = Clumsy
+        await app.put("right", name="clumsy", policy="clumsy")
+        await app.put("right", "wrong", options=OPTIONS)
+        for _ in range(3):
+            for name in ("clumsy", "app"):
+                await app.teach(await app.ask(1, context="ann", name=name), label=1)
+            await app.applications._states.flush()
+        record = await app.applications._store.load(("app", "ann"))
+        assert record is not None
+        assert record["state"]["rounds"] == 3
+        assert await app.applications._store.load(("clumsy", "ann")) is None
+    assert caplog.text.count("cannot be written: PolicyError") == 1
+    assert "policy clumsy: dump: ArithmeticError('no idea')" in caplog.text
 
 
-def test_in_a_bulk_of_feedback_each_has_an_outcome_of_its_own(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with desk(tmp_path) as app:
-            app.applications._plugins["clumsy"] = Clumsy
-            await app.put("right", policy="clumsy")
-            ids = [
-                str((await app.ask(number, context="ann")).parameters["query_id"])
-                for number in (1, 3, 2)
-            ]
-            items = [FeedbackItem(query_id, label=1) for query_id in ids]
-            first = await app.applications.feedback(items)
-            assert [r.status.value for r in first] == ["APPLIED", "FAILED", "APPLIED"]
-            assert first[1].message == "policy clumsy: observe: ArithmeticError('3 again')"
-            # Nothing was learned from the item that failed, so it may be given again. The others count once.
-            second = await app.applications.feedback(items)
-            assert [r.status.value for r in second] == ["DUPLICATE", "FAILED", "DUPLICATE"]
-            running = app.applications.find("app")
-            assert running is not None
-            assert running.counts.feedbacks == {"APPLIED": 2, "FAILED": 2, "DUPLICATE": 2}
-
-    run(main)
+async def test_in_a_bulk_of_feedback_each_has_an_outcome_of_its_own(tmp_path: Path) -> None:
+    async with desk(tmp_path) as app:
+        app.applications._plugins["clumsy"] = Clumsy
+        await app.put("right", policy="clumsy")
+        ids = [
+            str((await app.ask(number, context="ann")).parameters["query_id"])
+            for number in (1, 3, 2)
+        ]
+        items = [FeedbackItem(query_id, label=1) for query_id in ids]
+        first = await app.applications.feedback(items)
+        assert [r.status.value for r in first] == ["APPLIED", "FAILED", "APPLIED"]
+        assert first[1].message == "policy clumsy: observe: ArithmeticError('3 again')"
+        # Nothing was learned from the item that failed, so it may be given again. The others count once.
+        second = await app.applications.feedback(items)
+        assert [r.status.value for r in second] == ["DUPLICATE", "FAILED", "DUPLICATE"]
+        running = app.applications.find("app")
+        assert running is not None
+        assert running.counts.feedbacks == {"APPLIED": 2, "FAILED": 2, "DUPLICATE": 2}
 
 
 # --- a store that is away -------------------------------------------------------------------------
@@ -507,56 +475,52 @@ def away(store: Store) -> Iterator[None]:
         store._database = database
 
 
-def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
+async def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     where = str(tmp_path / "store.sqlite")
-
-    async def main() -> None:
-        async with desk(tmp_path, store=where) as app:
-            await taught(app)
-            ann, bob = await app.weights("ann"), await app.weights("bob")
-        async with desk(tmp_path, store=where) as app:
-            applications, states = app.applications, app.applications._states
+    async with desk(tmp_path, store=where) as app:
+        await taught(app)
+        ann, bob = await app.weights("ann"), await app.weights("bob")
+    async with desk(tmp_path, store=where) as app:
+        applications, states = app.applications, app.applications._states
+        assert await app.weights("bob") == bob
+        with away(applications._store):
+            # Bob's state is in memory, so his feedback is learned from. Ann's state is not.
+            of_bob, of_ann = await app.ask(1, context="bob"), await app.ask(1, context="ann")
+            assert (label(of_bob), label(of_ann)) == (1, 1)
+            results = await applications.feedback(
+                [
+                    FeedbackItem(query_id(of_ann), label=2),
+                    FeedbackItem(query_id(of_bob), label=1),
+                ]
+            )
+            assert [r.status.value for r in results] == ["FAILED", "APPLIED"]
+            assert results[0].message == "selection store elsewhere: gone fishing"
+            bob = await app.weights("bob")
+            for _ in range(3):
+                await states.flush()
+            with pytest.raises(StoreError, match="gone fishing"):
+                await app.weights("ann")
+            with pytest.raises(StoreError, match="gone fishing"):
+                await applications.erase("app", "bob")
+            with pytest.raises(StoreError, match="gone fishing"):
+                await applications.remove("app")
+            with pytest.raises(StoreError, match="gone fishing"):
+                await app.put("right", options=OPTIONS, replace=True)
+            with pytest.raises(StoreError, match="gone fishing"):
+                await app.put("right", name="new")
+            assert [running.application.name for running in applications.all] == ["app"]
             assert await app.weights("bob") == bob
-            with away(applications._store):
-                # Bob's state is in memory, so his feedback is learned from. Ann's state is not.
-                of_bob, of_ann = await app.ask(1, context="bob"), await app.ask(1, context="ann")
-                assert (label(of_bob), label(of_ann)) == (1, 1)
-                results = await applications.feedback(
-                    [
-                        FeedbackItem(query_id(of_ann), label=2),
-                        FeedbackItem(query_id(of_bob), label=1),
-                    ]
-                )
-                assert [r.status.value for r in results] == ["FAILED", "APPLIED"]
-                assert results[0].message == "selection store elsewhere: gone fishing"
-                bob = await app.weights("bob")
-                for _ in range(3):
-                    await states.flush()
-                with pytest.raises(StoreError, match="gone fishing"):
-                    await app.weights("ann")
-                with pytest.raises(StoreError, match="gone fishing"):
-                    await applications.erase("app", "bob")
-                with pytest.raises(StoreError, match="gone fishing"):
-                    await applications.remove("app")
-                with pytest.raises(StoreError, match="gone fishing"):
-                    await app.put("right", options=OPTIONS, replace=True)
-                with pytest.raises(StoreError, match="gone fishing"):
-                    await app.put("right", name="new")
-                assert [running.application.name for running in applications.all] == ["app"]
-                assert await app.weights("bob") == bob
-            assert caplog.text.count("gone fishing; serving from memory") == 1
-            assert await app.weights("ann") == ann
-            (again,) = await applications.feedback([FeedbackItem(query_id(of_ann), label=2)])
-            assert again.status is FeedbackStatus.APPLIED
-            ann = await app.weights("ann")
-            await states.flush()
-        async with desk(tmp_path, store=where) as app:
-            assert await app.weights("ann") == ann
-            assert await app.weights("bob") == bob
-
-    run(main)
+        assert caplog.text.count("gone fishing; serving from memory") == 1
+        assert await app.weights("ann") == ann
+        (again,) = await applications.feedback([FeedbackItem(query_id(of_ann), label=2)])
+        assert again.status is FeedbackStatus.APPLIED
+        ann = await app.weights("ann")
+        await states.flush()
+    async with desk(tmp_path, store=where) as app:
+        assert await app.weights("ann") == ann
+        assert await app.weights("bob") == bob
 
 
 def test_a_read_that_fails_when_its_query_has_given_up_waiting_is_no_bug(
@@ -732,15 +696,12 @@ async def impatient(server: RedisServer) -> Store:
             return store
 
 
-def test_a_store_is_one_controllers_at_a_time(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = Store(tmp_path / "store")
-        with pytest.raises(ConfigError, match=f"process {os.getpid()} uses it"):
-            Store(tmp_path / "store")
-        await store.close()
-        await Store(tmp_path / "store").close()
-
-    run(main)
+async def test_a_store_is_one_controllers_at_a_time(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} uses it"):
+        Store(tmp_path / "store")
+    await store.close()
+    await Store(tmp_path / "store").close()
 
 
 def test_in_memory_about_as_many_contexts_are_kept_as_may_be_and_global_states_all(

@@ -59,26 +59,25 @@ async def reached(front: front_process.Front, num_workers: int) -> None:
     await until(lambda: front.backend.num_workers_reached == num_workers)
 
 
-def test_tensors_of_a_front_elsewhere_go_straight_to_the_worker_and_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller, far_front(controller) as front:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            await reached(front, 1)
-            clients = Clients(front.port)
-            before = controller.fronts.num_bytes
-            for number in range(10):
-                await clients.ask(number)
-            assert (clients.answered, clients.refused) == (10, [])
-            # Each is 160 kB in and as much out.
-            assert controller.fronts.num_bytes - before < ROW_BYTES
-            await clients.channel.close()
-            await end(serving)
-        assert (device.shared_inputs, device.shared_outputs) == (0, 0)
-        await device.close()
-
-    play(scenario())
+async def test_tensors_of_a_front_elsewhere_go_straight_to_the_worker_and_back(
+    tmp_path: Path,
+) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller, far_front(controller) as front:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        await reached(front, 1)
+        clients = Clients(front.port)
+        before = controller.fronts.num_bytes
+        for number in range(10):
+            await clients.ask(number)
+        assert (clients.answered, clients.refused) == (10, [])
+        # Each is 160 kB in and as much out.
+        assert controller.fronts.num_bytes - before < ROW_BYTES
+        await clients.channel.close()
+        await end(serving)
+    assert (device.shared_inputs, device.shared_outputs) == (0, 0)
+    await device.close()
 
 
 def test_with_tls_every_link_of_a_front_and_a_worker_speaks_it(tmp_path: Path) -> None:
@@ -123,61 +122,54 @@ def test_with_tls_every_link_of_a_front_and_a_worker_speaks_it(tmp_path: Path) -
         play(scenario())
 
 
-def test_answers_are_right_when_clients_of_a_front_elsewhere_leave(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller, far_front(controller) as front:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            await reached(front, 1)
-            clients = Clients(front.port)
-            await clients.crowd(60)
-            assert clients.refused == []
-            assert clients.answered
-            assert clients.given_up
-            await until(lambda: controller.runtime.num_waiting == 0)
-            await until(lambda: front.backend.num_held == 0)
-            await clients.channel.close()
-            await end(serving)
-        await device.close()
-
-    play(scenario())
+async def test_answers_are_right_when_clients_of_a_front_elsewhere_leave(tmp_path: Path) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller, far_front(controller) as front:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        await reached(front, 1)
+        clients = Clients(front.port)
+        await clients.crowd(60)
+        assert clients.refused == []
+        assert clients.answered
+        assert clients.given_up
+        await until(lambda: controller.runtime.num_waiting == 0)
+        await until(lambda: front.backend.num_held == 0)
+        await clients.channel.close()
+        await end(serving)
+    await device.close()
 
 
-def test_what_a_front_of_the_controllers_host_sends_elsewhere_goes_straight_too(
+async def test_what_a_front_of_the_controllers_host_sends_elsewhere_goes_straight_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_tcp(host: str, port: int, path: str, **others: Any) -> socket.socket:  # noqa: ANN401
         return dial(host, port, **others)
 
     monkeypatch.setattr("worker.controller_socket.dial", by_tcp)
-
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with (
-            running(config(tmp_path)) as controller,
-            far_front(controller, shared_memory_bytes=64 << 20) as front,
-        ):
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            await reached(front, 1)
-            clients = Clients(front.port)
-            before = controller.fronts.num_bytes
-            await clients.crowd(40)
-            assert clients.refused == []
-            # An input that lies in no slab goes by the controller.
-            tensors_bytes = 2 * ROW_BYTES * (clients.answered + clients.given_up)
-            [link] = controller.links.links
-            assert not link.actions.is_local
-            for num_bytes in (controller.fronts.num_bytes - before, link.num_bytes):
-                assert num_bytes < tensors_bytes / 3
-            # Slabs of inputs are free when their actions are over.
-            await until(lambda: inputs_in_use(front) == 0)
-            await clients.channel.close()
-            await end(serving)
-        await device.close()
-
-    play(scenario())
+    device = SlowEcho(tmp_path / "cache")
+    async with (
+        running(config(tmp_path)) as controller,
+        far_front(controller, shared_memory_bytes=64 << 20) as front,
+    ):
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        await reached(front, 1)
+        clients = Clients(front.port)
+        before = controller.fronts.num_bytes
+        await clients.crowd(40)
+        assert clients.refused == []
+        # An input that lies in no slab goes by the controller.
+        tensors_bytes = 2 * ROW_BYTES * (clients.answered + clients.given_up)
+        [link] = controller.links.links
+        assert not link.actions.is_local
+        for num_bytes in (controller.fronts.num_bytes - before, link.num_bytes):
+            assert num_bytes < tensors_bytes / 3
+        # Slabs of inputs are free when their actions are over.
+        await until(lambda: inputs_in_use(front) == 0)
+        await clients.channel.close()
+        await end(serving)
+    await device.close()
 
 
 def test_a_worker_that_a_front_cannot_reach_is_fed_by_the_controller_which_is_said_once(
@@ -217,7 +209,7 @@ def test_a_worker_that_a_front_cannot_reach_is_fed_by_the_controller_which_is_sa
     assert caplog.text.count("its tensors go by the controller meanwhile") == 1
 
 
-def test_what_a_way_that_breaks_swallows_is_sent_or_asked_again(
+async def test_what_a_way_that_breaks_swallows_is_sent_or_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialled: list[socket.socket] = []
@@ -227,99 +219,91 @@ def test_what_a_way_that_breaks_swallows_is_sent_or_asked_again(
         return dialled[-1]
 
     monkeypatch.setattr("controller.front.remote.worker_sockets.dial", noted)
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller, far_front(controller) as front:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        clients = Clients(front.port)
+        broken: list[socket.socket] = []
 
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller, far_front(controller) as front:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            clients = Clients(front.port)
-            broken: list[socket.socket] = []
-
-            async def ask_until_all_are_broken() -> None:
-                while len(broken) < 5:
-                    await clients.crowd(20)
-
-            asking = asyncio.create_task(ask_until_all_are_broken())
+        async def ask_until_all_are_broken() -> None:
             while len(broken) < 5:
-                # The worker may know of the front later than the front of it, and hang up on it at first.
-                await until(
-                    lambda: (
-                        front.backend.num_workers_reached == 1
-                        and dialled[-1] not in broken
-                        and front.backend.num_held
-                    )
+                await clients.crowd(20)
+
+        asking = asyncio.create_task(ask_until_all_are_broken())
+        while len(broken) < 5:
+            # The worker may know of the front later than the front of it, and hang up on it at first.
+            await until(
+                lambda: (
+                    front.backend.num_workers_reached == 1
+                    and dialled[-1] not in broken
+                    and front.backend.num_held
                 )
-                broken.append(dialled[-1])
-                broken[-1].shutdown(socket.SHUT_RDWR)
-            await asking
-            assert clients.refused == []
-            assert clients.answered
-            await until(lambda: front.backend.num_held == 0)
-            await clients.channel.close()
-            await end(serving)
-        await device.close()
-
-    play(scenario())
-
-
-def test_a_worker_that_leaves_under_load_costs_a_front_elsewhere_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        devices = [SlowEcho(tmp_path / "cache") for _ in range(2)]
-        async with running(config(tmp_path)) as controller, far_front(controller) as front:
-            serving = [
-                worker(controller, tmp_path, device, name)
-                for device, name in zip(devices, "ab", strict=True)
-            ]
-            await ready(controller, 2)
-            await reached(front, 2)
-            clients = Clients(front.port)
-            asking = asyncio.create_task(clients.crowd(80))
-            await until(lambda: clients.answered > 10)
-            controller.links.links[0].drain()
-            await asking
-            assert clients.refused == []
-            await until(lambda: len(controller.links.links) == 1)
-            await until(lambda: front.backend.num_workers_reached == 1)
-            await clients.channel.close()
-            await end(*serving)
-        for device in devices:
-            await device.close()
-
-    play(scenario())
+            )
+            broken.append(dialled[-1])
+            broken[-1].shutdown(socket.SHUT_RDWR)
+        await asking
+        assert clients.refused == []
+        assert clients.answered
+        await until(lambda: front.backend.num_held == 0)
+        await clients.channel.close()
+        await end(serving)
+    await device.close()
 
 
-def test_a_controller_that_takes_over_has_fronts_elsewhere_reach_the_workers_anew(
+async def test_a_worker_that_leaves_under_load_costs_a_front_elsewhere_nothing(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        settings = config(tmp_path)
-        async with AsyncExitStack() as stack:
-            standby = standing_by(settings, Guard(settings.access))
-            async with running(settings, Term("l", 1)) as first, standby as (_, port, _):
-                addresses = f"127.0.0.1:{first.port},127.0.0.1:{port}"
-                serving = asyncio.create_task(serve(addresses, tmp_path, device, "w"))
-                front = await stack.enter_async_context(far_front_of(addresses))
-                await ready(first)
-                await reached(front, 1)
-                clients = Clients(front.port)
-                asking = asyncio.create_task(clients.crowd(60))
-                await until(lambda: clients.answered > 10)
-                await first.drain(60, notice_s=0)
-            leading = running(replace(settings, port=port), Term("l", 2))
-            second = await stack.enter_async_context(leading)
-            await ready(second)
-            await reached(front, 1)
-            await asking
-            before, answered = second.fronts.num_bytes, clients.answered
-            for number in range(100, 110):
-                await clients.ask(number)
-            assert (clients.answered - answered, clients.refused) == (10, [])
-            assert second.fronts.num_bytes - before < ROW_BYTES
-            await until(lambda: front.backend.num_held == 0)
-            await clients.channel.close()
-            await end(serving)
+    devices = [SlowEcho(tmp_path / "cache") for _ in range(2)]
+    async with running(config(tmp_path)) as controller, far_front(controller) as front:
+        serving = [
+            worker(controller, tmp_path, device, name)
+            for device, name in zip(devices, "ab", strict=True)
+        ]
+        await ready(controller, 2)
+        await reached(front, 2)
+        clients = Clients(front.port)
+        asking = asyncio.create_task(clients.crowd(80))
+        await until(lambda: clients.answered > 10)
+        controller.links.links[0].drain()
+        await asking
+        assert clients.refused == []
+        await until(lambda: len(controller.links.links) == 1)
+        await until(lambda: front.backend.num_workers_reached == 1)
+        await clients.channel.close()
+        await end(*serving)
+    for device in devices:
         await device.close()
 
-    play(scenario())
+
+async def test_a_controller_that_takes_over_has_fronts_elsewhere_reach_the_workers_anew(
+    tmp_path: Path,
+) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    settings = config(tmp_path)
+    async with AsyncExitStack() as stack:
+        standby = standing_by(settings, Guard(settings.access))
+        async with running(settings, Term("l", 1)) as first, standby as (_, port, _):
+            addresses = f"127.0.0.1:{first.port},127.0.0.1:{port}"
+            serving = asyncio.create_task(serve(addresses, tmp_path, device, "w"))
+            front = await stack.enter_async_context(far_front_of(addresses))
+            await ready(first)
+            await reached(front, 1)
+            clients = Clients(front.port)
+            asking = asyncio.create_task(clients.crowd(60))
+            await until(lambda: clients.answered > 10)
+            await first.drain(60, notice_s=0)
+        leading = running(replace(settings, port=port), Term("l", 2))
+        second = await stack.enter_async_context(leading)
+        await ready(second)
+        await reached(front, 1)
+        await asking
+        before, answered = second.fronts.num_bytes, clients.answered
+        for number in range(100, 110):
+            await clients.ask(number)
+        assert (clients.answered - answered, clients.refused) == (10, [])
+        assert second.fronts.num_bytes - before < ROW_BYTES
+        await until(lambda: front.backend.num_held == 0)
+        await clients.channel.close()
+        await end(serving)
+    await device.close()

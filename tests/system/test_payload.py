@@ -21,7 +21,6 @@ from tests.kit.echo_serving import (
     Clients,
     config,
     end,
-    play,
     ready,
     until,
     worker,
@@ -62,158 +61,140 @@ async def all_free(controller: Controller) -> None:
     await until(free)
 
 
-def test_answers_are_right_when_clients_leave_while_slow_actions_run(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller:
-            serving = worker(controller, tmp_path, device, "w")
+async def test_answers_are_right_when_clients_leave_while_slow_actions_run(tmp_path: Path) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        clients = Clients(controller.port)
+        await clients.crowd(60)
+        await all_free(controller)
+        await clients.channel.close()
+        await end(serving)
+    assert clients.refused == []
+    assert clients.answered + clients.given_up == 60
+    assert clients.answered
+    assert clients.given_up
+    assert device.shared_inputs
+    assert device.shared_outputs
+    await device.close()
+
+
+async def test_an_input_outlives_its_client_until_the_action_has_read_it(tmp_path: Path) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        clients = Clients(controller.port)
+        await clients.ask(0)
+        device.go.clear()
+        await clients.give_up(1, when=lambda: device.shared_inputs + device.own_inputs > 1)
+        # The client has gone, and its request; the action runs, and has its slab.
+        await until(lambda: controller.runtime.num_waiting == 0)
+        assert controller.slabs.inputs is not None
+        assert controller.slabs.inputs.used_bytes > 0
+        device.go.set()
+        await all_free(controller)
+        await clients.channel.close()
+        await end(serving)
+    await device.close()
+
+
+async def test_answers_are_right_when_a_worker_is_lost_under_way(tmp_path: Path) -> None:
+    first, second = SlowEcho(tmp_path / "cache"), SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller:
+        lost = worker(controller, tmp_path, first, "first")
+        stays = worker(controller, tmp_path, second, "second")
+        await ready(controller, 2)
+        clients = Clients(controller.port)
+        crowd = asyncio.create_task(clients.crowd(40))
+        await until(lambda: clients.answered > 10)
+        await end(lost)
+        await crowd
+        await all_free(controller)
+        await clients.channel.close()
+        await end(stays)
+    assert not clients.unexpected_refusals, clients.unexpected_refusals
+    assert clients.answered > 15
+    await first.close()
+    await second.close()
+
+
+async def test_answers_are_right_when_a_worker_is_killed_under_way(tmp_path: Path) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller:
+        with worker_process(controller, tmp_path / "killed") as pid:
             await ready(controller)
-            clients = Clients(controller.port)
-            await clients.crowd(60)
-            await all_free(controller)
-            await clients.channel.close()
-            await end(serving)
-        assert clients.refused == []
-        assert clients.answered + clients.given_up == 60
-        assert clients.answered
-        assert clients.given_up
-        assert device.shared_inputs
-        assert device.shared_outputs
-        await device.close()
-
-    play(scenario())
-
-
-def test_an_input_outlives_its_client_until_the_action_has_read_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            clients = Clients(controller.port)
-            await clients.ask(0)
-            device.go.clear()
-            await clients.give_up(1, when=lambda: device.shared_inputs + device.own_inputs > 1)
-            # The client has gone, and its request; the action runs, and has its slab.
-            await until(lambda: controller.runtime.num_waiting == 0)
-            assert controller.slabs.inputs is not None
-            assert controller.slabs.inputs.used_bytes > 0
-            device.go.set()
-            await all_free(controller)
-            await clients.channel.close()
-            await end(serving)
-        await device.close()
-
-    play(scenario())
-
-
-def test_answers_are_right_when_a_worker_is_lost_under_way(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first, second = SlowEcho(tmp_path / "cache"), SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller:
-            lost = worker(controller, tmp_path, first, "first")
-            stays = worker(controller, tmp_path, second, "second")
+            stays = worker(controller, tmp_path, device, "stays")
             await ready(controller, 2)
             clients = Clients(controller.port)
             crowd = asyncio.create_task(clients.crowd(40))
             await until(lambda: clients.answered > 10)
-            await end(lost)
+            os.kill(pid, signal.SIGKILL)
             await crowd
-            await all_free(controller)
-            await clients.channel.close()
-            await end(stays)
-        assert not clients.unexpected_refusals, clients.unexpected_refusals
-        assert clients.answered > 15
-        await first.close()
-        await second.close()
-
-    play(scenario())
+        await all_free(controller)
+        await clients.channel.close()
+        await end(stays)
+    assert not clients.unexpected_refusals, clients.unexpected_refusals
+    assert clients.answered > 15
+    await device.close()
 
 
-def test_answers_are_right_when_a_worker_is_killed_under_way(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller:
-            with worker_process(controller, tmp_path / "killed") as pid:
-                await ready(controller)
-                stays = worker(controller, tmp_path, device, "stays")
-                await ready(controller, 2)
-                clients = Clients(controller.port)
-                crowd = asyncio.create_task(clients.crowd(40))
-                await until(lambda: clients.answered > 10)
-                os.kill(pid, signal.SIGKILL)
-                await crowd
-            await all_free(controller)
-            await clients.channel.close()
-            await end(stays)
-        assert not clients.unexpected_refusals, clients.unexpected_refusals
-        assert clients.answered > 15
-        await device.close()
-
-    play(scenario())
-
-
-def test_a_worker_that_was_given_up_and_writes_on_spoils_no_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        settings = config(tmp_path, silence_limit_ms=4000)
-        written = tmp_path / "zombie" / "written"
-        async with running(settings) as controller:
-            with worker_process(controller, tmp_path / "zombie", "--stall") as pid:
-                await ready(controller)
-                clients = Clients(controller.port)
-
-                async def ask_on() -> None:
-                    while not written.exists():
-                        await clients.ask(0)
-
-                asking = asyncio.create_task(ask_on())
-                await until(written.exists)
-                os.kill(pid, signal.SIGSTOP)
-                await until(lambda: not controller.catalogue.models[0].ready_on)
-                stays = worker(controller, tmp_path, device, "stays")
-                await ready(controller)
-                before = written.read_text()
-                os.kill(pid, signal.SIGCONT)
-                await until(lambda: written.read_text() not in ("", before))
-                await asking
-                # One at a time: each has the first slab that there is.
-                await clients.crowd(20, at_once=1)
-                after = written.read_text()
-                await until(lambda: written.read_text() not in ("", after))
-            await all_free(controller)
-            await clients.channel.close()
-            await end(stays)
-        assert not clients.unexpected_refusals, clients.unexpected_refusals
-        assert clients.answered > 5
-        assert device.shared_outputs
-        await device.close()
-
-    play(scenario())
-
-
-def test_outputs_that_find_no_room_travel_with_their_results(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        # An eighth of the half that is not for inputs is smaller than a row.
-        async with running(config(tmp_path, shared_memory_bytes=2 << 20)) as controller:
-            serving = worker(controller, tmp_path, device, "w")
+async def test_a_worker_that_was_given_up_and_writes_on_spoils_no_answer(tmp_path: Path) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    settings = config(tmp_path, silence_limit_ms=4000)
+    written = tmp_path / "zombie" / "written"
+    async with running(settings) as controller:
+        with worker_process(controller, tmp_path / "zombie", "--stall") as pid:
             await ready(controller)
             clients = Clients(controller.port)
-            await clients.crowd(15)
-            await all_free(controller)
-            await clients.channel.close()
-            await end(serving)
-        assert clients.refused == []
-        assert clients.answered
-        assert (device.shared_inputs > 0, device.shared_outputs) == (True, 0)
-        await device.close()
 
-    play(scenario())
+            async def ask_on() -> None:
+                while not written.exists():
+                    await clients.ask(0)
+
+            asking = asyncio.create_task(ask_on())
+            await until(written.exists)
+            os.kill(pid, signal.SIGSTOP)
+            await until(lambda: not controller.catalogue.models[0].ready_on)
+            stays = worker(controller, tmp_path, device, "stays")
+            await ready(controller)
+            before = written.read_text()
+            os.kill(pid, signal.SIGCONT)
+            await until(lambda: written.read_text() not in ("", before))
+            await asking
+            # One at a time: each has the first slab that there is.
+            await clients.crowd(20, at_once=1)
+            after = written.read_text()
+            await until(lambda: written.read_text() not in ("", after))
+        await all_free(controller)
+        await clients.channel.close()
+        await end(stays)
+    assert not clients.unexpected_refusals, clients.unexpected_refusals
+    assert clients.answered > 5
+    assert device.shared_outputs
+    await device.close()
+
+
+async def test_outputs_that_find_no_room_travel_with_their_results(tmp_path: Path) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    # An eighth of the half that is not for inputs is smaller than a row.
+    async with running(config(tmp_path, shared_memory_bytes=2 << 20)) as controller:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        clients = Clients(controller.port)
+        await clients.crowd(15)
+        await all_free(controller)
+        await clients.channel.close()
+        await end(serving)
+    assert clients.refused == []
+    assert clients.answered
+    assert (device.shared_inputs > 0, device.shared_outputs) == (True, 0)
+    await device.close()
 
 
 @pytest.mark.parametrize("missing", ["limit", "memfd", "mapping", "unix socket"])
-def test_without_shared_memory_tensors_travel_beside_their_actions(
+async def test_without_shared_memory_tensors_travel_beside_their_actions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     changes: dict[str, Any] = {}
@@ -231,98 +212,85 @@ def test_without_shared_memory_tensors_travel_beside_their_actions(
 
         where = {"memfd": "os.memfd_create", "mapping": "worker.controller_socket.map_shared"}
         monkeypatch.setattr(where[missing], refuse)
-
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path, **changes)) as controller:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            clients = Clients(controller.port)
-            await clients.crowd(15)
-            await clients.channel.close()
-            await end(serving)
-        assert clients.refused == []
-        assert clients.answered
-        assert (device.shared_inputs, device.own_inputs > 0) == (0, True)
-        assert (device.shared_outputs, device.own_outputs > 0) == (0, True)
-        await device.close()
-
-    play(scenario())
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path, **changes)) as controller:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        clients = Clients(controller.port)
+        await clients.crowd(15)
+        await clients.channel.close()
+        await end(serving)
+    assert clients.refused == []
+    assert clients.answered
+    assert (device.shared_inputs, device.own_inputs > 0) == (0, True)
+    assert (device.shared_outputs, device.own_outputs > 0) == (0, True)
+    await device.close()
 
 
-def test_fronts_apart_workers_and_clients_that_leave_share_memory_and_answers_are_right(
+async def test_fronts_apart_workers_and_clients_that_leave_share_memory_and_answers_are_right(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with (
-            running(config(tmp_path)) as controller,
-            front(controller) as one,
-            front(controller) as two,
-        ):
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            clients = Clients(one.port), Clients(two.port)
-            await asyncio.gather(*(each.crowd(40) for each in clients))
-            assert [each.refused for each in clients] == [[], []]
-            assert all(each.answered and each.given_up for each in clients)
-            await until(lambda: inputs_in_use(one) == inputs_in_use(two) == 0)
-            await until(lambda: outputs_in_use(controller) == 0)
-            for each in clients:
-                await each.channel.close()
-            await end(serving)
-        assert device.shared_inputs
-        assert device.shared_outputs
-        await device.close()
-
-    play(scenario())
+    device = SlowEcho(tmp_path / "cache")
+    async with (
+        running(config(tmp_path)) as controller,
+        front(controller) as one,
+        front(controller) as two,
+    ):
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        clients = Clients(one.port), Clients(two.port)
+        await asyncio.gather(*(each.crowd(40) for each in clients))
+        assert [each.refused for each in clients] == [[], []]
+        assert all(each.answered and each.given_up for each in clients)
+        await until(lambda: inputs_in_use(one) == inputs_in_use(two) == 0)
+        await until(lambda: outputs_in_use(controller) == 0)
+        for each in clients:
+            await each.channel.close()
+        await end(serving)
+    assert device.shared_inputs
+    assert device.shared_outputs
+    await device.close()
 
 
-def test_an_input_in_a_fronts_memory_outlives_its_client_until_the_action_has_read_it(
+async def test_an_input_in_a_fronts_memory_outlives_its_client_until_the_action_has_read_it(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller, front(controller) as apart:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            clients = Clients(apart.port)
-            await clients.ask(0)
-            device.go.clear()
-            begun = device.shared_inputs + device.own_inputs
-            await clients.give_up(1, when=lambda: device.shared_inputs + device.own_inputs > begun)
-            await until(lambda: controller.runtime.num_waiting == 0)
-            # The client has gone, its request too, and the front knows; the action runs, and has its slab.
-            assert inputs_in_use(apart) > 0
-            device.go.set()
-            await until(lambda: inputs_in_use(apart) == 0)
-            await clients.channel.close()
-            await end(serving)
-        await device.close()
-
-    play(scenario())
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller, front(controller) as apart:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        clients = Clients(apart.port)
+        await clients.ask(0)
+        device.go.clear()
+        begun = device.shared_inputs + device.own_inputs
+        await clients.give_up(1, when=lambda: device.shared_inputs + device.own_inputs > begun)
+        await until(lambda: controller.runtime.num_waiting == 0)
+        # The client has gone, its request too, and the front knows; the action runs, and has its slab.
+        assert inputs_in_use(apart) > 0
+        device.go.set()
+        await until(lambda: inputs_in_use(apart) == 0)
+        await clients.channel.close()
+        await end(serving)
+    await device.close()
 
 
-def test_a_front_that_goes_under_way_leaves_others_their_memory(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        async with running(config(tmp_path)) as controller, front(controller) as stays:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            mine = Clients(stays.port)
-            whole = asyncio.create_task(mine.crowd(60))
-            async with front(controller) as goes:
-                theirs = Clients(goes.port)
-                broken = asyncio.create_task(theirs.crowd(1000))
-                await until(lambda: theirs.answered > 5)
-            broken.cancel()
-            await asyncio.wait([broken])
-            await theirs.channel.close()
-            await whole
-            assert mine.refused == []
-            await until(lambda: inputs_in_use(stays) == 0)
-            await mine.channel.close()
-            await end(serving)
-        await device.close()
-
-    play(scenario())
+async def test_a_front_that_goes_under_way_leaves_others_their_memory(tmp_path: Path) -> None:
+    device = SlowEcho(tmp_path / "cache")
+    async with running(config(tmp_path)) as controller, front(controller) as stays:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        mine = Clients(stays.port)
+        whole = asyncio.create_task(mine.crowd(60))
+        async with front(controller) as goes:
+            theirs = Clients(goes.port)
+            broken = asyncio.create_task(theirs.crowd(1000))
+            await until(lambda: theirs.answered > 5)
+        broken.cancel()
+        await asyncio.wait([broken])
+        await theirs.channel.close()
+        await whole
+        assert mine.refused == []
+        await until(lambda: inputs_in_use(stays) == 0)
+        await mine.channel.close()
+        await end(serving)
+    await device.close()

@@ -14,13 +14,13 @@ from clockwright.wire.clock_sync import ClockSync
 from controller.core import SchedulerConfig
 from controller.core.admission import WAY_BACK_NS, way_back_of
 from controller.process.app import running
-from tests.kit.echo_serving import config, end, play, ready, worker
+from tests.kit.echo_serving import config, end, ready, worker
 from tests.kit.front_end import serving
 from tests.kit.slow_echo import VALUES, SlowEcho
 
 
 @pytest.mark.parametrize("slo_ms", [0.02, 0.4])
-def test_a_controller_keeps_free_what_its_front_charges_whatever_else_its_margin_is(
+async def test_a_controller_keeps_free_what_its_front_charges_whatever_else_its_margin_is(
     tmp_path: Path, slo_ms: float
 ) -> None:
     def ask(address: str) -> RefusedError:
@@ -28,21 +28,18 @@ def test_a_controller_keeps_free_what_its_front_charges_whatever_else_its_margin
             client.infer("m", np.zeros((1, VALUES), np.float32), slo_ms=slo_ms)
         return caught.value
 
-    async def scenario() -> None:
-        device = SlowEcho(tmp_path / "cache")
-        scheduler = SchedulerConfig(margin_ns=0, action_timeout_ns=1000 * NS_PER_S)
-        async with running(config(tmp_path, scheduler=scheduler)) as controller:
-            serving = worker(controller, tmp_path, device, "w")
-            await ready(controller)
-            refused = await asyncio.to_thread(ask, f"127.0.0.1:{controller.port}")
-            assert refused.figures["margin_ns"] == way_back_of(int(slo_ms * NS_PER_MS)) > 0
-            await end(serving)
-        await device.close()
-
-    play(scenario())
+    device = SlowEcho(tmp_path / "cache")
+    scheduler = SchedulerConfig(margin_ns=0, action_timeout_ns=1000 * NS_PER_S)
+    async with running(config(tmp_path, scheduler=scheduler)) as controller:
+        serving = worker(controller, tmp_path, device, "w")
+        await ready(controller)
+        refused = await asyncio.to_thread(ask, f"127.0.0.1:{controller.port}")
+        assert refused.figures["margin_ns"] == way_back_of(int(slo_ms * NS_PER_MS)) > 0
+        await end(serving)
+    await device.close()
 
 
-def test_the_way_to_a_front_that_is_far_away_is_spent_of_the_slo(
+async def test_the_way_to_a_front_that_is_far_away_is_spent_of_the_slo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(address: str, slo_s: float) -> str:
@@ -53,19 +50,16 @@ def test_the_way_to_a_front_that_is_far_away_is_spent_of_the_slo(
                 return refused.refusal.value
         return "OK"
 
-    async def scenario() -> None:
-        async with serving(tmp_path, front="apart") as front_end:
-            assert await asyncio.to_thread(ask, front_end.address, 30) == "OK"
-            assert front_end.fronts is not None
-            (link,) = front_end.fronts.links
-            # From now on the front is a minute away, there and back, whatever its lifesigns say.
-            monkeypatch.setattr(ClockSync, "heard", lambda *_, **__: None)
-            for clock in (link._pulse.clock, link.asks):
-                monkeypatch.setattr(clock, "round_trip_ns", 60 * NS_PER_S)
-            assert await asyncio.to_thread(ask, front_end.address, 20) == "LATE"
-            assert await asyncio.to_thread(ask, front_end.address, 90) == "OK"
-
-    play(scenario())
+    async with serving(tmp_path, front="apart") as front_end:
+        assert await asyncio.to_thread(ask, front_end.address, 30) == "OK"
+        assert front_end.fronts is not None
+        (link,) = front_end.fronts.links
+        # From now on the front is a minute away, there and back, whatever its lifesigns say.
+        monkeypatch.setattr(ClockSync, "heard", lambda *_, **__: None)
+        for clock in (link._pulse.clock, link.asks):
+            monkeypatch.setattr(clock, "round_trip_ns", 60 * NS_PER_S)
+        assert await asyncio.to_thread(ask, front_end.address, 20) == "LATE"
+        assert await asyncio.to_thread(ask, front_end.address, 90) == "OK"
 
 
 def test_a_twentieth_of_an_slo_is_charged_and_four_ms_at_most() -> None:

@@ -185,28 +185,24 @@ def test_a_refused_closed_loop_client_waits(
         assert int(after["sent_ns"]) >= int(after["due_ns"]) >= least_ns
 
 
-def test_a_client_that_is_late_says_so(
+async def test_a_client_that_is_late_says_so(
     server: FrontEndInThread,
 ) -> None:
     workload = Workload(
         models=("double",),
         sources=(FixedRate(models=(0,), rate_rps=200, slo_ns=SLO_NS, end_ns=NS_PER_S // 2),),
     )
-
-    async def main() -> None:
-        replaying = asyncio.create_task(play_async(server.address, workload))
-        while not replaying.done():
-            await asyncio.sleep(0.01)
-            time.sleep(0.06)  # noqa: ASYNC251  the point of the test
-        record = await replaying
-        assert len(record) == 99
-        # During each pause of 60 ms, several requests fall due 40 to 60 ms before their turn comes.
-        assert record.lateness_ns_p99 > 40 * NS_PER_MS
-        assert (record.latency_ns >= record.lateness_ns).all()
-        assert record.left_late.sum() > 10
-        assert not record.kept_up
-
-    asyncio.run(main())
+    replaying = asyncio.create_task(play_async(server.address, workload))
+    while not replaying.done():
+        await asyncio.sleep(0.01)
+        time.sleep(0.06)  # noqa: ASYNC251  the point of the test
+    record = await replaying
+    assert len(record) == 99
+    # During each pause of 60 ms, several requests fall due 40 to 60 ms before their turn comes.
+    assert record.lateness_ns_p99 > 40 * NS_PER_MS
+    assert (record.latency_ns >= record.lateness_ns).all()
+    assert record.left_late.sum() > 10
+    assert not record.kept_up
 
 
 def test_progress_is_told(server: FrontEndInThread) -> None:

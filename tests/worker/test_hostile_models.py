@@ -67,77 +67,67 @@ def read(path: str) -> str:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_a_model_that_wants_too_much_memory_is_refused_with_the_limits_name(
+async def test_a_model_that_wants_too_much_memory_is_refused_with_the_limits_name(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with compiler_with(memory_bytes=1 << 30) as compiler:
-            text = await refusal_of(compiler, bomb(3 << 30), tmp_path / "bomb")
-            assert text == (
-                "it took more than 1024 MiB of memory to compile, the limit (--compile-memory-mib)"
-            )
-            await check_serves(compiler, tmp_path / "honest")
-
-    asyncio.run(scenario())
+    async with compiler_with(memory_bytes=1 << 30) as compiler:
+        text = await refusal_of(compiler, bomb(3 << 30), tmp_path / "bomb")
+        assert text == (
+            "it took more than 1024 MiB of memory to compile, the limit (--compile-memory-mib)"
+        )
+        await check_serves(compiler, tmp_path / "honest")
 
 
-def test_a_model_that_wants_too_much_processor_time_is_refused_with_the_limits_name(
+async def test_a_model_that_wants_too_much_processor_time_is_refused_with_the_limits_name(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with compiler_with(cpu_limit_s=2) as compiler:
-            text = await refusal_of(compiler, endless(), tmp_path / "endless")
-            assert text == (
-                "it took more than 2 s of processor time to compile, the limit (--compile-cpu-s)"
-            )
-            await check_serves(compiler, tmp_path / "honest")
-
-    asyncio.run(scenario())
+    async with compiler_with(cpu_limit_s=2) as compiler:
+        text = await refusal_of(compiler, endless(), tmp_path / "endless")
+        assert text == (
+            "it took more than 2 s of processor time to compile, the limit (--compile-cpu-s)"
+        )
+        await check_serves(compiler, tmp_path / "honest")
 
 
-def test_a_model_that_never_ends_lets_others_pass(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with compiler_with(long_s=0.1) as compiler:
-            (tmp_path / "out").mkdir()
-            source = write(endless(), tmp_path / "in")
-            hangs = asyncio.create_task(compiler.compile(source, tmp_path / "out", LIMITS, silent))
-            await asyncio.sleep(0)  # It has its turn first.
-            for number in range(3):
-                await check_serves(compiler, tmp_path / f"honest{number}")
-            assert not hangs.done()
-            hangs.cancel()
-            await asyncio.wait([hangs])
-            # A job that was aside leaves its place to the next that takes long.
-            await check_serves(compiler, tmp_path / "last")
-
-    asyncio.run(scenario())
+async def test_a_model_that_never_ends_lets_others_pass(tmp_path: Path) -> None:
+    async with compiler_with(long_s=0.1) as compiler:
+        (tmp_path / "out").mkdir()
+        source = write(endless(), tmp_path / "in")
+        hangs = asyncio.create_task(compiler.compile(source, tmp_path / "out", LIMITS, silent))
+        await asyncio.sleep(0)  # It has its turn first.
+        for number in range(3):
+            await check_serves(compiler, tmp_path / f"honest{number}")
+        assert not hangs.done()
+        hangs.cancel()
+        await asyncio.wait([hangs])
+        # A job that was aside leaves its place to the next that takes long.
+        await check_serves(compiler, tmp_path / "last")
 
 
-def test_the_compiler_has_limits_and_neither_the_network_nor_others_memory(tmp_path: Path) -> None:
+async def test_the_compiler_has_limits_and_neither_the_network_nor_others_memory(
+    tmp_path: Path,
+) -> None:
     kinds = ("net", "ipc")
     # What this system allows at all; root needs no user namespace.
     how = "-ni" if os.geteuid() == 0 else "-Uni"
-    allowed = subprocess.run(["unshare", how, "true"], check=False).returncode == 0
-
-    async def scenario() -> None:
-        async with compiler_with(memory_bytes=3 << 30) as compiler:
-            await check_serves(compiler, tmp_path)
-            pid = compiler.pid
-            text, status = (read(f"/proc/{pid}/{name}") for name in ("limits", "status"))
-            for name, value in (
-                ("data size", 3 << 30),
-                ("file size", 3 << 30),
-                ("core file size", 0),
-            ):
-                assert re.search(rf"^Max {name} +{value} +{value} ", text, re.MULTILINE), text
-            assert "NoNewPrivs:\t1\n" in status
-            apart = [
-                os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
-                for kind in kinds
-            ]
-            assert apart == [allowed] * len(kinds)
-
-    asyncio.run(scenario())
+    unshare = subprocess.run(["unshare", how, "true"], check=False)  # noqa: ASYNC221  nothing else runs
+    allowed = unshare.returncode == 0
+    async with compiler_with(memory_bytes=3 << 30) as compiler:
+        await check_serves(compiler, tmp_path)
+        pid = compiler.pid
+        text, status = (read(f"/proc/{pid}/{name}") for name in ("limits", "status"))
+        for name, value in (
+            ("data size", 3 << 30),
+            ("file size", 3 << 30),
+            ("core file size", 0),
+        ):
+            assert re.search(rf"^Max {name} +{value} +{value} ", text, re.MULTILINE), text
+        assert "NoNewPrivs:\t1\n" in status
+        apart = [
+            os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+            for kind in kinds
+        ]
+        assert apart == [allowed] * len(kinds)
 
 
 def test_what_libraries_print_is_logged_and_does_not_reach_the_terminal_as_it_is(
