@@ -11,16 +11,14 @@ import pytest
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import (
     NS_PER_S,
-    ActionId,
     GpuKind,
     ModelId,
     RequestId,
     WorkerId,
 )
 from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights
-from controller.core import Scheduler, SchedulerConfig
+from controller.core import SchedulerConfig
 from controller.core.events import (
-    AdmissionClosed,
     AnswerRequest,
     CloseWorker,
     Command,
@@ -40,7 +38,6 @@ from controller.core.events import (
 )
 from controller.core.policies import POLICIES
 from controller.core.state import Model, WorkerState
-from experiments.simulator import HostedModel
 from tests.kit.core_bench import (
     GPU,
     GPU2,
@@ -55,7 +52,6 @@ from tests.kit.core_bench import (
     refusals,
     sends,
 )
-from tests.kit.simulated_cluster import SimulatedCluster, row
 
 T = TypeVar("T")
 
@@ -65,114 +61,6 @@ def bench() -> CoreBench:
     bench = CoreBench()
     bench.join()
     return bench
-
-
-def test_a_cold_request_loads_the_weights_then_runs(bench: CoreBench) -> None:
-    bench.tell(ModelAdded(model_id=A))
-    bench.ready(A)
-    commands = bench.request(A, slo_ms=100)
-    assert commands == [
-        SendAction(
-            worker_id=GPU,
-            action=LoadWeights(
-                action_id=ActionId(1),
-                model_id=A,
-                earliest_ns=0,
-                latest_ns=5 * MS,
-                expected_duration_ns=8 * MS,
-            ),
-            expected_begin_ns=0,
-        )
-    ]
-    assert bench.scheduler.next_wakeup_ns() == 3 * MS  # the load ends within the look-ahead then
-    commands = bench.tell(TimerFired(), at_ms=3)
-    assert commands == [
-        SendAction(
-            worker_id=GPU,
-            action=Infer(
-                action_id=ActionId(2),
-                model_id=A,
-                batch_size=1,
-                rows=(1,),
-                earliest_ns=3 * MS,
-                latest_ns=13 * MS,
-                expected_duration_ns=10 * MS,
-            ),
-            request_ids=(RequestId(1),),
-            expected_begin_ns=8 * MS,
-        )
-    ]
-    assert bench.done(1, 0, 8) == []
-    commands = bench.done(2, 8, 18)
-    assert commands == [
-        AnswerRequest(
-            request_id=RequestId(1),
-            action_id=ActionId(2),
-            worker_id=GPU,
-            index=0,
-            batch_size=1,
-            cold=True,
-            expected_departure_ns=18 * MS,
-        )
-    ]
-
-
-def test_requests_that_wait_together_run_together(bench: CoreBench) -> None:
-    bench.warm(A)
-    (first,) = actions(bench.request(A, at_ms=2000))
-    assert isinstance(first, Infer)
-    for _ in range(4):
-        assert bench.request(A) == []
-    (batch,) = actions(bench.done(first.action_id, 2000, 2010))
-    assert isinstance(batch, Infer)
-    assert batch.batch_size == 4
-    assert batch.rows == (1, 1, 1, 1)
-
-
-def test_requests_that_arrive_together_run_together(bench: CoreBench) -> None:
-    bench.warm(A)
-    bench.now_ns = 2000 * MS
-    arrivals = tuple(
-        RequestArrived(
-            request_id=RequestId(100 + number),
-            model_id=model,
-            rows=1,
-            arrival_ns=bench.now_ns,
-            slo_ns=100 * MS,
-        )
-        for number, model in enumerate([A, A, B, A, A])
-    )
-    commands = bench.tell(RequestsArrived(requests=arrivals))
-    assert refusals(commands) == [(102, Refusal.MODEL_REMOVED)]
-    (batch,) = actions(commands)
-    assert isinstance(batch, Infer)
-    assert batch.batch_size == 4
-
-
-def test_a_tighter_deadline_runs_first_within_a_model(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    bench.request(A, at_ms=2000)  # runs
-    bench.request(A, slo_ms=90)
-    bench.request(A, slo_ms=40)
-    commands = bench.tell(TimerFired(), at_ms=2005)
-    (sent,) = [c for c in commands if isinstance(c, SendAction)]
-    assert sent.request_ids == (4,)
-
-
-def test_latest_is_capped_by_the_deadline(bench: CoreBench) -> None:
-    bench.warm(A)
-    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=12))
-    assert isinstance(infer, Infer)
-    assert infer.latest_ns == 2002 * MS
-
-
-def test_an_slo_below_the_execution_time_is_infeasible(bench: CoreBench) -> None:
-    bench.warm(A)
-    commands = bench.request(A, at_ms=2000, slo_ms=9)
-    assert refusals(commands) == [(2, Refusal.INFEASIBLE)]
-    (refusal,) = commands
-    assert isinstance(refusal, RefuseRequest)
-    assert (refusal.exec_ns, refusal.load_ns, refusal.slo_ns) == (10 * MS, 0, 9 * MS)
 
 
 def test_a_request_put_back_a_thousand_times_is_answered(bench: CoreBench) -> None:
@@ -238,14 +126,6 @@ def test_a_request_that_cannot_be_loaded_in_time_is_cold(bench: CoreBench) -> No
     assert (refusal.load_ns, refusal.exec_ns, refusal.queue_ns) == (8 * MS, 10 * MS, 0)
 
 
-def test_a_request_behind_too_much_work_is_refused_at_once(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    bench.now_ns = 2000 * MS
-    refused = [refusals(bench.request(A, slo_ms=50)) for _ in range(7)]
-    assert refused[:5] == [[]] * 5  # 10, 20, 30, 40, 50 ms
-    assert refused[5:] == [[(7, Refusal.OVERLOADED)], [(8, Refusal.OVERLOADED)]]
-
-
 def test_a_waiting_request_is_refused_when_its_slack_is_gone(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.warm(B, exec_ms={1: 10})
@@ -259,59 +139,6 @@ def test_a_waiting_request_is_refused_when_its_slack_is_gone(bench: CoreBench) -
     assert wakeup_ns == 2015 * MS
     commands = bench.tell(TimerFired(), at_ms=2015)
     assert [refusal for _, refusal in refusals(commands)] == [Refusal.OVERLOADED]
-
-
-def test_an_answer_after_the_deadline_is_late_never_a_success(bench: CoreBench) -> None:
-    bench.warm(A)
-    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=15))
-    commands = bench.tell(TimerFired(), at_ms=2015)
-    assert refusals(commands) == [(2, Refusal.LATE)]
-    assert answers(bench.done(infer.action_id, 2000, 2020)) == []
-
-
-def test_an_infer_refused_for_lateness_is_tried_again_while_there_is_slack(
-    bench: CoreBench,
-) -> None:
-    bench.warm(A)
-    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=100))
-    commands = bench.failed(infer.action_id, ActionError.TOO_LATE, at_ms=2020)
-    (again,) = actions(commands)
-    assert isinstance(again, Infer)
-    commands = bench.failed(again.action_id, ActionError.TOO_LATE, at_ms=2091)
-    assert refusals(commands) == [(2, Refusal.LATE)]
-
-
-def test_an_engine_that_fails_twice_with_a_request_refuses_it_with_the_engines_words(
-    bench: CoreBench,
-) -> None:
-    bench.warm(A)
-    (infer,) = actions(bench.request(A, at_ms=2000))
-    (again,) = actions(bench.failed(infer.action_id, ActionError.DEVICE, at_ms=2001))
-    (refusal,) = bench.failed(again.action_id, ActionError.DEVICE, at_ms=2002)
-    assert isinstance(refusal, RefuseRequest)
-    assert (refusal.refusal, refusal.detail) == (Refusal.FAILED, "words")
-
-
-def test_the_least_recently_used_model_makes_room(bench: CoreBench) -> None:
-    for number in range(5):
-        bench.warm(ModelId(f"m{number}"), pages=2)
-    bench.tell(ModelAdded(model_id=A))
-    bench.ready(A, pages=3)
-    evict, evict_too, load = actions(bench.request(A, slo_ms=100, at_ms=2000))
-    assert isinstance(evict, EvictWeights)
-    assert isinstance(evict_too, EvictWeights)
-    assert isinstance(load, LoadWeights)
-    assert (evict.model_id, evict_too.model_id) == ("m0", "m1")
-
-
-def test_nothing_in_flight_is_evicted(bench: CoreBench) -> None:
-    bench.warm(A, pages=10)
-    (infer,) = actions(bench.request(A, at_ms=2000))
-    bench.tell(ModelAdded(model_id=B))
-    bench.ready(B, pages=10)
-    assert bench.request(B, slo_ms=100) == []
-    commands = bench.done(infer.action_id, 2000, 2010)
-    assert [type(action) for action in actions(commands)] == [EvictWeights, LoadWeights]
 
 
 def test_one_event_may_evict_weights_load_them_again_and_run_them() -> None:
@@ -338,60 +165,6 @@ def test_one_event_may_evict_weights_load_them_again_and_run_them() -> None:
     assert done.index((EvictWeights, B)) < done.index((LoadWeights, B)) < done.index((Infer, B))
 
 
-def test_a_lost_worker_hands_its_requests_to_another(bench: CoreBench) -> None:
-    bench.warm(A)
-    bench.join(GPU2)
-    bench.ready(A, GPU2)
-    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=100))
-    assert isinstance(infer, Infer)
-    commands = bench.tell(WorkerLost(worker_id=GPU), at_ms=2001)
-    (send,) = commands
-    assert isinstance(send, SendAction)
-    assert (send.worker_id, type(send.action)) == (GPU2, LoadWeights)
-
-
-def test_a_lost_worker_without_another_is_the_reason(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    bench.now_ns = 2000 * MS
-    bench.request(A)
-    bench.request(A)
-    commands = bench.tell(WorkerLost(worker_id=GPU), at_ms=2001)
-    assert sorted(refusals(commands)) == [(2, Refusal.WORKER_LOST), (3, Refusal.WORKER_LOST)]
-    assert refusals(bench.request(A)) == [(4, Refusal.NO_WORKER)]
-
-
-def test_a_draining_worker_finishes_what_it_has_and_is_let_go(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    (infer,) = actions(bench.request(A, at_ms=2000))
-    assert bench.tell(WorkerDraining(worker_id=GPU)) == []
-    assert refusals(bench.request(A)) == [(3, Refusal.NO_WORKER)]
-    commands = bench.done(infer.action_id, 2000, 2010)
-    assert answers(commands) == [2]
-    assert commands[-1] == CloseWorker(worker_id=GPU)
-
-
-def test_a_worker_that_contradicts_the_books_is_let_go(bench: CoreBench) -> None:
-    bench.warm(A)
-    (infer,) = actions(bench.request(A, at_ms=2000))
-    close, refusal = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=2001)
-    assert isinstance(close, CloseWorker)
-    assert "NOT_RESIDENT" in close.reason
-    assert isinstance(refusal, RefuseRequest)
-    assert refusal.refusal is Refusal.WORKER_LOST
-
-
-def test_a_silent_action_times_out_with_its_worker(bench: CoreBench) -> None:
-    bench.warm(A)
-    bench.request(A, at_ms=2000, slo_ms=60_000)
-    closed: list[Command] = []
-    while not closed:
-        wakeup_ns = bench.scheduler.next_wakeup_ns()
-        assert wakeup_ns is not None
-        commands = bench.tell(TimerFired(), at_ms=wakeup_ns / MS)
-        closed = [command for command in commands if isinstance(command, CloseWorker)]
-    assert bench.now_ns == 2010 * MS + 6 * NS_PER_S
-
-
 def test_a_machine_that_stood_still_blames_no_worker(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=60_000))
@@ -399,17 +172,6 @@ def test_a_machine_that_stood_still_blames_no_worker(bench: CoreBench) -> None:
     assert bench.tell(TimerFired(), at_ms=12_000) == []
     assert answers(bench.done(infer.action_id, 2000, 2010)) == [2]
     assert bench.tell(TimerFired(), at_ms=20_000) == []
-
-
-def test_a_failed_load_is_no_contradiction_for_the_infer_behind_it(bench: CoreBench) -> None:
-    bench.tell(ModelAdded(model_id=A))
-    bench.ready(A)
-    (load,) = actions(bench.request(A, slo_ms=100))
-    (infer,) = actions(bench.tell(TimerFired(), at_ms=3))
-    bench.failed(load.action_id, ActionError.TOO_LATE, at_ms=6)
-    commands = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=7)
-    (again,) = actions(commands)
-    assert isinstance(again, LoadWeights)
 
 
 def test_an_infer_behind_a_failed_load_keeps_the_next_load_of_its_model(bench: CoreBench) -> None:
@@ -444,51 +206,6 @@ def test_a_removed_model_is_forgotten_after_the_infer_behind_its_failed_load(
     assert isinstance(refusal, RefuseRequest)
     assert refusal.refusal is Refusal.MODEL_REMOVED
     assert forget == ForgetModel(worker_id=GPU, model_id=A)
-
-
-def test_a_cancelled_request_is_never_run(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    (infer,) = actions(bench.request(A, at_ms=2000))
-    bench.request(A)
-    assert bench.tell(RequestCancelled(request_id=RequestId(3))) == []
-    commands = bench.done(infer.action_id, 2000, 2010)
-    assert actions(commands) == []
-    assert answers(commands) == [2]
-
-
-def test_a_removed_model_refuses_what_waits_and_finishes_what_runs(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    (infer,) = actions(bench.request(A, at_ms=2000))
-    bench.request(A)
-    commands = bench.tell(ModelRemoved(model_id=A))
-    assert refusals(commands) == [(3, Refusal.MODEL_REMOVED)]
-    assert refusals(bench.request(A)) == [(4, Refusal.MODEL_REMOVED)]
-    answer, evict, forget = bench.done(infer.action_id, 2000, 2010)
-    assert isinstance(answer, AnswerRequest)
-    assert isinstance(evict, SendAction)
-    assert isinstance(evict.action, EvictWeights)
-    assert forget == ForgetModel(worker_id=GPU, model_id=A)
-
-
-def test_closing_admission_refuses_newcomers_and_finishes_the_rest(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    (infer,) = actions(bench.request(A, at_ms=2000))
-    bench.request(A)
-    bench.tell(AdmissionClosed())
-    assert refusals(bench.request(A)) == [(4, Refusal.DRAINING)]
-    commands = bench.done(infer.action_id, 2000, 2010)
-    assert answers(commands) == [2]
-    assert len(actions(commands)) == 1
-    assert bench.scheduler.num_open_requests == 1
-
-
-def test_what_a_draining_worker_has_is_loaded_elsewhere_at_once(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    bench.join(GPU2)
-    bench.ready(A, GPU2, exec_ms={1: 10})
-    bench.request(A, at_ms=2000)  # keeps the worker from leaving
-    assert bench.tell(WorkerDraining(worker_id=GPU)) == []
-    assert loads(bench.request(A)) == [(GPU2, A)]
 
 
 def test_what_a_draining_worker_was_too_late_for_goes_to_another(bench: CoreBench) -> None:
@@ -748,21 +465,6 @@ def test_a_model_is_loaded_on_the_one_worker_that_can_make_room_however_many_oth
     assert loads(bench.request(A)) == [(last, A)]
 
 
-def test_copies_share_the_work_by_who_is_free_first() -> None:
-    scheduler = Scheduler()
-    # Less than the look-ahead: the first lane would take a second one.
-    short = row("a", load_ns=MS, exec_ns={1: 4 * MS})
-    cluster = SimulatedCluster(scheduler, [HostedModel(A, short)])
-    cluster.add_worker("gpu", 4)
-    cluster.add_worker("gpu2", 4)
-    for _ in range(6):
-        cluster.request(A, 1000 * MS)
-    cluster.run(2000 * MS)
-    together = [cluster.request(A, 1000 * MS) for _ in range(2)]
-    cluster.run(4000 * MS)
-    assert {cluster.answers[request].worker_id for request in together} == {GPU, GPU2}
-
-
 def test_a_model_too_slow_for_one_kind_of_gpu_is_loaded_on_a_faster_one() -> None:
     bench = CoreBench()
     for worker, kind, exec_ms in ((GPU, "slow", 80), (GPU2, "fast", 5)):
@@ -773,18 +475,6 @@ def test_a_model_too_slow_for_one_kind_of_gpu_is_loaded_on_a_faster_one() -> Non
     (load,) = bench.request(A, slo_ms=50)
     assert isinstance(load, SendAction)
     assert (load.worker_id, type(load.action)) == (GPU2, LoadWeights)
-
-
-def test_a_model_in_demand_beyond_one_gpu_gets_a_second_copy(bench: CoreBench) -> None:
-    bench.warm(A, exec_ms={1: 10})
-    bench.join(GPU2)
-    bench.ready(A, GPU2, exec_ms={1: 10})
-    bench.now_ns = 2000 * MS
-    sent: list[Command] = []
-    for _ in range(15):
-        sent += bench.request(A, slo_ms=200)
-    loads = [c for c in sent if isinstance(c, SendAction) and isinstance(c.action, LoadWeights)]
-    assert [load.worker_id for load in loads] == [GPU2]
 
 
 def test_the_lookahead_is_limited_in_number_as_well_as_in_time() -> None:

@@ -145,16 +145,12 @@ sizes = [8, 16]
         ("seconds = 0.5", "", "missing required field `seconds`"),
         ("seconds = 0.5", "seconds = -1", "Expected `float` >= 0.0 - at `$.seconds`"),
         ("seconds = 0.5", "seconds = 0", "duration_ns is 0, expected more than 0"),
-        ("seconds", "secnods", "missing required field `seconds`"),
         ("seconds = 0.5", "seconds = 0.5 0.5", "line 2"),
         ("resnet50_v1b", "resnet50_vx", "models[0]: row is 'resnet50_vx', expected one of"),
         ('row = "resnet50_v1b"', "", "models[0]: expected either `row` or `first`"),
         ('row = "resnet50_v1b"', "first = 99", "models[0]: first is 99, expected 1 to 64"),
         ("copies = 2", "copies = 0", "Expected `int` >= 1 - at `$.models[0].copies`"),
-        ("copies = 2", "copies = true", "Expected `int`, got `bool` - at `$.models[0].copies`"),
-        ("[[models]]", "[models]", "Expected `array`, got `object` - at `$.models`"),
         ("poisson", "posson", "Invalid value 'posson' - at `$.clients[0].kind`"),
-        ("rate_rps = 200", "", "missing required field `rate_rps` - at `$.clients[0]`"),
         ("rate_rps = 200", "rate_rps = -1", "clients[0]: rate_rps is -1"),
         (
             "rate_rps = 200",
@@ -183,37 +179,24 @@ def test_a_bad_case_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("tables", "problem"),
     [
-        ("[cluster]\nnum_workers = 1.5", "got `float` - at `$.cluster.num_workers`"),
         ("[cluster]\nmodels = 1", "found 'models' at `$.cluster`, expected one of"),
-        (
-            "[[cluster.kinds]]\nname = 'x'\nexec_factor = true",
-            "Expected `float`, got `bool` - at `$.cluster.kinds[0].exec_factor`",
-        ),
         (
             "[[cluster.kinds]]\nname = 'x'\nexec_factor = 0",
             "exec_factor is 0.0, expected 0.01 to 100",
         ),
         (
-            "[[cluster.kinds]]\nworkers = 2",
-            "missing required field `name` - at `$.cluster.kinds[0]`",
-        ),
-        (
             "[[cluster.kinds]]\nname = 'x'\nworkers = -1",
             "Expected `int` >= 0 - at `$.cluster.kinds[0].workers`",
         ),
-        ("[cluster]\nexec_samples_ns = { a = 1 }", "found 'exec_samples_ns' at `$.cluster`"),
         (
             "[cluster]\nnum_workers = 3\n[[cluster.kinds]]\nname = 'x'",
             "found kinds of 1 workers, expected one for each of 3 workers",
         ),
-        ("[faults]\nclocks = 3", "Expected `array`, got `int` - at `$.faults.clocks`"),
         (
             "[faults]\nlost_workers = [{ worker = 0 }]",
             "missing required field `at_ns` - at `$.faults.lost_workers[0]`",
         ),
         ("[scheduler]\npolicy = 'best'", "policy is 'best', expected one of"),
-        ("network = 3", "Expected `object`, got `int` - at `$.network`"),
-        ("profile = 3", "Expected `str`, got `int` - at `$.profile`"),
         ("seed = -1", "Expected `int` >= 0 - at `$.seed`"),
     ],
 )
@@ -428,8 +411,6 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "problem"),
     [
-        ('kind = "azure2019"', "missing required field `path` - at `$.clients[0]`"),
-        ('kind = "azure2019"\npath = 3', "Expected `str`, got `int` - at `$.clients[0].path`"),
         ('kind = "azure2019"\npath = "none.csv"', "none.csv: No such file"),
         ('kind = "azure2019"\npath = "single.csv"', "single.csv:1: expected the first columns"),
         ('kind = "azure2021"\npath = "minutes.csv"', "minutes.csv:1: found columns"),
@@ -450,24 +431,12 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(tmp_path: Path) -> None:
             "Expected `float` > 0.0 - at `$.clients[0].scale`",
         ),
         (
-            'kind = "azure2019"\npath = "minutes.csv"\nrate_rps = -1',
-            "Expected `float` > 0.0 - at `$.clients[0].rate_rps`",
-        ),
-        (
             'kind = "azure2019"\npath = "minutes.csv"\nassignment = "stripped"',
             "Invalid enum value 'stripped' - at `$.clients[0].assignment`",
         ),
         (
-            'kind = "azure2019"\npath = "minutes.csv"\ntimers = true',
-            "got `bool` - at `$.clients[0].timers`",
-        ),
-        (
             'kind = "azure2021"\npath = "single.csv"\ntimers = "even"',
             "found 'timers' at `$.clients[0]`",
-        ),
-        (
-            'kind = "azure2021"\npath = "single.csv"\nbegin_s = 1',
-            "found 'begin_s' at `$.clients[0]`",
         ),
         (
             'kind = "synthetic"\nnum_functions = 0',
