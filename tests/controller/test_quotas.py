@@ -88,7 +88,7 @@ async def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not(
 
 async def test_a_refusal_says_to_every_grpc_library_when_to_come_again(tmp_path: Path) -> None:
     async with asking(tmp_path) as (front_end, _):
-        await front_end.quotas.set("", Quota(rate_rps=0.25, burst=1))
+        await front_end.quotas.set("", Quota(rate_rps=0.001, burst=1))
         request = pb.ModelInferRequest(
             model_name="double",
             inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])],
@@ -108,7 +108,7 @@ async def test_a_refusal_says_to_every_grpc_library_when_to_come_again(tmp_path:
     assert details[1].Unpack(retry)
     assert info.reason == "QUOTA"
     assert retry.retry_delay.ToNanoseconds() == int(info.metadata["retry_ns"])
-    assert 0 < retry.retry_delay.ToNanoseconds() <= 4 * NS_PER_S
+    assert 0 < retry.retry_delay.ToNanoseconds() <= 1000 * NS_PER_S
 
 
 async def test_what_is_open_at_once_is_bounded_and_whatever_ends_makes_room(

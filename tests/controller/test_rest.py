@@ -283,7 +283,9 @@ def test_many_requests_of_httpx_are_open_together_on_connections_that_are_kept(
 ) -> None:
     async def ask() -> set[tuple[float, ...]]:
         limits = httpx.Limits(max_connections=8)
-        async with httpx.AsyncClient(base_url=f"http://{server.rest}", limits=limits) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://{server.rest}", limits=limits, timeout=60
+        ) as http:
             asks = [http.post("/v2/models/double/infer", json=question()) for _ in range(40)]
             answers = await asyncio.gather(*asks)
         return {tuple(answer.json()["outputs"][0]["data"]) for answer in answers}
@@ -415,14 +417,16 @@ def test_a_model_of_one_row_says_so_in_its_metadata_and_why_in_its_refusal(tmp_p
 
     with serving_in_thread(tmp_path, rest=True) as server:
         url = f"http://{server.rest}/v2/models/double"
-        assert httpx.get(url).json()["inputs"][0]["shape"] == [-1, 3]
+        assert httpx.get(url, timeout=60).json()["inputs"][0]["shape"] == [-1, 3]
         server.do(leave_one_row)
-        described = httpx.get(url).json()
+        described = httpx.get(url, timeout=60).json()
         assert [each["shape"] for each in described["inputs"] + described["outputs"]] == [
             [-1, 3]
         ] * 2
         tensor = {"name": "x", "shape": [17, 3], "datatype": "FP32", "data": [1] * 51}
-        told = httpx.post(f"{url}/infer", json=question(inputs=[tensor])).json()["error"]
+        told = httpx.post(f"{url}/infer", json=question(inputs=[tensor]), timeout=60).json()[
+            "error"
+        ]
     assert told == (
         "input 'x': found 17 rows (shape[0]), expected 1 to 16; it runs its rows one by one: ReduceMax makes one"
         " result of all rows of a batch"
@@ -437,17 +441,19 @@ def test_a_model_that_is_being_prepared_says_when_to_come_again_and_an_unfit_one
         (tmp_path / name / "1" / "model.onnx").write_bytes(b"x" * num_bytes)
     with serving_in_thread(tmp_path, rest=True) as server:
         answer = httpx.post(
-            f"http://{server.rest}/v2/models/preparing-large/infer", json=question()
+            f"http://{server.rest}/v2/models/preparing-large/infer", json=question(), timeout=60
         )
         told = answer.json()
         assert (answer.status_code, told["reason"]) == (503, "LOADING")
         assert "preparing-large is being prepared (1 model before it); try again" in told["error"]
         assert told["figures"]["models_before"] == 1
         assert int(answer.headers["retry-after"]) >= 1
-        index = httpx.post(f"http://{server.rest}/v2/repository/index", json={}).json()
+        index = httpx.post(f"http://{server.rest}/v2/repository/index", json={}, timeout=60).json()
         found = {each["name"]: (each["state"], each["reason"]) for each in index}
         assert found["preparing-small"] == ("LOADING", "0 models before it")
-        answer = httpx.post(f"http://{server.rest}/v2/models/unfit/infer", json=question())
+        answer = httpx.post(
+            f"http://{server.rest}/v2/models/unfit/infer", json=question(), timeout=60
+        )
         assert (answer.status_code, answer.json()["reason"]) == (400, "UNFIT")
         assert "retry-after" not in answer.headers
         counted = server.do(lambda front_end: dict(front_end.runtime.telemetry.at_door))

@@ -15,7 +15,7 @@ async def test_a_standby_lives_is_not_ready_and_refuses_all_else_over_rest(tmp_p
     question = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
     config = ControllerConfig(port=0, http_port=0, models_dir=tmp_path)
     guard = Guard(config.access)
-    async with standing_by(config, guard) as (_, _, port), httpx.AsyncClient() as client:
+    async with standing_by(config, guard) as (_, _, port), httpx.AsyncClient(timeout=60) as client:
         url = f"http://127.0.0.1:{port}/v2"
         assert (await client.get(f"{url}/health/live")).json() == {"live": True}
         answer = await client.get(f"{url}/health/ready")

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from hpack import Decoder
 
+#: Longer than any answer takes on the slowest machine.
+PATIENCE_S = 180.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
@@ -121,7 +123,7 @@ class RawClient:
         stream_id, self._next_id = self._next_id, self._next_id + 2
         return stream_id
 
-    def settle(self, timeout_s: float = 60) -> None:
+    def settle(self, timeout_s: float = PATIENCE_S) -> None:
         """Return when the server has read all that was sent, which the kernel stamps from now on.
 
         The kernel begins to stamp a while after somebody asked for it.
@@ -167,7 +169,7 @@ class RawClient:
             self._frame(word & 0xFF, flags, stream_id, payload, now_ns)
         return True
 
-    def wait(self, stream_ids: Sequence[int], timeout_s: float = 60) -> list[End]:
+    def wait(self, stream_ids: Sequence[int], timeout_s: float = PATIENCE_S) -> list[End]:
         """Wait for the ends of calls."""
         deadline_s = time.monotonic() + timeout_s
         while not all(stream_id in self.ended for stream_id in stream_ids):
@@ -176,7 +178,7 @@ class RawClient:
             self.take(0.1)
         return [self.ended[stream_id] for stream_id in stream_ids]
 
-    def wait_messages(self, stream_id: int, count: int, timeout_s: float = 60) -> None:
+    def wait_messages(self, stream_id: int, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until so many messages of a call that goes on are here."""
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -190,7 +192,7 @@ class RawClient:
             assert time.monotonic() < deadline_s, f"{found} messages"
             self.take(0.1)
 
-    def wait_closed(self, timeout_s: float = 60) -> tuple[int, str] | None:
+    def wait_closed(self, timeout_s: float = PATIENCE_S) -> tuple[int, str] | None:
         """Wait until the server hangs up; returns what it said."""
         deadline_s = time.monotonic() + timeout_s
         while not self.closed:
