@@ -289,6 +289,9 @@ def test_others_are_served_while_a_peer_attacks_and_it_is_told_what_was_wrong(
         if attack is data_behind_the_end and attacker.closed:
             # The call may be over, and nobody remembers it, or not yet.
             said = "found DATA behind the end of stream 1"
+        if attack is dribbled_windows and attacker.closed:
+            # On a busy machine windows come before the answers that they are for.
+            said = "frames that bring nothing"
         if said is None:
             assert not attacker.closed
         else:

@@ -94,6 +94,7 @@ async def test_a_refusal_says_to_every_grpc_library_when_to_come_again(tmp_path:
             inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])],
             raw_input_contents=[bytes(12)],
         )
+        request.parameters["slo_ms"].int64_param = 60_000
         async with grpc.aio.insecure_channel(front_end.address) as channel:
             stub: Any = channel
             call = stub.unary_unary(INFER)

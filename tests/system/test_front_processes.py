@@ -223,7 +223,8 @@ def test_up_with_fronts_answers_rightly_on_one_port_and_ends_with_all_its_proces
             inputs = [{"name": "input", "shape": x.shape, "datatype": "FP32", "data": x.tolist()}]
             answer = requests.post(
                 f"{rest.removeprefix('REST on ')}/v2/models/mlp/infer",
-                json={"inputs": inputs, "parameters": {"slo_ms": SLO_MS}},
+                json={"inputs": inputs},
+                headers={"x-clockwright-slo-ms": str(SLO_MS)},
                 timeout=PATIENCE_S,
             )
             data = answer.json()["outputs"][0]["data"]
