@@ -177,7 +177,6 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         within("gpus20_sim_gap_pct", 3),
     ),
     "cpu": (Aim("resnet50_ratio", at_least=0.9),),
-    "endurance": (Aim("neighbour_apart_p99_ratio", at_most=1.1),),
     "guard": (
         Aim("fault_seeds", at_least=10_000),
         Aim("fault_violations", at_most=0),
