@@ -152,7 +152,6 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         ),
         Aim("goodput_20x_share", at_least=0.9),
     ),
-    "mixing": (Aim("models", at_least=30), Aim("mixed_answers", at_most=0)),
     "live": (
         Aim("small_us_c1", at_most=300),
         Aim("small_us_c8", at_most=130),

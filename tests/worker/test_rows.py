@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from clockwright.elements import elements_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import TensorSpec
-from experiments.bench.mixing_models import MixingModel, all_models
+from tests.kit.mixing_models import MixingModel, all_models
 from tests.kit.worker_models import cpu_device, offer, prepared
 from worker.compiling.compile import compile_model
 from worker.compiling.for_torch import TorchTarget
@@ -30,7 +30,7 @@ from worker.models.precision import Precision
 LIMITS = Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=64 << 20)
 SIZES = (1, 2, 4, 8)
 
-#: Large networks cost seconds here and are the business of `make bench NAME=bench-mixing`.
+#: Large networks cost seconds here; tests/system/test_mixing.py serves all of them with `--long`.
 MODELS = {
     each.name: each for each in all_models() if each.name not in ("resnet18_v1", "squeezenet1-1")
 }

@@ -1,4 +1,4 @@
-"""Models of all kinds, of which some mix the rows of a batch: what `experiments.bench.mixing` serves.
+"""Models of all kinds, of which some mix the rows of a batch.
 
 Small ones stand here in ONNX's own text. There `Cast <to = 1>` is to floats and `<to = 7>` to integers of 64 bits, and a
 weight that is declared without a value is drawn.
