@@ -13,7 +13,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import worker.devices.cuda
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import DEFAULT_BATCH_SIZES
 from experiments.__main__ import called
-from experiments.bench import torch_zoo
 from experiments.clockwork_paper import fig6
 from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, serve, stand_in, table1
@@ -381,49 +379,6 @@ def test_the_papers_numbers_stand_beside_ours() -> None:
         ("resnet50_v1", "EXEC 1", "us", 3.0, 3.0, 3.0, resnet50.exec_ns[1] / 1e3),
         ("dla34", "LOAD", "us", 1.0, 2.0, None, dla34.load_ns / 1e3),
     ]
-
-
-def test_networks_are_compared_with_onnxruntime_until_time_is_up() -> None:
-    setting = torch_zoo.Setting(networks=("bert_tiny", "tiny_conv"))
-    compared = {each.network: each.errors for each in torch_zoo.compare(setting)}
-    # The smallest is the first.
-    assert list(compared) == ["tiny_conv", "bert_tiny"]
-    for found in compared.values():
-        assert found["float32"] < 1e-4
-        # Coarser products are in use, and are near.
-        for precision in (Precision.TF32, Precision.FLOAT16):
-            assert 1e-5 < found[precision.value] < precision.tolerance
-    assert list(torch_zoo.compare(replace(setting, seconds=0.0))) == []
-
-
-def test_a_network_that_fails_does_not_end_the_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def errors(name: str, _seed: int) -> dict[str, float]:
-        if name == "two_by_two":
-            raise RuntimeError("no such operator\nand much more")
-        if name == "bert_tiny":
-            raise IndexError  # without words
-        return {"float32": float("nan") if name == "mobilenet0.25" else 0.25}
-
-    monkeypatch.setattr(torch_zoo, "errors", errors)
-    networks = ("tiny_conv", "two_by_two", "mobilenet0.25", "bert_tiny")
-    fault = torch_zoo.STUDY.main(["--directory", str(tmp_path), "--networks", *networks])
-    assert "two_by_two: no such operator" in fault
-    record = json.loads((tmp_path / "torch_zoo.json").read_text())
-    assert record["failed"] == {
-        "two_by_two": "no such operator",
-        "mobilenet0.25": "float32: outputs are no numbers",
-        "bert_tiny": "IndexError()",
-    }
-    figures = record["figures"]
-    assert figures["tiny_conv_float32_error_ratio"] == figures["worst_float32_error_ratio"] == 0.25
-    assert (figures["num_float32"], figures["num_tf32"]) == (1.0, 0.0)
-    torch_zoo.STUDY.main(
-        ["--directory", str(tmp_path), "--seconds", "0", "--networks", *networks[:1]]
-    )
-    record = json.loads((tmp_path / "torch_zoo.json").read_text())
-    assert (record["left_out"], record["failed"]) == (["tiny_conv"], {})
 
 
 def test_without_a_gpu_nothing_is_run_and_one_sentence_says_why(

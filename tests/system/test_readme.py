@@ -73,9 +73,6 @@ def test_what_the_page_says_without_a_number_is_so() -> None:
     assert found["clipper_fig5"]["native_linear_svm_delay2_gain_ratio"] < 1
     # The code for GPUs ran on the processor, all networks by the same code.
     assert found["gpu_on_cpu_fig6"].hardware["accelerator"] == "cpu"
-    zoo = found["torch_zoo"]
-    assert (zoo.left_out, zoo.failed) == ([], {})
-    assert zoo["num_float32"] == zoo["num_tf32"] == zoo["num_float16"]
 
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", PAGE])

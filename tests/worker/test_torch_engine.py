@@ -26,7 +26,7 @@ from worker.engines.torch_tensors import weight_views
 from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision, parse_precision
 
-LIMITS = Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=16 << 20)
+LIMITS = Limits(arena_bytes=1 << 30, num_pages=64, io_bytes=64 << 20)
 CPU = torch.device("cpu")
 
 
@@ -483,6 +483,24 @@ def test_every_architecture_has_operators_that_torch_can_run(name: str) -> None:
 )
 def test_a_network_on_torch_answers_as_on_onnxruntime(name: str, tmp_path: Path) -> None:
     assert compiled(name, Precision.FLOAT32, tmp_path).weights_bytes > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bert_mini", "cifar_wideresnet16_10", "densenet121", "dla34", "googlenet", "inceptionv3"),
+        *("mobile_pose_resnet18_v1", "mobilenet1.0", "resnest14", "resnet18_v1", "resnet18_v2"),
+        *("resnet50_tuned_1.8x", "resnext50_32x4d", "se_resnext50_32x4d", "squeezenet1.0"),
+        *("simple_pose_resnet18_v1b", "tsn_resnet18_v1b_kinetics400", "winograd_resnet18_v2"),
+        "xception",
+    ],
+)
+def test_a_network_of_each_family_answers_in_each_precision_as_on_onnxruntime(
+    name: str, precision: Precision, tmp_path: Path
+) -> None:
+    assert compiled(name, precision, tmp_path).weights_bytes > 0
 
 
 @pytest.mark.parametrize("name", ["tiny_conv", "bert_tiny", "cifar_resnet20_v1", "mobilenet0.25"])
