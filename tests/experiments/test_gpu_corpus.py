@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
 from experiments.gpu import corpus
@@ -41,34 +39,6 @@ def test_every_other_network_answers_as_onnxruntime_does(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_network_says_which_operator_is_missing(name: str) -> None:
     assert REFUSED[name] in try_network(name).refusal
-
-
-def test_the_archive_holds_what_the_exporter_writes() -> None:
-    table = _assigned("networks.py")["NETWORKS"]
-    assert isinstance(table, ast.Dict)
-    networks = [ast.literal_eval(key) for key in table.keys if key]
-    lists = _assigned("export.py")
-    dynamo_only, dynamo, newest, quantised = (
-        ast.literal_eval(lists[name])
-        for name in ("_DYNAMO_ONLY", "_DYNAMO", "_NEWEST", "_QUANTISED")
-    )
-    assert set(corpus.names()) == {
-        *(f"{name}.script" for name in networks if name != dynamo_only),
-        *(f"{name}.dynamo" for name in (*dynamo.split(), dynamo_only)),
-        *(f"{name}.newest" for name in newest),
-        *(f"{name}.{how}" for name, how in quantised.items()),
-    }
-
-
-def _assigned(file: str) -> dict[str, ast.expr]:
-    """Read what a module assigns, because importing it needs packages that the tests do without."""
-    module = ast.parse(corpus.ARCHIVE.with_name(file).read_text())
-    pairs = [
-        (each.targets[0] if isinstance(each, ast.Assign) else each.target, each.value)
-        for each in module.body
-        if isinstance(each, ast.Assign | ast.AnnAssign)
-    ]
-    return {ast.unparse(target): value for target, value in pairs if value}
 
 
 def test_weights_are_the_same_whenever_they_are_drawn() -> None:

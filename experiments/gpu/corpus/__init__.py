@@ -1,8 +1,8 @@
 """Graphs of common networks, exported by torch's both exporters, with the operators of full size and small weights.
 
-`graphs.tar.xz` holds them without their weights, which are drawn again from a seed: no trained weights are here.
-`networks.py` lists the networks and `export.py` writes the archive. Both need packages that Clockwright does not
-(export.py names them), so no other file imports these two.
+`graphs.tar.xz` holds them without their weights, which are drawn again from a seed: no trained weights are here. It was
+written by torch 2.14.1, torchvision 0.29.1, transformers 5.24.0, onnxscript 0.7.2, onnx 1.23.2 and onnxruntime 1.32.0;
+`git log -- experiments/gpu/corpus/export.py` finds the program that did it.
 
 The batch is open and all other sizes are fixed. An input of integers takes any below 64, but for masks, which
 take 0 and 1.
@@ -87,16 +87,8 @@ def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
         yield from of_nodes(function.node)
 
 
-def empty(tensor: TensorProto, numbers: Array) -> None:
-    """Take a constant's numbers out, and leave a note of their mean and deviation."""
-    tensor.doc_string = f"{numbers.mean():.6g} {numbers.std():.6g}"
-    tensor.ClearField("raw_data")
-    tensor.ClearField("float_data")
-    tensor.ClearField("int32_data")
-
-
 def is_empty(tensor: TensorProto) -> bool:
-    """Whether `empty` took its numbers out."""
+    """Whether the archive lacks its numbers; a note of their mean and deviation is there instead."""
     return bool(tensor.doc_string)
 
 
