@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from clockwright.errors import StoreError
 from clockwright.foreign import TEXT_CHARS_MAX
-from clockwright.units import DURATION_NS_MAX, ArchitectureId, GpuKind, WorkerId
+from clockwright.units import DURATION_NS_MAX
 from controller.core.estimator import WINDOW_SIZE
 from controller.core.events import LearnedLink, LearnedTimes, Recalled
 from controller.models.state_file import StateFile
@@ -60,6 +60,7 @@ _PerByte = Annotated[float, Meta(ge=0, le=DURATION_NS_MAX)]
 _Size = Annotated[int, Meta(ge=1)]
 
 
+# Their fields are those of `LearnedTimes` and `LearnedLink`, by the same names.
 class _Times(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     gpu_kind: _Text
     clock_mhz: Annotated[int, Meta(ge=0)]
@@ -173,30 +174,13 @@ def _read(connection: sqlite3.Connection) -> bytes | None:
 
 
 def _encode(times: Sequence[LearnedTimes], links: Sequence[LearnedLink]) -> bytes:
-    record = _Record(
-        _LAYOUT,
-        [
-            _Times(
-                each.gpu_kind,
-                each.clock_mhz,
-                each.architecture_id,
-                list(each.load_ns),
-                {size: list(durations) for size, durations in each.exec_ns.items()},
-            )
-            for each in times
-        ],
-        [
-            _Link(
-                each.worker_id,
-                each.out_length_ns,
-                each.out_ns_per_byte,
-                each.back_length_ns,
-                each.back_ns_per_byte,
-            )
-            for each in links
-        ],
+    return msgspec.json.encode(
+        _Record(
+            _LAYOUT,
+            [_Times(*map(partial(getattr, each), _Times.__struct_fields__)) for each in times],
+            [_Link(*map(partial(getattr, each), _Link.__struct_fields__)) for each in links],
+        )
     )
-    return msgspec.json.encode(record)
 
 
 def _decode(data: bytes) -> Recalled:
@@ -206,25 +190,9 @@ def _decode(data: bytes) -> Recalled:
         UnicodeDecodeError, msgspec.MsgspecError: it is not one that `_encode` has made.
     """
     record = msgspec.json.decode(data, type=_Record)
+    for each in record.times:
+        each.exec_ns = dict(sorted(each.exec_ns.items()))
     return Recalled(
-        times=[
-            LearnedTimes(
-                gpu_kind=GpuKind(each.gpu_kind),
-                clock_mhz=each.clock_mhz,
-                architecture_id=ArchitectureId(each.architecture_id),
-                load_ns=each.load_ns,
-                exec_ns=dict(sorted(each.exec_ns.items())),
-            )
-            for each in record.times
-        ],
-        links=[
-            LearnedLink(
-                worker_id=WorkerId(each.worker_id),
-                out_length_ns=each.out_length_ns,
-                out_ns_per_byte=each.out_ns_per_byte,
-                back_length_ns=each.back_length_ns,
-                back_ns_per_byte=each.back_ns_per_byte,
-            )
-            for each in record.links
-        ],
+        times=[LearnedTimes(**msgspec.structs.asdict(each)) for each in record.times],
+        links=[LearnedLink(**msgspec.structs.asdict(each)) for each in record.links],
     )

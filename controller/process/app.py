@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvloop
@@ -69,40 +69,31 @@ log = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
 
 
-class Controller:
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """Where a controller listens, whether it leads or stands by."""
+
+    #: The port of gRPC; never 0.
+    port: int
+    #: The port of REST; None: nowhere.
+    http_port: int | None
+    #: The port for scrapers of metrics; None: nowhere.
+    metrics_port: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controller(Ports):
     """The parts of a running controller; `running` makes it."""
 
-    def __init__(
-        self,
-        *,
-        port: int,
-        http_port: int | None,
-        metrics_port: int | None,
-        runtime: Runtime,
-        catalogue: Catalogue,
-        links: WorkerLinks,
-        fronts: FrontLinks,
-        applications: Applications,
-        slabs: Slabs,
-        guard: Guard,
-        state: StateFile,
-        learned: Learned,
-    ) -> None:
-        #: Where it listens; never 0.
-        self.port = port
-        #: Where it listens for REST; None: nowhere.
-        self.http_port = http_port
-        #: Where it listens for scrapers of metrics; None: nowhere.
-        self.metrics_port = metrics_port
-        self.runtime = runtime
-        self.catalogue = catalogue
-        self.links = links
-        self.fronts = fronts
-        self.applications = applications
-        self.slabs = slabs
-        self.guard = guard
-        self.state = state
-        self.learned = learned
+    runtime: Runtime
+    catalogue: Catalogue
+    links: WorkerLinks
+    fronts: FrontLinks
+    applications: Applications
+    slabs: Slabs
+    guard: Guard
+    state: StateFile
+    learned: Learned
 
     async def drain(self, limit_s: float, *, notice_s: float) -> None:
         """Be ready no more, then admit nothing more, finish what is admitted, and leave workers and fronts waiting.
@@ -353,14 +344,16 @@ def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str
     catalogue.renew()
 
 
+def _say_nothing(_: Ports) -> None:
+    pass
+
+
 async def serve(
     config: ControllerConfig,
     *,
-    started: Callable[[int], None] | None = None,
-    draining: Callable[[], None] | None = None,
-    standing_by: Callable[[int], None] | None = None,
-    rest_started: Callable[[int], None] | None = None,
-    measured: Callable[[int], None] | None = None,
+    started: Callable[[Ports], None] = _say_nothing,
+    draining: Callable[[], None] = lambda: None,
+    standing_by: Callable[[Ports], None] = _say_nothing,
 ) -> int:
     """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
 
@@ -371,11 +364,9 @@ async def serve(
 
     Args:
         config: its settings.
-        started: is called with the port once connections are accepted.
+        started: is called once connections are accepted.
         draining: is called before the workers are left waiting.
-        standing_by: is called with the port where it says that it is not ready yet.
-        rest_started: is called with the port of REST, if there is one, after `started` or `standing_by`.
-        measured: is called with the port of metrics, if there are any, after those that say where it listens.
+        standing_by: is called once it says at its ports that it is not ready yet.
 
     Returns:
         The process's exit code: 0, or `os.EX_TEMPFAIL` where another controller leads now.
@@ -386,9 +377,7 @@ async def serve(
     with signals_to_end() as signals:
         if config.lease is None:
             never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            return await _lead(
-                config, Term(), signals, never, started, draining, rest_started, measured
-            )
+            return await _lead(config, Term(), signals, never, started, draining)
         store = open_store(config.lease)
         async with AsyncExitStack() as stack:
             guard = Guard(config.access)
@@ -404,12 +393,7 @@ async def serve(
             )
             await stack.enter_async_context(guard.looking())
             config = replace(config, metrics_port=metrics_port or config.metrics_port)
-            if standing_by is not None:
-                standing_by(port)
-            if rest_started is not None and http_port is not None:
-                rest_started(http_port)
-            if measured is not None and metrics_port is not None:
-                measured(metrics_port)
+            standing_by(Ports(port=port, http_port=http_port, metrics_port=metrics_port))
             told = asyncio.create_task(signals.get())
             taken = asyncio.create_task(keeper.take())
             await asyncio.wait((told, taken), return_when=asyncio.FIRST_COMPLETED)
@@ -422,9 +406,7 @@ async def serve(
             if is_told:
                 return 0
             log.warning("leading, in generation %d", keeper.term.generation)
-            return await _lead(
-                config, keeper.term, signals, lost, started, draining, rest_started, measured
-            )
+            return await _lead(config, keeper.term, signals, lost, started, draining)
         finally:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
@@ -437,10 +419,8 @@ async def _lead(
     term: Term,
     signals: asyncio.Queue[int],
     lost: asyncio.Future[str],
-    started: Callable[[int], None] | None,
-    draining: Callable[[], None] | None,
-    rest_started: Callable[[int], None] | None,
-    measured: Callable[[int], None] | None,
+    started: Callable[[Ports], None],
+    draining: Callable[[], None],
 ) -> int:
     """Do what `serve` says, as the leader; `lost` says why it leads no more."""
     async with running(config, term) as controller:
@@ -449,18 +429,12 @@ async def _lead(
         # All objects made so far live as long as the process: the collector need not look at them.
         freeze_garbage(collect=False)
         use_huge_pages()
-        if started is not None:
-            started(controller.port)
-        if rest_started is not None and controller.http_port is not None:
-            rest_started(controller.http_port)
-        if measured is not None and controller.metrics_port is not None:
-            measured(controller.metrics_port)
+        started(controller)
         told = asyncio.create_task(signals.get())
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
         if told.done():
             log.info("draining on %s", signal.Signals(told.result()).name)
-            if draining is not None:
-                draining()
+            draining()
             drain = asyncio.create_task(
                 controller.drain(config.drain_limit_s, notice_s=config.notice_s)
             )
@@ -493,27 +467,6 @@ def signals_to_end() -> Iterator[asyncio.Queue[int]]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
-
-
-def run(
-    config: ControllerConfig,
-    *,
-    started: Callable[[int], None] | None = None,
-    draining: Callable[[], None] | None = None,
-    standing_by: Callable[[int], None] | None = None,
-    rest_started: Callable[[int], None] | None = None,
-    measured: Callable[[int], None] | None = None,
-) -> int:
-    """Run a controller process until it is told to leave; the arguments are those of `serve`."""
-    main = serve(
-        config,
-        started=started,
-        draining=draining,
-        standing_by=standing_by,
-        rest_started=rest_started,
-        measured=measured,
-    )
-    return run_loop(main)
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:

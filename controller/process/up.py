@@ -20,7 +20,7 @@ from clockwright.client.channel import OPTIONS, Access
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 from controller.access.config import is_loopback
-from controller.process.app import run
+from controller.process.app import Ports, run_loop, serve
 from controller.process.config import ControllerConfig
 from controller.process.local_fronts import LocalFronts
 from controller.process.preparation import Preparation
@@ -66,7 +66,8 @@ def up(
     if not _catalogue_log.isEnabledFor(logging.INFO):
         _catalogue_log.setLevel(logging.ERROR)
 
-    def started(port: int) -> None:
+    def started(ports: Ports) -> None:
+        port = ports.port
         address = f"{_reachable(config.host)}:{port}"
         loop = asyncio.get_running_loop()
         for processes, flag in local:
@@ -84,22 +85,24 @@ def up(
             clients = f"{_reachable(config.host)}:{fronts.port}"
         console.print(f"listening on {config.host}:{port if fronts is None else fronts.port}")
         if fronts is not None and fronts.http_port is not None:
-            rest_started(fronts.http_port)
+            console.print(f"REST on {_url(config, fronts.http_port)}")
         if words:
             console.print(words)
         channel = _own_channel(config, address)
         task = _announce(console, channel, key, clients, workers, has_fronts=fronts is not None)
         announcement.append(loop.create_task(task))
+        say_more(ports)
 
-    def rest_started(port: int) -> None:
-        console.print(f"REST on {_url(config, port)}")
+    def say_more(ports: Ports) -> None:
+        if ports.http_port is not None:
+            console.print(f"REST on {_url(config, ports.http_port)}")
+        if ports.metrics_port is not None:
+            url = _url(config, ports.metrics_port)
+            console.print(f"metrics on {url}/metrics\ndashboard on {url}/")
 
-    def measured(port: int) -> None:
-        console.print(f"metrics on {_url(config, port)}/metrics")
-        console.print(f"dashboard on {_url(config, port)}/")
-
-    def standing_by(port: int) -> None:
-        console.print(f"standing by on {config.host}:{port}")
+    def standing_by(ports: Ports) -> None:
+        console.print(f"standing by on {config.host}:{ports.port}")
+        say_more(ports)
 
     def draining() -> None:
         workers.leave()
@@ -112,13 +115,8 @@ def up(
         token_file = folder / "token"
         token_file.write_text(key)
         try:
-            code = run(
-                config,
-                started=started,
-                draining=draining,
-                standing_by=standing_by,
-                rest_started=rest_started,
-                measured=measured,
+            code = run_loop(
+                serve(config, started=started, draining=draining, standing_by=standing_by)
             )
         finally:
             _catalogue_log.setLevel(logging.NOTSET)

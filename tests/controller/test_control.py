@@ -434,7 +434,9 @@ def test_sigterm_finishes_what_is_admitted_and_leaves_the_workers_waiting(tmp_pa
             telemetry_dir=tmp_path / "telemetry",
         )
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        process = asyncio.create_task(serve(config, started=port.set_result))
+        process = asyncio.create_task(
+            serve(config, started=lambda ports: port.set_result(ports.port))
+        )
         async with (
             LoopbackWorker(await port) as worker,
             control_of(port.result()) as control,

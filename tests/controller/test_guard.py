@@ -34,7 +34,7 @@ from controller.access.issuer_keys import is_url
 from controller.access.key_file import add_key, read_key_file, revoke_key
 from controller.access.roles import Role
 from controller.front.methods import METHODS
-from controller.process.app import running, serve
+from controller.process.app import Ports, running, serve
 from controller.process.config import ControllerConfig
 
 INFER = METHODS["/inference.GRPCInferenceService/ModelInfer"]
@@ -195,7 +195,10 @@ def test_sighup_has_everything_read_again_whatever_its_files_look_like(
         # Where nobody says who leads, it stands by.
         lease = None if leads else "etcd://127.0.0.1:1"
         config = ControllerConfig(port=0, access=AccessConfig(keys_file=path), lease=lease)
-        started = port.set_result
+
+        def started(ports: Ports) -> None:
+            port.set_result(ports.port)
+
         serving = asyncio.create_task(
             serve(config, started=started) if leads else serve(config, standing_by=started)
         )
