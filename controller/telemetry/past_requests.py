@@ -5,14 +5,13 @@ request the state of the scheduler at that moment is kept, because it changes at
 for longer than answered ones. Queries to applications are kept with any outcome, because no other table says which
 models they asked.
 
-Everything is in tuples and records of plain values, which the garbage collector does not track.
+Everything is in records of plain values, which the garbage collector does not track.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -32,8 +31,7 @@ NUM_QUERIES: Final = 10_000
 OPEN: Final = "OPEN"
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedRequest:
+class RefusedRequest(msgspec.Struct, frozen=True, gc=False):
     """A request that was refused, and what was true then."""
 
     #: Its client's name for it; may be empty.
@@ -68,7 +66,7 @@ class RefusedRequest:
     dropped_share: float = 0.0
     lanes: tuple[Lane, ...] = ()
     #: What would have let it succeed, as in `Remedy`.
-    remedy_slo_ns: int = 0
+    enough_slo_ns: int = 0
     more_workers: int = 0
     pinning: bool = False
 
@@ -103,7 +101,7 @@ class PastRequests:
         num_refused: int = NUM_REFUSED,
         num_queries: int = NUM_QUERIES,
     ) -> None:
-        self._refused: deque[tuple[object, ...]] = deque(maxlen=num_refused)
+        self._refused: deque[RefusedRequest] = deque(maxlen=num_refused)
         self._named: deque[tuple[str, RequestId, str]] = deque(maxlen=NUM_NAMED)
         self._queries: deque[QueryMade] = deque(maxlen=num_queries)
         #: Tells of a query that is open; None: it is not.
@@ -125,7 +123,7 @@ class PastRequests:
         """The scheduler refused a request."""
         remedy = obstacles.remedy
         self._refused.append(
-            (
+            RefusedRequest(
                 name,
                 request.request_id,
                 request.model_id,
@@ -174,9 +172,22 @@ class PastRequests:
             remedy: what would have let it succeed, in words.
             by_front: its front has refused it by itself, for what it was told before.
         """
-        row = (ask.name, RequestId(0), ModelId(model_name), ask.tenant, ask.rows)
-        when = (ask.arrival_ns, ask.slo_ns, departure_ns)
-        self._refused.append((*row, *when, told.refusal.value, told.message, remedy, by_front))
+        self._refused.append(
+            RefusedRequest(
+                ask.name,
+                RequestId(0),
+                ModelId(model_name),
+                ask.tenant,
+                ask.rows,
+                ask.arrival_ns,
+                ask.slo_ns,
+                departure_ns,
+                told.refusal.value,
+                told.message,
+                remedy,
+                by_front,
+            )
+        )
 
     def queried(self, query: QueryMade) -> None:
         """A query to an application is over."""
@@ -190,10 +201,7 @@ class PastRequests:
 
     def find_refused(self, request_id: RequestId) -> RefusedRequest | None:
         """Find a request that the scheduler refused."""
-        for row in reversed(self._refused):
-            if row[1] == request_id:
-                return _read(row)
-        return None
+        return next((row for row in reversed(self._refused) if row.request_id == request_id), None)
 
     def find_named(
         self, name: str, may_see: Callable[[str], bool]
@@ -208,9 +216,5 @@ class PastRequests:
             if named == name and may_see(tenant):
                 yield request_id
         for row in reversed(self._refused):
-            if row[0] == name and may_see(str(row[3])):
-                yield _read(row)
-
-
-def _read(row: tuple[object, ...]) -> RefusedRequest:
-    return RefusedRequest(*row)  # type: ignore[arg-type]
+            if row.name == name and may_see(row.tenant):
+                yield row

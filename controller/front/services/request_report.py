@@ -7,6 +7,7 @@ Everything is looked up on demand: in telemetry's last rows, among the refusals 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from clockwright.errors import Refusal, UnknownRequestError
 from clockwright.foreign import check_name_length
@@ -80,21 +81,51 @@ def _of_number(
     return None
 
 
+#: Fields that the record of a refused request has by the same names, and those of a lane, in its order.
+_OF_REFUSED: Final = (
+    *(
+        "outcome",
+        "detail",
+        "load_ns",
+        "exec_ns",
+        "queue_ns",
+        "margin_ns",
+        "num_waiting",
+        "num_open",
+    ),
+    *("num_pages", "dropped_share", "enough_slo_ns", "more_workers", "pinning"),
+)
+_OF_LANE: Final = (
+    *("worker_id", "resident", "loading", "exec_busy_ns", "load_busy_ns", "num_free_pages"),
+    "num_pages",
+)
+
+
+def _begun(
+    runtime: Runtime,
+    found: RequestArrived | QueryMade | RequestRow | RefusedRequest,
+    name: str,
+    model_id: str,
+    latency_ns: int,
+    *fields: str,
+) -> pb.ExplainResponse:
+    """Begin with what is known of every request, and with these fields of what was found."""
+    same = ("request_id", "tenant", "rows", "slo_ns", *fields)
+    return pb.ExplainResponse(
+        client_request_id=name,
+        model_id=model_id,
+        age_ns=runtime.clock() - found.arrival_ns,
+        latency_ns=latency_ns,
+        **{field: getattr(found, field) for field in same},
+    )
+
+
 def _open(
     runtime: Runtime, request: RequestArrived, action_id: ActionId | None, name: str
 ) -> pb.ExplainResponse:
     age_ns = runtime.clock() - request.arrival_ns
-    response = pb.ExplainResponse(
-        request_id=request.request_id,
-        client_request_id=name,
-        model_id=name_of(request.model_id),
-        tenant=request.tenant,
-        outcome=OPEN,
-        rows=request.rows,
-        age_ns=age_ns,
-        slo_ns=request.slo_ns,
-        latency_ns=age_ns,
-    )
+    response = _begun(runtime, request, name, name_of(request.model_id), age_ns)
+    response.outcome = OPEN
     where = "waits" if action_id is None else f"is with a worker, in action {action_id}"
     left_ns = request.slo_ns - age_ns
     response.words.append(
@@ -106,19 +137,9 @@ def _open(
 
 def _query(runtime: Runtime, found: QueryMade, name: str) -> pb.ExplainResponse:
     """Explain a query to an application: which models it asked, and with what outcome."""
-    now_ns = runtime.clock()
-    response = pb.ExplainResponse(
-        request_id=found.request_id,
-        client_request_id=name,
-        model_id=found.application,
-        tenant=found.tenant,
-        outcome=found.outcome,
-        detail=found.detail,
-        rows=found.rows,
-        age_ns=now_ns - found.arrival_ns,
-        slo_ns=found.slo_ns,
-        latency_ns=(now_ns if found.outcome == OPEN else found.at_ns) - found.arrival_ns,
-    )
+    until_ns = runtime.clock() if found.outcome == OPEN else found.at_ns
+    latency_ns = until_ns - found.arrival_ns
+    response = _begun(runtime, found, name, found.application, latency_ns, "outcome", "detail")
     became = {OK: "was answered", OPEN: "is open", CANCELLED: "was given up"}.get(
         found.outcome, f"was refused as {found.outcome}"
     )
@@ -145,18 +166,7 @@ def _query(runtime: Runtime, found: QueryMade, name: str) -> pb.ExplainResponse:
 def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
     """Explain a request that was answered, in time or not, or withdrawn."""
     latency_ns = row.departure_ns - row.arrival_ns
-    response = pb.ExplainResponse(
-        request_id=row.request_id,
-        client_request_id=name,
-        model_id=name_of(row.model_id),
-        tenant=row.tenant,
-        outcome=row.outcome,
-        rows=row.rows,
-        age_ns=runtime.clock() - row.arrival_ns,
-        slo_ns=row.slo_ns,
-        latency_ns=latency_ns,
-        cold=row.cold,
-    )
+    response = _begun(runtime, row, name, name_of(row.model_id), latency_ns, "outcome", "cold")
     words = response.words
     slo = format_ns(row.slo_ns)
     if row.outcome == CANCELLED:
@@ -211,41 +221,9 @@ def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
 def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainResponse:
     """Explain a request that was refused."""
     waited_ns = found.departure_ns - found.arrival_ns
-    response = pb.ExplainResponse(
-        request_id=found.request_id,
-        client_request_id=name,
-        model_id=name_of(found.model_id),
-        tenant=found.tenant,
-        outcome=found.outcome,
-        detail=found.detail,
-        rows=found.rows,
-        age_ns=runtime.clock() - found.arrival_ns,
-        slo_ns=found.slo_ns,
-        latency_ns=waited_ns,
-        load_ns=found.load_ns,
-        exec_ns=found.exec_ns,
-        queue_ns=found.queue_ns,
-        margin_ns=found.margin_ns,
-        num_waiting=found.num_waiting,
-        num_open=found.num_open,
-        num_pages=found.num_pages,
-        dropped_share=found.dropped_share,
-        enough_slo_ns=found.remedy_slo_ns,
-        more_workers=found.more_workers,
-        pinning=found.pinning,
-    )
+    response = _begun(runtime, found, name, name_of(found.model_id), waited_ns, *_OF_REFUSED)
     for values in found.lanes:
-        response.lanes.append(
-            pb.ExplainedLane(
-                worker_id=values[0],
-                resident=values[1],
-                loading=values[2],
-                exec_busy_ns=values[3],
-                load_busy_ns=values[4],
-                num_free_pages=values[5],
-                num_pages=values[6],
-            )
-        )
+        response.lanes.add(**dict(zip(_OF_LANE, values, strict=True)))
     words = response.words
     slo = format_ns(found.slo_ns)
     words.append(
