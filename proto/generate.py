@@ -1,6 +1,6 @@
 """Make the Python stubs in clockwright/v1 from the .proto files here; `make proto` runs it.
 
-The `clockwright.v1` files are protoc's own output. The Open Inference Protocol file is written as a
+The `clockwright.v1` files are protoc's own output; callables are made of their descriptors (`client.operator`). The Open Inference Protocol file is written as a
 serialised descriptor plus protoc's type stub: its messages are built in a private descriptor pool at
 import, because every other client of the protocol registers the same names in the default one.
 """
@@ -56,10 +56,6 @@ def generate(target: Path) -> None:
         for name in ("control", "leadership", "reflection"):
             source = f"clockwright/v1/{name}.proto"
             run(f"--python_out={out}", f"--pyi_out={out}", source)
-            if (
-                name != "reflection"
-            ):  # It goes by grpc's own name, which the stubs of our package would not have.
-                run(f"--grpc_python_out={out}", source)
         run(f"--pyi_out={out}", f"--descriptor_set_out={out}/set", "inference/inference.proto")
         for file in sorted((out / "clockwright" / "v1").iterdir()):
             (target / file.name).write_text(file.read_text())

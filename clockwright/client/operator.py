@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from clockwright.client.arguments import check, check_flag, check_text
 from clockwright.client.channel import Access, check_dialled
@@ -14,12 +16,26 @@ from clockwright.client.statuses import error_of
 from clockwright.errors import ConfigError, Denial, DeniedError
 from clockwright.foreign import escape_texts
 from clockwright.v1 import control_pb2 as pb
-from clockwright.v1 import control_pb2_grpc as pb_grpc
 
 # Reading calls take milliseconds. A server that is silent for this long has a problem.
 _LOOK_LIMIT_S = 30.0
 
 _CHUNK_BYTES = 1 << 20
+
+
+def control_stub(channel: Any) -> Any:  # noqa: ANN401  grpc's
+    """Make the callables of `ControlService` on a channel of grpc or grpc.aio, by the names of the methods."""
+    stub = SimpleNamespace()
+    for method in pb.DESCRIPTOR.services_by_name["ControlService"].methods:
+        kind = "stream_unary" if method.client_streaming else "unary_unary"
+        request, response = map(GetMessageClass, (method.input_type, method.output_type))
+        call = getattr(channel, kind)(
+            f"/{method.containing_service.full_name}/{method.name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        setattr(stub, method.name, call)
+    return stub
 
 
 class Operator:
@@ -35,7 +51,7 @@ class Operator:
         self._address = address
         self._access = access or Access()
         self._channel = self._access.channel(address)
-        self._stub: Any = pb_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = control_stub(self._channel)
 
     def status(self) -> pb.StatusResponse:
         """Ask for the controller's totals."""

@@ -17,8 +17,8 @@ from rich.console import Console
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.client.channel import OPTIONS, Access
+from clockwright.client.operator import control_stub
 from clockwright.v1 import control_pb2 as pb
-from clockwright.v1 import control_pb2_grpc as pb_grpc
 from controller.access.config import is_loopback
 from controller.process.app import Ports, run_loop, serve
 from controller.process.config import ControllerConfig
@@ -182,7 +182,7 @@ async def show_preparation(
     """
     shown = Access(key=key).metadata
     async with channel:
-        stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = control_stub(channel)
         with Preparation(console) as preparation:
             while True:
                 status = await stub.Status(pb.StatusRequest(), metadata=shown)

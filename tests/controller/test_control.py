@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
+from clockwright.client.operator import control_stub
 from clockwright.errors import ConfigError, RefusedError
 from clockwright.v1 import control_pb2 as pb
-from clockwright.v1 import control_pb2_grpc as pb_grpc
 from controller.core import SchedulerConfig
 from controller.front.methods import CONTROL
 from controller.links import worker_link
@@ -51,7 +51,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 async def control_of(port: int) -> AsyncIterator[Any]:
     aio: Any = grpc.aio
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+        yield control_stub(channel)
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def add_model(
     def call() -> pb.AddModelResponse:
         channel: Any = grpc.insecure_channel(f"127.0.0.1:{controller.port}")
         with channel:
-            stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = control_stub(channel)
             added: pb.AddModelResponse = stub.AddModel(iter(requests))
             return added
 

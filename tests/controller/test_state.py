@@ -18,9 +18,9 @@ import pytest
 from typing_extensions import override
 
 from clockwright.client.client import AsyncClient
+from clockwright.client.operator import control_stub
 from clockwright.errors import ConfigError, StoreError
 from clockwright.v1 import control_pb2 as pb
-from clockwright.v1 import control_pb2_grpc as pb_grpc
 from clockwright.wire.tensors import TensorSpec
 from controller.core import SchedulerConfig
 from controller.links import worker_link
@@ -59,7 +59,7 @@ async def controller_of(directory: Path, **changes: Any) -> AsyncIterator[tuple[
         running(config) as controller,
         aio.insecure_channel(f"127.0.0.1:{controller.port}") as channel,
     ):
-        yield controller, pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+        yield controller, control_stub(channel)
 
 
 @asynccontextmanager

@@ -18,9 +18,10 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from clockwright.client.operator import control_stub
 from clockwright.errors import ModelError, ProtocolError, Refusal, RefusedError
 from clockwright.units import ActionId, WorkerId
-from clockwright.v1 import control_pb2, control_pb2_grpc
+from clockwright.v1 import control_pb2
 from clockwright.wire import frames
 from clockwright.wire import peer as wire
 from clockwright.wire import worker_messages as pb
@@ -558,7 +559,7 @@ def test_the_largest_figures_that_a_worker_may_report_are_shown_to_everybody(
                 beat = pb.Heartbeat(sent_ns=worker.now_ns(), card=card)
                 await worker.send(beat)
                 await until(lambda: controller.links.links[0].card.clock_mhz == clock_mhz)  # noqa: B023
-            control: Any = control_pb2_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+            control = control_stub(channel)
             (shown,) = (await control.ListModels(control_pb2.ListModelsRequest())).models
             assert (shown.load_ns, shown.exec[0].exec_ns) == (3600 * S, 3600 * S)
             (worker_shown,) = (await control.ListWorkers(control_pb2.ListWorkersRequest())).workers
