@@ -7,7 +7,6 @@ not take at once, the event loop writes when there is room again.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import logging
 import os
@@ -24,7 +23,7 @@ from clockwright.errors import ProtocolError
 from clockwright.wire import worker_messages as messages
 from clockwright.wire.actions import Action, FromFronts, Result
 from clockwright.wire.bulk import Buffer
-from clockwright.wire.data_socket import dial, prepare
+from clockwright.wire.data_socket import dial, prepare, receive_with_files
 from clockwright.wire.frame_headers import Inputs, Withdrawal
 from clockwright.wire.frame_socket import first_record
 from clockwright.wire.frames import (
@@ -48,7 +47,6 @@ _DIAL_LIMIT_S = 10.0
 
 # The inputs' memory and the outputs'.
 _FILES_MAX = 2
-_FILES_BYTES = socket.CMSG_SPACE(_FILES_MAX * array.array("i").itemsize)
 
 #: What the socket leaves to others.
 Order = Action | Withdrawal | Inputs
@@ -159,7 +157,9 @@ class ControllerSocket:
         try:
             sock = self._dial()
             if sock.family == socket.AF_UNIX:
-                self._receive = partial(_receive_with_files, sock, self._files)
+                self._receive = partial(
+                    receive_with_files, sock, files=self._files, most=_FILES_MAX
+                )
             elif isinstance(sock, ssl.SSLSocket):
                 self._receive, self._is_sealed = partial(self._receive_sealed, sock), True
             else:
@@ -308,17 +308,6 @@ class ControllerSocket:
             self.over.set_result(reason)
         else:
             self.over.set_exception(reason)
-
-
-def _receive_with_files(sock: socket.socket, files: deque[int], room: memoryview) -> int:
-    """Receive, and put what files come along behind those that are there."""
-    num_bytes, ancillary, _, _ = sock.recvmsg_into([room], _FILES_BYTES)
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found = array.array("i")
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-            files.extend(found)
-    return num_bytes
 
 
 def _reason_of(error: Exception) -> str | Exception:

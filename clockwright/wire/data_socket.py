@@ -7,6 +7,7 @@ controller passes on its fingerprint over links that are secure themselves.
 
 from __future__ import annotations
 
+import array
 import hashlib
 import hmac
 import logging
@@ -14,6 +15,7 @@ import os
 import socket
 import ssl
 import struct
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,6 +99,19 @@ def is_our_users(sock: socket.socket) -> bool:
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return user in (0, os.getuid())
+
+
+def receive_with_files(
+    sock: socket.socket, room: memoryview, files: deque[int], *, most: int
+) -> int:
+    """Receive into `room`; open files that come along, at most so many at once, are put behind those that are there."""
+    found = array.array("i")
+    num_bytes, ancillary, _, _ = sock.recvmsg_into([room], socket.CMSG_SPACE(most * found.itemsize))
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    files.extend(found)
+    return num_bytes
 
 
 def prepare(sock: socket.socket, *, silence_limit_ms: int) -> None:

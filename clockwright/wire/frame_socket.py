@@ -7,7 +7,6 @@ written during one turn of the event loop leaves in one system call.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import logging
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from clockwright.errors import ProtocolError
 from clockwright.wire.bulk import Buffer
-from clockwright.wire.data_socket import is_our_users, prepare
+from clockwright.wire.data_socket import is_our_users, prepare, receive_with_files
 from clockwright.wire.frame_headers import TOKEN_BYTES
 from clockwright.wire.frames import (
     GREETING_BYTES,
@@ -53,7 +52,6 @@ _UNSENT_BYTES_MAX = 1 << 30
 
 # Files that come with one message, and that wait at once.
 _FILES_MAX = 16
-_FILES_BYTES = socket.CMSG_SPACE(_FILES_MAX * array.array("i").itemsize)
 
 
 class FrameSocket:
@@ -211,12 +209,7 @@ class FrameSocket:
         self._take(self.reader.received(num_bytes))
 
     def _receive_with_files(self) -> int:
-        num_bytes, ancillary, _, _ = self._sock.recvmsg_into([self.reader.room()], _FILES_BYTES)
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                found = array.array("i")
-                found.frombytes(data[: len(data) - len(data) % found.itemsize])
-                self.files.extend(found)
+        num_bytes = receive_with_files(self._sock, self.reader.room(), self.files, most=_FILES_MAX)
         if len(self.files) > _FILES_MAX:
             raise ProtocolError(f"{len(self.files)} files that no frame announced")
         return num_bytes

@@ -17,7 +17,6 @@ from experiments.bench.restart import (
     StreamClient,
     account,
     back,
-    ends,
     faults,
 )
 from experiments.study.aims import AIMS
@@ -49,12 +48,6 @@ def test_what_has_no_end_two_ends_or_a_late_answer_is_counted() -> None:
     assert (
         account([ended("short", "OK", 0.12, stood_before_s=1.0, stood_s=1.03)])["late_success"] == 0
     )
-
-
-def test_the_ends_before_and_after_a_restart_are_shares_of_what_was_asked_then() -> None:
-    some = [ended("short", end, 0.05) for end in ("OK", "OK", "LATE", "OVERLOADED")]
-    assert dict(ends("after", some)) == {"after_late_pct": 25, "after_refused_pct": 25}
-    assert dict(ends("before", [])) == {"before_late_pct": 0, "before_refused_pct": 0}
 
 
 def test_the_client_asks_again_whatever_was_on_a_stream_that_broke() -> None:
@@ -95,7 +88,7 @@ def test_the_client_asks_again_whatever_was_on_a_stream_that_broke() -> None:
 
 
 def test_nothing_is_lost_when_the_only_controller_is_killed(tmp_path: Path) -> None:
-    figures = back(Setting(times=1, beside_s=0.5), tmp_path)
+    figures = back(Setting(times=1), tmp_path)
     assert figures["back_answered"] > 0
     assert figures["back_double"] == 0
     # How long it takes is the machine's; requests that it outlasts may be refused.
