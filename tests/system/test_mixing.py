@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import subprocess
 import sys
@@ -20,7 +21,13 @@ from clockwright.errors import BadRequestError, RefusedError
 from experiments.live.local_server import LocalServer
 from tests.kit.mixing_models import Array, MixingModel, all_models, quantised
 
-MODELS = {each.name: each for each in all_models()}
+
+@functools.cache
+def models() -> dict[str, MixingModel]:
+    """All, by name; made when first asked for, because they take sklearn, whoever collects the tests."""
+    return {each.name: each for each in all_models()}
+
+
 #: Row by row, and the four whose rows met unnoticed before the graph was asked.
 FEW = ["mlp-16-64-8", "labels", "mlp-16-64-8-int8", "encoder-int8", "int-mix", "control-if"]
 #: The last scale gives zeros.
@@ -84,23 +91,25 @@ async def asked_among_strangers(address: str, model: MixingModel) -> int:
 
 
 @pytest.mark.parametrize(
-    "names", [FEW, pytest.param(list(MODELS), marks=pytest.mark.long)], ids=["few", "all"]
+    "names", [FEW, pytest.param([], marks=pytest.mark.long)], ids=["few", "all"]
 )
 def test_no_answer_has_seen_a_stranger_and_no_good_model_runs_alone(
     names: list[str], tmp_path: Path, cache_dir: Path
 ) -> None:
+    names = names or list(models())
     for name in names:
         path = tmp_path / "models" / name / "1" / "model.onnx"
         path.parent.mkdir(parents=True)
-        onnx.save(MODELS[name].model, path)
+        onnx.save(models()[name].model, path)
     folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(cache_dir)]
     with LocalServer(folders) as server, Operator(server.address) as operator:
         told = {info.model_id: info for info in operator.models()}
         assert {info.state for info in told.values()} == {"READY"}
         row_by_row = [name for name in names if not told[name].one_by_one]
-        assert row_by_row == [name for name in names if MODELS[name].row_by_row]
+        assert row_by_row == [name for name in names if models()[name].row_by_row]
         num_shared = {
-            name: asyncio.run(asked_among_strangers(server.address, MODELS[name])) for name in names
+            name: asyncio.run(asked_among_strangers(server.address, models()[name]))
+            for name in names
         }
     # The strangers were there: without them no batch has room for two.
     assert any(num_shared.values())
@@ -110,7 +119,7 @@ def test_no_answer_has_seen_a_stranger_and_no_good_model_runs_alone(
 def test_a_model_that_runs_alone_says_so_and_stands_in_an_application(
     tmp_path: Path, cache_dir: Path
 ) -> None:
-    labels = MODELS["labels"].model
+    labels = models()["labels"].model
     # Who asks for single rows knows what he does, and is not told.
     for name, model, config in (
         ("apart", labels, ""),
