@@ -276,6 +276,62 @@ def test_turns_are_put_farther_apart_while_many_requests_find_the_loop_busy() ->
     assert not loop.entrance.behind
 
 
+def test_a_loop_that_has_time_because_it_refuses_stays_behind_and_lets_more_in() -> None:
+    loop = Loop()
+    loop.fall_behind(answers=100)
+    assert loop.entrance.is_pressed
+    for _ in range(40):
+        loop.door.num_requests = 10_000
+        assert not loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
+        loop.door.num_requests = 0
+        # Half of the window is left.
+        loop.now_ns += WINDOW_NS // 2
+        loop.work(WINDOW_NS // 2)
+        for _ in range(100):
+            loop.door.enter(0)
+            loop.door.leave(0)
+        loop.entrance.has_time(loop.now_ns, loop.now_ns)
+        assert loop.entrance.behind
+        assert not loop.entrance.is_pressed
+    assert loop.entrance.pace_ns == pytest.approx(WINDOW_NS / 200, rel=0.01)
+    # Once nothing is refused any more, everything is let in.
+    loop.now_ns += WINDOW_NS
+    loop.entrance.has_time(loop.now_ns, loop.now_ns)
+    assert not loop.entrance.behind
+
+
+def shifts(loop: Loop, asked: int) -> list[list[str]]:
+    """Which of four sources are read often, window after window, where each asks so much in a window."""
+    found = []
+    for _ in range(8):
+        for source in "abcd":
+            loop.entrance.asked(source, asked)
+        loop.end_window(answers=100)
+        turns = [loop.entrance.pause_ns(source, NS_PER_S) for source in "abcd"]
+        found.append([s for s, turn in zip("abcd", turns, strict=True) if turn == min(turns)])
+        assert min(turns) > 0
+    return found
+
+
+def test_sources_take_shifts_where_twice_as_much_is_asked_as_can_be_answered() -> None:
+    loop = Loop()
+    loop.fall_behind(answers=100)
+    assert shifts(loop, 25) == [["a", "b", "c", "d"]] * 8
+    found = shifts(loop, 50)[1:]
+    assert {tuple(on_shift) for on_shift in found} == {("a", "c"), ("b", "d")}
+
+
+def test_a_source_that_asks_seldom_is_read_at_once() -> None:
+    loop = Loop()
+    loop.fall_behind(answers=100)
+    for source, asked in (("floods", 500), ("seldom", 2)):
+        loop.entrance.asked(source, asked)
+    loop.end_window(answers=100)
+    assert loop.entrance.pause_ns("floods", NS_PER_S) > 0
+    assert loop.entrance.pause_ns("floods", 7) == 7
+    assert loop.entrance.pause_ns("seldom", NS_PER_S) == 0
+
+
 def test_a_refusal_says_how_many_are_inside_and_the_pace() -> None:
     loop = Loop()
     loop.fall_behind(answers=100)

@@ -70,6 +70,12 @@ _FIRST_PACE_NS: Final = 100 * NS_PER_US
 #: A source that asks for so many times as much as the sources of the window before did on average, and a large batch more,
 #: leaves half of the room to the others.
 _FAIR: Final = 2
+#: A source that asks for fewer in a window is read at once: hardly ever would a pause gather two of its requests.
+_OFTEN: Final = 4
+#: A source is read again after so many of the longest turns, or so many while others are on shift, which lasts for so many
+#: windows. In a model of 64 sources with an SLO of 10 ms, this keeps 0.57 of the goodput at three times the capacity; 0.44
+#: without shifts.
+_PAUSE_TURNS, _OFF_TURNS, _SHIFT_WINDOWS = 4, 16, 2
 #: The part of a new measure in the pace, where that is better than it was, and where it is worse: a loop that gave fewer
 #: answers may have stood still, or was asked for no more. And the most by which one makes it longer.
 _NEW_PART, _WORSE_PART, _GROW_MOST = 0.5, 0.05, 2.0
@@ -119,6 +125,45 @@ def _urgency(place: _Place) -> int:
     return -place.latest_ns
 
 
+class _Sources:
+    """What sources ask for, window by window, while the loop is behind.
+
+    Where several times as much is asked as can be answered, they take shifts. Those off shift are read so seldom that
+    nearly all they ask for is refused, many at once, and the time goes to requests that are young.
+    """
+
+    def __init__(self) -> None:
+        # Requests by source in this window, and in the one before; and the most that is fair.
+        self._asked: dict[object, int] = {}
+        self._before: dict[object, int] = {}
+        self._fair = math.inf
+        self._off_shift: set[object] = set()
+        self._num_windows = 0
+
+    def asked(self, source: object, count: int) -> None:
+        self._asked[source] = self._asked.get(source, 0) + count
+
+    def asks_too_much(self, source: object) -> bool:
+        return self._asked.get(source, 0) > self._fair
+
+    def end_window(self, num_answered: float) -> None:
+        """Begin a new window; so many can be answered in one."""
+        self._before, self._asked = self._asked, {}
+        asked = self._before
+        total = sum(asked.values())
+        self._fair = INSIDE_LEAST + _FAIR * total / len(asked) if asked else math.inf
+        num_shifts = max(1, round(total / num_answered))
+        self._num_windows += 1
+        on_shift = [*asked][self._num_windows // _SHIFT_WINDOWS % num_shifts :: num_shifts]
+        self._off_shift = asked.keys() - on_shift
+
+    def pause_turns(self, source: object) -> int:
+        """For how many of the longest turns a source is left unread."""
+        if self._before.get(source, 0) < _OFTEN:
+            return 0
+        return _OFF_TURNS if source in self._off_shift else _PAUSE_TURNS
+
+
 class Entrance:
     """Has requests wait for an event loop that is busy, and says which it has no time for."""
 
@@ -144,8 +189,8 @@ class Entrance:
         self.whose = "the controller itself"
         #: Requests that wait, those included whose clients have given them up.
         self.num_waiting = 0
-        #: Whether the loop has no time to spare.
-        self.behind = False
+        #: Whether the loop has no time to spare; and whether it has none, or has some because it refuses what comes.
+        self.is_pressed = self.behind = False
         #: Time that passes from one answer to the next while the loop is behind, in ns. The scheduler's refusals count.
         self.pace_ns = float(_FIRST_PACE_NS)
         #: A turn begins requests for so long at most.
@@ -161,9 +206,9 @@ class Entrance:
         self._has_scheduled = False
         # When the present window began, what the loop had used, and the requests that were over.
         self._window_ns, self._used_ns, self._ended = clock(), used_ns(), door.num_ended
-        # Requests that sources asked to enter in this window, while the loop was behind, and the most that is fair.
-        self._asked: dict[object, int] = {}
-        self._fair = math.inf
+        self._sources = _Sources()
+        # Whether a request was refused for want of time in this window.
+        self._has_refused = False
         # When the loop was behind for the first time without a calm since, and for the last time.
         self._since_ns = self._behind_ns = -_CALM_NS
         self._refusal: RefusedError | None = None
@@ -207,19 +252,32 @@ class Entrance:
         pace_ns = self.pace_ns
         if self.behind:
             ahead += self._door.num_requests
-            asked = self._asked.get(source, 0)
-            if asked > self._fair:
+            if self._sources.asks_too_much(source):
                 # As if all took twice as long: so much of the room is the others'.
                 ahead, pace_ns = ahead + INSIDE_LEAST, 2 * pace_ns
-            self._asked[source] = asked + 1
+            self._sources.asked(source, 1)
         if ahead < INSIDE_LEAST:
-            return now_ns <= latest_ns
-        return now_ns + ahead * pace_ns <= latest_ns and self.num_waiting + besides < WAITING_MAX
+            ahead = 0
+        if now_ns + ahead * pace_ns <= latest_ns and self.num_waiting + besides < WAITING_MAX:
+            return True
+        self._has_refused = True
+        return False
+
+    def pause_ns(self, source: object, longest_ns: int) -> int:
+        """How long a source is left unread after it was read, so that more of it comes together; 0: not at all.
+
+        Args:
+            source: as `may_enter`.
+            longest_ns: for which it is ever left.
+        """
+        if not self.is_pressed:
+            return 0
+        return min(longest_ns, self._sources.pause_turns(source) * self.turn_ns)
 
     def asked(self, source: object, count: int) -> None:
         """Count requests of a source that were refused without a question each."""
         if self.behind:
-            self._asked[source] = self._asked.get(source, 0) + count
+            self._sources.asked(source, count)
 
     def _latest_ns(self, arrival_ns: int, slo_ns: int, now_ns: int) -> int:
         """When the answers must have been given to all that are inside as a request enters."""
@@ -295,7 +353,10 @@ class Entrance:
         """Find out whether the loop is behind, its pace, and how far apart its turns are to be."""
         elapsed_ns, ended, used_ns = now_ns - self._window_ns, self._door.num_ended, self._look()
         used = (used_ns - self._used_ns) / elapsed_ns
-        self.behind = used > 1 - _IDLE_LEAST
+        self.is_pressed = used > 1 - _IDLE_LEAST
+        # A loop that has time because it refuses what comes would have none if it let everything in.
+        self.behind = self.is_pressed or (self.behind and self._has_refused)
+        self._has_refused = False
         turns = self.turns
         if used < _USED_LEAST or self._door.num_requests < _TOGETHER_LEAST:
             turns.period_ns //= 2
@@ -308,14 +369,11 @@ class Entrance:
             if now_ns - self._behind_ns > _CALM_NS + elapsed_ns:
                 self._since_ns = now_ns
             self._behind_ns = now_ns
-            pace_ns = elapsed_ns / max(ended - self._ended, 1)
+            pace_ns = min(used, 1.0) * elapsed_ns / max(ended - self._ended, 1)
             part = _NEW_PART if pace_ns < self.pace_ns else _WORSE_PART
             self.pace_ns += part * (min(pace_ns, _GROW_MOST * self.pace_ns) - self.pace_ns)
         self._window_ns, self._used_ns, self._ended = now_ns, used_ns, ended
-        asked, self._asked = self._asked, {}
-        self._fair = math.inf
-        if asked:
-            self._fair = INSIDE_LEAST + _FAIR * sum(asked.values()) / len(asked)
+        self._sources.end_window(elapsed_ns / self.pace_ns)
 
     def refusal(self, now_ns: int) -> RefusedError:
         """Make the refusal of a request for which the loop has no time. Within a second it is the same."""

@@ -64,9 +64,8 @@ STREAM_REQUESTS_MAX = 1024
 #: While requests wait, so many reads follow each other of a connection that sent more than one takes: what cannot be
 #: served is refused in time.
 _READS_PER_TURN = 8
-#: While requests wait, a connection is read again after so long for each that is open, or this part of the longest turn.
+#: While the loop has no time to spare, a connection is read again after so long for each that is open at most.
 _PAUSE_NS_EACH = 200 * NS_PER_US
-_PAUSE_TURNS = 4
 #: Answers that are written after one look at the clock: some 50 us' worth.
 _ANSWERS_PER_LOOK = 32
 #: To send them is thought to take so long at most: a standstill does not come again at once.
@@ -699,7 +698,9 @@ class _Peer:
         server = self.server
         server.turns.used()
         now_ns = server.clock()
-        if server.entrance.behind and now_ns - self._read_ns < server.pause_ns:
+        entrance = server.entrance
+        since_ns = now_ns - self._read_ns
+        if entrance.is_pressed and since_ns < entrance.pause_ns(self, server.longest_pause_ns):
             self._socket.put_off()
             return  # More comes in together, at less cost for each.
         self._read_ns = now_ns
@@ -1207,9 +1208,9 @@ class Http2Server:
     # --- what is served -----------------------------------------------------------------------
 
     @property
-    def pause_ns(self) -> int:
-        """How long a connection is left unread while requests wait."""
-        return min(_PAUSE_NS_EACH * len(self._peers), _PAUSE_TURNS * self.entrance.turn_ns)
+    def longest_pause_ns(self) -> int:
+        """How long a connection is left unread at most while the loop has no time to spare."""
+        return _PAUSE_NS_EACH * len(self._peers)
 
     def serve(self, handlers: Mapping[Method, Any]) -> None:
         """Serve these methods.
