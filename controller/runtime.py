@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from clockwright.errors import Refusal
@@ -28,6 +29,7 @@ from controller.core.events import (
     RefuseRequest,
     RequestArrived,
     RequestsArrived,
+    TurnedAway,
     WorkerDraining,
     WorkerJoined,
 )
@@ -36,6 +38,7 @@ from controller.ledger import Finished, Ledger, Sent
 from controller.port import Answered, Ask, Course, Link, Refused, Sink, Told
 from controller.telemetry.journey import Journey, where_it_went
 from controller.telemetry.past_requests import PastRequests
+from controller.telemetry.rows import RequestRow
 from controller.telemetry.tables import Telemetry
 
 log = logging.getLogger(__name__)
@@ -95,6 +98,8 @@ class Runtime:
         self._last_request_id = 0
         #: In this turn of the event loop.
         self._arrived: list[RequestArrived] = []
+        #: In this turn, by model: the deadline of each row that was found not to be in vain, in order.
+        self._about_to_ask: dict[ModelId, list[int]] = {}
         #: Requests among them whose clients ask for certainty, and within which time.
         self._deciding: list[tuple[RequestId, int]] = []
         # The links that actions were sent on while the scheduler is told of arrivals, else None.
@@ -227,6 +232,40 @@ class Runtime:
             together=together,
             num_bytes=num_bytes,
         )
+
+    def is_in_vain(self, request: RequestArrived) -> bool:
+        """Say whether a request that arrived now would be refused as `OVERLOADED`; see `Scheduler`.
+
+        One that would not is to be asked in this turn of the event loop, and counts for those that are judged after it.
+        """
+        deadline_ns = request.arrival_ns + request.slo_ns
+        about_to_ask = self._about_to_ask
+        before = about_to_ask.get(request.model_id, [])
+        behind_rows = bisect_right(before, deadline_ns)
+        now_ns = self.clock()
+        in_vain = self._scheduler.is_in_vain(request, behind_rows=behind_rows, now_ns=now_ns)
+        if in_vain is False:
+            if not about_to_ask:
+                asyncio.get_running_loop().call_soon(about_to_ask.clear)
+            before[behind_rows:behind_rows] = [deadline_ns] * request.rows
+            about_to_ask[request.model_id] = before
+        return bool(in_vain)
+
+    def turned_away(self, request: RequestArrived, number: int) -> None:
+        """Take in that so many requests like this one were refused because they were in vain. They have no numbers."""
+        now_ns = self.clock()
+        row = RequestRow(
+            request.request_id,
+            request.model_id,
+            request.rows,
+            request.arrival_ns,
+            request.slo_ns,
+            departure_ns=now_ns,
+            outcome=Refusal.OVERLOADED.value,
+        )
+        for _ in range(number):
+            self.telemetry.add_request(row)
+        self.tell(TurnedAway(request=request, number=number))
 
     def want(self, model_id: ModelId) -> None:
         """Load a cold model that was left out of an answer, for the next query."""

@@ -93,6 +93,8 @@ def judge(
     *,
     arriving: bool = False,
     room_ns: int = 0,
+    behind: int = 0,
+    doubts: bool = True,
 ) -> Verdict:
     """Predict the earliest finish over all workers of a request that waits, or is about to.
 
@@ -102,6 +104,9 @@ def judge(
         lanes: every worker, by when its load lane is free.
         arriving: it is in no queue yet.
         room_ns: time that it leaves to others: it is refused unless it ends so much before it has to.
+        behind: rows that are about to arrive before it, and have to end no later.
+        doubts: an estimate that alone rules it out may be doubted, and the request tried. Else nothing is changed, and such
+            a request is `INFEASIBLE`.
     """
     model = request.model
     if model.removed:
@@ -110,7 +115,7 @@ def judge(
     if not ready:
         return _offered_nowhere(model)
     due_ns, rows = request.due_ns - room_ns, request.rows
-    ahead = rows
+    ahead = rows + behind
     if model.queue:
         ahead += _rows_ahead(request, arriving)
 
@@ -190,7 +195,10 @@ def judge(
                 return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
 
     assert best is not None  # a worker that can hold it has a copy or not
-    if _doubt(best, request, shortest_ns, now_ns, lanes) and arriving:
+    if not doubts:
+        if _is_doubtful(request, shortest_ns, now_ns):
+            return Verdict(Refusal.INFEASIBLE)
+    elif _doubt(best, request, shortest_ns, now_ns, lanes) and arriving:
         # This request may be the one that tries; were it refused, so would be all until the next came.
         best = judge(request, now_ns, lanes, arriving=True, room_ns=room_ns)
         best.doubted = True
@@ -245,6 +253,17 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
         margin_ns=request.deadline_ns - request.due_ns,
         detail=verdict.detail,
     )
+
+
+def _is_doubtful(request: Request, shortest_ns: int, now_ns: int) -> bool:
+    """Whether the way to a worker and the EXEC alone rule the request out there: `_doubt` may have it tried."""
+    model = request.model
+    budget_ns = request.due_ns - request.arrival_ns - shortest_ns
+    for worker in model.ready:
+        out_bytes = request.rows * model.output_row_bytes
+        if worker.link.expected_ns(now_ns, request.num_bytes, out_bytes) > budget_ns:
+            return True
+    return False
 
 
 def _doubt(

@@ -153,6 +153,14 @@ class RequestsArrived:
 
 
 @dataclass(slots=True, kw_only=True)
+class TurnedAway:
+    """Requests were refused before they arrived, because `Scheduler.is_in_vain` said so: all like one, which has no number."""
+
+    request: RequestArrived
+    number: int
+
+
+@dataclass(slots=True, kw_only=True)
 class CertaintyAsked:
     """The client of a request that has just arrived wants to know within a time whether it will be answered.
 
@@ -254,6 +262,7 @@ Event = (
     | ModelRemoved
     | RequestArrived
     | RequestsArrived
+    | TurnedAway
     | CertaintyAsked
     | RequestCancelled
     | ModelWanted

@@ -28,6 +28,7 @@ from controller.core.events import (
     RequestArrived,
     RequestCancelled,
     RequestsArrived,
+    TurnedAway,
     WithdrawAction,
 )
 from controller.core.parts import CoreParts
@@ -35,6 +36,8 @@ from controller.core.state import DONE, SENT, WAITING, Model, Request, SentActio
 
 # Timers of event loops are so coarse: a decision is looked at sooner by that.
 _TICK_NS = NS_PER_MS
+
+_IN_VAIN = {None: False, Refusal.OVERLOADED: True}
 
 # For these reasons a promised request is not refused. None: it may be in time, or could have been until now.
 _FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD, Refusal.INFEASIBLE, None)
@@ -112,6 +115,24 @@ class Requests:
         both_ns = min(margin_ns + way_back_ns, self._config.margin_ns)
         return max(both_ns, margin_ns, way_back_ns)
 
+    def is_in_vain(self, event: RequestArrived, behind_rows: int, now_ns: int) -> bool | None:
+        """Say whether a request that arrived now would be refused as `OVERLOADED`; see `Scheduler`."""
+        model = self._books.models.get(event.model_id)
+        if model is None or model.suspended or self.closed or not self._predicts or event.tenant:
+            return None
+        request, lanes = self._request_of(event, model, now_ns), self._books.load_lanes
+        verdict = judge(request, now_ns, lanes, arriving=True, behind=behind_rows, doubts=False)
+        return _IN_VAIN.get(verdict.refusal)
+
+    def turned_away(self, event: TurnedAway, now_ns: int) -> None:
+        """Count requests that were in vain as if they had arrived."""
+        model = self._books.models.get(event.request.model_id)
+        if model is not None:
+            request = self._request_of(event.request, model, now_ns)
+            for _ in range(event.number):
+                self._books.dropped(request, Refusal.OVERLOADED, now_ns)
+            self._seek_copy_for_refused(model, Verdict(Refusal.OVERLOADED), now_ns, arriving=True)
+
     def _admit(self, event: RequestArrived, now_ns: int) -> Model | None:
         """Queue a request, or refuse it; returns its model in the first case."""
         books = self._books
@@ -121,6 +142,29 @@ class Requests:
             return None
         if model.suspended:
             self.resort(model, now_ns)
+        request = self._request_of(event, model, now_ns)
+        if self.closed:
+            verdict = Verdict(Refusal.DRAINING)
+        elif self._predicts:
+            if event.tenant:
+                verdict = self._judge_of_tenant(request, now_ns)
+            else:
+                verdict = judge(request, now_ns, books.load_lanes, arriving=True)
+        else:
+            verdict = self._judge_without_prediction(request)
+        if verdict.refusal is not None:
+            books.dropped(request, verdict.refusal, now_ns)
+            self._commands.append(refusal_of(request, verdict))
+            self._seek_copy_for_refused(model, verdict, now_ns, arriving=True)
+            if model.suspended:
+                self.probe(model, request.request_id, now_ns)
+            return None
+        books.enqueue(request)
+        if self._predicts:  # else it waits until it has run
+            self._alarms.watch(request, verdict.hopeless_ns)
+        return model
+
+    def _request_of(self, event: RequestArrived, model: Model, now_ns: int) -> Request:
         slo_ns = event.slo_ns
         deadline_ns = event.arrival_ns + slo_ns
         for copy in model.copies.values():
@@ -145,26 +189,7 @@ class Requests:
         )
         if event.weight != 1.0 or event.work_ahead_ns:
             request.row_worth = row_worth_of(model, event.rows, event.weight, event.work_ahead_ns)
-        if self.closed:
-            verdict = Verdict(Refusal.DRAINING)
-        elif self._predicts:
-            if event.tenant:
-                verdict = self._judge_of_tenant(request, now_ns)
-            else:
-                verdict = judge(request, now_ns, books.load_lanes, arriving=True)
-        else:
-            verdict = self._judge_without_prediction(request)
-        if verdict.refusal is not None:
-            books.dropped(request, verdict.refusal, now_ns)
-            self._commands.append(refusal_of(request, verdict))
-            self._seek_copy_for_refused(model, verdict, now_ns, arriving=True)
-            if model.suspended:
-                self.probe(model, request.request_id, now_ns)
-            return None
-        books.enqueue(request)
-        if self._predicts:  # else it waits until it has run
-            self._alarms.watch(request, verdict.hopeless_ns)
-        return model
+        return request
 
     def _judge_of_tenant(self, request: Request, now_ns: int) -> Verdict:
         """Judge a request of a tenant, which may have used up its share."""
@@ -220,7 +245,7 @@ class Requests:
             promised = request.phase is SENT or self._has_place(request, now_ns)
             self._promises.count_decision(request.model, refused=not promised, now_ns=now_ns)
             if not promised:
-                return self._undecided(request, verdict, now_ns)
+                return _undecided(request, verdict, now_ns)
             request.decided_ns = now_ns
             self._commands.append(PromiseRequest(request_id=request.request_id))
         if request.deadline_ns <= now_ns:
@@ -261,16 +286,6 @@ class Requests:
         """A promised request is not refused for want of time before its deadline."""
         if verdict.refusal in _FOR_WANT_OF_TIME:
             return Verdict(hopeless_ns=request.deadline_ns)
-        return verdict
-
-    def _undecided(self, request: Request, verdict: Verdict, now_ns: int) -> Verdict:
-        """Refuse a request that has to be decided, and that no lane has a place for."""
-        if verdict.refusal is None:
-            resident = any(copy.resident for copy in request.model.copies.values())
-            verdict.refusal = Refusal.OVERLOADED if resident else Refusal.COLD
-            verdict.exec_ns = request.due_ns - verdict.hopeless_ns
-            verdict.queue_ns = now_ns - request.arrival_ns
-            verdict.detail = "no lane has a place for it that could be promised by now"
         return verdict
 
     def displaced(self, model: Model, now_ns: int) -> None:
@@ -484,4 +499,15 @@ def _waited_in_vain(request: Request, verdict: Verdict) -> Verdict:
     """Say that other requests went first until the slack was gone."""
     verdict.exec_ns = request.due_ns - verdict.hopeless_ns
     verdict.queue_ns = verdict.hopeless_ns - request.arrival_ns
+    return verdict
+
+
+def _undecided(request: Request, verdict: Verdict, now_ns: int) -> Verdict:
+    """Refuse a request that has to be decided, and that no lane has a place for."""
+    if verdict.refusal is None:
+        resident = any(copy.resident for copy in request.model.copies.values())
+        verdict.refusal = Refusal.OVERLOADED if resident else Refusal.COLD
+        verdict.exec_ns = request.due_ns - verdict.hopeless_ns
+        verdict.queue_ns = now_ns - request.arrival_ns
+        verdict.detail = "no lane has a place for it that could be promised by now"
     return verdict

@@ -56,6 +56,7 @@ from controller.core.events import (
     RequestsArrived,
     TenantsWeighed,
     TimerFired,
+    TurnedAway,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -132,6 +133,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: requests.arrived,
             RequestsArrived: requests.arrived_together,
+            TurnedAway: requests.turned_away,
             CertaintyAsked: requests.certainty_asked,
             RequestCancelled: requests.cancelled,
             AdmissionClosed: requests.close,
@@ -227,6 +229,22 @@ class Scheduler:
                 if row.exec_ns:  # some worker could run it
                     row.refusal = None
         return forecasts
+
+    def is_in_vain(self, request: RequestArrived, *, behind_rows: int, now_ns: int) -> bool | None:
+        """Say whether a request that arrived now would be refused as `OVERLOADED`, and change nothing.
+
+        It judges as the arrival itself would, so what it turns away would not have been served. Who refuses a request for
+        it tells `TurnedAway`. It does not judge requests of tenants, and not without predictions.
+
+        Args:
+            request: its number does not matter.
+            behind_rows: rows of the same model that are about to arrive before it, and have to end no later.
+            now_ns: the present, not before the last event.
+
+        Returns:
+            None: that is not known; it may be tried, or refused for another reason.
+        """
+        return self._requests.is_in_vain(request, behind_rows, now_ns)
 
     def obstacles(self, request: RequestArrived, refused: RefuseRequest) -> Obstacles:
         """Say what stood in the way of a request, and what would have let it succeed.

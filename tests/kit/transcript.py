@@ -36,6 +36,7 @@ from controller.core.events import (
     SendAction,
     TenantsWeighed,
     TimerFired,
+    TurnedAway,
     WithdrawAction,
     WorkerDraining,
     WorkerJoined,
@@ -85,6 +86,8 @@ def say_event(event: Event, now_ns: int) -> str:
                 else:
                     groups.append([request])
             return "; ".join(_say_requests(group, now_ns) for group in groups)
+        case TurnedAway():
+            return f"{event.number} like {_say_requests([event.request], now_ns)} are turned away"
         case CertaintyAsked():
             return f"request {event.request_id} is to be decided within {say_ms(event.within_ns)}"
         case RequestCancelled():

@@ -79,6 +79,8 @@ class Directly:
     slo_ns: Callable[[Buffer, int | None, int, int], tuple[int, int]] = _has_none
     #: Counts a request that could not be read, so that `answer` never sees it.
     malformed: Callable[[], None] = lambda: None
+    #: Finds requests that are in vain; None: none are looked for.
+    early_refusals: Any = None
 
 
 def is_local(peer: str) -> bool:

@@ -101,6 +101,7 @@ class ServedMethod:
     __slots__ = (
         "bounded",
         "directly",
+        "early_refusals",
         "form",
         "handler",
         "kind",
@@ -121,6 +122,8 @@ class ServedMethod:
         self.directly: Any = None if direct is None else direct.answer
         self.form = None if direct is None else direct.form
         self.slo_ns: Any = None if direct is None else direct.slo_ns
+        #: Finds requests that are in vain; None: none are looked for.
+        self.early_refusals: Any = None if direct is None else direct.early_refusals
         self.bounded = method.bounded
         #: Whether it takes one request, which is answered without a task.
         self.single = direct is not None and direct.form is None
@@ -716,9 +719,10 @@ class _Peer:
             return False
         view, num_direct, arrival_ns = received
         self._silent_sweeps = 0
-        gate = None
-        if not server.entrance.has_time(server.clock(), arrival_ns):
-            gate = server.gate.begin(self, arrival_ns)
+        now_ns = server.clock()
+        gate, has_time = None, server.entrance.has_time(now_ns, arrival_ns)
+        if not has_time or now_ns < server.early_refusals.until_ns:
+            gate = server.gate.begin(self, arrival_ns, now_ns, has_time=has_time)
         # What this turn leads to is written at its end, all together.
         self._flushing = True
         try:
@@ -736,7 +740,7 @@ class _Peer:
         self.flush()
         if self._writers:
             self._wake_writers()
-        return gate is not None and not self.closed and self._socket.has_more
+        return not has_time and not self.closed and self._socket.has_more
 
     def _handle(self, event: Event) -> None:
         stream_id = event.stream_id
@@ -1069,8 +1073,17 @@ class _Peer:
         self.server.peer_left(self)
 
 
+class _NothingInVain:
+    """Stands for `EarlyRefusals` where no method has any."""
+
+    until_ns = 0
+
+
 class _ReadGate:
-    """Refuses calls of a read before anything is made of them: those past their SLO, and what the loop has no time for."""
+    """Refuses calls of a read before anything is made of them.
+
+    They are past their SLO, or the loop has no time for them, or they are in vain.
+    """
 
     def __init__(self, server: Http2Server) -> None:
         self._server = server
@@ -1084,11 +1097,16 @@ class _ReadGate:
         # How many were refused, and whether the last was late.
         self._num_late = self._num_busy = 0
         self._is_late = False
+        # What found the last to be in vain, if that was the reason; and what was asked in this read.
+        self._found_by: Any = None
+        self._asked: Any = None
+        # The loop has time for what is read.
+        self._has_time = True
 
-    def begin(self, source: object, arrival_ns: int) -> Gate:
-        """Judge what a source sent, which came at `arrival_ns`, until `end`."""
-        self._source, self._arrival_ns = source, arrival_ns
-        self._now_ns = self._server.clock()
+    def begin(self, source: object, arrival_ns: int, now_ns: int, *, has_time: bool) -> Gate:
+        """Judge what a source sent, which came at `arrival_ns`, until `end`; `has_time`: only what is in vain is refused."""
+        self._has_time = has_time
+        self._source, self._arrival_ns, self._now_ns = source, arrival_ns, now_ns
         return self
 
     def end(self) -> None:
@@ -1099,6 +1117,9 @@ class _ReadGate:
         if self._num_busy:
             count(Refusal.OVERLOADED, self._num_busy)
         self._num_let = self._num_late = self._num_busy = self._shut_ns = 0
+        if self._asked is not None:
+            self._asked.end()
+            self._asked = None
 
     def judge(self, request: CallHeaders, data: bytes, begin: int, end: int) -> bytes | bool:
         """Do what `Gate` says. Calls whose callers are not known are not judged."""
@@ -1106,14 +1127,20 @@ class _ReadGate:
         method = server.methods.get(request.path)
         if method is None or not method.single or caller is None or caller.over:
             return False
+        if self._has_time:
+            return self._in_vain(method, request, data, begin, end) or False
         slo_ns, self.like_bytes = method.slo_ns(data, request.timeout_ns, begin, end)
         now_ns, arrival_ns = self._now_ns, self._arrival_ns
+        self._found_by = None
         if now_ns - arrival_ns > slo_ns > YOUNG_NS:
             self._is_late = True
             self._num_late += 1
             return server.late_block
         if slo_ns > self._shut_ns:
             if server.entrance.may_enter(self._source, arrival_ns, slo_ns, now_ns, self._num_let):
+                block = self._in_vain(method, request, data, begin, end)
+                if block is not None:
+                    return block
                 self._num_let += 1
                 return True
             self._shut_ns = slo_ns
@@ -1121,9 +1148,30 @@ class _ReadGate:
         self._num_busy += 1
         return server.busy_block(method.name, now_ns)
 
+    def _in_vain(
+        self, method: ServedMethod, request: CallHeaders, data: bytes, begin: int, end: int
+    ) -> bytes | None:
+        """Refuse a call that would be refused the long way."""
+        early_refusals, now_ns = method.early_refusals, self._now_ns
+        assert request.caller is not None
+        if early_refusals is None or now_ns >= early_refusals.until_ns or request.caller.tenant:
+            return None
+        self._asked = early_refusals
+        words = early_refusals.find(data, begin, end, request.timeout_ns, self._arrival_ns, now_ns)
+        if words is None:
+            return None
+        if not words.block:
+            words.block = _block_of(words.error, method.name)
+        self._found_by, self.like_bytes = early_refusals, words.num_bytes
+        block: bytes = words.block
+        return block
+
     def refused_alike(self, count: int) -> None:
         """Do what `Gate` says."""
         self._server.entrance.asked(self._source, count)
+        if self._found_by is not None:
+            self._found_by.alike(count)
+            return
         if self._is_late:
             self._num_late += count
         else:
@@ -1189,6 +1237,8 @@ class Http2Server:
         self.late_block = _block_of(self.late, "ModelInfer")
         # A status that another process decided, and the end of calls with it.
         self._told: tuple[Status | None, bytes] = (None, b"")
+        #: Finds requests that are in vain, of the one method whose are looked for.
+        self.early_refusals: Any = _NothingInVain()
         #: By path.
         self.methods: dict[str, ServedMethod] = {}
         self._peers: dict[_Peer, None] = {}
@@ -1219,7 +1269,8 @@ class Http2Server:
             handlers: what answers each: a coroutine function, an `OnStream`, or `Directly`.
         """
         for method, handler in handlers.items():
-            self.methods[method.path] = ServedMethod(method, handler)
+            served = self.methods[method.path] = ServedMethod(method, handler)
+            self.early_refusals = served.early_refusals or self.early_refusals
 
     def find_fault(self, crowded_connection: bool) -> RefusedError | None:
         """Say why a call cannot be taken; None: it can."""

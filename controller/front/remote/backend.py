@@ -13,6 +13,7 @@ from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, U
 from clockwright.units import NS_PER_MS, RequestId
 from clockwright.wire.bulk import Buffer
 from controller.access.quota_stage import QuotaStage, over_quota, quota_remedy
+from controller.core.events import RequestArrived
 from controller.core.quotas import Exceeded, Quotas
 from controller.front.oip.protocol import Servable, quote
 from controller.front.remote.link_frames import RefusedEarly
@@ -103,6 +104,25 @@ class Backend(Protocol[D]):
     def withdraw(self, request_id: RequestId) -> None:
         """Cancel a request, as `PortStage.withdraw` does."""
 
+    def in_vain(
+        self, described: D, rows: int, arrival_ns: int, slo_ns: int, num_bytes: int
+    ) -> RequestArrived | None:
+        """Find whether a request that arrived now would be refused as `OVERLOADED`. Else it is to be asked.
+
+        Args:
+            described: what it asks, for no tenant, and without anything that `Ask` has besides these.
+            rows: its rows.
+            arrival_ns: when it came.
+            slo_ns: its SLO.
+            num_bytes: of its inputs.
+
+        Returns:
+            What `turned_away` takes; None: it may be answered, or that is not known here.
+        """
+
+    def turned_away(self, request: RequestArrived, number: int) -> None:
+        """So many requests that are in vain like this one were refused."""
+
     def slo_ns(self, name: str) -> int | None:
         """Find the SLO of requests to a name that state no SLO. Returns None if it is not known."""
 
@@ -172,6 +192,28 @@ class LocalBackend:
     def withdraw(self, request_id: RequestId) -> None:
         """Cancel a request: its sink is not called any more."""
         self._stages.withdraw(request_id)
+
+    def in_vain(
+        self,
+        described: LocalDescription,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        num_bytes: int,
+    ) -> RequestArrived | None:
+        """Find whether a request that arrived now would be refused as `OVERLOADED`."""
+        if self._quotas or described.keeps_inputs(rows):
+            return None
+        assert isinstance(described.subject, Entry)
+        request = RequestArrived(
+            request_id=RequestId(0), model_id=described.subject.model_id, rows=rows,
+            arrival_ns=arrival_ns, slo_ns=slo_ns, num_bytes=num_bytes,
+        )  # fmt: skip
+        return request if self._runtime.is_in_vain(request) else None
+
+    def turned_away(self, request: RequestArrived, number: int) -> None:
+        """So many requests that are in vain like this one were refused."""
+        self._runtime.turned_away(request, number)
 
     def find(self, name: str, version: str) -> LocalDescription:
         """Do what `describe` does, with its errors."""

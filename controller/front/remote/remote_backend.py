@@ -26,6 +26,7 @@ from clockwright.wire.frame_headers import APART
 from clockwright.wire.frame_socket import FrameSocket
 from clockwright.wire.frames import DIRECT_BYTES, Frame
 from controller.access.quota_stage import over_quota
+from controller.core.events import RequestArrived
 from controller.core.quotas import Exceeded
 from controller.front.admission.early_quotas import TENANTS_MAX, EarlyQuotas
 from controller.front.oip.protocol import Servable
@@ -338,6 +339,12 @@ class RemoteBackend:
         if self._take(request_id) is not None:
             self._withdrawn.append(request_id)
             self._flush_soon()
+
+    def in_vain(self, *_: object) -> None:
+        """Only the controller knows."""
+
+    def turned_away(self, request: RequestArrived, number: int) -> None:
+        """Nothing is found to be in vain here."""
 
     def _take(self, ask_id: int, *, answered: bool = True) -> tuple[Waits, str] | None:
         """A request is over, here at least."""

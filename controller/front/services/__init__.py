@@ -2,6 +2,7 @@
 
 inference       requests for inference
 templates       requests alike but for ids and tensors are parsed and checked once
+early_refusals  requests that the scheduler would refuse are refused where they are read, many at a time
 repository      metadata and the model repository
 health          whether the server serves: asked once, or watched
 reflection      which services and messages there are

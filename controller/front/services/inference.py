@@ -57,6 +57,7 @@ from controller.front.oip.refusals import NoAnswerError, error_of
 from controller.front.oip.regions import Regions, RegionSpan
 from controller.front.oip.statuses import ToldStatusError, told_error
 from controller.front.remote.backend import Backend
+from controller.front.services.early_refusals import EarlyRefusals
 from controller.front.services.templates import CutRequest, Templates, cut_request
 from controller.front.services.tracing import Trace, Tracing
 from controller.port import Answered, Ask, Refused, Stale, Told
@@ -180,6 +181,12 @@ class ServedRequest:
             self.begin()
         else:
             if isinstance(told, Refused):
+                if not isinstance(self._data, JsonRequest) and self.trace is None:
+                    assert self._asked is not None
+                    service = self._service
+                    service.early_refusals.refused(
+                        self._data, self._asked, told, service.backend.clock()
+                    )
                 self._fail(error_of(told, self._name))
             else:
                 self._fail(told_error(told))
@@ -276,6 +283,8 @@ class InferenceService:
         self._tracing = tracing
         self._regions = regions
         self._templates = Templates()
+        #: Finds requests that the scheduler would refuse.
+        self.early_refusals = EarlyRefusals(backend, self._templates)
         # What was found at the beginning of messages, by length, of the last that was looked at; and that beginning.
         self._peeked: dict[int, tuple[bytes, PeekedRequest]] = {}
 
@@ -286,7 +295,12 @@ class InferenceService:
     @property
     def model_infer(self) -> Directly:
         """Answers a call with one request."""
-        return Directly(self.infer, slo_ns=self.slo_ns, malformed=self.backend.bad_request)
+        return Directly(
+            self.infer,
+            slo_ns=self.slo_ns,
+            malformed=self.backend.bad_request,
+            early_refusals=self.early_refusals if self._tracing is None else None,
+        )
 
     @property
     def model_stream_infer(self) -> Directly:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -143,6 +143,8 @@ class Template:
     lengths: list[int]
     #: Which of them are the servable's inputs, in its order; None: they stand in that order.
     order: Sequence[int] | None
+    #: How such a request was refused last by the scheduler; None: not lately.
+    refusal: Any = None
 
     def fill(
         self, cut: CutRequest, *, rpc_remaining_s: float | None, default_slo_ns: int
@@ -239,6 +241,20 @@ class Templates:
                 return None
             raw.append(source[begin:end])
         return template.make("", "", raw, rpc_remaining_s, default_slo_ns), template.described
+
+    def laid_out(self, data: Buffer, begin: int, end: int, generation: int) -> Template | None:
+        """Find the template of a message between two places, whose tensors are not looked at."""
+        layout = self._layouts.get(end - begin)
+        if layout is None or generation != self._generation:
+            return None
+        template = self._templates.get(bytes(data[begin : begin + layout.key_bytes]))
+        if template is None or template.lengths != layout.lengths:
+            return None
+        return template
+
+    def num_key_bytes(self, num_bytes: int) -> int:
+        """How many bytes at the beginning of a message of this length tell its template, if it is laid out."""
+        return self._layouts[num_bytes].key_bytes
 
     def find(self, cut: CutRequest, *, generation: int) -> Template | None:
         """Find the template of a message.
