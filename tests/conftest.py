@@ -139,7 +139,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 _LONGEST: Final = (
     *("test_docs", "test_simulated_faults", "test_torch_device", "test_end_to_end", "test_figures"),
     *("test_cost", "test_restart", "test_cli", "test_bounds", "test_fig8", "test_clipper_figures"),
-    *("test_mixing", "test_containers", "test_modelzoo", "test_explain", "test_random"),
+    *("test_gpu_experiments", "test_truth", "test_unseen", "test_scenarios", "test_simulator"),
+    *("test_gpu_live", "test_isolation", "test_mixing", "test_containers", "test_modelzoo"),
+    *("test_explain", "test_random"),
     *("test_lane_threads", "test_rows", "test_operate", "test_attached", "test_bench_fuzz"),
     *("test_reactive", "test_dashboard_pages", "test_faults", "test_policies", "test_chaos"),
     *("test_hostile_peers", "test_torch_engine", "test_torch_operators", "test_digests"),
@@ -182,7 +184,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where controllers that are told no folder keep their state: apart from the user's and from other processes' tests.
+    """Where controllers that are told no folder keep state: apart from the user's and from other processes' tests.
 
     A folder has one controller at a time: of two that tests of different files started at once, the second ended.
     What workers compile is kept apart as well, and what a home that cannot be written would not take.

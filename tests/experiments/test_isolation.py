@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from controller.core import EdfMhConfig, SchedulerConfig
-from experiments.policies.load import Load
 from experiments.policies.scenarios import scenarios
 from experiments.policies.unseen import FAMILIES
 from experiments.simulator import Case, run
@@ -15,41 +17,41 @@ from experiments.simulator import Case, run
 CHOSEN = ("flood_tenant", "flood_shared", "flood_gpus", "flood_bursts", "flood_cold", "flood_names")
 
 
-def answered(case: Case, among: str, *, isolation: float) -> int:
-    """Answers to those whose tenant, or model where there are no tenants, has such a name."""
+def played(case: Case, isolation: float) -> Counter[str]:
+    """Answers by the first part of the tenant's name, or the model's where there are no tenants."""
     asking = [name for name in case.workload.tenants if name] or case.workload.models
-    done = run(
-        replace(
-            case,
-            scheduler=SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(isolation=isolation)),
-        ),
-        groups={name: among for name in asking if name.startswith(among)},
-    )
-    return done.groups[among].total().answered
+    scheduler = SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(isolation=isolation))
+    groups = {name: re.split(r"\W|_", name)[0] for name in asking}
+    done = run(replace(case, scheduler=scheduler), groups=groups)
+    return Counter({name: group.total().answered for name, group in done.groups.items()})
 
 
-def innocent_share(family: Load, *, isolation: float) -> float:
-    assert family.without is not None
-    beside = answered(family.case(1), "innocent", isolation=isolation)
-    return beside / answered(family.without(1), "innocent", isolation=isolation)
+@functools.cache
+def answered(name: str, isolation: float) -> Counter[str]:
+    return played(FAMILIES[name].case(1), isolation)
+
+
+def innocent_share(name: str, *, isolation: float) -> float:
+    without = FAMILIES[name].without
+    assert without is not None
+    return answered(name, isolation)["innocent"] / played(without(1), isolation)["innocent"]
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_innocent_keep_what_they_have_without_the_flood(name: str) -> None:
-    assert innocent_share(FAMILIES[name], isolation=1.0) >= 0.85
+    assert innocent_share(name, isolation=1.0) >= 0.85
 
 
 def test_without_isolation_a_flood_takes_nearly_everything() -> None:
-    assert innocent_share(FAMILIES["flood_tenant"], isolation=0.0) < 0.3
+    assert innocent_share("flood_tenant", isolation=0.0) < 0.3
 
 
 @pytest.mark.parametrize("name", ["flood_tenant", "flood_shared"])
 def test_a_flooding_tenant_gets_no_more_than_eight_others_together(name: str) -> None:
     """It asks for four times what they do, and none of them asks for more than a ninth of what there is."""
-    case = FAMILIES[name].case(1)
-    flood, others = (answered(case, who, isolation=1.0) for who in ("flood", "innocent"))
-    assert flood < others
-    assert answered(case, "flood", isolation=0.0) > 4 * answered(case, "innocent", isolation=0.0)
+    isolated, alone = answered(name, 1.0), answered(name, 0.0)
+    assert 0 < isolated["flood"] < isolated["innocent"]
+    assert alone["flood"] > 4 * alone["innocent"]
 
 
 @pytest.mark.long
@@ -69,8 +71,10 @@ def test_where_nobody_floods_isolation_costs_a_zoo_next_to_nothing() -> None:
 
 
 def test_small_clients_are_not_starved_beside_a_large_one() -> None:
-    case = FAMILIES["small_clients_few"].case(1)
-    assert answered(case, "small", isolation=1.0) > 3 * answered(case, "small", isolation=0.0)
+    isolated, alone = (
+        answered("small_clients_few", isolation)["small"] for isolation in (1.0, 0.0)
+    )
+    assert isolated > 3 * alone
 
 
 def test_what_the_flood_is_refused_is_refused_at_once_where_a_model_is_shared() -> None:

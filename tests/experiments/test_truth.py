@@ -215,7 +215,7 @@ def test_the_worst_gaps_stand_beside_those_of_each_case(table: Path) -> None:
 @pytest.mark.parametrize(
     ("silent_from", "reason"),
     [
-        (2, "no request was answered in 2 of 2 live runs"),
+        pytest.param(2, "no request was answered in 2 of 2 live runs", marks=pytest.mark.long),
         # The first of the repeats is answered.
         (3, "no request was answered in 1 of 2 live runs"),
         (0, "no request was answered in 2 of 2 live runs"),
