@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
-from typing import Final
+from typing import Any, Final
+
+from clockwright.errors import Refusal, RefusedError
+from clockwright.wire.bulk import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,24 @@ ONNX_DATATYPES: Final = {each.onnx: each for each in DATATYPES.values()}
 PLAIN_DATATYPES: Final = {name: each for name, each in DATATYPES.items() if each.letter}
 
 
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """How the sizes of one spec's tensors vary. Inside, such a tensor carries its size: a header before its bytes.
+
+    A model with such a tensor has no others: a request's *rows of work*, which all but clients count, are not its
+    rows then. They are its elements (its rows, times the sizes of the model's open dimensions) in units, rounded up.
+    """
+
+    #: The most bytes of a tensor for each row of work, its header included.
+    unit_bytes: int
+    #: The symbols of the open dimensions, in their order. Dimensions of one symbol are equal in a request.
+    symbols: tuple[str, ...] = ()
+    #: The largest size of each.
+    most: tuple[int, ...] = ()
+    #: The elements of one row of work; the same in all specs of a model. 0: its rows of work are its rows.
+    unit: int = 0
+
+
 # Without slots, so that its size is computed once.
 @dataclass(frozen=True)
 class TensorSpec:
@@ -69,10 +91,12 @@ class TensorSpec:
 
     name: str
     datatype: str
-    #: Shape of one row, that is without the batch dimension.
+    #: Shape of one row, that is without the batch dimension; -1: the dimension is open.
     row_shape: tuple[int, ...]
     #: The position of the batch dimension in the whole shape. None: there is no batch, a request has the tensor once.
     axis: int | None = 0
+    #: How its tensors vary in size; None: a number of rows has one size, and its tensors have no header.
+    vary: Variable | None = None
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """The whole shape of so many rows."""
@@ -92,26 +116,101 @@ class TensorSpec:
             return TensorSpec(name, datatype, tuple(shape), None)
         return TensorSpec(name, datatype, (*shape[:axis], *shape[axis + 1 :]), axis)
 
-    # One of the two numbers is 0, so that the batch costs requests nothing but a multiplication.
+    # One of the two numbers is 0, so that the batch costs requests nothing but a multiplication. Both are 0 where
+    # sizes vary.
     @cached_property
     def _row_bytes(self) -> int:
-        return 0 if self.axis is None else DATATYPES[self.datatype].num_bytes * prod(self.row_shape)
+        return 0 if self.axis is None else self._plain_bytes
 
     @cached_property
     def _whole_bytes(self) -> int:
-        return DATATYPES[self.datatype].num_bytes * prod(self.row_shape) if self.axis is None else 0
+        return self._plain_bytes if self.axis is None else 0
+
+    @cached_property
+    def _plain_bytes(self) -> int:
+        return 0 if self.vary else DATATYPES[self.datatype].num_bytes * prod(self.row_shape)
 
     def batch_bytes(self, rows: int) -> int:
-        """The bytes of so many rows."""
-        return rows * self._row_bytes or self._whole_bytes
+        """The bytes of so many rows; where sizes vary, the most for so many rows of work."""
+        return (
+            rows * self._row_bytes
+            or self._whole_bytes
+            or (rows * self.vary.unit_bytes if self.vary else 0)
+        )
 
-    def end(self, raw: object, begin: int, rows: int) -> int:
-        """Where so many rows end that begin at a place in `raw`."""
-        return begin + (rows * self._row_bytes or self._whole_bytes)
+    def end(self, raw: Any, begin: int, rows: int) -> int:  # noqa: ANN401  bytes, or an array of them
+        """Where so many rows end that begin at a place in `raw`. It may lie outside `raw` where sizes vary."""
+        return begin + (
+            rows * self._row_bytes or self._whole_bytes or self._carried_bytes(raw, begin)
+        )
 
     def fits(self, num_bytes: int, rows: int) -> bool:
         """Whether so many bytes may be so many rows."""
-        return num_bytes == (rows * self._row_bytes or self._whole_bytes)
+        return num_bytes == (rows * self._row_bytes or self._whole_bytes) or (
+            self.vary is not None and self._header.size <= num_bytes <= self.batch_bytes(rows)
+        )
+
+    # --- tensors that carry their size ----------------------------------------------------------
+
+    @cached_property
+    def _header(self) -> struct.Struct:
+        """The bytes behind the header, which are text if their number is negative; then the whole shape."""
+        return struct.Struct(f"<{1 + len(self.row_shape) + (self.axis is not None)}q")
+
+    def _carried_bytes(self, raw: Any, begin: int) -> int:  # noqa: ANN401
+        if self.vary is None:
+            return 0
+        size = self._header.size
+        if not 0 <= begin <= len(raw) - size:
+            return size
+        return size + abs(int(self._header.unpack_from(raw, begin)[0]))
+
+    def header(self, shape: Sequence[int], num_bytes: int) -> bytes:
+        """Make what stands before the bytes of a tensor of a shape."""
+        return self._header.pack(num_bytes, *shape)
+
+    def failed(self, why: str) -> bytes:
+        """Make what stands for a tensor of a request that failed while others of its batch did not."""
+        assert self.vary is not None
+        text = why.encode()[: self.vary.unit_bytes - self._header.size]
+        return self.header([0] * (self._header.size // 8 - 1), -len(text)) + text
+
+    def unpack(self, raw: Buffer) -> tuple[TensorSpec, memoryview]:
+        """Take a tensor's header off. Returns the spec of its one size, which has no batch, and its bytes.
+
+        Raises:
+            RefusedError: it stands for a request that failed.
+            ValueError: it is no tensor of this spec.
+        """
+        view = memoryview(raw).cast("B")
+        size = self._header.size
+        num_bytes, *shape = self._header.unpack_from(view) if len(view) >= size else (-1,)
+        if abs(num_bytes) != len(view) - size:
+            raise ValueError(f"tensor {self.name!r}: found {len(view)} bytes, which say otherwise")
+        if num_bytes < 0:
+            raise RefusedError(Refusal.FAILED, bytes(view[size:]).decode(errors="replace"))
+        sized = _sized(self, tuple(shape))
+        if not self.allows(shape) or not sized.fits(num_bytes, 1):
+            raise ValueError(f"tensor {self.name!r}: found shape {shape} and {num_bytes} bytes")
+        return sized, view[size:]
+
+    def sized(self, shape: Sequence[int]) -> TensorSpec:
+        """The spec of the tensors of one whole shape: they have no batch and no header."""
+        return _sized(self, tuple(shape))
+
+    def allows(self, shape: Sequence[int]) -> bool:
+        """Whether a whole shape is one of this spec, however large."""
+        expected = self.shape(-1)
+        return len(shape) == len(expected) and all(
+            found >= 0 and (size < 0 or found == size)
+            for found, size in zip(shape, expected, strict=True)
+        )
+
+
+# Clients ask in few sizes.
+@lru_cache(maxsize=4096)
+def _sized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(spec.name, spec.datatype, shape, None)
 
 
 def total_bytes(specs: Iterable[TensorSpec], rows: int) -> int:
@@ -121,5 +220,9 @@ def total_bytes(specs: Iterable[TensorSpec], rows: int) -> int:
 
 def describe(specs: Iterable[TensorSpec]) -> str:
     """Name, datatype and shape of a row of each tensor, for messages."""
-    parts = [f"{spec.name} {spec.datatype} {list(spec.row_shape)}" for spec in specs]
+    parts = [
+        f"{spec.name} {spec.datatype} {list(spec.row_shape)}"
+        + (f" up to {list(spec.vary.most)}, in units of {spec.vary.unit}" if spec.vary else "")
+        for spec in specs
+    ]
     return ", ".join(parts) or "none"

@@ -344,7 +344,8 @@ class WorkerActions:
         for index, rows in enumerate(sent.rows):
             for spec in sent.specs:
                 if index in numbers:
-                    num_bytes = spec.batch_bytes(rows)
+                    # What carries its size says so where it arrives.
+                    num_bytes = 0 if spec.vary else spec.batch_bytes(rows)
                     found.append(SentOutput(self._number, action_id, index, num_bytes))
                 else:
                     found.append(next(rest, b""))

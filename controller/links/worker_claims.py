@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from clockwright.foreign import TEXT_CHARS_MAX, printable
 from clockwright.units import DURATION_NS_MAX
-from clockwright.wire.tensors import DATATYPES, total_bytes
+from clockwright.wire.tensors import DATATYPES, Variable, total_bytes
 from clockwright.wire.worker_messages import ReadyModel, Register
 
 CLOCK_MHZ_MAX = 100_000
@@ -17,6 +17,7 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _ARENA_BYTES_MAX = 1 << 50
 _TENSORS_MAX = 256
 _RANK_MAX = 32
+_BATCHES_MAX = 64
 
 
 def registration_fault(register: Register) -> str:
@@ -56,6 +57,11 @@ def model_fault(
         batch_sizes: that the worker was offered, ascending.
         message_bytes_max: a batch's outputs come in one message.
     """
+    if any(spec.vary and spec.vary.unit for spec in ready.inputs):
+        # Sizes of its batches are in units of work, which the worker has chosen.
+        batch_sizes = [
+            batch.batch_size for batch in ready.batches[:_BATCHES_MAX] if batch.batch_size
+        ]
     sizes = [batch.batch_size for batch in ready.batches[: len(batch_sizes) + 1]]
     if not sizes or sizes != sorted(set(sizes)) or not set(sizes) <= set(batch_sizes):
         return f"the worker reports batch sizes {sizes}, expected some of {list(batch_sizes)}, ascending"
@@ -89,18 +95,41 @@ def model_fault(
                 " which is not served"
             )
         shape = list(spec.row_shape[: _RANK_MAX + 1])
+        if (vary := spec.vary) is not None:
+            if fault := _variable_fault(vary, num_open=shape.count(-1)):
+                return f"tensor {spec.name} {fault}"
+            shape = [max(size, 0) if size == -1 else size for size in shape]
         if len(shape) > _RANK_MAX or any(size < 0 for size in shape):
             return (
                 f"tensor {spec.name} has shape {shape}, expected {_RANK_MAX} dimensions at most,"
                 " of 0 or more each"
             )
-        if spec.axis != 0 and (sizes != [1] or not 0 <= (spec.axis or 0) <= len(shape)):
+        if (
+            spec.axis != 0
+            and vary is None
+            and (sizes != [1] or not 0 <= (spec.axis or 0) <= len(shape))
+        ):
             return f"tensor {spec.name} has its rows in dimension {spec.axis}, expected 0 for batches of {sizes}"
     if (num_bytes := total_bytes(ready.outputs, sizes[0])) > message_bytes_max:
         return (
             f"the outputs of batch {sizes[0]} have {num_bytes} bytes, a message"
             f" {message_bytes_max} at most (--max-message-mib)"
         )
+    return ""
+
+
+def _variable_fault(vary: Variable, *, num_open: int) -> str:
+    """Say what cannot be true of sizes that vary; empty if all of it can."""
+    for symbol in vary.symbols:
+        if fault := _text_fault(symbol):
+            return f"has a dimension that {fault}"
+    if not len(vary.symbols) == len(vary.most) == num_open:
+        return (
+            f"has {num_open} open dimensions, {len(vary.symbols)} names and {len(vary.most)} sizes"
+        )
+    numbers = (vary.unit_bytes, *vary.most, vary.unit + 1)
+    if not all(0 < number <= _ARENA_BYTES_MAX for number in numbers):
+        return f"has sizes {list(numbers)}, expected 1 to {_ARENA_BYTES_MAX}"
     return ""
 
 

@@ -16,7 +16,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire import bulk
 from clockwright.wire.bulk import ENTRIES_MAX, FIELDS_MAX, SMALL_MESSAGE_BYTES
-from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
 from controller.front.oip.protocol import (
     CheckedRequest,
     Servable,
@@ -27,6 +27,7 @@ from controller.front.oip.protocol import (
     parse_request,
     read_request,
     request_slo_ns,
+    unpack_outputs,
     wrap_for_stream,
 )
 
@@ -692,3 +693,91 @@ def test_every_datatype_has_a_size() -> None:
         raw = bytes(6 * datatype.num_bytes)
         request = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[raw])
         assert decode(request, inputs=(spec,)).rows == 2
+
+
+# --- open dimensions ------------------------------------------------------------------------------
+
+OPEN = Variable(1 << 10, ("length", "width"), (8, 5), 4)
+TOKENS = TensorSpec("tokens", "INT16", (-1, 2, -1), vary=OPEN)
+MASK = TensorSpec("mask", "BOOL", (-1,), vary=Variable(1 << 9, ("length",), (8,), 4))
+STATES = TensorSpec("states", "FP32", (-1, 2), vary=Variable(1 << 10, ("length",), (8,), 4))
+LABEL = TensorSpec("label", "FP32", (3,), vary=Variable(1 << 9, unit=4))
+OPEN_SERVABLE = Servable("m", "3", (TOKENS, MASK), (STATES, LABEL), 40, None, largest_batch=10)
+
+
+def open_message(
+    shape: tuple[int, ...] = (2, 3, 2, 5), mask: tuple[int, ...] = (2, 3), **fields: object
+) -> pb.ModelInferRequest:
+    return message(
+        inputs=[
+            Input(name="mask", datatype="BOOL", shape=mask),
+            Input(name="tokens", datatype="INT16", shape=shape),
+        ],
+        raw_input_contents=[b"m" * math.prod(mask), b"t" * 2 * math.prod(shape)],
+        **fields,
+    )
+
+
+def read_open(request: pb.ModelInferRequest) -> CheckedRequest:
+    return read_request(
+        parse_request(request.SerializeToString()),
+        OPEN_SERVABLE,
+        rpc_remaining_s=None,
+        default_slo_ns=NS_PER_S,
+    )
+
+
+def test_tensors_of_open_sizes_carry_them_inside() -> None:
+    asked = read_open(open_message())
+    assert asked.rows == -(-2 * 3 * 5 // 4)
+    tokens, mask = asked.inputs
+    assert TOKENS.unpack(tokens)[0].row_shape == (2, 3, 2, 5)
+    assert MASK.unpack(mask)[1] == b"m" * 6
+    outputs = [
+        STATES.header((2, 3, 2), 48) + b"s" * 48,
+        LABEL.header((2, 3), 24) + b"l" * 24,
+    ]
+    found = unpack_outputs(asked, OPEN_SERVABLE, outputs)
+    response = pb.ModelInferResponse.FromString(b"".join(encode_response(asked, found)))
+    assert [list(output.shape) for output in response.outputs] == [[2, 3, 2], [2, 3]]
+    assert list(response.raw_output_contents) == [b"s" * 48, b"l" * 24]
+
+
+def test_only_the_outputs_asked_for_are_sent() -> None:
+    classes = Output(name="label", parameters={"classification": Parameter(int64_param=2)})
+    asked = read_open(open_message(outputs=[classes]))
+    label = struct.pack("<6f", 1, 3, 2, 9, 8, 7)
+    outputs = [STATES.header((2, 3, 2), 48) + bytes(48), LABEL.header((2, 3), 24) + label]
+    found = unpack_outputs(asked, OPEN_SERVABLE, outputs)
+    response = pb.ModelInferResponse.FromString(b"".join(encode_response(asked, found)))
+    assert [(each.name, list(each.shape)) for each in response.outputs] == [("label", [2, 2])]
+    assert b"9.000000:0" in response.raw_output_contents[0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (open_message((2, 3, 2, 6)), r"found width 6 \(shape\[3\]\), expected 1 to 5"),
+        (open_message((2, 0, 2, 5)), r"found length 0 \(shape\[1\]\), expected 1 to 8"),
+        (open_message(mask=(2, 4)), r"found length 4 .*, expected 3 as in input 'tokens'"),
+        (open_message(mask=(1, 3)), r"found 1 rows .*, expected 2 as in input 'tokens'"),
+        (
+            open_message((2, 3, 2)),
+            r"found shape \[2, 3, 2\], expected \[-1, length, 2, width\] with 1 to 40 in place of -1",
+        ),
+        (
+            open_message((2, 8, 2, 5), (2, 8)),
+            "found rows x length x width = 80, expected 40 at most in a request; send fewer rows",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(request_: pb.ModelInferRequest, words: str) -> None:
+    with pytest.raises(BadRequestError, match=words):
+        read_open(request_)
+
+
+def test_the_bytes_must_be_those_of_the_shape() -> None:
+    request = open_message()
+    request.raw_input_contents[1] = bytes(59)
+    with pytest.raises(BadRequestError, match="found 59 raw bytes, expected 120 for INT16"):
+        read_open(request)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clockwright.errors import BadRequestError
 from clockwright.v1 import inference_pb2 as pb
-from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec, Variable
 from controller.front.oip.protocol import CheckedRequest, Servable, parse_request, read_request
 from controller.front.remote.remote_backend import RemoteDescription
 from controller.front.services.templates import (
@@ -317,3 +317,32 @@ def test_a_request_like_those_before_hears_at_once_that_its_model_is_gone(tmp_pa
         server.do(lambda front: front.catalogue.remove("double"))
         [end] = client.wait([client.infer(data)])
         assert (end.status, end.text) == (5, "there is no model 'double'")
+
+
+def test_tensors_of_open_sizes_carry_them_the_short_way_too() -> None:
+    vary = Variable(1 << 10, ("length",), (64,), 4)
+    spec = TensorSpec("a", "UINT8", (-1,), vary=vary)
+    servable = Servable("m", "3", (spec,), (spec,), 64, None)
+    templates = Templates()
+
+    def request(length: int, content: bytes) -> tuple[bytes, CheckedRequest]:
+        data = pb.ModelInferRequest(
+            model_name="m",
+            inputs=[Input(name="a", datatype="UINT8", shape=[1, length])],
+            raw_input_contents=[content * length],
+        ).SerializeToString()
+        read = read_request(parse_request(data), servable, rpc_remaining_s=None, default_slo_ns=7)
+        return data, read
+
+    for length in (3, 5):
+        data, checked = request(length, b"a")
+        cut = cut_request(data)
+        assert cut is not None
+        assert templates.find(cut, generation=0) is None
+        described = RemoteDescription(servable, 1, is_held=True)
+        templates.add(cut, parse_request(data), described, checked)
+    for length in (5, 3):
+        data, expected = request(length, b"b")
+        known = templates.known(data, generation=0, rpc_remaining_s=None, default_slo_ns=7)
+        assert known is not None
+        assert known[0] == expected

@@ -27,7 +27,9 @@ def write_inputs(pool: Bytes, step: Step[Any], payload: Sequence[Buffer]) -> Non
         for entry in payload[index::num_inputs]:
             pool[position : position + len(entry)] = np.frombuffer(entry, np.uint8)
             position += len(entry)
-        pool[position : begin + spec.batch_bytes(action.batch_size)] = 0
+        # What carries its size is not read behind the last.
+        if spec.vary is None:
+            pool[position : begin + spec.batch_bytes(action.batch_size)] = 0
 
 
 def read_outputs(pool: Bytes, step: Step[Any], room: memoryview | None) -> Sequence[Buffer]:

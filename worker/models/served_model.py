@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clockwright.errors import OtherWorkersError
+from clockwright.errors import OtherWorkersError, RefusedError
 from clockwright.units import ArchitectureId, ModelId
 from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
@@ -78,12 +78,18 @@ class ServedModel(LoadedModel):
         entries = iter(payload)
         for index, rows in enumerate(action.rows):
             for spec in self.inputs:
-                found = len(next(entries))
+                entry = next(entries)
+                found = len(entry)
                 if not spec.fits(found, rows):
                     return (
                         f"request {index}: input {spec.name!r} has {found} bytes, "
                         f"expected {spec.batch_bytes(rows)} for {rows} rows"
                     )
+                if spec.vary:
+                    try:
+                        spec.unpack(entry)
+                    except (ValueError, RefusedError) as error:
+                        return f"request {index}: {error}"
         return None
 
 

@@ -334,8 +334,9 @@ def write_answer(
     num_elements = 0
     shared = asked.shared_outputs or (None,) * len(asked.outputs)
     classes = asked.classes or (None,) * len(asked.outputs)
-    for index, part, wanted in zip(asked.outputs, shared, classes, strict=True):
-        spec, raw = servable.outputs[index], outputs[index]
+    specs = asked.sized_outputs or [servable.outputs[index] for index in asked.outputs]
+    for index, spec, part, wanted in zip(asked.outputs, specs, shared, classes, strict=True):
+        raw = outputs[index]
         name, datatype, shape = spec.name, spec.datatype, list(spec.shape(asked.rows))
         if wanted is not None:
             datatype, shape = "BYTES", [asked.rows, wanted[1]]

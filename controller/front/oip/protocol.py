@@ -144,6 +144,11 @@ class Servable:
     largest_batch: int = 1 << 31
 
     @property
+    def varies(self) -> bool:
+        """Whether its tensors carry their sizes: those of all requests with as many rows are not the same."""
+        return bool(self.inputs and self.inputs[0].vary)
+
+    @property
     def stated_rows(self) -> int:
         """The first dimension in its metadata: 1, or -1 if a request may have more rows."""
         return 1 if self.max_rows == 1 else -1
@@ -154,6 +159,7 @@ class CheckedRequest(msgspec.Struct, gc=False):
 
     #: Id that the client gave the request, to be echoed; may be empty.
     request_id: str
+    #: Rows of work: its rows, or what they come to where sizes vary (`clockwright.wire.tensors.Variable`).
     rows: int
     #: Bytes of each input in the servable's order, `rows` rows each, little-endian, row-major.
     inputs: list[Buffer]
@@ -168,7 +174,7 @@ class CheckedRequest(msgspec.Struct, gc=False):
     context: str
     #: Tenant whose share of the GPUs the request uses; empty when none is named.
     tenant: str
-    #: How its answer begins, serialised.
+    #: How its answer begins, serialised; empty while the sizes of its outputs are not known (`unpack_outputs`).
     answer_header: bytes
     #: Which of `inputs` are empty here, because they lie in shared memory, and where.
     shared_inputs: Sequence[tuple[int, SharedPart]] = ()
@@ -183,6 +189,8 @@ class CheckedRequest(msgspec.Struct, gc=False):
     weight: float = 1.0
     #: Time that the client's pipeline needs after the answer.
     work_ahead_ns: int = 0
+    #: The specs of `outputs` for the sizes that came; empty: the servable's are.
+    sized_outputs: Sequence[TensorSpec] = ()
 
 
 @dataclass(slots=True)
@@ -298,11 +306,9 @@ def read_request(
     specs = tuple(servable.outputs[index] for index in outputs)
     shared_outputs = _shared_outputs(message, rows, specs)
     classes = _classes(message, rows, specs)
-    if classes:
-        specs = tuple(
-            spec if wanted is None else TensorSpec(spec.name, "BYTES", (wanted[1],))
-            for spec, wanted in zip(specs, classes, strict=True)
-        )
+    header = b""
+    if not servable.varies:
+        header = _answer_header(servable, rows, specs, shared_outputs, classes)
     # By position, like a model's `Servable`: names would cost each request 0.5 us more.
     return CheckedRequest(
         message.id,
@@ -314,7 +320,7 @@ def read_request(
         explain,
         context,
         _string(message, "tenant"),
-        _response_header(servable.name, servable.version, rows, specs, shared_outputs),
+        header,
         shared_inputs,
         shared_outputs,
         classes,
@@ -322,6 +328,46 @@ def read_request(
         _weight(message),
         _time_ns(message, "work_ahead_ms"),
     )
+
+
+def _answer_header(
+    servable: Servable,
+    rows: int,
+    specs: tuple[TensorSpec, ...],
+    shared_outputs: tuple[SharedPart | None, ...],
+    classes: Sequence[tuple[TensorSpec, int] | None],
+) -> bytes:
+    if classes:
+        specs = tuple(
+            spec if wanted is None else TensorSpec(spec.name, "BYTES", (wanted[1],))
+            for spec, wanted in zip(specs, classes, strict=True)
+        )
+    return _response_header(servable.name, servable.version, rows, specs, shared_outputs)
+
+
+def unpack_outputs(
+    asked: CheckedRequest, servable: Servable, outputs: Sequence[Buffer]
+) -> Sequence[Buffer]:
+    """Read the sizes of outputs that carry them, and put them into the request. Returns the outputs without them.
+
+    Raises:
+        RefusedError: the request failed, others of its batch perhaps not.
+        BadRequestError: an output is larger than its place in shared memory.
+        ValueError: they are no outputs of the servable.
+    """
+    unpacked = [spec.unpack(raw) for spec, raw in zip(servable.outputs, outputs, strict=True)]
+    specs = tuple(unpacked[index][0] for index in asked.outputs)
+    for spec, part in zip(specs, asked.shared_outputs, strict=False):
+        _check_room(spec, part, 1)
+    asked.sized_outputs = specs
+    for spec, wanted in zip(specs, asked.classes, strict=False):
+        if wanted:
+            asked.rows = spec.row_shape[0]
+            _check_classes(f"output {quote(spec.name)}: ", asked.rows * wanted[1])
+    asked.answer_header = _answer_header(
+        servable, asked.rows, specs, tuple(asked.shared_outputs), asked.classes
+    )
+    return [content for _, content in unpacked]
 
 
 def _time_ns(message: pb.ModelInferRequest, name: str) -> int:
@@ -514,8 +560,8 @@ def _read_inputs(
     """Check the inputs.
 
     Returns:
-        The number of rows; the bytes of each input, in the servable's order; which of them lie in shared
-        memory, and where: their bytes are none.
+        The number of rows, or of rows of work; the bytes of each input, in the servable's order; which of them lie
+        in shared memory, and where: their bytes are none, or what carries their size.
     """
     tensors = request.message.inputs
     raw = request.raw
@@ -541,6 +587,7 @@ def _read_inputs(
     rows = 0
     buffers: list[Buffer] = []
     shared: list[tuple[int, SharedPart]] = []
+    sizes: dict[str, tuple[int, str]] = {}
     for spec in servable.inputs:
         position = positions[spec.name]
         tensor = tensors[position]
@@ -553,16 +600,58 @@ def _read_inputs(
                     f" input {quote(first.name)}"
                 )
             rows = found_rows
+        header = b""
+        if spec.vary is not None:
+            _check_sizes(spec, tensor.shape, sizes)
+            carrying, spec = spec, spec.sized(tensor.shape)
+            header = carrying.header(tensor.shape, spec.batch_bytes(rows))
         if (part := parts[position]) is not None:
             _check_shared(tensor, part, spec, rows)
             shared.append((len(buffers), part))
-            buffers.append(b"")
-        elif raw:
-            buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
+            buffers.append(header)
         else:
-            buffers.append(_typed_bytes(tensor, spec, rows))
+            content = (
+                _raw_bytes(tensor, raw[position], spec, rows)
+                if raw
+                else _typed_bytes(tensor, spec, rows)
+            )
+            buffers.append(b"".join((header, content)) if header else content)
     # Without an input that has rows, a request is one.
-    return rows or 1, buffers, tuple(shared)
+    rows = rows or 1
+    if sizes:
+        rows = _rows_of_work(servable, rows, sizes)
+    return rows, buffers, tuple(shared)
+
+
+def _check_sizes(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, tuple[int, str]]) -> None:
+    """Check an input's open dimensions. `sizes` has those before it: by symbol the size, and the input that had it."""
+    assert spec.vary is not None
+    places = [place for place, size in enumerate(spec.shape(1)) if size < 0]
+    for symbol, most, place in zip(spec.vary.symbols, spec.vary.most, places, strict=True):
+        found = shape[place]
+        what = f"input {quote(spec.name)}: found {symbol} {found} (shape[{place}]), expected"
+        if not 1 <= found <= most:
+            raise BadRequestError(
+                f"{what} 1 to {most}, the largest size that the model is served with"
+            )
+        known, other = sizes.setdefault(symbol, (found, spec.name))
+        if known != found:
+            raise BadRequestError(f"{what} {known} as in input {quote(other)}")
+
+
+def _rows_of_work(servable: Servable, rows: int, sizes: Mapping[str, tuple[int, str]]) -> int:
+    """Find what rows of open sizes come to."""
+    vary = servable.inputs[0].vary
+    assert vary is not None
+    elements = math.prod((rows, *(size for size, _ in sizes.values())))
+    work = -(-elements // vary.unit)
+    if work > servable.largest_batch:
+        words = " x ".join(("rows", *sizes))
+        raise BadRequestError(
+            f"found {words} = {elements}, expected {servable.largest_batch * vary.unit} at most in a request; send"
+            " fewer rows at a time, or smaller ones"
+        )
+    return work
 
 
 def _shared_part(
@@ -622,12 +711,17 @@ def _shared_outputs(
         return ()
     parts = tuple(_shared_part("output", asked) for asked in message.outputs)
     for spec, part in zip(specs, parts, strict=True):
-        if part is not None and part.num_bytes < spec.batch_bytes(rows):
-            raise BadRequestError(
-                f"output {quote(spec.name)}: found {_REGION_BYTES} {part.num_bytes}, expected"
-                f" {spec.batch_bytes(rows)} or more for {spec.datatype} {list(spec.shape(rows))}"
-            )
+        if spec.vary is None:
+            _check_room(spec, part, rows)
     return () if not any(parts) else parts
+
+
+def _check_room(spec: TensorSpec, part: SharedPart | None, rows: int) -> None:
+    if part is not None and part.num_bytes < spec.batch_bytes(rows):
+        raise BadRequestError(
+            f"output {quote(spec.name)}: found {_REGION_BYTES} {part.num_bytes}, expected"
+            f" {spec.batch_bytes(rows)} or more for {spec.datatype} {list(spec.shape(rows))}"
+        )
 
 
 def _classes(
@@ -650,14 +744,22 @@ def _classes(
             raise BadRequestError(f"{where}found {number}, expected 1 or more")
         if _REGION in asked.parameters:
             raise BadRequestError(f"{where}found in addition to {_REGION}, expected one of them")
+        if min(spec.row_shape, default=0) < 0:
+            raise BadRequestError(
+                f"{where}found for an output of shape {_shape_words(spec, -1)}, expected rows of one size"
+            )
         # As Triton: all that there are, where more are wanted.
         number = min(number, math.prod(spec.row_shape))
-        if rows * number > CLASSES_MAX:
-            raise BadRequestError(
-                f"{where}found {rows * number} classes in all rows, expected {CLASSES_MAX} at most"
-            )
+        _check_classes(where, rows * number)
         found.append((spec, number))
     return tuple(found)
+
+
+def _check_classes(where: str, number: int) -> None:
+    if number > CLASSES_MAX:
+        raise BadRequestError(
+            f"{where}found {number} classes in all rows, expected {CLASSES_MAX} at most"
+        )
 
 
 def _check_names(positions: Mapping[str, int], inputs: Sequence[TensorSpec]) -> None:
@@ -701,10 +803,10 @@ def _check_tensor(
     else:
         rows = shape[axis] if axis and axis < len(shape) else 1
         is_fit = shape == spec.shape(rows)
-    if not is_fit:
+    if not is_fit and not (spec.vary and spec.allows(shape)):
         found = str(list(tensor.shape[:16])) + ("..." if len(tensor.shape) > 16 else "")
         raise BadRequestError(
-            f"input {quote(spec.name)}: found shape {found}, expected {list(spec.shape(servable.stated_rows))}"
+            f"input {quote(spec.name)}: found shape {found}, expected {_shape_words(spec, servable.stated_rows)}"
             + (f" with 1 to {max_rows} in place of -1" if max_rows > 1 else _why_one_row(servable))
         )
     if not 1 <= rows <= max_rows:
@@ -714,6 +816,19 @@ def _check_tensor(
             f"input {quote(spec.name)}: found {rows} rows (shape[{axis}]), expected {expected}{why}"
         )
     return rows
+
+
+def _shape_words(spec: TensorSpec, rows: int) -> str:
+    """A whole shape, with the names of its open dimensions."""
+    shape = spec.shape(rows)
+    if spec.vary is None:
+        return str(list(shape))
+    names = iter(spec.vary.symbols)
+    sizes = [
+        str(size) if place == spec.axis or size >= 0 else next(names)
+        for place, size in enumerate(shape)
+    ]
+    return f"[{', '.join(sizes)}]"
 
 
 def _why_one_row(servable: Servable) -> str:

@@ -51,11 +51,17 @@ class Description:
         """
         rows = ask.rows
         size = self._sizes.get(rows)
-        if size is None and 1 <= rows <= self.described.servable.max_rows:
-            servable = self.described.servable
+        servable = self.described.servable
+        if size is None and 1 <= rows <= servable.max_rows:
             lengths = tuple([spec.batch_bytes(rows) for spec in servable.inputs])
             largest = max((*lengths, *[spec.batch_bytes(rows) for spec in servable.outputs]))
             size = self._sizes[rows] = AskSize(lengths, sum(lengths), largest >= DIRECT_BYTES)
+        if size is not None and servable.varies:
+            fits = len(ask.lengths) == len(servable.inputs) and all(
+                [s.fits(n, rows) for s, n in zip(servable.inputs, ask.lengths, strict=True)]
+            )
+            lengths = ask.lengths if fits else size.lengths
+            size = AskSize(lengths, sum(lengths), size.is_large)
         if size is None or ask.lengths != size.lengths:
             raise ProtocolError(
                 f"request {ask.ask_id} to {self.name}: {rows} rows of {list(ask.lengths)} bytes"

@@ -51,6 +51,7 @@ from controller.front.oip.protocol import (
     quote,
     read_request,
     stated_slo_ns,
+    unpack_outputs,
     wrap_for_stream,
 )
 from controller.front.oip.refusals import NoAnswerError, error_of
@@ -201,6 +202,9 @@ class ServedRequest:
         try:
             if asked.explain and told.course is not None:
                 parameters = explain(told.course, slo_ns=asked.slo_ns, slo_source=asked.slo_source)
+            if not asked.answer_header:
+                assert self._servable is not None
+                outputs = unpack_outputs(asked, self._servable, outputs)
             if self._shared:
                 for index, stretch in zip(asked.outputs, self._shared, strict=False):
                     if stretch is not None:
@@ -430,7 +434,9 @@ class InferenceService:
         self.door.grow(num_bytes)
         try:
             for index, part in asked.shared_inputs:
-                asked.inputs[index] = regions.read(part, owner=owner)
+                found = regions.read(part, owner=owner)
+                header = asked.inputs[index]
+                asked.inputs[index] = b"".join((header, found)) if header else found
         except BaseException:
             self.door.shrink(num_bytes)
             raise

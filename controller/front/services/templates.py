@@ -145,6 +145,8 @@ class Template:
     order: Sequence[int] | None
     #: How such a request was refused last by the scheduler; None: not lately.
     refusal: Any = None
+    #: What carries the size of each input, in the servable's order; empty: none does.
+    headers: Sequence[bytes] = ()
 
     def fill(
         self, cut: CutRequest, *, rpc_remaining_s: float | None, default_slo_ns: int
@@ -181,10 +183,13 @@ class Template:
             default_slo_ns=default_slo_ns,
         )
         checked = self.checked
+        inputs = raw if self.order is None else [raw[position] for position in self.order]
+        if self.headers:
+            inputs = [b"".join(parts) for parts in zip(self.headers, inputs, strict=True)]
         return CheckedRequest(
             request_id,
             checked.rows,
-            raw if self.order is None else [raw[position] for position in self.order],
+            inputs,
             checked.outputs,
             slo_ns,
             slo_source,
@@ -294,6 +299,14 @@ class Templates:
             stated_slo_ns(parsed.message),
             [len(tensor) for tensor in cut.raw],
             None if order == list(range(len(order))) else order,
+            [
+                bytes(tensor[: len(tensor) - length])
+                for tensor, length in zip(
+                    checked.inputs, [len(cut.raw[place]) for place in order], strict=True
+                )
+            ]
+            if described.servable.varies
+            else (),
         )
         if cut.context is not None or not isinstance(cut.key, bytes):
             return  # The first bytes of a message do not tell it.

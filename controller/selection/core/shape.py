@@ -91,6 +91,11 @@ def shape_of(
         raise MisfitError(
             f"found {describe(odd)} without rows, expected rows in the first dimension"
         )
+    if odd := [spec for spec in (*inputs, *outputs) if spec.vary]:
+        raise MisfitError(
+            f"found {describe(odd)} of no one size, expected fixed sizes; write them under [dimensions] in the"
+            " config.toml of each of its models"
+        )
     reading = _reading(application, outputs)
     label = TensorSpec(application.label_output, "INT64", ())
     match application.combination:
