@@ -83,7 +83,7 @@ def load(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=1,3,224,224: shape of an input whose dimensions after the first are open."
+            help="NAME=1,3,224,224: shape of an input; by default open dimensions after the first are 16."
         ),
     ] = None,
     zeros: Annotated[bool, typer.Option("--zeros", help="Zeros instead of random inputs.")] = False,
@@ -123,7 +123,7 @@ def load(
     from rich.live import Live
     from rich.text import Text
 
-    from clockwright.cli.inference import read_inputs
+    from clockwright.cli.inference import read_inputs, read_shapes
     from clockwright.cli.show import print_json
     from clockwright.units import NS_PER_S
     from traces.load import (
@@ -157,7 +157,7 @@ def load(
             num_variants=1 if zeros else _VARIANTS,
             seed=seed,
             arrays=read_inputs(inputs or []),
-            shapes=dict(map(_read_shape, shape or [])),
+            shapes=read_shapes(shape or []),
         ),
         slo_parameter=slo_parameter(to.server, access)
         if slo_as == "auto"
@@ -237,17 +237,6 @@ def load(
 
 # Enough different requests to defeat a cache of answers, and few enough for the client's memory.
 _VARIANTS = 16
-
-
-def _read_shape(argument: str) -> tuple[str, tuple[int, ...]]:
-    name, equals, sizes = argument.partition("=")
-    try:
-        shape = tuple(int(size) for size in sizes.split(","))
-    except ValueError:
-        shape = ()
-    if not equals or not name or not shape or min(shape) < 1:
-        raise ConfigError(f"--shape: found {argument!r}, expected NAME=1,3,224,224")
-    return name, shape
 
 
 def _print_csv(rows: Sequence[dict[str, object]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from clockwright.cli.inference import check_shape, random_array
+from clockwright.cli.inference import OPEN_SIZE, check_shape, random_array
 from clockwright.client.channel import Access
 from clockwright.client.client import Array
 from clockwright.client.statuses import error_of
@@ -122,11 +122,11 @@ def _shape(
     for position, size in enumerate(shape):
         if size >= 0:
             continue
-        if array is None or array.ndim != len(shape):
-            raise ConfigError(
-                f"{what}: dimension {position} is open, expected --shape {spec.name}=... or a file"
-            )
-        shape[position] = array.shape[position]
+        # What no file says is as in `clockwright infer`. A file of another shape is refused later.
+        if array is not None and array.ndim == len(shape):
+            shape[position] = array.shape[position]
+        else:
+            shape[position] = OPEN_SIZE
     return tuple(shape)
 
 

@@ -249,6 +249,12 @@ def infer(
         bool, typer.Option("--random", help="Random inputs from a fixed seed.")
     ] = False,
     rows: Annotated[int, typer.Option(help="Rows of random inputs.", min=1)] = 1,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=1,3,224,224: shape of a random input; by default open dimensions after the first are 16."
+        ),
+    ] = None,
     slo_ms: Annotated[
         float | None, typer.Option(help="SLO of the request; by default the model's.")
     ] = None,
@@ -275,7 +281,7 @@ def infer(
     json: Json = False,
 ) -> None:
     """Send one request to a model."""
-    from clockwright.cli.inference import print_result, random_inputs, read_inputs
+    from clockwright.cli.inference import print_result, random_inputs, read_inputs, read_shapes
 
     if bool(inputs) == random:
         raise typer.BadParameter(
@@ -283,7 +289,7 @@ def infer(
         )
     with to.client() as client:
         arrays = (
-            random_inputs(client.metadata(model), rows=rows)
+            random_inputs(client.metadata(model), rows=rows, shapes=read_shapes(shape or []))
             if random
             else read_inputs(inputs or [])
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,8 @@ _ALWAYS_SAID = ("query_id", "default_reason")
 # Limits on the inputs that are made from a server's description.
 _VALUES_MAX = 1 << 28
 _DIMENSIONS_MAX = 32
+#: The size of an open dimension behind the rows of which nothing is said.
+OPEN_SIZE: Final = 16
 
 
 def read_inputs(arguments: Sequence[str]) -> dict[str, Array]:
@@ -43,12 +46,38 @@ def read_inputs(arguments: Sequence[str]) -> dict[str, Array]:
     return arrays
 
 
-def random_inputs(metadata: ModelMetadata, *, rows: int) -> dict[str, Array]:
-    """Draw inputs that fit a model: normal floats, integers and booleans of 0 and 1."""
+def read_shapes(arguments: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Read NAME=1,3,224,224 arguments.
+
+    Raises:
+        ConfigError: an argument has another form.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for argument in arguments:
+        name, equals, sizes = argument.partition("=")
+        try:
+            shape = tuple(int(size) for size in sizes.split(","))
+        except ValueError:
+            shape = ()
+        if not equals or not name or not shape or min(shape) < 1:
+            raise ConfigError(f"--shape: found {argument!r}, expected NAME=1,3,224,224")
+        shapes[name] = shape
+    return shapes
+
+
+def random_inputs(
+    metadata: ModelMetadata, *, rows: int, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
+    """Draw inputs that fit a model: normal floats, integers and booleans of 0 and 1.
+
+    `shapes` are those of some inputs; in others open dimensions behind the rows have `OPEN_SIZE`.
+    """
     random = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for spec in metadata.inputs:
-        what, shape = f"model {metadata.name}, input {spec.name!r}", spec.shape(rows)
+        what = f"model {metadata.name}, input {spec.name!r}"
+        described = tuple(OPEN_SIZE if size < 0 else size for size in spec.shape(rows))
+        shape = shapes.get(spec.name, described)
         if spec.datatype not in DATATYPES:
             raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one of numbers")
         check_shape(what, shape)

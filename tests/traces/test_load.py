@@ -270,10 +270,9 @@ def test_random_inputs_differ_and_are_the_same_again() -> None:
     assert [len(part) for part in made.variants[0]] == [12, 8, 2]
 
 
-def test_an_open_dimension_needs_a_shape_or_a_file() -> None:
+def test_an_open_dimension_has_the_size_of_a_shape_or_a_file_or_16() -> None:
     described = metadata(("x", "FP32", [-1, -1]))
-    with pytest.raises(ConfigError, match="--shape x="):
-        model_inputs(described, RequestInputs())
+    assert len(model_inputs(described, RequestInputs(rows=2)).variants[0][0]) == 2 * 16 * 4
     said = model_inputs(described, RequestInputs(shapes={"x": (1, 7)}))
     assert len(said.variants[0][0]) == 28
 
