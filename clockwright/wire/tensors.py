@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Final
@@ -66,6 +66,10 @@ ONNX_DATATYPES: Final = {each.onnx: each for each in DATATYPES.values()}
 PLAIN_DATATYPES: Final = {name: each for name, each in DATATYPES.items() if each.letter}
 
 
+#: The most rows of a model with open dimensions that are one row of work: outputs of a row may be large, however short it is.
+ROWS_OF_UNIT: Final = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """How the sizes of one spec's tensors vary. Inside, such a tensor carries its size: a header before its bytes.
@@ -83,6 +87,15 @@ class Variable:
     #: The elements of one row of work; the same in all specs of a model. 0: its rows of work are its rows.
     unit: int = 0
 
+    @property
+    def rows_of_unit(self) -> int:
+        """The most rows that are one row of work."""
+        return self.unit // max(self.unit // ROWS_OF_UNIT, 1) or 1
+
+    def work(self, rows: int, sizes: Iterable[int]) -> int:
+        """Rows of work of rows of these sizes, one for each symbol. A row counts as some elements at least."""
+        return -(-rows * max(prod(sizes), self.unit // ROWS_OF_UNIT) // self.unit)
+
 
 # Without slots, so that its size is computed once.
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ class TensorSpec:
     #: The position of the batch dimension in the whole shape. None: there is no batch, a request has the tensor once.
     axis: int | None = 0
     #: How its tensors vary in size; None: a number of rows has one size, and its tensors have no header.
-    vary: Variable | None = None
+    vary: Variable | None = field(default=None, repr=False)
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """The whole shape of so many rows."""

@@ -142,6 +142,7 @@ class ModelOffer(_Message, tag=38):
     files: tuple[FileOffer, ...] = ()
     #: Ascending.
     batch_sizes: tuple[_Count, ...] = ()
+    #: Sizes by symbol; a negative one is the largest of a dimension that stays open.
     fixed_dimensions: dict[str, int] = {}
     #: Row of the profile that a modelled device uses; empty: the model's own name.
     profile: str = ""

@@ -52,7 +52,7 @@ class ModelSettings:
     slo_ns: int | None = None
     #: Compiled sizes, ascending.
     batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
-    #: Sizes of symbolic dimensions other than the batch.
+    #: Sizes of symbolic dimensions other than the batch: a number, or `{ max = NUMBER }` for all up to that.
     dimensions: Mapping[str, int] = field(default_factory=dict)
     #: Number of instances. Several are named NAME-0, NAME-1, ... and share the files.
     copies: int = 1
@@ -279,7 +279,13 @@ def _batch_sizes(value: object) -> tuple[int, ...]:
 def _dimensions(value: object) -> dict[str, int]:
     if not isinstance(value, dict):
         raise _unexpected("dimensions", value, "a table of name = size")
-    return {name: _integer(f"dimensions.{name}", size, 2**31) for name, size in value.items()}
+    sizes = {}
+    for name, size in value.items():
+        if isinstance(size, dict) and list(size) == ["max"]:
+            sizes[name] = -_integer(f"dimensions.{name}.max", size["max"], 2**31)
+        else:
+            sizes[name] = _integer(f"dimensions.{name}", size, 2**31)
+    return sizes
 
 
 def _integer(key: str, value: object, largest: int) -> int:

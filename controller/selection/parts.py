@@ -46,7 +46,7 @@ def most_rows(model: Entry, largest_batch: int) -> int:
     """The most rows that a request to a model may have: several batches, if a batch can have more rows than the file says."""
     if model.inputs and (vary := model.inputs[0].vary):
         # Not cut: a request of more rows of work is refused where it is read.
-        return largest_batch * (vary.unit or 1)
+        return largest_batch * vary.rows_of_unit
     is_cut = largest_batch > 1 or (
         model.one_by_one and any(s.axis is not None for s in model.inputs)
     )

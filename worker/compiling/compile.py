@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -34,18 +35,31 @@ from worker.compiling.onnx_model import (
     input_specs,
     read_model,
 )
+from worker.compiling.open_sizes import (
+    SizeSearch,
+    at_sizes,
+    fullest,
+    open_inputs,
+    open_outputs,
+    open_sizes_of,
+    prove_padding,
+    short_sizes,
+    symbols_of,
+)
 from worker.compiling.row_flow import follow_rows
 from worker.compiling.row_probes import RowProbes, Run
 from worker.compiling.thread_trial import Launches, choose_threads
 from worker.engines.onnxruntime import (
     Bytes,
     OrtKernel,
+    address_of,
     aligned_bytes,
     open_session,
     plain_words,
     private_kernel,
     run_unshaped,
 )
+from worker.engines.open_kernel import Array, OpenKernel, plain_array
 from worker.models.model_files import (
     GRAPH_FILE,
     METADATA_FILE,
@@ -54,11 +68,12 @@ from worker.models.model_files import (
     CompiledModel,
     Limits,
     ModelSource,
+    OpenSizes,
     batch_bytes,
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 6
+COMPILE_FORMAT = 7
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
@@ -97,6 +112,9 @@ class Target(Protocol):
 
     #: Whether the runs here are one program for all batch sizes, and not the kernels that will serve.
     one_program: bool
+
+    #: Whether it serves models with open dimensions besides the batch.
+    takes_open_sizes: bool
 
     #: The threads of runs that only check.
     check_threads: int
@@ -146,6 +164,7 @@ class OnnxruntimeTarget(Target):
     static: Mapping[str, Sequence[int]] = MappingProxyType({})
     is_coarse = False
     one_program = False
+    takes_open_sizes = True
 
     @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
@@ -221,7 +240,8 @@ def compile_model(
     model = read_model(source)
     rows = find_rows(model.graph)
     fixed_batch = not rows.is_open
-    inputs = input_specs(model.graph, rows)
+    inputs = opened = input_specs(model.graph, rows, may_be_open=target.takes_open_sizes)
+    symbols = symbols_of(opened)
     # Check the limits before the runtime copies the weights, and before sample inputs are made.
     limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))
     limits.usable_batch_sizes(inputs, [1], fixed_batch=fixed_batch)
@@ -236,8 +256,10 @@ def compile_model(
         element_types = _element_types(model)
         datatypes = {v.name: ONNX_DATATYPES[element_types[v.name]].name for v in model.graph.output}
         in_batches = not fixed_batch and max(source.batch_sizes) > 1
-        flow = follow_rows(model)
-        del model
+        # Files are large, so the model does not stay in memory with its session, but where sizes are to be found first.
+        flow = None if symbols else follow_rows(model)
+        if not symbols:
+            del model
         reference = open_session(
             serialised,
             save_optimised=optimised_path,
@@ -245,8 +267,20 @@ def compile_model(
             threads=target.check_threads,
         )
         del serialised
-        bound = [BoundTensor(spec, spec.name, element_types[spec.name]) for spec in inputs]
-        original = _Original(reference, bound, datatypes)
+        search = None
+        if symbols:
+            progress("finding sizes")
+            bounds = {name: -size for name, size in source.fixed_dimensions.items() if size < 0}
+            run_at = _RowRuns(reference, opened, element_types, datatypes).run
+            search = SizeSearch(
+                run_at, symbols, bounds, limits.io_bytes // 2, opened, list(datatypes.values())
+            )
+            sizes = dict(zip(symbols, search.find(), strict=True))
+            inputs = [at_sizes(spec, sizes) for spec in opened]
+            flow = follow_rows(model, sizes)
+            del model
+        assert flow is not None
+        original = _Original(reference, _bind(inputs, element_types), datatypes)
         del reference
         fill = original.find_fill()
         samples = {1: sample_inputs(inputs, 1, fill)}
@@ -339,11 +373,98 @@ def compile_model(
                 if not one_by_one:
                     target.seen_apart.add(seen)
     compiled = replace(compiled, one_by_one=one_by_one, tried=(1, *larger))
+    if search is not None:
+        progress("trying sizes")
+        is_whole = fixed_batch or has_whole
+        compiled = _open(
+            compiled, lifted, search, opened, limits, is_whole=is_whole, most=probes.most
+        )
     limits.check_weights(compiled.weights_bytes)
     (folder / GRAPH_FILE).write_bytes(lifted.graph)
     lifted.blob.tofile(folder / WEIGHTS_FILE)
     (folder / METADATA_FILE).write_text(compiled.to_json(), encoding="utf-8")
     return compiled
+
+
+def _bind(specs: Sequence[TensorSpec], element_types: Mapping[str, int]) -> list[BoundTensor]:
+    return [BoundTensor(spec, spec.name, element_types[spec.name]) for spec in specs]
+
+
+class _RowRuns:
+    """Runs single rows of a model of many sizes."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: Sequence[TensorSpec],
+        element_types: Mapping[str, int],
+        outputs: Mapping[str, str],
+    ) -> None:
+        self._session = session
+        self._inputs = inputs
+        self._element_types = element_types
+        self._outputs = outputs
+        self._fill: int | None = None
+
+    def run(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """Run one row. Returns the shapes of the outputs.
+
+        Raises:
+            ModelError: the run failed; carries the runtime's words.
+        """
+        specs = [at_sizes(spec, sizes) for spec in self._inputs]
+        original = _Original(self._session, _bind(specs, self._element_types), self._outputs)
+        if self._fill is None:
+            self._fill = original.find_fill()
+        original.run(1, sample_inputs(specs, 1, self._fill))
+        return original.shapes
+
+
+def _open(
+    compiled: CompiledModel,
+    lifted: LiftedGraph,
+    search: SizeSearch,
+    inputs: Sequence[TensorSpec],
+    limits: Limits,
+    *,
+    is_whole: bool,
+    most: int,
+) -> CompiledModel:
+    """Describe a model that was compiled at some sizes for all that it takes.
+
+    Raises:
+        ModelError: no size leaves room, or an output has not always as many dimensions.
+    """
+    outputs = [tensor.spec for tensor in compiled.outputs]
+    sizes = search.open_sizes()
+    while True:
+        specs = (
+            open_inputs(inputs, sizes, whole=is_whole),
+            open_outputs(outputs, search.taken, sizes, whole=is_whole),
+        )
+        if batch_bytes((*specs[0], *specs[1]), sizes.largest) <= limits.io_bytes:
+            break
+        if len(sizes.taken) == 1:
+            raise ModelError(
+                f"inputs and outputs of one row have more than an action's {limits.io_bytes} bytes; start the worker"
+                " with more IO memory"
+            )
+        sizes = open_sizes_of(sizes.symbols, sizes.taken[:-1])
+    bound = [
+        tuple(replace(tensor, spec=spec) for tensor, spec in zip(side, opened, strict=True))
+        for side, opened in zip((compiled.inputs, compiled.outputs), specs, strict=True)
+    ]
+    compiled = replace(compiled, inputs=bound[0], outputs=bound[1], open=sizes)
+    if not compiled.one_by_one and not is_whole:
+        trial = replace(sizes, pads=True, guarded=(False,) * len(inputs))
+        session = open_session(lifted.graph, threads=compiled.threads)
+        weights = _aligned(lifted.blob)
+        kernel = OpenKernel(session, replace(compiled, open=trial), address_of(weights))
+        kernel.run_elements = 1 << 62
+        sizes = prove_padding(kernel.run, inputs, specs[1], sizes, most=most)
+    # Profiles are an architecture's, by rows of work.
+    digest = hashlib.sha256(f"{compiled.architecture_id} {sizes}".encode())
+    return replace(compiled, open=sizes, architecture_id=digest.hexdigest())
 
 
 def describe_model(source: ModelSource) -> CompiledModel:
@@ -378,6 +499,8 @@ def profile_model(
     """
     compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
     weights = read_weights(folder, compiled)
+    if compiled.open is not None:
+        return _profile_open(folder, compiled, weights, batch_sizes, progress)
     durations: dict[int, int] = {}
     limit_ns = time.monotonic_ns() + PROFILE_LIMIT_NS
     for batch_size in sorted(batch_sizes):
@@ -397,6 +520,78 @@ def profile_model(
             durations[batch_size] = _least_ns(kernel.launch)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+    return durations
+
+
+def _profile_open(
+    folder: Path,
+    compiled: CompiledModel,
+    weights: Bytes,
+    batch_sizes: Sequence[int],
+    progress: Callable[[str], None],
+) -> dict[int, int]:
+    """Do what `profile_model` does, by rows of work.
+
+    A batch is measured twice: filled by rows as large as fit, and by as many short requests of unlike sizes. The longer
+    counts. The entry of 0 is not a duration: one more run takes as long as so many elements.
+    """
+    session = open_session(str(folder / GRAPH_FILE), threads=compiled.threads)
+    kernel = OpenKernel(session, compiled, address_of(weights))
+    sizes = compiled.open
+    assert sizes is not None
+    inputs = [tensor.spec for tensor in compiled.inputs]
+    short = short_sizes(sizes)
+    requests = [sized_request(inputs, sizes, each, compiled.fill) for each in short]
+    answers = kernel.run(requests, 1 << 62)
+    requests = [
+        request
+        for request, answer in zip(requests, answers, strict=True)
+        if not isinstance(answer, str)
+    ]
+    if not requests:
+        raise ModelError(f"rows of {list(short)} failed: {answers[0]}")
+
+    def measure(some: Sequence[Sequence[Array]], work: int) -> int:
+        def launch() -> None:
+            for answer in kernel.run(some, work * sizes.unit):
+                if isinstance(answer, str):
+                    raise ModelError(f"a batch of {work} rows of work failed: {answer}")
+
+        launch()  # the first run allocates
+        return _least_ns(launch)
+
+    has_rows = any(spec.axis is not None for spec in inputs)
+    largest = sized_request(inputs, sizes, sizes.taken[-1], compiled.fill)
+    one_ns, largest_ns = measure(requests[:1], 1), measure([largest], sizes.largest)
+    more_elements = max(prod(sizes.taken[-1]) - prod(short[0]), 1)
+    durations = {0: max(int(one_ns * more_elements / max(largest_ns - one_ns, one_ns / 32)), 1)}
+    kernel.run_elements = durations[0]
+    limit_ns = time.monotonic_ns() + PROFILE_LIMIT_NS
+    for work in sorted(batch_sizes):
+        if len(durations) > 1 and time.monotonic_ns() > limit_ns:
+            measured = max(durations)
+            durations[work] = durations[measured] * work // measured
+            continue
+        if work & (work - 1) and work < max(batch_sizes):
+            continue
+        progress(f"profiling {work} rows of work")
+        filling = fullest(sizes, work)
+        rows = max(1, work * sizes.unit // prod(filling)) if has_rows else 1
+        full = sized_request(inputs, sizes, filling, compiled.fill, rows=rows)
+        many = [requests[index % len(requests)] for index in range(work)]
+        durations[work] = max(measure([full], work), measure(many, work))
+    # Other load on the machine only adds, so a batch takes no longer than a larger one. Halves between powers of two
+    # are taken to lie between.
+    least_ns = max(durations.values())
+    for work in sorted(batch_sizes, reverse=True):
+        if work in durations:
+            least_ns = durations[work] = min(least_ns, durations[work])
+    measured_sizes = sorted(durations.keys() - {0})
+    for work in sorted(set(batch_sizes) - durations.keys()):
+        less = max(size for size in measured_sizes if size < work)
+        more = min(size for size in measured_sizes if size > work)
+        share = (work - less) / (more - less)
+        durations[work] = round(durations[less] + share * (durations[more] - durations[less]))
     return durations
 
 
@@ -467,6 +662,18 @@ def sample_inputs(inputs: Sequence[TensorSpec], batch_size: int, fill: int = 0) 
     return arrays
 
 
+def sized_request(
+    inputs: Sequence[TensorSpec], sizes: OpenSizes, at: Sequence[int], fill: int, *, rows: int = 1
+) -> list[Array]:
+    """Make a request of some sizes to run on, an array per input."""
+    named = dict(zip(sizes.symbols, at, strict=True))
+    specs = [at_sizes(spec, named) for spec in inputs]
+    return [
+        plain_array(spec, spec.shape(rows), memoryview(raw.data))
+        for spec, raw in zip(specs, sample_inputs(specs, rows, fill), strict=True)
+    ]
+
+
 def _float_type(spec: TensorSpec) -> str | None:
     """Numpy's name of a tensor's floats; None if it has integers, or floats that numpy does not have."""
     datatype = PLAIN_DATATYPES.get(spec.datatype)
@@ -494,6 +701,12 @@ class _Original:
         self._outputs = outputs
         #: The batch sizes of runs, each with the shapes of the outputs that came.
         self._shapes: dict[tuple[int, tuple[tuple[int, ...], ...]], None] = {}
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the outputs of the first run."""
+        _, shapes = next(iter(self._shapes))
+        return list(shapes)
 
     def run(self, batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
         """Run a batch.

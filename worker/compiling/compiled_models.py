@@ -116,12 +116,17 @@ class CompiledModels:
         offer.check_onnx()
         folder, compiled, from_cache = await self._find_or_make(offer, fetch, progress)
         self._limits.check_weights(compiled.weights_bytes)
-        if max(offer.batch_sizes) == 1:
+        offered: Sequence[int] = offer.batch_sizes
+        if compiled.open is not None:
+            offered = compiled.open.batch_sizes(offered)
+        elif max(offered) == 1:
             compiled = replace(compiled, one_by_one="")
+        elif compiled.one_by_one:
+            offered = (1,)
         batch_sizes = self._limits.usable_batch_sizes(
             [tensor.spec for tensor in (*compiled.inputs, *compiled.outputs)],
-            (1,) if compiled.one_by_one else offer.batch_sizes,
-            fixed_batch=compiled.fixed_batch,
+            offered,
+            fixed_batch=compiled.fixed_batch and compiled.open is None,
         )
         return FittingModel(folder, compiled, batch_sizes, from_cache)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, ValueInfoProto
 
 from clockwright.errors import ModelError
-from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, TensorSpec
+from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, TensorSpec, Variable
 from worker.compiling.plain_values import make_plain
 from worker.engines.onnxruntime import plain_words
 from worker.models.model_files import MODEL_FILE, ModelSource
@@ -70,6 +70,7 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
         for dimension in _dimensions(value):
             if dimension.dim_value < 0:
                 dimension.Clear()  # Paddle writes an open dimension as -1
+    _name_dimensions(model.graph)
     fix_dimensions(model.graph, source.fixed_dimensions)
     return model
 
@@ -193,8 +194,24 @@ def _shared_axes(shapes: Mapping[str, Sequence[str | None]]) -> dict[str, int | 
     return None
 
 
+def _name_dimensions(graph: onnx.GraphProto) -> None:
+    """Name the open dimensions of inputs that have no name and are not the batch: `input.position`."""
+    axes = find_rows(graph).axes
+    opened = [
+        (dimension, f"{value.name}.{place}")
+        for value in model_inputs(graph)
+        for place, dimension in enumerate(_dimensions(value))
+        if _symbol(dimension) in ("", "?") and place != axes[value.name]
+    ]
+    # Paddle calls all of them "?".
+    is_said = [dimension.dim_param for dimension, _ in opened].count("?") == 1
+    for dimension, name in opened:
+        if not dimension.dim_param or not is_said:
+            dimension.dim_param = name
+
+
 def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
-    """Replace named dimensions of inputs and outputs by their sizes.
+    """Replace named dimensions of inputs and outputs by their sizes. A negative size is the largest of an open one.
 
     Raises:
         ModelError: a name is not a dimension of any input, is the batch dimension, or a size is not
@@ -205,7 +222,7 @@ def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
     batch_names = {symbol for name, symbol in rows.symbols.items() if rows.axes[name] == 0}
     names = sorted({d.dim_param for v in inputs for d in _dimensions(v)} - {""} - batch_names)
     for name, size in sizes.items():
-        if size < 1:
+        if not size:
             raise ModelError(f"fixed dimension {name!r}: found size {size}, expected 1 or more")
         if name in batch_names:
             raise ModelError(
@@ -220,14 +237,16 @@ def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
         return
     for value in (*inputs, *graph.output):
         for dimension in _dimensions(value):
-            if dimension.dim_param in sizes:
+            if sizes.get(dimension.dim_param, 0) > 0:
                 dimension.dim_value = sizes[dimension.dim_param]
     # Shapes recorded inside the graph still have the open dimension; the runtime infers them again.
     del graph.value_info[:]
 
 
-def input_specs(graph: onnx.GraphProto, rows: RowAxes) -> list[TensorSpec]:
-    """The specs of all inputs.
+def input_specs(
+    graph: onnx.GraphProto, rows: RowAxes, *, may_be_open: bool = False
+) -> list[TensorSpec]:
+    """The specs of all inputs. Of open sizes only the symbols are known.
 
     Raises:
         ModelError: an input or output cannot be served, or dimensions other than the batch are open; names all.
@@ -251,18 +270,14 @@ def input_specs(graph: onnx.GraphProto, rows: RowAxes) -> list[TensorSpec]:
             symbol = _symbol(dimension)
             if symbol is None or index == rows.axes[value.name]:
                 continue
-            if not symbol:
-                faults.append(
-                    f"input {value.name!r}: dimension {index} has neither size nor name, expected a size"
-                )
-            elif symbol not in batch_names:
+            if symbol not in batch_names:
                 missing[symbol] = None
             else:
                 faults.append(
                     f"input {value.name!r} has {symbol!r} in dimension {index}, which is the batch elsewhere, expected"
                     " it once; export the model with a size or a name of its own there"
                 )
-    if missing:
+    if missing and not may_be_open:
         sizes = ", ".join(
             f"{name if _BARE_KEY.fullmatch(name) else json.dumps(name)} = SIZE" for name in missing
         )
@@ -272,7 +287,8 @@ def input_specs(graph: onnx.GraphProto, rows: RowAxes) -> list[TensorSpec]:
         )
     if faults:
         raise ModelError("; ".join(faults))
-    return [tensor_spec(value, "input", rows.axes[value.name]) for value in inputs]
+    vary = Variable(0) if missing else None
+    return [tensor_spec(value, "input", rows.axes[value.name], vary) for value in inputs]
 
 
 def tensor_spec_type(value: ValueInfoProto, role: str) -> str:
@@ -296,8 +312,10 @@ def tensor_spec_type(value: ValueInfoProto, role: str) -> str:
     return ONNX_DATATYPES[number].name
 
 
-def tensor_spec(value: ValueInfoProto, role: str, axis: int | None = 0) -> TensorSpec:
-    """The spec of an input or output.
+def tensor_spec(
+    value: ValueInfoProto, role: str, axis: int | None = 0, vary: Variable | None = None
+) -> TensorSpec:
+    """The spec of an input or output, which may have open dimensions if `vary` is given.
 
     Raises:
         ModelError: the tensor cannot be served, or a dimension other than the batch is open.
@@ -309,11 +327,14 @@ def tensor_spec(value: ValueInfoProto, role: str, axis: int | None = 0) -> Tenso
             continue
         if dimension.HasField("dim_value"):
             row_shape.append(dimension.dim_value)
+        elif vary is not None:
+            row_shape.append(-1)
+            vary = replace(vary, symbols=(*vary.symbols, dimension.dim_param))
         else:
             name = dimension.dim_param
             found = f"is open ({name!r})" if name else "has neither size nor name"
             raise ModelError(f"{role} {value.name!r}: dimension {index} {found}, expected a number")
-    spec = TensorSpec(value.name, datatype, tuple(row_shape), axis)
+    spec = TensorSpec(value.name, datatype, tuple(row_shape), axis, vary)
     if spec.batch_bytes(1) > _MOST_ROW_BYTES:
         raise ModelError(
             f"{role} {value.name!r}: a row has {spec.batch_bytes(1)} bytes, far too many"

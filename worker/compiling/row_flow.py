@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -91,12 +92,15 @@ class RowFlow:
     constant: frozenset[str] = frozenset()
 
 
-def follow_rows(model: onnx.ModelProto) -> RowFlow:
-    """Find out whether a graph makes one thing of all rows. The model's batch is open; `model` is not changed."""
+def follow_rows(model: onnx.ModelProto, sizes: Mapping[str, int] = MappingProxyType({})) -> RowFlow:
+    """Find out whether a graph makes one thing of all rows. The model's batch is open; `model` is not changed.
+
+    `sizes` are those to look at of other open dimensions, by their symbols.
+    """
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     rows = find_rows(model.graph)
-    types = [dict(_inferred_types(model, rows, batch)) for batch in _BATCHES]
+    types = [dict(_inferred_types(model, rows, batch, sizes)) for batch in _BATCHES]
     mixed = {name: "" for name, axis in rows.axes.items() if axis is not None}
     counts = _find_counts(model, types)
     _follow(model.graph, mixed, counts, types)
@@ -243,7 +247,7 @@ def _follow(
 
 
 def _inferred_types(
-    model: onnx.ModelProto, rows: RowAxes, batch: int
+    model: onnx.ModelProto, rows: RowAxes, batch: int, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, TypeProto]]:
     """Infer the types of a graph's values for a batch size. Declared shapes are often wrong and are not used."""
     bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
@@ -259,6 +263,9 @@ def _inferred_types(
     for value in graph.input:
         if rows.is_open and (axis := rows.axes[value.name]) is not None:
             value.type.tensor_type.shape.dim[axis].dim_value = batch
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in sizes:
+                dimension.dim_value = sizes[dimension.dim_param]
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) <= _MAX_KNOWN_ELEMENTS:
             graph.initializer.append(tensor)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,7 +32,7 @@ _Numbers = np.ndarray[Any, np.dtype[Any]]
 # One size, one kernel: a float that differs more than this, as a part of the largest number, or than two steps of its
 # datatype, has seen its neighbours or its place. Nothing differed at all in any model tried; the allowance is for kernels that
 # add in another order.
-_SAME_SIZE = 1e-5
+SAME_SIZE: Final = 1e-5
 # Between sizes: rounding, and steps of one between quantised numbers.
 _BETWEEN_SIZES, _BETWEEN_SIZES_COARSE = 2e-3, 5e-2
 
@@ -57,6 +57,8 @@ class RowProbes:
             ModelError: the model fails on every row that was tried.
         """
         self._inputs = inputs
+        #: Integers of the rows are below this; 0: all are 1.
+        self.most = _WIDE
         self._kept, self._unlike_rows = self._find_rows(run)
 
     def is_chance(self, run: Run) -> bool:
@@ -96,7 +98,7 @@ class RowProbes:
                 first, *others = together[index][parity::2]
                 found = np.stack([*others, *apart[index][1 - parity :: 2]])
                 wanted = np.broadcast_to(first, found.shape)
-                if _differ(wanted, found, tolerance=max(_SAME_SIZE, 2 * step_of(spec.datatype))):
+                if differ(wanted, found, tolerance=max(SAME_SIZE, 2 * step_of(spec.datatype))):
                     return (
                         f"output {spec.name!r} of a row changes with the other rows of its batch or with its place "
                         f"among them (seen in a batch of {batch_size})"
@@ -122,6 +124,7 @@ class RowProbes:
         for most in _INTEGER_RANGES:
             kept = self._row(0, most), self._row(1, most)
             if all(_is_taken(run, row) for row in kept):
+                self.most = most
                 unlike = [row for row in self._unlike(kept[0], most) if _is_taken(run, row)]
                 return kept, unlike or list(kept)
         raise ModelError("it fails on every row that was tried")
@@ -130,7 +133,7 @@ class RowProbes:
         # No float of even rows is negative, nor any of models that take small integers only.
         plain = most < _WIDE or not number % 2
         return [
-            _aligned(_numbers(spec, np.random.default_rng([number, index]), most, plain=plain))
+            _aligned(draw_numbers(spec, np.random.default_rng([number, index]), most, plain=plain))
             for index, spec in enumerate(self._inputs)
         ]
 
@@ -150,7 +153,7 @@ class RowProbes:
             yield row
 
 
-def _numbers(
+def draw_numbers(
     spec: TensorSpec, generator: np.random.Generator, most: int, *, plain: bool
 ) -> _Numbers:
     """Draw the numbers of one input's row. `plain` floats are not negative; others are as often as not."""
@@ -211,7 +214,8 @@ def _unequal(
     return unequal
 
 
-def _differ(one: _Numbers, other: _Numbers, *, tolerance: float) -> bool:
+def differ(one: _Numbers, other: _Numbers, *, tolerance: float) -> bool:
+    """Whether elements differ; floats by more than a part of the largest number of their row."""
     return bool(_unequal(one, other, tolerance).any())
 
 

@@ -11,10 +11,12 @@ import os
 import platform
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Protocol
 
 import onnxruntime as ort
 from typing_extensions import override
@@ -24,12 +26,13 @@ from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
 from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
-from worker.compiling.compile import COMPILE_FORMAT, read_weights, sample_kernel
+from worker.compiling.compile import COMPILE_FORMAT, read_weights, sample_kernel, sized_request
 from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.devices.paged_arena import PagedArena
+from worker.devices.sized_io import read_sized_inputs, write_sized_outputs
 from worker.engines.onnxruntime import (
     Bytes,
     OrtKernel,
@@ -38,6 +41,7 @@ from worker.engines.onnxruntime import (
     open_session,
     plain_words,
 )
+from worker.engines.open_kernel import OpenKernel
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
 from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel
@@ -46,12 +50,44 @@ from worker.timing import bind_thread, tune_thread
 _PAGE_COPIES = 5
 
 
+class Kernel(Protocol):
+    """What runs batches of one size."""
+
+    def run(self, step: Step[CpuModel], io: Bytes) -> None:
+        """Run a batch whose inputs are in its slot of the IO pool, and write its outputs there."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class BoundKernel:
     """A kernel bound to the arena and the static batch, which is laid out like an IO slot."""
 
     ort: OrtKernel
     layout: IoLayout
+    batch: Bytes
+
+    def run(self, step: Step[CpuModel], io: Bytes) -> None:
+        """Do what `Kernel` says."""
+        begin, end, batch = self.layout.outputs_begin, self.layout.num_bytes, self.batch
+        slot = io[step.io_offset : step.io_offset + end]
+        batch[:begin] = slot[:begin]
+        self.ort.launch()
+        slot[begin:] = batch[begin:end]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class BoundOpenKernel:
+    """A kernel of a model with open dimensions, bound to the arena. Batches of all sizes share it."""
+
+    open: OpenKernel
+
+    def run(self, step: Step[CpuModel], io: Bytes) -> None:
+        """Do what `Kernel` says."""
+        action, sizes = step.action, self.open.compiled.open
+        assert isinstance(action, Infer)
+        assert sizes is not None
+        requests = read_sized_inputs(io, step)
+        answers = self.open.run(requests, action.batch_size * sizes.unit)
+        write_sized_outputs(io, step, answers)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -60,7 +96,7 @@ class CpuModel(ServedModel):
 
     weights: Bytes
     #: The kernels by batch size; all models of the architecture share them.
-    kernels: dict[int, BoundKernel]
+    kernels: Mapping[int, Kernel]
 
 
 class CpuDevice(Device[CpuModel]):
@@ -131,6 +167,9 @@ class CpuDevice(Device[CpuModel]):
         self._kernels: weakref.WeakValueDictionary[tuple[str, int, int], BoundKernel] = (
             weakref.WeakValueDictionary()
         )
+        self._open_kernels: weakref.WeakValueDictionary[tuple[str, int], BoundOpenKernel] = (
+            weakref.WeakValueDictionary()
+        )
         # One session per architecture and number of threads, whatever the batch size: each session has a copy of
         # the weights that could not be lifted (the integers of a quantised model).
         self._sessions: weakref.WeakValueDictionary[tuple[str, int], ort.InferenceSession] = (
@@ -147,14 +186,22 @@ class CpuDevice(Device[CpuModel]):
         folder, compiled, cache = fitting.folder, fitting.compiled, self._models.cache
         profile = cache.read_profile(compiled.architecture_id)
         if unknown := [size for size in fitting.batch_sizes if size not in profile]:
-            profile |= await self._models.compiler.profile(folder, unknown, progress)
+            # Some sizes of work are taken to lie between others.
+            sizes = unknown if compiled.open is None else fitting.batch_sizes
+            profile |= await self._models.compiler.profile(folder, sizes, progress)
             cache.write_profile(compiled.architecture_id, profile)
         progress(f"setting up kernels (threads: {compiled.threads})")
         weights = await self._models.set_up(read_weights, folder, compiled)
-        kernels = {
-            size: await self._models.set_up(self._kernel, folder, compiled, size, weights)
-            for size in fitting.batch_sizes
-        }
+        kernels: Mapping[int, Kernel]
+        if compiled.open is None:
+            kernels = {
+                size: await self._models.set_up(self._kernel, folder, compiled, size, weights)
+                for size in fitting.batch_sizes
+            }
+        else:
+            kernel = await self._models.set_up(self._open_kernel, folder, compiled, weights)
+            kernel.open.run_elements = profile[0]
+            kernels = dict.fromkeys(fitting.batch_sizes, kernel)
         copy_ns = self._page_copy_ns * compiled.weights_bytes // PAGE_BYTES
         gather_ns = 0 if self._weights.moves else copy_ns
         return CpuModel(
@@ -175,13 +222,8 @@ class CpuDevice(Device[CpuModel]):
             kernels=kernels,
         )
 
-    def _kernel(
-        self, folder: Path, compiled: CompiledModel, batch_size: int, weights: Bytes
-    ) -> BoundKernel:
+    def _session(self, folder: Path, compiled: CompiledModel) -> ort.InferenceSession:
         way = (compiled.architecture_id, compiled.threads)
-        key = (*way, batch_size)
-        if (known := self._kernels.get(key)) is not None:
-            return known
         session = self._sessions.get(way)
         if session is None:
             opening = self._opener.submit(
@@ -189,6 +231,35 @@ class CpuDevice(Device[CpuModel]):
             )
             session = opening.result()
             self._sessions[way] = session
+        return session
+
+    def _open_kernel(
+        self, folder: Path, compiled: CompiledModel, weights: Bytes
+    ) -> BoundOpenKernel:
+        key = (compiled.architecture_id, compiled.threads)
+        if (known := self._open_kernels.get(key)) is not None:
+            return known
+        sizes = compiled.open
+        assert sizes is not None
+        session = self._session(folder, compiled)
+        # As in `_kernel`: the largest row has memory of its own.
+        specs = [tensor.spec for tensor in compiled.inputs]
+        largest = sized_request(specs, sizes, sizes.taken[-1], compiled.fill)
+        private = OpenKernel(session, compiled, address_of(weights))
+        (answer,) = private.run([largest], prod(sizes.taken[-1]))
+        if isinstance(answer, str):
+            raise ModelError(f"a row of {list(sizes.taken[-1])} failed: {answer}")
+        kernel = BoundOpenKernel(OpenKernel(session, compiled, address_of(self._weights.arena)))
+        self._open_kernels[key] = kernel
+        return kernel
+
+    def _kernel(
+        self, folder: Path, compiled: CompiledModel, batch_size: int, weights: Bytes
+    ) -> BoundKernel:
+        key = (compiled.architecture_id, compiled.threads, batch_size)
+        if (known := self._kernels.get(key)) is not None:
+            return known
+        session = self._session(folder, compiled)
         # The first run allocates. It has memory of its own, because the arena belongs to the model served now.
         private = sample_kernel(session, compiled, batch_size, weights)
         try:
@@ -209,7 +280,7 @@ class CpuDevice(Device[CpuModel]):
             input_addresses=[begin + offset for offset in layout.input_offsets],
             output_addresses=[begin + offset for offset in layout.output_offsets],
         )
-        self._kernels[key] = kernel = BoundKernel(bound, layout)
+        self._kernels[key] = kernel = BoundKernel(bound, layout, self._batch)
         return kernel
 
     # --- steps ----------------------------------------------------------------------------------
@@ -230,11 +301,7 @@ class CpuDevice(Device[CpuModel]):
         assert isinstance(action, Infer)
         kernel = step.model.kernels[action.batch_size]
         self._weights.show(step.pages, step.model.weights_bytes)
-        begin, end = kernel.layout.outputs_begin, kernel.layout.num_bytes
-        slot = self._io[step.io_offset : step.io_offset + end]
-        self._batch[:begin] = slot[:begin]
-        kernel.ort.launch()
-        slot[begin:] = self._batch[begin:end]
+        kernel.run(step, self._io)
 
     @override
     def run_output(self, step: Step[CpuModel], room: memoryview | None = None) -> Sequence[Buffer]:

@@ -14,6 +14,8 @@ from clockwright.units import PAGE_BYTES
 from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec
 from worker.core.io_pool import aligned
 
+#: A batch of a model with open dimensions holds at most so many of its largest rows. Smaller rows: more.
+LARGEST_TOGETHER = 4
 #: The file that a model folder must have.
 MODEL_FILE = "model.onnx"
 #: The files of a compiled model.
@@ -119,6 +121,37 @@ class BoundTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSizes:
+    """What is known of a model whose inputs have open dimensions besides the batch."""
+
+    #: Elements of a row of work, as `clockwright.wire.tensors.Variable.unit`.
+    unit: int
+    symbols: tuple[str, ...]
+    #: Sizes of them that the model takes, ascending; the last are the largest.
+    taken: tuple[tuple[int, ...], ...]
+    #: Whether a row's answer is the same when zeros are appended to its inputs, and what is appended to its outputs is
+    #: cut off. Then requests of unlike sizes may share a run.
+    pads: bool = False
+    #: By input, whether that holds only of rows that are not all zero: masks.
+    guarded: tuple[bool, ...] = ()
+
+    @property
+    def largest(self) -> int:
+        """The rows of work of the largest row."""
+        return -(-prod(self.taken[-1]) // self.unit)
+
+    def batch_sizes(self, offered: Sequence[int]) -> tuple[int, ...]:
+        """The rows of work of batches, ascending: powers of two, and halves between.
+
+        The largest holds as many of the largest rows as `offered` allows, but few: on a processor such rows gain
+        nothing by company.
+        """
+        most = self.largest * min(max(offered), LARGEST_TOGETHER)
+        sizes = {size for power in range(most.bit_length()) for size in (1 << power, 3 << power)}
+        return tuple(sorted({*(size for size in sizes if size < most), self.largest, most}))
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledModel:
     """`model.json`: everything but the graph and the weights themselves."""
 
@@ -140,6 +173,8 @@ class CompiledModel:
     threads: int = 1
     #: What the integers of a first run are.
     fill: int = 0
+    #: Its open sizes; None: all sizes but the batch are fixed.
+    open: OpenSizes | None = None
 
     @property
     def num_pages(self) -> int:
@@ -148,7 +183,7 @@ class CompiledModel:
 
     def covers(self, batch_sizes: Sequence[int], io_bytes: int) -> bool:
         """Whether it is known how to serve those of these batch sizes that have room."""
-        if self.fixed_batch or self.one_by_one:
+        if self.fixed_batch or self.one_by_one or self.open:
             return True
         tensors = [tensor.spec for tensor in (*self.inputs, *self.outputs)]
         return all(
@@ -181,7 +216,8 @@ class CompiledModel:
             _check_size(weight.name, weight.element_type, weight.shape, weight.num_bytes)
         for tensor in (*compiled.inputs, *compiled.outputs):
             spec = tensor.spec
-            _check_size(spec.name, tensor.element_type, spec.shape(1), spec.batch_bytes(1))
+            if spec.vary is None:
+                _check_size(spec.name, tensor.element_type, spec.shape(1), spec.batch_bytes(1))
         return compiled
 
 

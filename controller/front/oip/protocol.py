@@ -620,6 +620,12 @@ def _read_inputs(
     rows = rows or 1
     if sizes:
         rows = _rows_of_work(servable, rows, sizes)
+        for spec, content in zip(servable.inputs, buffers, strict=True):
+            if len(content) > spec.batch_bytes(rows):
+                raise BadRequestError(
+                    f"input {quote(spec.name)}: found {len(content)} bytes, expected"
+                    f" {spec.batch_bytes(rows)} at most for a request of such sizes; make one of them smaller"
+                )
     return rows, buffers, tuple(shared)
 
 
@@ -643,12 +649,12 @@ def _rows_of_work(servable: Servable, rows: int, sizes: Mapping[str, tuple[int, 
     """Find what rows of open sizes come to."""
     vary = servable.inputs[0].vary
     assert vary is not None
-    elements = math.prod((rows, *(size for size, _ in sizes.values())))
-    work = -(-elements // vary.unit)
+    row = [size for size, _ in sizes.values()]
+    work = vary.work(rows, row)
     if work > servable.largest_batch:
         words = " x ".join(("rows", *sizes))
         raise BadRequestError(
-            f"found {words} = {elements}, expected {servable.largest_batch * vary.unit} at most in a request; send"
+            f"found {words} = {rows * math.prod(row)}, expected {servable.largest_batch * vary.unit} at most in a request; send"
             " fewer rows at a time, or smaller ones"
         )
     return work

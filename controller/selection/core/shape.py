@@ -93,7 +93,7 @@ def shape_of(
         )
     if odd := [spec for spec in (*inputs, *outputs) if spec.vary]:
         raise MisfitError(
-            f"found {describe(odd)} of no one size, expected fixed sizes; write them under [dimensions] in the"
+            f"found {describe(odd)}, whose sizes vary; expected fixed sizes; write them under [dimensions] in the"
             " config.toml of each of its models"
         )
     reading = _reading(application, outputs)

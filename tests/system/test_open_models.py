@@ -1,0 +1,263 @@
+"""Models with open dimensions, served as shipped: each answer is plain onnxruntime's on the same request alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from clockwright import BadRequestError, Client, RefusedError
+from clockwright.client.operator import Operator
+from experiments.bench.open_models import Array, build, encoder
+from experiments.live.local_server import LocalServer
+from tests.kit.processes import listening, until
+
+SLO_MS = 600_000.0
+POSITIONS = 48
+
+MODELS = {
+    name: build(name)
+    for name in (
+        "wide",
+        "two_symbols",
+        "same_symbol",
+        "one_scale",
+        "one_row",
+        "halves",
+        "table",
+        "nameless",
+    )
+}
+MODELS["encoder"] = encoder(positions=POSITIONS)
+MODELS["bounded"] = MODELS["encoder"]
+MODELS["beyond"] = MODELS["encoder"]
+MODELS["fixed"] = MODELS["encoder"]
+CONFIGS = {
+    "bounded": "[dimensions]\nsequence = { max = 20 }\n",
+    "beyond": "[dimensions]\nsequence = { max = 4096 }\n",
+    "fixed": "[dimensions]\nsequence = 20\n",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    directory = tmp_path_factory.mktemp("open")
+    for name, model in MODELS.items():
+        folder = directory / "models" / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
+        config = "batch_sizes = [1, 2, 4]\n" + CONFIGS.get(name, "")
+        (folder / "config.toml").write_text(config)
+    arguments = ["--pages", "32", "--arena-mib", "16", "--cache-dir", str(directory / "cache")]
+    arguments += ["--http-port", "0"]
+    with LocalServer(["--models", str(directory / "models"), *arguments]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(server: LocalServer) -> Iterator[Client]:
+    with Client(server.address) as made:
+        yield made
+
+
+def alone(model: onnx.ModelProto, inputs: dict[str, Array]) -> dict[str, Array]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def check(client: Client, name: str, inputs: dict[str, Array]) -> None:
+    found = client.infer(name, inputs, slo_ms=SLO_MS).outputs
+    if name == "one_scale":
+        rows = [alone(MODELS[name], {"x": row[np.newaxis]}) for row in inputs["x"]]
+        wanted = {"y": np.concatenate([row["y"] for row in rows])}
+    else:
+        wanted = alone(MODELS[name], inputs)
+    assert list(found) == list(wanted)
+    for each, array in wanted.items():
+        assert found[each].shape == array.shape
+        np.testing.assert_allclose(found[each], array, rtol=1e-4, atol=1e-5)
+
+
+def tokens(random: np.random.Generator, rows: int, length: int) -> dict[str, Array]:
+    mask = np.ones((rows, length), np.int64)
+    for row in mask:
+        row[random.integers(1, length + 1) :] = 0
+    return {"input_ids": random.integers(0, 1000, (rows, length)), "attention_mask": mask}
+
+
+def request(name: str, random: np.random.Generator) -> dict[str, Array]:
+    """A request of any size."""
+    rows, length = int(random.integers(1, 4)), int(random.integers(1, 40))
+
+    def floats(*shape: int) -> Array:
+        return random.standard_normal(shape).astype(np.float32)
+
+    match name:
+        case "encoder":
+            return tokens(random, rows, length)
+        case "wide":
+            return {"x": floats(rows, 2, 8, length)}
+        case "two_symbols":
+            return {"a": floats(rows, length, 4), "b": floats(rows, int(random.integers(1, 9)), 4)}
+        case "same_symbol":
+            return {"a": floats(rows, length), "b": floats(rows, length)}
+        case "one_row":
+            return {"x": floats(1, length)}
+        case "table":
+            return {"x": random.integers(0, 10, (rows, length))}
+        case _:
+            return {"x": floats(rows, length)}
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in CONFIGS])
+def test_a_request_carries_its_own_sizes(name: str, client: Client) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(6):
+        check(client, name, request(name, random))
+
+
+def test_clients_of_other_sizes_at_once_get_their_own_answers(client: Client) -> None:
+    names = [name for name in MODELS if name not in CONFIGS]
+    begin = threading.Barrier(8)
+
+    def ask(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        begin.wait()
+        for _ in range(25):
+            # Mostly the encoder, so that its batches have several requests.
+            name = "encoder" if random.random() < 0.6 else str(random.choice(names))
+            check(client, name, request(name, random))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+
+
+@pytest.mark.parametrize("memory", ["64", "0"])
+def test_fronts_near_and_far_carry_sizes(memory: str, server: LocalServer) -> None:
+    """Small tensors in frames; large ones in shared memory, or straight between front and worker."""
+    flags = ("--controller", server.address, "--port", "0", "--shared-memory-mib", memory)
+    random = np.random.default_rng(3)
+    with listening("front", *flags) as (_, address), Client(address) as far:
+        until(far.is_ready, what="the front is ready")
+        for width in (3, 1500, 4000, 7, 4096):
+            x = random.standard_normal((1, 2, 8, width)).astype(np.float32)
+            check(far, "wide", {"x": x})
+            check(far, "encoder", tokens(random, 2, 1 + width % POSITIONS))
+        with pytest.raises(RefusedError, match="out of data bounds"):
+            far.infer("table", {"x": np.array([[99]])}, slo_ms=SLO_MS)
+
+
+def test_the_largest_size_is_found_and_named(client: Client) -> None:
+    random = np.random.default_rng(0)
+    check(client, "encoder", tokens(random, 1, POSITIONS))
+    with pytest.raises(
+        BadRequestError, match=rf"found sequence {POSITIONS + 1} .*1 to {POSITIONS}"
+    ):
+        client.infer("encoder", tokens(random, 1, POSITIONS + 1), slo_ms=SLO_MS)
+
+
+def test_declared_sizes_hold(server: LocalServer, client: Client) -> None:
+    random = np.random.default_rng(0)
+    assert client.infer("bounded", tokens(random, 2, 20), slo_ms=SLO_MS)
+    with pytest.raises(BadRequestError, match=r"found sequence 21 .*1 to 20"):
+        client.infer("bounded", tokens(random, 1, 21), slo_ms=SLO_MS)
+    assert client.infer("fixed", tokens(random, 2, 20), slo_ms=SLO_MS)
+    with pytest.raises(BadRequestError, match=r"found shape \[1, 19\], expected \[-1, 20\]"):
+        client.infer("fixed", tokens(random, 1, 19), slo_ms=SLO_MS)
+    with pytest.raises(RefusedError, match=r"says that 'sequence' goes up to 4096, but 48 is"):
+        client.infer("beyond", tokens(random, 1, 1), slo_ms=SLO_MS)
+
+
+def test_sizes_of_one_symbol_must_be_equal(client: Client) -> None:
+    inputs = {"a": np.zeros((1, 3), np.float32), "b": np.zeros((1, 4), np.float32)}
+    with pytest.raises(BadRequestError, match=r"input 'b': found length 4 .* expected 3 as in"):
+        client.infer("same_symbol", inputs, slo_ms=SLO_MS)
+
+
+def test_too_many_rows_are_refused_in_a_clients_words(client: Client) -> None:
+    inputs = tokens(np.random.default_rng(0), 60, POSITIONS)
+    with pytest.raises(
+        BadRequestError, match=r"found rows x sequence = 2880, expected \d+ at most"
+    ):
+        client.infer("encoder", inputs, slo_ms=SLO_MS)
+
+
+def test_a_request_fails_alone(client: Client) -> None:
+    bad = {"x": np.array([[3, 99]])}
+    begin = threading.Barrier(4)
+
+    def ask(number: int) -> str:
+        begin.wait()
+        for length in range(1, 20):
+            check(client, "table", {"x": np.full((1, length), number)})
+        return ""
+
+    def fail() -> str:
+        begin.wait()
+        words = ""
+        for _ in range(10):
+            with pytest.raises(RefusedError) as found:
+                client.infer("table", bad, slo_ms=SLO_MS)
+            words = str(found.value)
+        return words
+
+    with ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(ask, number) for number in range(3)]
+        words = pool.submit(fail).result()
+        assert [each.result() for each in others] == [""] * 3
+    assert "FAILED" in words
+    assert "indices element out of data bounds" in words
+
+
+def test_metadata_has_minus_one_for_open_sizes(server: LocalServer, client: Client) -> None:
+    shapes = {
+        name: [list(spec.shape(-1)) for spec in client.metadata(name).inputs]
+        for name in ("encoder", "wide", "fixed")
+    }
+    assert shapes == {
+        "encoder": [[-1, -1], [-1, -1]],
+        "wide": [[-1, 2, 8, -1]],
+        "fixed": [[-1, 20], [-1, 20]],
+    }
+    outputs = [list(spec.shape(-1)) for spec in client.metadata("encoder").outputs]
+    assert outputs == [[-1, -1, 32], [-1, 3]]
+    with Operator(server.address) as operator:
+        reasons = {each.model_id: each.one_by_one for each in operator.models()}
+    assert "ReduceMax" in reasons["one_scale"]
+    assert not reasons["encoder"]
+
+
+def test_rest_says_the_shapes_of_answers(server: LocalServer) -> None:
+    def post(name: str, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"{server.rest}/v2/models/{name}/infer"
+        data = json.dumps(body | {"parameters": {"slo_ms": SLO_MS}}).encode()
+        with urllib.request.urlopen(urllib.request.Request(url, data)) as answer:
+            return dict(json.loads(answer.read()))
+
+    for length in (2, 5):
+        body = {
+            "inputs": [
+                {
+                    "name": "x",
+                    "shape": [2, length],
+                    "datatype": "FP32",
+                    "data": [[1.5] * length] * 2,
+                }
+            ]
+        }
+        (output,) = post("halves", body)["outputs"]
+        assert output["shape"] == [2, -(-length // 2)]
+        assert output["data"] == [1.5] * (2 * -(-length // 2))

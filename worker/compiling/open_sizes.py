@@ -1,0 +1,422 @@
+"""Finds out which sizes a model with open dimensions takes, how large its tensors get, and whether padding changes answers.
+
+All of it by runs of one row, because files seldom say it: an encoder that has 512 positions declares `sequence_length`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from clockwright.elements import elements_of
+from clockwright.errors import ModelError
+from clockwright.units import NS_PER_S
+from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
+from worker.compiling.row_probes import SAME_SIZE, differ, draw_numbers
+from worker.engines.open_kernel import Answer, Array, RunOpen, open_places, plain_array
+from worker.models.model_files import OpenSizes
+
+#: Where no size is declared, none is tried that is larger,
+SIZE_MAX: Final = 1 << 16
+#: nor any at which a row takes more processor time.
+SLOW_NS: Final = NS_PER_S
+#: Rows of work of the largest row: a finer unit makes more batch sizes to measure, a coarser one wastes more of a batch.
+_UNITS: Final = 32
+#: For the words of a failure, in each output of each request.
+_WORDS_BYTES: Final = 256
+
+# Sizes to begin with, all dimensions alike, until the model takes one; most take the first.
+_FIRST = (16, 32, 64, 128, 256, 8, 4, 3, 2, 1, 512)
+# Each of more than five dimensions smallest or largest would be too many to try.
+_CORNERS_MAX = 32
+_NO_LIMIT = 1 << 62
+# Requests of unlike sizes that a profile asks together, and again.
+_UNLIKE = 16
+
+Sizes = tuple[int, ...]
+Shapes = list[tuple[int, ...]]
+#: Runs one row at some sizes. Returns the shapes of the outputs.
+RunAt = Callable[[Mapping[str, int]], Shapes]
+
+
+def symbols_of(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """The symbols of all open dimensions."""
+    return tuple(dict.fromkeys(symbol for spec in specs for symbol, _ in open_places(spec)))
+
+
+def at_sizes(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+    """The spec of an input at some sizes."""
+    symbols = iter(spec.vary.symbols if spec.vary else ())
+    shape = tuple(sizes[next(symbols)] if size < 0 else size for size in spec.row_shape)
+    return TensorSpec(spec.name, spec.datatype, shape, spec.axis)
+
+
+@dataclass(slots=True)
+class SizeSearch:
+    """What a model takes, as far as it was tried."""
+
+    run: RunAt
+    symbols: tuple[str, ...]
+    #: The largest sizes that its owner declares.
+    bounds: Mapping[str, int]
+    #: Bytes that the inputs and outputs of one row may have.
+    io_bytes: int
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[str]
+    #: The shapes of outputs, by the sizes.
+    taken: dict[Sizes, Shapes] = field(default_factory=dict)
+    #: Why the latest try failed.
+    why: str = ""
+    #: How long the latest run took.
+    run_ns: int = 0
+
+    def find(self) -> Sizes:
+        """Find the smallest, some, and the largest sizes. Returns those to begin with.
+
+        Raises:
+            ModelError: the model takes none that was tried, or not its owner's.
+        """
+        first = next(filter(self._takes, self._starts()), None)
+        if first is None:
+            raise ModelError(
+                f"it fails at all sizes that were tried of {', '.join(map(repr, self.symbols))}: {self.why}; write"
+                " those that it takes under [dimensions] in config.toml"
+            )
+        everything = range(len(self.symbols))
+        for size in range(1, max(first)):
+            # Few sizes, because where small ones fail, many do.
+            least = tuple(min(size, each) for each in first)
+            if size.bit_count() <= 1 and self._takes(least):
+                break
+        else:
+            least = first
+        largest = self._grow(first, everything)
+        if len(self.symbols) > 1:
+            for index in everything:
+                self._grow(first, [index])
+        for index, symbol in enumerate(self.symbols):
+            found = max(sizes[index] for sizes in self.taken)
+            if found < self.bounds.get(symbol, 0):
+                raise ModelError(
+                    f"[dimensions] says that {symbol!r} goes up to {self.bounds[symbol]}, but {found} is the largest"
+                    f" size that works: {self.why}"
+                )
+        # How much an output grows with each of them.
+        for corner in islice(product(*zip(least, largest, strict=True)), _CORNERS_MAX):
+            self._takes(corner)
+        return first
+
+    def _starts(self) -> Iterator[Sizes]:
+        for size in _FIRST:
+            yield tuple(min(size, self.bounds.get(symbol, size)) for symbol in self.symbols)
+
+    def _most(self, index: int) -> int:
+        return self.bounds.get(self.symbols[index], SIZE_MAX)
+
+    def _grow(self, sizes: Sizes, places: Sequence[int]) -> Sizes:
+        """Double some of the sizes until that fails or takes long; then look for the largest that works."""
+        self.run_ns = 0
+        while True:
+            wider = tuple(
+                min(2 * size, self._most(place)) if place in places else size
+                for place, size in enumerate(sizes)
+            )
+            if wider == sizes:
+                return sizes
+            is_declared = all(self.symbols[place] in self.bounds for place in places)
+            if not is_declared and self.run_ns > SLOW_NS // 4:
+                self.why = f"a row of {self._words(sizes)} takes {self.run_ns / NS_PER_S:.2g} s"
+                return sizes
+            if self._takes(wider):
+                if is_declared or self.run_ns <= SLOW_NS:
+                    sizes = wider
+                    continue
+                del self.taken[wider]
+            if self.run_ns > SLOW_NS:
+                return sizes
+            low, high = sizes, wider
+            while (middle := tuple((a + b) // 2 for a, b in zip(low, high, strict=True))) != low:
+                if self._takes(middle):
+                    low = middle
+                else:
+                    high = middle
+            return low
+
+    def _words(self, sizes: Sizes) -> str:
+        return ", ".join(f"{name} {size}" for name, size in zip(self.symbols, sizes, strict=True))
+
+    def _takes(self, sizes: Sizes) -> bool:
+        if sizes in self.taken:
+            return True
+        named = dict(zip(self.symbols, sizes, strict=True))
+        # Not what other load on the machine makes of it: workers are to find the same.
+        begin_ns = time.process_time_ns()
+        num_bytes = sum(at_sizes(spec, named).batch_bytes(1) for spec in self.inputs)
+        try:
+            if num_bytes > self.io_bytes:
+                raise ModelError(self._too_large(sizes, num_bytes))
+            shapes = self.run(named)
+            num_bytes += sum(
+                prod(shape) * DATATYPES[datatype].num_bytes
+                for shape, datatype in zip(shapes, self.outputs, strict=True)
+            )
+            if num_bytes > self.io_bytes:
+                raise ModelError(self._too_large(sizes, num_bytes))
+        except ModelError as error:
+            self.why = str(error)
+            return False
+        finally:
+            self.run_ns = time.process_time_ns() - begin_ns
+        self.taken[sizes] = shapes
+        return True
+
+    def _too_large(self, sizes: Sizes, num_bytes: int) -> str:
+        return (
+            f"inputs and outputs of a row of {self._words(sizes)} have {num_bytes} bytes, more than the"
+            f" {self.io_bytes} that one has room for"
+        )
+
+    def open_sizes(self) -> OpenSizes:
+        """Sum up what was found."""
+        return open_sizes_of(self.symbols, sorted(self.taken, key=prod))
+
+
+def open_sizes_of(symbols: tuple[str, ...], taken: Sequence[Sizes]) -> OpenSizes:
+    """Choose the row of work of a model that takes these sizes, the largest last."""
+    return OpenSizes(-(-prod(taken[-1]) // _UNITS), symbols, tuple(taken))
+
+
+def fullest(sizes: OpenSizes, work: int) -> Sizes:
+    """The largest sizes that the model takes and that are no more than so many rows of work."""
+    fit = [each for each in sizes.taken if prod(each) <= work * sizes.unit]
+    return fit[-1] if fit else sizes.taken[0]
+
+
+def short_sizes(sizes: OpenSizes) -> list[Sizes]:
+    """Some unlike sizes of a row of work each, the smallest that the model takes first. It may not take the others."""
+    longest = fullest(sizes, 1)
+    less = [tuple(max(1, size - number) for size in longest) for number in range(_UNLIKE)]
+    return list(dict.fromkeys((sizes.taken[0], *less)))
+
+
+def open_inputs(specs: Sequence[TensorSpec], sizes: OpenSizes, *, whole: bool) -> list[TensorSpec]:
+    """The specs of inputs. `whole`: a request is one run, whatever its shape; there are no rows."""
+    found = []
+    corners = product(*(sorted({min(each), max(each)}) for each in zip(*sizes.taken, strict=True)))
+    every = [*sizes.taken, *islice(corners, _CORNERS_MAX)]
+    for spec in specs:
+        at = {
+            each: at_sizes(spec, dict(zip(sizes.symbols, each, strict=True))).shape(1)
+            for each in every
+        }
+        row_shape, axis = (spec.shape(1), None) if whole else (spec.row_shape, spec.axis)
+        symbols = [symbol for symbol, _ in open_places(spec)]
+        found.append(_bounded(spec, row_shape, axis, symbols, at, sizes))
+    return found
+
+
+def open_outputs(
+    specs: Sequence[TensorSpec], shapes: Mapping[Sizes, Shapes], sizes: OpenSizes, *, whole: bool
+) -> list[TensorSpec]:
+    """The specs of outputs.
+
+    Args:
+        specs: theirs at some sizes.
+        shapes: their whole shapes in runs of one row.
+        sizes: what the model takes.
+        whole: as in `open_inputs`.
+
+    Raises:
+        ModelError: an output has not always as many dimensions.
+    """
+    found = []
+    for index, spec in enumerate(specs):
+        at = {each: shapes[each][index] for each in sizes.taken}
+        ranks = sorted({len(shape) for shape in at.values()})
+        if len(ranks) > 1:
+            raise ModelError(
+                f"output {spec.name!r} has {' or '.join(map(str, ranks))} dimensions, expected as many for all sizes"
+            )
+        axis = None if whole else spec.axis
+        row_shape, symbols = [], []
+        for place in range(ranks[0]):
+            if place == axis:
+                continue
+            here = {each: shape[place] for each, shape in at.items()}
+            if len(set(here.values())) == 1:
+                row_shape.append(next(iter(here.values())))
+            else:
+                row_shape.append(-1)
+                symbols.append(_symbol_of(here, sizes.symbols) or f"{spec.name}.{place}")
+        found.append(_bounded(spec, tuple(row_shape), axis, symbols, at, sizes))
+    return found
+
+
+def _bounded(
+    spec: TensorSpec,
+    row_shape: tuple[int, ...],
+    axis: int | None,
+    symbols: Sequence[str],
+    at: Mapping[Sizes, tuple[int, ...]],
+    sizes: OpenSizes,
+) -> TensorSpec:
+    """Find how large tensors get.
+
+    Their elements are a number times a power of each size. So their number for each row of work is largest where each
+    size is smallest or largest.
+
+    Args:
+        spec: the tensor's.
+        row_shape: of the new spec.
+        axis: of the new spec.
+        symbols: of its open dimensions.
+        at: whole shapes of one row, by the sizes.
+        sizes: what the model takes.
+    """
+    vary = Variable(0, tuple(symbols), (), sizes.unit)
+    element_bytes = DATATYPES[spec.datatype].num_bytes
+    unit_bytes, most = 0, tuple[int, ...]()
+    places = [
+        place for place, size in enumerate(TensorSpec("", "", row_shape, axis).shape(1)) if size < 0
+    ]
+    for each, shape in at.items():
+        rows = (
+            1 if axis is None else max(1, min(vary.rows_of_unit, sizes.unit // max(prod(each), 1)))
+        )
+        num_bytes = rows * prod(shape) * element_bytes
+        unit_bytes = max(unit_bytes, -(-num_bytes // vary.work(rows, each)))
+        here = tuple(shape[place] for place in places)
+        most = tuple(map(max, most, here)) if most else here
+    # A header, and room for the words of a failure.
+    unit_bytes += 8 * (2 + len(row_shape)) + _WORDS_BYTES
+    return TensorSpec(
+        spec.name,
+        spec.datatype,
+        row_shape,
+        axis,
+        Variable(unit_bytes, tuple(symbols), most, sizes.unit),
+    )
+
+
+def _symbol_of(found: Mapping[Sizes, int], symbols: Sequence[str]) -> str | None:
+    """Find the one symbol whose size a dimension has. Returns None if the symbol is missing or not the only one."""
+    equal = [
+        symbol
+        for index, symbol in enumerate(symbols)
+        if all(each[index] == size for each, size in found.items())
+    ]
+    return equal[0] if len(equal) == 1 else None
+
+
+def prove_padding(
+    run: RunOpen,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    sizes: OpenSizes,
+    *,
+    most: int,
+) -> OpenSizes:
+    """Find out by runs whether zeros behind a row change its answer.
+
+    Rows of several lengths are answered alone, and with a longer row. Contents are random numbers, small ones, and ones
+    in one input after the other (a mask). An input that may not be all zeros is guarded: with a mask of zeros, an
+    encoder attends to its padding.
+
+    Args:
+        run: the model, with a kernel that pads.
+        inputs: what it takes.
+        outputs: what it gives.
+        sizes: what it takes of open sizes.
+        most: integers to try are below this.
+    """
+    if not all(symbol in sizes.symbols for spec in outputs for symbol, _ in open_places(spec)):
+        return sizes
+    trial = _PaddingTrial(run, inputs, outputs, sizes.symbols)
+    pairs = _lengths(sizes)
+    padded = [index for index, spec in enumerate(inputs) if any(open_places(spec))]
+    trials: list[tuple[int, dict[int, int]]] = [(each, {}) for each in dict.fromkeys((most, 2))]
+    trials += [
+        (most, {index: 1}) for index in padded if not DATATYPES[inputs[index].datatype].is_float
+    ]
+    if not pairs or not all(
+        trial.holds(pair, limit, fixed) for limit, fixed in trials for pair in pairs
+    ):
+        return sizes
+    guarded = tuple(
+        index in padded and not all(trial.holds(pair, most, {index: 0}) for pair in pairs)
+        for index in range(len(inputs))
+    )
+    return replace(sizes, pads=True, guarded=guarded)
+
+
+def _lengths(sizes: OpenSizes) -> list[tuple[Sizes, Sizes]]:
+    """Short and long rows to compare: of sizes that the model takes, and some next to them."""
+    middle = [each for each in sizes.taken if max(each) >= 8] or list(sizes.taken)
+    short, long = middle[0], middle[len(middle) // 2]
+    if short == long:
+        return []
+    less = tuple(max(1, size - 3) for size in short)
+    return [(short, long), (less, short), (less, tuple(size - 1 for size in long))]
+
+
+@dataclass(slots=True)
+class _PaddingTrial:
+    """Rows alone and padded."""
+
+    run: RunOpen
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    symbols: Sequence[str]
+
+    def holds(self, lengths: tuple[Sizes, Sizes], most: int, fixed: Mapping[int, int]) -> bool:
+        """Whether rows have the same answers padded, and rows of other contents have other answers.
+
+        Args:
+            lengths: of the rows that are padded, and of a longer one.
+            most: integers are below this.
+            fixed: what all elements of an input are, by its place.
+        """
+        rows = [
+            self._row(dict(zip(self.symbols, each, strict=True)), most, fixed, seed)
+            for seed, each in enumerate((lengths[0], lengths[1], lengths[0]))
+        ]
+        alone = [self.run([row], _NO_LIMIT)[0] for row in rows]
+        together = self.run(rows, _NO_LIMIT)
+        same = all(map(self._same, alone, together))
+        return same and bool(fixed or not self._same(alone[0], alone[2]))
+
+    def _row(
+        self, sizes: Mapping[str, int], most: int, fixed: Mapping[int, int], seed: int
+    ) -> list[Array]:
+        row: list[Array] = []
+        for index, spec in enumerate(self.inputs):
+            here = at_sizes(spec, sizes)
+            generator = np.random.default_rng([seed, index])
+            numbers = draw_numbers(here, generator, most, plain=False)
+            if index in fixed:
+                numbers = np.full_like(numbers, fixed[index])
+            elif not numbers.any():
+                numbers = np.ones_like(numbers)
+            raw = memoryview(np.ascontiguousarray(numbers).view(np.uint8).data)
+            row.append(plain_array(spec, here.shape(1), raw))
+        return row
+
+    def _same(self, one: Answer, other: Answer) -> bool:
+        if isinstance(one, str) or isinstance(other, str):
+            return False
+        for spec, a, b in zip(self.outputs, one, other, strict=True):
+            if a.shape != b.shape:
+                return False
+            rows = [
+                elements_of(spec.datatype, np.ascontiguousarray(each).reshape(-1).view(np.uint8))
+                for each in (a, b)
+            ]
+            if differ(rows[0].reshape(1, -1), rows[1].reshape(1, -1), tolerance=SAME_SIZE):
+                return False
+        return True

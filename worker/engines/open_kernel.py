@@ -1,0 +1,251 @@
+"""onnxruntime for a model with open dimensions: requests of many sizes in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from clockwright.errors import ModelError
+from clockwright.wire.tensors import DATATYPES, TensorSpec
+from worker.engines.onnxruntime import address_of, aligned_bytes, plain_words
+from worker.models.groups import RunGroup, group_requests
+from worker.models.model_files import BoundTensor, CompiledModel, OpenSizes
+
+#: A tensor of a request in its whole shape. Elements are integers of as many bytes, whatever they mean.
+Array = np.ndarray[Any, np.dtype[Any]]
+#: The outputs of a request, or why it failed.
+Answer = list[Array] | str
+
+
+class OpenKernel:
+    """One architecture with open dimensions, bound to fixed weights. Not for two threads at once."""
+
+    def __init__(
+        self, session: ort.InferenceSession, compiled: CompiledModel, weights_address: int
+    ) -> None:
+        """Bind the weights.
+
+        Args:
+            session: the compiled graph's session.
+            compiled: the graph's metadata; has open sizes.
+            weights_address: where the weights blob begins at every run.
+        """
+        assert compiled.open is not None
+        self._open: OpenSizes = compiled.open
+        self._session = session
+        self.compiled = compiled
+        self._inputs, self._outputs = compiled.inputs, compiled.outputs
+        #: One more run takes as long as so many elements; known once the model is profiled.
+        self.run_elements = 0
+        # Rows of such models never run together.
+        self._is_apart = bool(compiled.one_by_one) or any(
+            tensor.spec.axis is None for tensor in (*self._inputs, *self._outputs)
+        )
+        self._binding = session.io_binding()
+        for weight in compiled.weights:
+            self._binding.bind_input(
+                weight.name,
+                "cpu",
+                0,
+                weight.element_type,
+                list(weight.shape),
+                weights_address + weight.offset,
+            )
+
+    def run(self, requests: Sequence[Sequence[Array]], elements_max: int) -> list[Answer]:
+        """Run requests, each an array per input, in as few runs as their sizes allow.
+
+        A request that fails has words in place of its answer, and no other fails with it.
+        """
+        answers: list[Answer] = [""] * len(requests)
+        for group in self._groups(requests, elements_max):
+            members = [requests[index] for index in group.requests]
+            try:
+                found = self._run_group(members, group.sizes)
+            except ModelError as error:
+                found = (
+                    [str(error)] if len(members) == 1 else [self._alone(each) for each in members]
+                )
+            for index, answer in zip(group.requests, found, strict=True):
+                answers[index] = answer
+        return answers
+
+    def _groups(self, requests: Sequence[Sequence[Array]], elements_max: int) -> list[RunGroup]:
+        sizes = [self.sizes_of(request) for request in requests]
+        if self._is_apart or len(requests) == 1:
+            return [RunGroup(size, [index], 1) for index, size in enumerate(sizes)]
+        pads = [self._open.pads and self._may_pad(request) for request in requests]
+        rows = [self._rows(request) for request in requests]
+        return group_requests(
+            rows, sizes, pads, elements_max=elements_max, run_elements=self.run_elements
+        )
+
+    def sizes_of(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+        """The sizes of a request's open dimensions."""
+        return tuple(_symbol_sizes(self._inputs, arrays)[symbol] for symbol in self._open.symbols)
+
+    def _may_pad(self, arrays: Sequence[Array]) -> bool:
+        return all(
+            bool(array.reshape(len(array), -1).any(axis=1).all())
+            for array, guarded in zip(arrays, self._open.guarded, strict=True)
+            if guarded
+        )
+
+    def _rows(self, arrays: Sequence[Array]) -> int:
+        for tensor, array in zip(self._inputs, arrays, strict=True):
+            if tensor.spec.axis is not None:
+                return int(array.shape[tensor.spec.axis])
+        return 1
+
+    def _alone(self, arrays: Sequence[Array]) -> Answer:
+        try:
+            return self._run_group([arrays], self.sizes_of(arrays))[0]
+        except ModelError as error:
+            return str(error)
+
+    def _run_group(
+        self, members: Sequence[Sequence[Array]], sizes: tuple[int, ...]
+    ) -> Sequence[Answer]:
+        rows = [self._rows(arrays) for arrays in members]
+        if self._is_apart and rows[0] > 1:
+            return [self._row_by_row(members[0], rows[0])]
+        wide = dict(zip(self._open.symbols, sizes, strict=True))
+        joined = [
+            _join(tensor.spec, [arrays[index] for arrays in members], wide)
+            for index, tensor in enumerate(self._inputs)
+        ]
+        found = self._launch(joined)
+        if len(members) == 1:
+            return [found]
+        answers: list[Answer] = []
+        begin = 0
+        for arrays, number in zip(members, rows, strict=True):
+            own = _symbol_sizes(self._inputs, arrays)
+            answers.append(
+                [
+                    _cut(tensor.spec, array, begin, begin + number, own, wide)
+                    for tensor, array in zip(self._outputs, found, strict=True)
+                ]
+            )
+            begin += number
+        return answers
+
+    def _row_by_row(self, arrays: Sequence[Array], rows: int) -> Answer:
+        parts = []
+        for row in range(rows):
+            one = [
+                array if (axis := tensor.spec.axis) is None else _aligned(array.take([row], axis))
+                for tensor, array in zip(self._inputs, arrays, strict=True)
+            ]
+            parts.append(self._launch(one))
+        found: list[Array] = []
+        for tensor, pieces in zip(self._outputs, zip(*parts, strict=True), strict=True):
+            axis = tensor.spec.axis
+            if len({piece.shape for piece in pieces}) > 1:
+                return f"output {tensor.spec.name!r} has rows of several shapes"
+            found.append(pieces[0] if axis is None else np.concatenate(pieces, axis))
+        return found
+
+    def _launch(self, inputs: Sequence[Array]) -> list[Array]:
+        binding = self._binding
+        for tensor, array in zip(self._inputs, inputs, strict=True):
+            binding.bind_input(
+                tensor.graph_name,
+                "cpu",
+                0,
+                tensor.element_type,
+                list(array.shape),
+                address_of(array),
+            )
+        # The shapes of outputs are the model's to say, so their memory is onnxruntime's.
+        for tensor in self._outputs:
+            binding.bind_output(tensor.graph_name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            raise ModelError(plain_words(error)) from None
+        found = []
+        for tensor, value in zip(self._outputs, binding.get_outputs(), strict=True):
+            raw = ctypes.string_at(value.data_ptr(), int(value.tensor_size_in_bytes()))
+            array = np.frombuffer(raw, _plain_dtype(tensor.spec))
+            found.append(array.reshape(tuple(value.shape())))
+        binding.clear_binding_outputs()
+        return found
+
+
+def _symbol_sizes(inputs: Sequence[BoundTensor], arrays: Sequence[Array]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for tensor, array in zip(inputs, arrays, strict=True):
+        for symbol, place in open_places(tensor.spec):
+            sizes[symbol] = array.shape[place]
+    return sizes
+
+
+def open_places(spec: TensorSpec) -> Iterator[tuple[str, int]]:
+    """The symbols of a spec's open dimensions, with their places in the whole shape."""
+    if spec.vary is not None:
+        places = [place for place, size in enumerate(spec.shape(1)) if size < 0]
+        yield from zip(spec.vary.symbols, places, strict=True)
+
+
+def plain_array(spec: TensorSpec, shape: Sequence[int], raw: memoryview) -> Array:
+    """Copy a tensor to memory that onnxruntime takes."""
+    return _aligned(np.frombuffer(raw, np.uint8)).view(_plain_dtype(spec)).reshape(tuple(shape))
+
+
+def _plain_dtype(spec: TensorSpec) -> str:
+    return f"u{DATATYPES[spec.datatype].num_bytes}"
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    # Zeroed, and on a cache line.
+    return aligned_bytes(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def _aligned(array: Array) -> Array:
+    made = _empty(array.shape, array.dtype)
+    made[...] = array
+    return made
+
+
+def _join(spec: TensorSpec, arrays: Sequence[Array], wide: dict[str, int]) -> Array:
+    """Put requests' tensors after one another, each padded to some sizes."""
+    if len(arrays) == 1:
+        return arrays[0]
+    # Rows are first: others run apart.
+    shape = list(arrays[0].shape)
+    shape[0] = sum(len(array) for array in arrays)
+    for symbol, place in open_places(spec):
+        shape[place] = wide[symbol]
+    joined = _empty(tuple(shape), arrays[0].dtype)
+    begin = 0
+    for array in arrays:
+        end = begin + len(array)
+        joined[(slice(begin, end), *map(slice, array.shape[1:]))] = array
+        begin = end
+    return joined
+
+
+def _cut(
+    spec: TensorSpec,
+    array: Array,
+    begin: int,
+    end: int,
+    own: dict[str, int],
+    wide: dict[str, int],
+) -> Array:
+    """Take a request's rows of an output, without what is there for its padding."""
+    places: list[slice] = [slice(begin, end), *[slice(None)] * (array.ndim - 1)]
+    for symbol, place in open_places(spec):
+        if own.get(symbol, 0) != wide.get(symbol, 0):
+            places[place] = slice(own[symbol])
+    return array[tuple(places)]
+
+
+#: Runs requests, each an array per input; the second argument is `OpenKernel.run`'s.
+RunOpen = Callable[[Sequence[Sequence[Array]], int], list[Answer]]
