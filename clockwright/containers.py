@@ -2,7 +2,7 @@
 
     [container]
     load = "model.py"                 # a file in the version folder, or "package.module:name"
-    inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments
+    inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments; BYTES: text
     outputs = { digit = "INT64[]" }
 
 The controller reads it to judge the folder, the worker to run it. Nothing here runs or imports anything.
@@ -153,9 +153,10 @@ def _specs(key: str, table: object) -> tuple[TensorSpec, ...]:
 
 def _spec(key: str, name: str, value: object) -> TensorSpec:
     match = _SPEC.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[1] not in PLAIN_DATATYPES:
+    kinds = (*PLAIN_DATATYPES, "BYTES")
+    if match is None or match[1] not in kinds:
         raise _unexpected(
-            key, value, f'the shape of one row, as "FP32[3, 224]", of {", ".join(PLAIN_DATATYPES)}'
+            key, value, f'the shape of one row, as "FP32[3, 224]", of {", ".join(kinds)}'
         )
     sizes = [size.strip() for size in match[2].split(",")] if match[2].strip() else []
     if not all(size.isdecimal() and 1 <= int(size) <= _DIMENSION_MAX for size in sizes):

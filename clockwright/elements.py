@@ -1,7 +1,13 @@
-"""The elements of tensors as numpy arrays. What numpy has no type for is computed as FP32."""
+"""The elements of tensors as numpy arrays. What numpy has no type for is computed as FP32.
+
+Elements of datatype BYTES stand behind their lengths: 4 bytes, little-endian. In Python they are `str`. Bytes that are
+not UTF-8 are as Python's error handler `surrogateescape` makes them, so that nothing is lost.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes  # tells numpy the names of types that it does not have, such as bfloat16
@@ -12,27 +18,109 @@ from clockwright.wire.tensors import DATATYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_LENGTH = struct.Struct("<I")
+# What random texts are made of.
+_WORDS = (
+    "",
+    "a",
+    "the cat",
+    "Dog",
+    "yes",
+    "no",
+    "42",
+    "-1.5",
+    "red green blue",
+    "x_y",
+    "A",
+    "end.",
+)
+
+
+def cut_texts(raw: Buffer | Array) -> list[bytes]:
+    """Cut elements of datatype BYTES.
+
+    Raises:
+        ValueError: the lengths do not add up.
+    """
+    data, texts, begin = bytes(raw), list[bytes](), 0
+    for _ in range(count_texts(data, len(data))):
+        end = skip_texts(data, begin, 1)
+        texts.append(data[begin + 4 : end])
+        begin = end
+    return texts
+
+
+def count_texts(raw: Buffer, most: int) -> int:
+    """Count elements of datatype BYTES, up to one more than `most`.
+
+    Raises:
+        ValueError: the lengths do not add up.
+    """
+    position, count, end, length_at = 0, 0, len(raw), _LENGTH.unpack_from
+    while position < end and count <= most:
+        if position + 4 > end:
+            raise ValueError(f"element {count} has no length of 4 bytes")
+        length = length_at(raw, position)[0]
+        if length > end - position - 4:
+            raise ValueError(
+                f"element {count} has length {length}, but {end - position - 4} bytes are left"
+            )
+        position += 4 + length
+        count += 1
+    return count
+
+
+def skip_texts(raw: Buffer, begin: int, count: int) -> int:
+    """Where so many elements of datatype BYTES end that begin at a place; their lengths have been checked."""
+    length_at = _LENGTH.unpack_from
+    for _ in range(count):
+        begin += 4 + length_at(raw, begin)[0]
+    return begin
+
+
+def join_texts(texts: Iterable[str | bytes]) -> bytes:
+    """Put each text behind its length, as datatype BYTES has them."""
+    parts: list[bytes] = []
+    for text in texts:
+        raw = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+        parts += (_LENGTH.pack(len(raw)), raw)
+    return b"".join(parts)
+
 
 def elements_of(datatype: str, raw: Buffer | Array) -> Array:
     """View the little-endian bytes of a tensor as its elements, in one dimension.
 
-    Returns a copy as FP32 where numpy has no such type.
+    Returns a copy as FP32 where numpy has no such type, and of BYTES an array of `str` objects.
+
+    Raises:
+        ValueError: the bytes are no such elements.
     """
     kind = DATATYPES[datatype]
+    if not kind.num_bytes:
+        return np.array(
+            [text.decode(errors="surrogateescape") for text in cut_texts(raw)], np.object_
+        )
     elements: Array = np.frombuffer(raw, np.dtype(kind.numpy_name).newbyteorder("<"))
     return elements if kind.letter else elements.astype(np.float32)
 
 
 def bytes_of(datatype: str, elements: Array) -> Array:
     """Round elements to a datatype; returns its bytes, in an array of one dimension."""
+    if not DATATYPES[datatype].num_bytes:
+        return np.frombuffer(join_texts(elements.reshape(-1).tolist()), np.uint8)
     with np.errstate(over="ignore"):
         typed = elements.astype(np.dtype(DATATYPES[datatype].numpy_name).newbyteorder("<"))
     raw: Array = np.ascontiguousarray(typed).reshape(-1).view(np.uint8)
     return raw
 
 
+def draw_texts(random: np.random.Generator, count: int) -> Array:
+    """Draw short texts, in an array of `str` objects."""
+    return np.array(_WORDS, np.object_)[random.integers(0, len(_WORDS), count)]
+
+
 def step_of(datatype: str) -> float:
-    """The step from 1 to the next number of a datatype; 0 for integers."""
+    """The step from 1 to the next number of a datatype; 0 for what are no fractions."""
     kind = DATATYPES[datatype]
     if not kind.is_float:
         return 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from clockwright.cli.inference import OPEN_SIZE, check_shape, random_array
 from clockwright.client.channel import Access
 from clockwright.client.client import Array
 from clockwright.client.statuses import error_of
+from clockwright.elements import join_texts
 from clockwright.errors import ConfigError
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.tensors import DATATYPES
@@ -81,13 +81,13 @@ def model_inputs(metadata: pb.ModelMetadataResponse, wanted: RequestInputs) -> M
     for spec in metadata.inputs:
         what = f"model {metadata.name}, input {spec.name!r}"
         shape = _shape(spec, wanted, what)
-        if spec.datatype != _BYTES and spec.datatype not in DATATYPES:
+        if spec.datatype not in DATATYPES:
             raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one that is known")
         check_shape(what, shape)
         array = wanted.arrays.get(spec.name)
         if array is not None:
             samples = _samples(array, shape, what)
-        elif wanted.random and spec.datatype in DATATYPES:
+        elif wanted.random:
             samples = [
                 random_array(random, spec.datatype, shape) for _ in range(wanted.num_variants)
             ]
@@ -142,11 +142,9 @@ def _samples(array: Array, shape: tuple[int, ...], what: str) -> list[Array]:
 
 def _encode(sample: Array, datatype: str, what: str) -> bytes:
     if datatype == _BYTES:
-        texts = (
-            item.encode() if isinstance(item, str) else bytes(item)
-            for item in sample.reshape(-1).tolist()
-        )
-        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        if sample.dtype.kind not in "OSU":
+            raise ConfigError(f"{what}: the file has {sample.dtype.name}, expected text")
+        return join_texts(sample.reshape(-1).tolist())
     dtype = np.dtype(DATATYPES[datatype].dtype)
     if sample.dtype != dtype:
         raise ConfigError(f"{what}: the file has {sample.dtype.name}, expected {datatype}")

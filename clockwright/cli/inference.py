@@ -11,11 +11,15 @@ import numpy as np
 
 from clockwright.cli.show import print_json
 from clockwright.client.client import Array, InferResult, ModelMetadata
+from clockwright.elements import draw_texts
 from clockwright.errors import ConfigError
+from clockwright.foreign import printable
 from clockwright.units import NS_PER_US, format_ns
 from clockwright.wire.tensors import DATATYPES
 
 _VALUES_SHOWN = 8
+# Longer texts are cut.
+_CHARS_SHOWN = 200
 # Parts of an application's explanation that its user needs for feedback, or to judge the answer.
 _ALWAYS_SAID = ("query_id", "default_reason")
 # Limits on the inputs that are made from a server's description.
@@ -68,7 +72,7 @@ def read_shapes(arguments: Sequence[str]) -> dict[str, tuple[int, ...]]:
 def random_inputs(
     metadata: ModelMetadata, *, rows: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Array]:
-    """Draw inputs that fit a model: normal floats, integers and booleans of 0 and 1.
+    """Draw inputs that fit a model, as `random_array`.
 
     `shapes` are those of some inputs; in others open dimensions behind the rows have `OPEN_SIZE`.
     """
@@ -79,7 +83,7 @@ def random_inputs(
         described = tuple(OPEN_SIZE if size < 0 else size for size in spec.shape(rows))
         shape = shapes.get(spec.name, described)
         if spec.datatype not in DATATYPES:
-            raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one of numbers")
+            raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one that is known")
         check_shape(what, shape)
         arrays[spec.name] = random_array(random, spec.datatype, shape)
     return arrays
@@ -100,7 +104,9 @@ def check_shape(what: str, shape: tuple[int, ...]) -> None:
 
 
 def random_array(random: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:
-    """Draw normal floats, or integers and booleans of 0 and 1."""
+    """Draw normal floats, integers and booleans of 0 and 1, or short texts."""
+    if datatype == "BYTES":
+        return draw_texts(random, math.prod(shape)).reshape(shape)
     dtype = np.dtype(DATATYPES[datatype].dtype)
     drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
     return drawn.astype(dtype)
@@ -120,9 +126,13 @@ def print_result(result: InferResult, *, explain: bool, json: bool) -> None:
         return
     for name, array in result.outputs.items():
         shape = ", ".join(str(size) for size in array.shape)
-        values = " ".join(f"{value:g}" for value in array.reshape(-1)[:_VALUES_SHOWN])
+        is_text = array.dtype.kind == "O"
+        values = " ".join(
+            f"'{printable(value, _CHARS_SHOWN)}'" if is_text else f"{value:g}"
+            for value in array.reshape(-1)[:_VALUES_SHOWN]
+        )
         more = " ..." if array.size > _VALUES_SHOWN else ""
-        print(f"{name}: {array.dtype.name} ({shape}): {values}{more}")
+        print(f"{name}: {'text' if is_text else array.dtype.name} ({shape}): {values}{more}")
     for name, value in result.explanation.items():
         if not explain and name not in _ALWAYS_SAID:
             continue

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from clockwright.client.arguments import check, check_flag, check_text, number, whole_number
 from clockwright.client.channel import Access, check_dialled
 from clockwright.client.statuses import error_of
+from clockwright.elements import elements_of, join_texts
 from clockwright.errors import BadRequestError, ConfigError, ProtocolError
 from clockwright.foreign import printable
 from clockwright.v1 import control_pb2
@@ -43,7 +44,7 @@ class InferResult:
 
     model_name: str
     model_version: str
-    #: Arrays by output name; shape (rows, ...), read-only.
+    #: Arrays by output name; shape (rows, ...), read-only. Texts (datatype BYTES) are `str` objects.
     outputs: dict[str, Array]
     #: A model says here how long each step took, in microseconds, if `explain` asks for it. An application
     #: always says: `query_id`, `confidence` and `weight_mass` (of several rows, one for each), the `models`
@@ -142,7 +143,8 @@ class Client:
 
         Args:
             model: its name.
-            inputs: arrays of shape (rows, ...) by input name, or the array of the only input.
+            inputs: arrays of shape (rows, ...) by input name, or the array of the only input. Text is an array of
+                `str` or `bytes`.
             slo_ms: answer within this many milliseconds, or refuse; None: the model's default.
             decide_within_ms: refuse or promise within this many milliseconds, at a price in answers; None: decide
                 when it is certain.
@@ -389,19 +391,36 @@ def _encode_request(
             array = np.asarray(found)
         except (TypeError, ValueError) as error:
             raise BadRequestError(f"input {name!r}: found no array: {error}") from None
-        datatype = _DATATYPES.get(array.dtype.name)
+        is_text = array.dtype.kind in "OSU"
+        datatype = "BYTES" if is_text else _DATATYPES.get(array.dtype.name)
         if datatype is None:
             raise BadRequestError(
-                f"input {name!r}: found dtype {array.dtype}, expected one of {', '.join(_DATATYPES)}"
+                f"input {name!r}: found dtype {array.dtype}, expected text or one of {', '.join(_DATATYPES)}"
             )
         tensors.append(
             pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=array.shape)
         )
+        if is_text:
+            buffers.append(_encode_texts(name, array))
+            continue
         # This copies only an array that is not little-endian and row-major already, as the wire wants it.
         flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
         buffers.append(flat.view(np.uint8).data)
     header = pb.ModelInferRequest(model_name=model, inputs=tensors, parameters=parameters)
     return join_bulk(header.SerializeToString(), 7, buffers)
+
+
+def _encode_texts(name: str, array: Array) -> bytes:
+    elements = array.reshape(-1).tolist()
+    for element in elements:
+        if not isinstance(element, str | bytes):
+            raise BadRequestError(
+                f"input {name!r}: found an element of type {type(element).__name__}, expected str or bytes"
+            )
+    try:
+        return join_texts(elements)
+    except UnicodeEncodeError as error:
+        raise BadRequestError(f"input {name!r}: found text that is no UTF-8: {error}") from None
 
 
 # KServe's parameters have no type for these numbers, so they travel as texts.
@@ -426,8 +445,14 @@ def _read_response(data: bytes) -> InferResult:
     response = pb.ModelInferResponse.FromString(header)
     outputs: dict[str, Array] = {}
     for tensor, buffer in zip(response.outputs, raw, strict=True):
-        dtype = np.dtype(DATATYPES[tensor.datatype].dtype).newbyteorder("<")
-        outputs[tensor.name] = np.frombuffer(buffer, dtype).reshape(tuple(tensor.shape))
+        if tensor.datatype == "BYTES":
+            array = elements_of("BYTES", buffer)
+            array.flags.writeable = False
+        else:
+            array = np.frombuffer(
+                buffer, np.dtype(DATATYPES[tensor.datatype].dtype).newbyteorder("<")
+            )
+        outputs[tensor.name] = array.reshape(tuple(tensor.shape))
     explanation: dict[str, Any] = {}
     for name in sorted(response.parameters):
         parameter = response.parameters[name]

@@ -15,11 +15,11 @@ from clockwright.wire.bulk import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """The names of one datatype of numbers in the protocol, in numpy, in ONNX and in Python."""
+    """The names of one datatype in the protocol, in numpy, in ONNX and in Python."""
 
     #: The name in the protocol.
     name: str
-    #: Bytes per element.
+    #: Bytes per element; 0: each stands behind its own length (`clockwright.elements`).
     num_bytes: int
     #: numpy's name, or that of `ml_dtypes` where numpy has no such numbers.
     numpy_name: str
@@ -38,10 +38,10 @@ class Datatype:
     @property
     def dtype(self) -> str:
         """Numpy's name of the array that clients get: bits as integers where numpy has no such numbers."""
-        return self.numpy_name if self.letter else f"uint{8 * self.num_bytes}"
+        return self.numpy_name if self.letter or not self.num_bytes else f"uint{8 * self.num_bytes}"
 
 
-#: By name. BYTES is not among them: models here are numeric. Torch's types are in `worker.engines.torch_operators`.
+#: By name. Torch's types are in `worker.engines.torch_operators`.
 DATATYPES: Final = {
     each.name: each
     for each in (
@@ -58,6 +58,7 @@ DATATYPES: Final = {
         Datatype("BF16", 2, "bfloat16", 16),
         Datatype("FP32", 4, "float32", 1, "f", "fp32_contents"),
         Datatype("FP64", 8, "float64", 11, "d", "fp64_contents"),
+        Datatype("BYTES", 0, "object", 8, "", "bytes_contents"),
     )
 }
 #: By ONNX's number.
@@ -86,6 +87,8 @@ class Variable:
     most: tuple[int, ...] = ()
     #: The elements of one row of work; the same in all specs of a model. 0: its rows of work are its rows.
     unit: int = 0
+    #: The bytes of a tensor of one row of work, as far as that is known beforehand; 0: `unit_bytes`.
+    usual_bytes: int = 0
 
     @property
     def rows_of_unit(self) -> int:
@@ -110,6 +113,8 @@ class TensorSpec:
     axis: int | None = 0
     #: How its tensors vary in size; None: a number of rows has one size, and its tensors have no header.
     vary: Variable | None = field(default=None, repr=False)
+    #: The bytes of one tensor of BYTES whose size is known.
+    text_bytes: int = field(default=0, repr=False)
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """The whole shape of so many rows."""
@@ -141,7 +146,9 @@ class TensorSpec:
 
     @cached_property
     def _plain_bytes(self) -> int:
-        return 0 if self.vary else DATATYPES[self.datatype].num_bytes * prod(self.row_shape)
+        if self.vary:
+            return 0
+        return self.text_bytes or DATATYPES[self.datatype].num_bytes * prod(self.row_shape)
 
     def batch_bytes(self, rows: int) -> int:
         """The bytes of so many rows; where sizes vary, the most for so many rows of work."""
@@ -185,8 +192,19 @@ class TensorSpec:
     def failed(self, why: str) -> bytes:
         """Make what stands for a tensor of a request that failed while others of its batch did not."""
         assert self.vary is not None
-        text = why.encode()[: self.vary.unit_bytes - self._header.size]
+        text = why.encode(errors="replace")[: self.vary.unit_bytes - self._header.size]
         return self.header([0] * (self._header.size // 8 - 1), -len(text)) + text
+
+    def nothing(self, rows: int) -> bytes:
+        """Make a tensor of so many rows of zeros or empty texts that carries its size."""
+        shape = self.shape(rows)
+        num_bytes = prod(shape) * (DATATYPES[self.datatype].num_bytes or 4)
+        return self.header(shape, num_bytes) + bytes(num_bytes)
+
+    @staticmethod
+    def is_failed(raw: Buffer) -> bool:
+        """Whether a tensor that carries its size stands for a request that failed."""
+        return int.from_bytes(raw[:8], "little", signed=True) < 0
 
     def unpack(self, raw: Buffer) -> tuple[TensorSpec, memoryview]:
         """Take a tensor's header off. Returns the spec of its one size, which has no batch, and its bytes.
@@ -202,13 +220,15 @@ class TensorSpec:
             raise ValueError(f"tensor {self.name!r}: found {len(view)} bytes, which say otherwise")
         if num_bytes < 0:
             raise RefusedError(Refusal.FAILED, bytes(view[size:]).decode(errors="replace"))
-        sized = _sized(self, tuple(shape))
+        sized = self.sized(shape, num_bytes)
         if not self.allows(shape) or not sized.fits(num_bytes, 1):
             raise ValueError(f"tensor {self.name!r}: found shape {shape} and {num_bytes} bytes")
         return sized, view[size:]
 
-    def sized(self, shape: Sequence[int]) -> TensorSpec:
-        """The spec of the tensors of one whole shape: they have no batch and no header."""
+    def sized(self, shape: Sequence[int], num_bytes: int = 0) -> TensorSpec:
+        """The spec of the tensors of one whole shape, and of BYTES of one length: they have no batch and no header."""
+        if self.datatype == "BYTES":
+            return TensorSpec(self.name, self.datatype, tuple(shape), None, text_bytes=num_bytes)
         return _sized(self, tuple(shape))
 
     def allows(self, shape: Sequence[int]) -> bool:
@@ -231,11 +251,22 @@ def total_bytes(specs: Iterable[TensorSpec], rows: int) -> int:
     return sum([spec.batch_bytes(rows) for spec in specs])
 
 
+def usual_row_bytes(specs: Iterable[TensorSpec]) -> int:
+    """The bytes of a row, or of a row of work, of all these tensors, as far as that is known beforehand."""
+    return sum(
+        [(spec.vary.usual_bytes if spec.vary else 0) or spec.batch_bytes(1) for spec in specs]
+    )
+
+
 def describe(specs: Iterable[TensorSpec]) -> str:
     """Name, datatype and shape of a row of each tensor, for messages."""
     parts = [
         f"{spec.name} {spec.datatype} {list(spec.row_shape)}"
-        + (f" up to {list(spec.vary.most)}, in units of {spec.vary.unit}" if spec.vary else "")
+        + (
+            f" up to {list(spec.vary.most)}, in units of {spec.vary.unit}"
+            if spec.vary and spec.vary.unit
+            else ""
+        )
         for spec in specs
     ]
     return ", ".join(parts) or "none"

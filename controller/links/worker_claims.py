@@ -94,6 +94,8 @@ def model_fault(
                 f"tensor {spec.name} has datatype {spec.datatype[:TEXT_CHARS_MAX]!r},"
                 " which is not served"
             )
+        if spec.vary is None and (spec.datatype == "BYTES" or ready.inputs[0].vary is not None):
+            return f"tensor {spec.name} of {spec.datatype} does not carry its size, which it has to in this model"
         shape = list(spec.row_shape[: _RANK_MAX + 1])
         if (vary := spec.vary) is not None:
             if fault := _variable_fault(vary, num_open=shape.count(-1)):

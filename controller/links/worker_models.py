@@ -14,7 +14,7 @@ from clockwright.units import ArchitectureId, ModelId, WorkerId
 from clockwright.wire import worker_messages as messages
 from clockwright.wire.frame_headers import WORDS_CHARS_MAX
 from clockwright.wire.frame_socket import FrameSocket
-from clockwright.wire.tensors import TensorSpec, total_bytes
+from clockwright.wire.tensors import TensorSpec, total_bytes, usual_row_bytes
 from clockwright.wire.worker_messages import (
     ChunkReceived,
     FileOffer,
@@ -286,7 +286,7 @@ class WorkerModels:
                 if total_bytes(ready.outputs, batch.batch_size) <= self._claims.message_bytes_max
             },
             clock_mhz=ready.clock_mhz,
-            output_row_bytes=total_bytes(ready.outputs, 1),
+            output_row_bytes=usual_row_bytes(ready.outputs),
             resident=resident,
         )
         if self.draining:

@@ -13,6 +13,8 @@ from math import prod
 
 import msgspec
 
+from clockwright.elements import skip_texts
+from clockwright.errors import RefusedError
 from clockwright.units import RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec, total_bytes
@@ -44,7 +46,8 @@ class _Whole:
 
 def most_rows(model: Entry, largest_batch: int) -> int:
     """The most rows that a request to a model may have: several batches, if a batch can have more rows than the file says."""
-    if model.inputs and (vary := model.inputs[0].vary):
+    vary = model.inputs[0].vary if model.inputs else None
+    if vary and (vary.unit or any(spec.axis != 0 for spec in (*model.inputs, *model.outputs))):
         # Not cut: a request of more rows of work is refused where it is read.
         return largest_batch * vary.rows_of_unit
     is_cut = largest_batch > 1 or (
@@ -149,6 +152,17 @@ def _cut(spec: TensorSpec, tensor: Buffer, rows: int, begin: int, end: int) -> B
     """Take some rows of a tensor."""
     if spec.axis is None:
         return tensor
+    if spec.vary is not None:
+        sized, content = spec.unpack(tensor)
+        _, *row_shape = sized.row_shape
+        if spec.datatype == "BYTES":
+            row = prod(row_shape)
+            first = skip_texts(content, 0, begin * row)
+            piece = content[first : skip_texts(content, first, (end - begin) * row)]
+        else:
+            step = len(content) // rows
+            piece = content[begin * step : end * step]
+        return spec.header((end - begin, *row_shape), len(piece)) + bytes(piece)
     view = memoryview(tensor).cast("B")
     outer = prod(spec.row_shape[: spec.axis])
     step = spec.batch_bytes(1) // max(outer, 1)
@@ -164,6 +178,16 @@ def _join(spec: TensorSpec, pieces: Sequence[bytes], rows: Sequence[int]) -> byt
     """Put the rows of several tensors into one. What has no rows is the same in all of them."""
     if spec.axis is None:
         return pieces[0]
+    if spec.vary is not None:
+        contents = []
+        for piece in pieces:
+            try:
+                sized, content = spec.unpack(piece)
+            except RefusedError:
+                return piece  # It says why this part failed, and so the whole.
+            contents.append(content)
+        joined = b"".join(contents)
+        return spec.header((sum(rows), *sized.row_shape[1:]), len(joined)) + joined
     outer = prod(spec.row_shape[: spec.axis])
     if outer == 1:
         return b"".join(pieces)

@@ -193,7 +193,7 @@ def test_outputs_are_those_asked_for_in_that_order() -> None:
         ),
         (
             {"inputs": [Input(name="a", datatype="BYTES", shape=[1, 2]), GOOD_B]},
-            "found datatype 'BYTES' .*BYTES is not supported.*, expected FP32",
+            "found datatype 'BYTES', expected FP32",
         ),
         (
             {"inputs": [Input(name="a", datatype="float", shape=[1, 2]), GOOD_B]},

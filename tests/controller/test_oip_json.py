@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from clockwright.elements import cut_texts
 from clockwright.errors import BadRequestError
 from clockwright.wire.bulk import HEADER_BYTES_MAX
+from controller.front.oip import json_form
 from controller.front.oip.json_form import read_object, read_request
 
 _SLICE = 16 << 10
@@ -90,3 +95,31 @@ def test_no_number_beside_data_is_infinite() -> None:
         read('{"inputs": [], "parameters": {"a": -1e400}}')
     with pytest.raises(BadRequestError, match="found number '1e309'"):
         read_object(b'{"items": [{"query_id": "a", "reward": 1e309}]}')
+
+
+_TEXT = st.text('ab",[]\\ \n{}:é\U0001f600')
+
+
+@given(st.integers(1, 3), st.data(), st.integers(1, 40), st.booleans())
+def test_texts_come_through_however_long_data_is_cut(
+    depth: int, data: st.DataObject, slice_bytes: int, escaped: bool
+) -> None:
+    shape = [data.draw(st.integers(1, 4)) for _ in range(depth)]
+    texts = [data.draw(_TEXT) for _ in range(math.prod(shape))]
+    nested = np.array(texts, np.object_).reshape(shape).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_form, "_SLICE_BYTES", slice_bytes)
+        for values in (nested, texts):
+            text = json.dumps(values, ensure_ascii=escaped)
+            assert cut_texts(read(asked(text, "BYTES", shape=shape))[0]) == [
+                each.encode() for each in texts
+            ]
+        ragged = json.dumps([["a,]"], ["b", "c"]])
+        with pytest.raises(BadRequestError, match="the first has 1 values"):
+            read(asked(ragged, "BYTES", shape=[1, 3]))
+
+
+@pytest.mark.parametrize("data", ['["a', '["a"', '["a\\"]', '["\\ud800"]', '["a", 1]', '"a"', "{}"])
+def test_what_is_no_list_of_texts_is_refused(data: str) -> None:
+    with pytest.raises(BadRequestError):
+        read(asked(data, "BYTES"))

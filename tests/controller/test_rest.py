@@ -570,7 +570,7 @@ def test_sizes_are_told_in_what_the_client_sent(server: FrontEndInThread) -> Non
         (
             "BF16",
             "[1, 2]",
-            "others stand behind the JSON (binary_data_size), and BYTES is not served",
+            "others stand behind the JSON (binary_data_size)",
         ),
         ("float32", "[1, 2]", "found data of datatype 'float32', expected one of BOOL, UINT8"),
     ],

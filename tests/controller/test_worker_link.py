@@ -505,7 +505,8 @@ def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> Non
         ({"num_pages": 9}, "it needs 9 pages, the worker's cache has 8"),
         ({"num_pages": 0}, "it needs 0 pages"),
         ({"outputs": []}, "1 inputs and 0 outputs"),
-        ({"inputs": [TensorSpec("x", "BYTES", ())]}, "datatype 'BYTES'"),
+        ({"inputs": [TensorSpec("x", "TEXT", ())]}, "datatype 'TEXT'"),
+        ({"inputs": [TensorSpec("x", "BYTES", ())]}, "tensor x of BYTES does not carry its size"),
         ({"architecture_id": ""}, "empty architecture_id"),
     ],
 )

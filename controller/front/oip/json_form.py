@@ -22,12 +22,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clockwright.elements import elements_of
+from clockwright.elements import cut_texts, elements_of, join_texts
 from clockwright.errors import BadRequestError
 from clockwright.foreign import check_name_length
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import ENTRIES_MAX, HEADER_BYTES_MAX, Buffer, total_bytes
-from clockwright.wire.tensors import PLAIN_DATATYPES
+from clockwright.wire.tensors import DATATYPES
 from controller.front.oip.classification import classify
 from controller.front.oip.json_messages import PARAMETER_KINDS, Parameter, set_parameters
 from controller.front.oip.protocol import (
@@ -158,6 +158,8 @@ class JsonRequest:
             (spec,) = servable.inputs
             del message.inputs[:]
             shape = spec.shape(1)
+            if spec.datatype == "BYTES" and math.prod(shape) == 1:
+                self.raw = [join_texts(map(bytes, self.raw))]  # As Triton: all of it is the text.
             message.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
         return ParsedRequest(message, self.raw)
 
@@ -354,7 +356,7 @@ def write_answer(
                     f"output {quote(name)}: found {num_elements} elements to write, expected"
                     f" {JSON_ELEMENTS_MAX} at most as JSON; ask for them with {_BINARY} or {_BINARY_OUTPUT}"
                 )
-            output["data"] = _write_data(datatype, raw)
+            output["data"] = _write_data(name, datatype, raw)
         written.append(output)
     answer: dict[str, Any] = {"model_name": servable.name, "model_version": servable.version}
     if asked.request_id:
@@ -427,11 +429,12 @@ _NOT_LISTS: Final = bytes(set(range(256)) - set(b"[],"))
 
 async def _read_data(tensor: _Tensor, where: str, pause: Callable[[], Awaitable[None]]) -> Buffer:
     """Read a tensor's elements, in a list or in lists in each other, row by row."""
-    datatype = PLAIN_DATATYPES.get(tensor.datatype)
-    if datatype is None:
+    datatype = DATATYPES.get(tensor.datatype)
+    if datatype is None or datatype.dtype != datatype.numpy_name:
+        kinds = [name for name, each in DATATYPES.items() if each.dtype == each.numpy_name]
         raise BadRequestError(
-            f"{where}found data of datatype {quote(tensor.datatype)}, expected one of {', '.join(PLAIN_DATATYPES)}; others"
-            f" stand behind the JSON ({_BINARY_SIZE}), and BYTES is not served"
+            f"{where}found data of datatype {quote(tensor.datatype)}, expected one of {', '.join(kinds)}; others"
+            f" stand behind the JSON ({_BINARY_SIZE})"
         )
     text = bytes(tensor.data)
     opened = _OPENED.match(text)
@@ -443,15 +446,24 @@ async def _read_data(tensor: _Tensor, where: str, pause: Callable[[], Awaitable[
             f"{where}found {depth} lists in each other as data, expected 1 to {DIMENSIONS_MAX}"
         )
     dtype = np.dtype(datatype.dtype).newbyteorder("<")
-    kind = bool if dtype.kind == "b" else float if datatype.is_float else int
+    kind = {"b": bool, "f": float, "O": str}.get(dtype.kind, int)
     decoder = _data_decoder(kind, depth)
-    parts: list[NDArray[Any]] = []
-    for part in _slices(text):
+    parts: list[bytes] = []
+    around: list[bytes] = []
+    found = 0
+    for part, lists in _slices(text):
         if len(text) > _SLICE_BYTES:
             await pause()
-        parts.append(_read_slice(part, decoder, depth, dtype, tensor.datatype, where))
+        elements = _read_slice(part, decoder, depth, where)
+        found += len(elements)
+        around.append(lists)
+        parts.append(
+            join_texts(elements)
+            if kind is str
+            else _numbers(elements, dtype, tensor.datatype, where).tobytes()
+        )
     # Bytes, of which `oip` speaks, this client has not sent. A shape that no tensor has is for `oip` to refuse.
-    shape, found = tensor.shape, sum(len(part) for part in parts)
+    shape = tensor.shape
     if len(shape) <= DIMENSIONS_MAX and min(shape, default=0) >= 0:
         expected = math.prod(shape)
         if found != expected:
@@ -460,14 +472,14 @@ async def _read_data(tensor: _Tensor, where: str, pause: Callable[[], Awaitable[
             )
     # Lists of another shape hold other rows than their client thinks, although as many values.
     if depth > 1 and found:
-        lists = text.translate(None, _NOT_LISTS)
-        if not _has_shape(lists, shape):
-            end = lists.index(b"]")
+        brackets = b"".join(around)
+        if not _has_shape(brackets, shape):
+            end = brackets.index(b"]")
             raise BadRequestError(
                 f"{where}found lists as data that are not of shape {shape} (the first has"
-                f" {end - lists.rindex(b'[', 0, end)} values), expected that shape, or one list of all values"
+                f" {end - brackets.rindex(b'[', 0, end)} values), expected that shape, or one list of all values"
             )
-    return b"".join(part.tobytes() for part in parts)
+    return b"".join(parts)
 
 
 def _has_shape(lists: bytes, shape: Sequence[int]) -> bool:
@@ -481,20 +493,18 @@ def _has_shape(lists: bytes, shape: Sequence[int]) -> bool:
 
 
 def _read_slice(
-    text: bytes,
-    decoder: msgspec.json.Decoder[Any],
-    depth: int,
-    dtype: np.dtype[Any],
-    datatype: str,
-    where: str,
-) -> NDArray[Any]:
+    text: bytes, decoder: msgspec.json.Decoder[Any], depth: int, where: str
+) -> list[Any]:
     try:
         elements: Any = decoder.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequestError(f"{where}data: {error}") from None
     for _ in range(depth - 1):
         elements = chain.from_iterable(elements)
-    numbers = list(elements)
+    return list(elements)
+
+
+def _numbers(numbers: list[Any], dtype: np.dtype[Any], datatype: str, where: str) -> NDArray[Any]:
     try:
         with np.errstate(over="raise"):
             return np.array(numbers, dtype=dtype)
@@ -513,16 +523,27 @@ def _shown(number: float) -> str:
     return f"{number}"
 
 
-def _slices(text: bytes) -> Iterator[bytes]:
-    """Cut lists of lists of numbers at commas; each slice has the brackets that stand open around it."""
+def _slices(text: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Cut lists of lists of numbers or strings at commas between them.
+
+    Returns:
+        Each slice with the brackets that stand open around it, and the brackets and commas of its own.
+    """
+    has_strings = b'"' in text
+    # The same number of bytes, in which each quotation mark begins or ends a string.
+    marked = text.replace(b"\\\\", b"__").replace(b'\\"', b"__") if has_strings else text
     begin = depth = 0
     while begin < len(text):
-        end = text.find(b",", begin + _SLICE_BYTES)
+        least = begin + _SLICE_BYTES
+        if has_strings and (mark := marked.find(b'"', least)) >= 0:
+            begins = marked.count(b'"', begin, mark) % 2 == 0
+            least = max(marked.find(b'"', mark + 1), mark) if begins else mark
+        end = marked.find(b",", least)
         if end < 0:
             end = len(text)
-        part = text[begin:end]
-        depth_behind = depth + part.count(b"[") - part.count(b"]")
-        yield b"[" * depth + part + b"]" * depth_behind
+        lists = b"".join(marked[begin : end + 1].split(b'"')[::2]).translate(None, _NOT_LISTS)
+        depth_behind = depth + lists.count(b"[") - lists.count(b"]")
+        yield b"[" * depth + text[begin:end] + b"]" * depth_behind, lists
         begin, depth = end + 1, depth_behind
 
 
@@ -533,17 +554,13 @@ def _data_decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _write_data(datatype: str, raw: Buffer) -> list[Any]:
-    if datatype == "BYTES":
-        return _read_bytes(raw)
-    return elements_of(datatype, raw).tolist()  # type: ignore[no-any-return]
-
-
-def _read_bytes(raw: Buffer) -> list[str]:
-    """Read elements that stand behind their lengths, as the protocol has datatype BYTES."""
-    texts, position = [], 0
-    while position < len(raw):
-        begin = position + 4
-        position = begin + int.from_bytes(raw[position:begin], "little")
-        texts.append(bytes(raw[begin:position]).decode(errors="replace"))
-    return texts
+def _write_data(name: str, datatype: str, raw: Buffer) -> list[Any]:
+    if datatype != "BYTES":
+        return elements_of(datatype, raw).tolist()  # type: ignore[no-any-return]
+    try:
+        return [text.decode() for text in cut_texts(raw)]
+    except UnicodeDecodeError as error:
+        raise BadRequestError(
+            f"output {quote(name)}: found bytes that are not UTF-8 ({error.reason}), which JSON cannot have; ask for"
+            f" them with {_BINARY}"
+        ) from None

@@ -20,6 +20,7 @@ from functools import lru_cache
 import msgspec
 from google.protobuf.message import DecodeError
 
+from clockwright.elements import count_texts, join_texts, skip_texts
 from clockwright.errors import BadRequestError, ProtocolError
 from clockwright.foreign import check_name_length
 from clockwright.units import (
@@ -360,6 +361,9 @@ def unpack_outputs(
     for spec, part in zip(specs, asked.shared_outputs, strict=False):
         _check_room(spec, part, 1)
     asked.sized_outputs = specs
+    if not asked.shared_outputs:
+        # The header says how long an output is where it lies elsewhere only.
+        specs = tuple([spec.sized(spec.row_shape) for spec in specs])
     for spec, wanted in zip(specs, asked.classes, strict=False):
         if wanted:
             asked.rows = spec.row_shape[0]
@@ -600,21 +604,24 @@ def _read_inputs(
                     f" input {quote(first.name)}"
                 )
             rows = found_rows
+        part = parts[position]
         header = b""
         if spec.vary is not None:
             _check_sizes(spec, tensor.shape, sizes)
-            carrying, spec = spec, spec.sized(tensor.shape)
+            carrying = spec
+            spec = spec.sized(tensor.shape, part.num_bytes if part else _found_bytes(raw, position))
             header = carrying.header(tensor.shape, spec.batch_bytes(rows))
-        if (part := parts[position]) is not None:
+        if part is not None:
             _check_shared(tensor, part, spec, rows)
             shared.append((len(buffers), part))
             buffers.append(header)
+        elif raw:
+            content = _raw_bytes(tensor, raw[position], spec, rows)
+            buffers.append(b"".join((header, content)) if header else content)
         else:
-            content = (
-                _raw_bytes(tensor, raw[position], spec, rows)
-                if raw
-                else _typed_bytes(tensor, spec, rows)
-            )
+            content = _typed_bytes(tensor, spec, rows)
+            if spec.datatype == "BYTES":
+                header = carrying.header(tensor.shape, len(content))
             buffers.append(b"".join((header, content)) if header else content)
     # Without an input that has rows, a request is one.
     rows = rows or 1
@@ -626,7 +633,58 @@ def _read_inputs(
                     f"input {quote(spec.name)}: found {len(content)} bytes, expected"
                     f" {spec.batch_bytes(rows)} at most for a request of such sizes; make one of them smaller"
                 )
+    if servable.varies:
+        in_regions = {index for index, _ in shared}
+        for index, spec in enumerate(servable.inputs):
+            if spec.datatype == "BYTES" and index not in in_regions:
+                check_texts(spec, buffers[index], rows, servable.largest_batch)
     return rows, buffers, tuple(shared)
+
+
+def _found_bytes(raw: Sequence[Buffer], position: int) -> int:
+    return len(raw[position]) if raw else 0
+
+
+def check_texts(spec: TensorSpec, tensor: Buffer, rows: int, largest_batch: int) -> None:
+    """Check an input of datatype BYTES.
+
+    Args:
+        spec: the input's.
+        tensor: its bytes behind its size.
+        rows: of the request, or rows of work.
+        largest_batch: more rows are run in several batches, each of which has room for so much text.
+
+    Raises:
+        BadRequestError: the lengths of its elements do not add up, there are more or fewer elements than its shape
+            says, or there is not so much room.
+    """
+    where = f"input {quote(spec.name)}: "
+    sized, content = spec.unpack(tensor)
+    expected = math.prod(sized.row_shape)
+    try:
+        found = count_texts(content, expected)
+    except ValueError as error:
+        raise BadRequestError(
+            f"{where}{error}; expected each element of BYTES behind its length (4 bytes, little-endian)"
+        ) from None
+    if found != expected:
+        more = " or more" if found > expected else ""
+        raise BadRequestError(
+            f"{where}found {found}{more} elements in {len(content)} bytes, expected {expected} for shape"
+            f" {list(sized.row_shape)}"
+        )
+    header_bytes = len(tensor) - len(content)
+    end = 0
+    for first in range(0, rows, largest_batch):
+        num = min(largest_batch, rows - first)
+        begin, end = end, len(content)
+        if first + num < rows:
+            end = skip_texts(content, begin, num * expected // rows)
+        if (most := spec.batch_bytes(num)) < header_bytes + end - begin:
+            raise BadRequestError(
+                f"{where}found {header_bytes + end - begin} bytes of text, expected {most} at most in {num} rows; send"
+                " fewer rows at a time; smaller batch_sizes in the model's config.toml allow longer texts"
+            )
 
 
 def _check_sizes(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, tuple[int, str]]) -> None:
@@ -750,6 +808,8 @@ def _classes(
             raise BadRequestError(f"{where}found {number}, expected 1 or more")
         if _REGION in asked.parameters:
             raise BadRequestError(f"{where}found in addition to {_REGION}, expected one of them")
+        if spec.datatype == "BYTES":
+            raise BadRequestError(f"{where}found for an output of BYTES, expected numbers")
         if min(spec.row_shape, default=0) < 0:
             raise BadRequestError(
                 f"{where}found for an output of shape {_shape_words(spec, -1)}, expected rows of one size"
@@ -789,11 +849,7 @@ def _check_tensor(
 ) -> int:
     """Check datatype and shape; return the number of rows."""
     if tensor.datatype != spec.datatype:
-        why = ""
-        if tensor.datatype == "BYTES":
-            why = " (models here are numeric; BYTES is not supported)"
-        elif tensor.datatype not in DATATYPES:
-            why = " (no datatype of the protocol)"
+        why = "" if tensor.datatype in DATATYPES else " (no datatype of the protocol)"
         raise BadRequestError(
             f"input {quote(spec.name)}: found datatype {quote(tensor.datatype)}{why},"
             f" expected {spec.datatype}"
@@ -880,6 +936,8 @@ def _typed_bytes(
             f"input {quote(spec.name)}: found {len(elements)} elements in contents.{wanted}, expected"
             f" {expected} for shape {list(spec.shape(rows))}"
         )
+    if spec.datatype == "BYTES":
+        return join_texts(elements)
     try:
         # `array` has no letter for truth values, which are 0 and 1.
         return array(datatype.letter.replace("?", "B"), elements).tobytes()

@@ -43,6 +43,7 @@ from controller.front.oip.protocol import (
     PeekedRequest,
     Servable,
     check_decision,
+    check_texts,
     encode_response,
     encode_stream_error,
     leave_work_ahead,
@@ -388,7 +389,7 @@ class InferenceService:
             # What lies in shared memory is looked up for each request.
             owner = call.caller.owner
             outputs = self._find_shared(asked, owner)
-            served.shared(self._read_shared(asked, owner), outputs)
+            served.shared(self._read_shared(asked, servable, owner), outputs)
         elif cut is not None and not asked.classes:
             templates.add(cut, parsed, described, asked)
         served.ask(asked, described)
@@ -416,13 +417,13 @@ class InferenceService:
             for part in asked.shared_outputs
         ]
 
-    def _read_shared(self, asked: CheckedRequest, owner: str) -> int:
+    def _read_shared(self, asked: CheckedRequest, servable: Servable, owner: str) -> int:
         """Fetch inputs from clients' shared memory; returns how many bytes that are.
 
         Raises:
             RefusedError: there is no room for them.
             UnknownRegionError: there is no such region.
-            BadRequestError: the region is smaller.
+            BadRequestError: the region is smaller, or holds no such tensor.
         """
         regions = self._shared_memory()
         num_bytes = sum(part.num_bytes for _, part in asked.shared_inputs)
@@ -436,7 +437,9 @@ class InferenceService:
             for index, part in asked.shared_inputs:
                 found = regions.read(part, owner=owner)
                 header = asked.inputs[index]
-                asked.inputs[index] = b"".join((header, found)) if header else found
+                asked.inputs[index] = tensor = b"".join((header, found)) if header else found
+                if (spec := servable.inputs[index]).datatype == "BYTES":
+                    check_texts(spec, tensor, asked.rows, servable.largest_batch)
         except BaseException:
             self.door.shrink(num_bytes)
             raise

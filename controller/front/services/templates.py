@@ -287,6 +287,8 @@ class Templates:
         """Keep what was found out of a request that came the long way, right after `find` did not know it."""
         if not cut.raw:
             return  # Its tensors are in the key.
+        if any([spec.datatype == "BYTES" for spec in described.servable.inputs]):
+            return  # Texts are looked at in each request.
         if checked.context and cut.context is None:
             return  # Only a context that was cut out is put into the next request.
         if len(self._templates) >= TEMPLATES_MAX:

@@ -91,6 +91,8 @@ def shape_of(
         raise MisfitError(
             f"found {describe(odd)} without rows, expected rows in the first dimension"
         )
+    if odd := [spec for spec in (*inputs, *outputs) if spec.datatype == "BYTES"]:
+        raise MisfitError(f"found {describe(odd)}, expected models without text")
     if odd := [spec for spec in (*inputs, *outputs) if spec.vary]:
         raise MisfitError(
             f"found {describe(odd)}, whose sizes vary; expected fixed sizes; write them under [dimensions] in the"
