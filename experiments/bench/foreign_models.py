@@ -168,6 +168,41 @@ MODELS = (
         "g (float[2,3] x) => (seq(float[1,3]) y) <int64 one = {1}> { y = SplitToSequence<axis=0>(x, one) }",
         ({"x": _floats(2, 3)},),
     ),
+    ForeignModel(
+        "text_to_numbers",
+        """g (string[b,2] x) => (int64[b,2] y) {
+            y = ai.onnx.ml.LabelEncoder<keys_strings=["a", "b", "ä"], values_int64s=[1, 2, 3], default_int64=-1>(x)
+        }""",
+        (
+            {"x": np.array([["a", "ä"]], np.object_)},
+            {"x": np.array([["b", ""], ["ab", "a"], ["a", "b"]], np.object_)},
+        ),
+    ),
+    ForeignModel(
+        "labels_of_text",
+        """g (float[b,3] x) => (string[b] y, float[b,3] p) {
+            y, p = ai.onnx.ml.LinearClassifier<classlabels_strings=["eins", "zwei", "drei"], coefficients=[
+                1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], intercepts=[0.0, 0.0, 0.0]>(x)
+        }""",
+        _X,
+    ),
+    ForeignModel(
+        "text_in_and_out",
+        "g (string[b,1] x, string[b,1] z) => (string[b,1] y) { y = StringConcat(x, z) }",
+        (
+            {
+                "x": np.array([["naïve "], ["x"]], np.object_),
+                "z": np.array([["€"], [""]], np.object_),
+            },
+        ),
+    ),
+    ForeignModel(
+        "one_category_unknown_fails",
+        """g (string[b,1] x) => (float[b,1,2] y) {
+            y = ai.onnx.ml.OneHotEncoder<cats_strings=["yes", "no"], zeros=0>(x)
+        }""",
+        ({"x": np.array([["no"], ["yes"], ["no"]], np.object_)},),
+    ),
     ForeignModel("wrongly_declared", "g (float[b,3] x) => (float[1,3] y) { y = Relu(x) }", _X),
     ForeignModel(
         "half",

@@ -28,8 +28,8 @@ from clockwright.wire.tensors import DATATYPES, TensorSpec
 from experiments.bench.foreign_models import MODELS, Array, ForeignModel
 from experiments.live.local_server import LocalServer
 from experiments.study.bench import Findings, bench
-from worker.compiling.compile import compile_model, read_weights
-from worker.engines.onnxruntime import open_session, private_kernel
+from worker.compiling.compile import OnnxruntimeTarget, compile_model, read_weights
+from worker.compiling.lift_weights import LiftedGraph
 from worker.models.model_files import GRAPH_FILE, MODEL_FILE, CompiledModel, Limits, ModelSource
 
 _LIMITS = Limits(arena_bytes=64 << 20, num_pages=8, io_bytes=64 << 20)
@@ -111,19 +111,16 @@ def judge(case: Any) -> str:  # noqa: ANN401
     """Compile and run an operator test.
 
     Returns:
-        "equal" or "different"; "out of scope: ..." for what plain onnxruntime does not run here and for strings and
-        sequences as inputs; otherwise the words of the refusal.
+        "equal" or "different"; "out of scope: ..." for what plain onnxruntime does not run here and for sequences as
+        inputs; otherwise the words of the refusal.
     """
     inputs, outputs = (list(map(_to_array, side)) for side in case.data_sets[0])
-    values = [*case.model.graph.input, *case.model.graph.output]
-    if any(value.type.tensor_type.elem_type == onnx.TensorProto.STRING for value in values):
-        return "out of scope: strings"
     if not all(isinstance(each, np.ndarray) for each in inputs):
         return "out of scope: sequences as inputs"
     names = [value.name for value in case.model.graph.input]
     try:
         session = _plain_session(case.model)
-        if all(each.dtype.kind in "fiub" for each in inputs):
+        if all(each.dtype.kind in "fiubO" for each in inputs):
             outputs = session.run(None, dict(zip(names, inputs, strict=False)))
     except Exception as error:  # onnxruntime's exceptions have no common base
         if "Numpy type" not in str(error):
@@ -146,22 +143,24 @@ def _run(folder: Path, compiled: CompiledModel, inputs: dict[str, Array]) -> lis
     rows = max(
         (inputs[spec.name].shape[spec.axis] for spec in specs if spec.axis is not None), default=1
     )
-    session = open_session(str(folder / GRAPH_FILE))
-    kernel, places, found = private_kernel(session, compiled, rows, read_weights(folder, compiled))
-    for spec, place in zip(specs, places, strict=True):
-        raw = _raw(spec, inputs[spec.name])
-        if raw.nbytes != place.nbytes:
-            raise ModelError(f"input {spec.name!r} has {raw.nbytes} bytes, expected {place.nbytes}")
-        place[:] = raw
-    kernel.launch()
+    raw = [_raw(spec, inputs[spec.name]) for spec in specs]
+    for spec, each in zip(specs, raw, strict=True):
+        if spec.datatype != "BYTES" and not spec.fits(each.nbytes, rows):
+            wanted = spec.batch_bytes(rows)
+            raise ModelError(f"input {spec.name!r} has {each.nbytes} bytes, expected {wanted}")
+    graph = (folder / GRAPH_FILE).read_bytes()
+    lifted = LiftedGraph(graph, compiled.weights, read_weights(folder, compiled))
+    found = OnnxruntimeTarget().open(lifted, compiled)(rows, raw)
     return [
-        elements_of(tensor.spec.datatype, raw).reshape(tensor.spec.shape(rows))
-        for tensor, raw in zip(compiled.outputs, found, strict=True)
+        elements_of(tensor.spec.datatype, each).reshape(tensor.spec.shape(rows))
+        for tensor, each in zip(compiled.outputs, found, strict=True)
     ]
 
 
 def _raw(spec: TensorSpec, array: Array) -> Array:
     datatype = DATATYPES[spec.datatype]
+    if spec.datatype == "BYTES":
+        return bytes_of(spec.datatype, array)
     numbers = (
         bytes_of(spec.datatype, array.astype(np.float64))
         if datatype.is_float and array.dtype.name != datatype.numpy_name
@@ -175,7 +174,7 @@ def _raw(spec: TensorSpec, array: Array) -> Array:
 def _is_same(found: Array, wanted: Array) -> bool:
     if found.shape != wanted.shape:
         return False
-    if found.dtype.kind in "iub" and wanted.dtype.kind in "iub":
+    if found.dtype.kind in "iubO" and wanted.dtype.kind in "iubO":
         return bool(np.array_equal(found, wanted))
     one, other = found.astype(np.float64), wanted.astype(np.float64)
     return np.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)

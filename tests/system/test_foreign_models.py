@@ -61,6 +61,9 @@ def test_operator_tests_of_onnx_are_answered_as_onnxruntime_answers() -> None:
         "test_lstm_defaults",
         "test_pow_bcast_scalar",
         "test_size",
+        "test_ai_onnx_ml_label_encoder_string_int",
+        "test_string_concat_utf8",
+        "test_strnormalizer_nostopwords_nochangecase",
     }
     told = {case.name: judge(case) for case in operator_cases() if case.name in wanted}
     assert told.pop("test_identity_sequence") == "out of scope: sequences as inputs"

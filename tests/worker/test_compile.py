@@ -21,6 +21,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from clockwright.elements import bytes_of, elements_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import DATATYPES, TensorSpec
 from tests.kit.processes import lives, until
@@ -35,7 +36,8 @@ from worker.compiling.compile import (
 )
 from worker.compiling.compiler import Compiler
 from worker.compiling.for_torch import TorchTarget
-from worker.engines.onnxruntime import open_session, private_kernel
+from worker.compiling.row_probes import RowProbes
+from worker.engines.onnxruntime import Bytes, open_session, private_kernel
 from worker.models.file_store import FileStore, sha256_of
 from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
@@ -180,7 +182,7 @@ def test_names_make_no_architecture_but_shapes_do(tmp_path: Path) -> None:
     assert renamed.inputs[0].spec.name == "zebra"
 
 
-@pytest.mark.parametrize("datatype", list(DATATYPES))
+@pytest.mark.parametrize("datatype", [each for each in DATATYPES if DATATYPES[each].num_bytes])
 def test_every_datatype_goes_through_unchanged(datatype: str, tmp_path: Path) -> None:
     element_type = DATATYPES[datatype].onnx
     # Concat exists for every datatype.
@@ -369,10 +371,10 @@ def relu(
         (
             make_model(
                 [helper.make_node("Identity", ["x"], ["y"])],
-                inputs=[("x", TensorProto.STRING, ["n", 1])],
-                outputs=[("y", TensorProto.STRING, ["n", 1])],
+                inputs=[("x", TensorProto.COMPLEX64, ["n", 1])],
+                outputs=[("y", TensorProto.COMPLEX64, ["n", 1])],
             ),
-            "input 'x' has datatype STRING, expected one of BOOL",
+            "input 'x' has datatype COMPLEX64, expected one of BOOL",
         ),
         (
             make_model(
@@ -837,3 +839,79 @@ def test_a_compiler_that_dies_costs_a_refusal_and_is_replaced(tmp_path: Path) ->
             await compiler.close()
 
     asyncio.run(scenario())
+
+
+# --- texts ------------------------------------------------------------------------------------------
+
+
+def texts_model(*nodes: onnx.NodeProto, out: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    model = make_model(
+        list(nodes),
+        inputs=[("x", TensorProto.STRING, ["n", 2])],
+        outputs=[("y", out, None)],
+        opset=20,
+    )
+    model.ir_version = 9
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    return model
+
+
+def encoder(column: int, *texts: str) -> list[onnx.NodeProto]:
+    """Nodes as scikit-learn's converter writes them: they fail on texts of another column."""
+    place = helper.make_node("Constant", [], [f"i{column}"], value_ints=[column])
+    extract = helper.make_node(
+        "ArrayFeatureExtractor", ["x", f"i{column}"], [f"c{column}"], domain="ai.onnx.ml"
+    )
+    encode = helper.make_node(
+        "OneHotEncoder",
+        [f"c{column}"],
+        [f"y{column}"],
+        domain="ai.onnx.ml",
+        cats_strings=texts,
+        zeros=0,
+    )
+    return [place, extract, encode]
+
+
+def test_texts_that_a_model_knows_are_tried_in_their_columns(tmp_path: Path) -> None:
+    concat = helper.make_node("Concat", ["y0", "y1"], ["y"], axis=2)
+    model = texts_model(*encoder(0, "red", "blue"), *encoder(1, "S", "M", "L"), concat)
+    description = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert description.texts == (("red", "blue"), ("S", "M", "L"))
+    assert not description.one_by_one
+    assert description.usual_bytes == (4 * 5,)
+
+
+def test_rows_of_texts_that_mix_are_found(tmp_path: Path) -> None:
+    model = texts_model(
+        helper.make_node("Constant", [], ["zero"], value_ints=[0]),
+        helper.make_node("Gather", ["x", "zero"], ["first"], axis=0),
+        helper.make_node("StringConcat", ["x", "first"], ["y"]),
+        out=TensorProto.STRING,
+    )
+    description = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert "Gather makes one result of all rows" in description.one_by_one
+
+
+def test_texts_of_neighbours_in_an_answer_are_found_by_trying() -> None:
+    spec = TensorSpec("x", "BYTES", (1,))
+
+    def run(rows: int, inputs: list[Bytes]) -> list[Bytes]:
+        texts = elements_of("BYTES", inputs[0])
+        return [bytes_of("BYTES", np.array([text + texts[0] for text in texts], np.object_))]
+
+    def alone(rows: int, inputs: list[Bytes]) -> list[Bytes]:
+        return inputs
+
+    probes = RowProbes(alone, [spec], (("red", "blue"),))
+    assert probes.why_mixed(alone, [spec], 4, coarse=False) == ""
+    assert "output 'x' of a row" in probes.why_mixed(run, [spec], 4, coarse=False)
+
+
+def test_a_gpu_refuses_texts_with_a_clear_line(tmp_path: Path) -> None:
+    model = texts_model(helper.make_node("Identity", ["x"], ["y"]), out=TensorProto.STRING)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    source = write(model, tmp_path / "source")
+    with pytest.raises(ModelError, match="datatype STRING, which a GPU does not run"):
+        compile_model(source, folder, LIMITS, silent, TorchTarget(Precision.FLOAT32))

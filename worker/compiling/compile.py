@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -25,9 +26,11 @@ import onnx
 import onnxruntime as ort
 from typing_extensions import override
 
+from clockwright.elements import elements_of
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
+from worker.compiling.known_texts import draw_known, known_texts
 from worker.compiling.lift_weights import LIFT_LEVELS, LiftedGraph, lift_weights
 from worker.compiling.onnx_model import (
     describe_outputs,
@@ -51,12 +54,14 @@ from worker.compiling.row_probes import RowProbes, Run
 from worker.compiling.thread_trial import Launches, choose_threads
 from worker.engines.onnxruntime import (
     Bytes,
-    OrtKernel,
+    TextKernel,
     address_of,
     aligned_bytes,
+    has_texts,
     open_session,
     plain_words,
     private_kernel,
+    raw_of,
     run_unshaped,
 )
 from worker.engines.open_kernel import Array, OpenKernel, plain_array
@@ -175,6 +180,8 @@ class OnnxruntimeTarget(Target):
     def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
         session = open_session(lifted.graph, threads=compiled.threads)
         weights = _aligned(lifted.blob)
+        if has_texts(session):
+            return _text_run(session, compiled, weights)
 
         def run(batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
             kernel, places, outputs = private_kernel(session, compiled, batch_size, weights)
@@ -200,7 +207,7 @@ class OnnxruntimeTarget(Target):
             for count in self._thread_counts:
                 session = open_session(lifted.graph, threads=count)
                 launches[count] = {
-                    size: sample_kernel(session, compiled, size, _aligned(lifted.blob)).launch
+                    size: sample_launch(session, compiled, size, _aligned(lifted.blob))
                     for size in {1, min(max(batch_sizes), _TRIAL_BATCH)}
                 }
             try:
@@ -242,6 +249,13 @@ def compile_model(
     fixed_batch = not rows.is_open
     inputs = opened = input_specs(model.graph, rows, may_be_open=target.takes_open_sizes)
     symbols = symbols_of(opened)
+    kinds = {each.type.tensor_type.elem_type for each in (*model.graph.input, *model.graph.output)}
+    if symbols and onnx.TensorProto.STRING in kinds:
+        names = ", ".join(f"{name} = SIZE" for name in symbols)
+        raise ModelError(
+            "found text, and open dimensions besides the batch; write their sizes under [dimensions] in"
+            f" config.toml: {names}"
+        )
     # Check the limits before the runtime copies the weights, and before sample inputs are made.
     limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))
     limits.usable_batch_sizes(inputs, [1], fixed_batch=fixed_batch)
@@ -258,6 +272,7 @@ def compile_model(
         in_batches = not fixed_batch and max(source.batch_sizes) > 1
         # Files are large, so the model does not stay in memory with its session, but where sizes are to be found first.
         flow = None if symbols else follow_rows(model)
+        texts = known_texts(model.graph) if "BYTES" in {each.datatype for each in inputs} else ()
         if not symbols:
             del model
         reference = open_session(
@@ -280,10 +295,10 @@ def compile_model(
             flow = follow_rows(model, sizes)
             del model
         assert flow is not None
-        original = _Original(reference, _bind(inputs, element_types), datatypes)
+        original = _Original(reference, _bind(inputs, element_types), datatypes, texts)
         del reference
         fill = original.find_fill()
-        samples = {1: sample_inputs(inputs, 1, fill)}
+        samples = {1: sample_inputs(inputs, 1, fill, texts)}
         expected = {1: original.run(1, samples[1])}
         outputs = original.output_specs()
         larger = [
@@ -291,17 +306,17 @@ def compile_model(
             for size in sorted(source.batch_sizes)
             if in_batches and size > 1 and batch_bytes((*inputs, *outputs), size) <= limits.io_bytes
         ]
-        probes = RowProbes(original.run, inputs)
+        probes = RowProbes(original.run, inputs, texts)
         original.output_specs()
         is_chance = flow.chance or probes.is_chance(original.run)
         one_by_one, has_whole = "", False
         if larger:
             try:
-                pair = sample_inputs(inputs, 2, fill)
+                pair = sample_inputs(inputs, 2, fill, texts)
                 expected[2] = original.run(2, pair)
                 # Shapes may follow the batch up to a number of rows. Requests may have more than a batch.
                 for size in sorted({3, larger[-1] + 1}):
-                    original.run(size, sample_inputs(inputs, size, fill))
+                    original.run(size, sample_inputs(inputs, size, fill, texts))
                 try:
                     outputs = original.output_specs()
                 except ModelError:
@@ -339,7 +354,13 @@ def compile_model(
                 model = onnx.load(optimised_path)
                 lifted = target.lay_out(lift_weights(model, level=level, static=target.static))
                 compiled = _describe(
-                    lifted, inputs, outputs, element_types, fixed_batch=fixed_batch, fill=fill
+                    lifted,
+                    inputs,
+                    outputs,
+                    element_types,
+                    fixed_batch=fixed_batch,
+                    fill=fill,
+                    texts=texts,
                 )
                 compiled = replace(
                     compiled,
@@ -372,7 +393,8 @@ def compile_model(
                 )
                 if not one_by_one:
                     target.seen_apart.add(seen)
-    compiled = replace(compiled, one_by_one=one_by_one, tried=(1, *larger))
+    usual = tuple(array.nbytes for array in expected[1]) if compiled.has_texts else ()
+    compiled = replace(compiled, one_by_one=one_by_one, tried=(1, *larger), usual_bytes=usual)
     if search is not None:
         progress("trying sizes")
         is_whole = fixed_batch or has_whole
@@ -514,10 +536,10 @@ def profile_model(
             continue
         progress(f"profiling batch {batch_size}")
         session = open_session(str(folder / GRAPH_FILE), threads=compiled.threads)
-        kernel = sample_kernel(session, compiled, batch_size, weights)
+        launch = sample_launch(session, compiled, batch_size, weights)
         try:
-            kernel.launch()  # the first run allocates
-            durations[batch_size] = _least_ns(kernel.launch)
+            launch()  # the first run allocates
+            durations[batch_size] = _least_ns(launch)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
     return durations
@@ -610,15 +632,31 @@ def read_weights(folder: Path, compiled: CompiledModel) -> Bytes:
     return np.frombuffer(mapping, np.uint8)
 
 
-def sample_kernel(
+def sample_launch(
     session: ort.InferenceSession, compiled: CompiledModel, batch_size: int, weights: Bytes
-) -> OrtKernel:
-    """Bind a kernel to memory of its own, with inputs that the model takes."""
+) -> Callable[[], object]:
+    """Prepare runs that have memory of their own, and inputs that the model takes."""
+    specs = [tensor.spec for tensor in compiled.inputs]
+    samples = sample_inputs(specs, batch_size, compiled.fill, compiled.texts)
+    if has_texts(session):
+        return partial(_text_run(session, compiled, weights), batch_size, samples)
     kernel, inputs, _ = private_kernel(session, compiled, batch_size, weights)
-    samples = sample_inputs([tensor.spec for tensor in compiled.inputs], batch_size, compiled.fill)
     for array, sample in zip(inputs, samples, strict=True):
         array[:] = sample
-    return kernel
+    return kernel.launch
+
+
+def _text_run(session: ort.InferenceSession, compiled: CompiledModel, weights: Bytes) -> Run:
+    kernel = TextKernel(session, compiled, weights)
+
+    def run(batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
+        arrays = [
+            elements_of(tensor.spec.datatype, array).reshape(tensor.spec.shape(batch_size))
+            for tensor, array in zip(compiled.inputs, inputs, strict=True)
+        ]
+        return list(map(raw_of, kernel.run(arrays)))
+
+    return run
 
 
 def _aligned(blob: Bytes) -> Bytes:
@@ -627,7 +665,7 @@ def _aligned(blob: Bytes) -> Bytes:
     return weights
 
 
-def _least_ns(launch: Callable[[], None]) -> int:
+def _least_ns(launch: Callable[[], object]) -> int:
     samples: list[int] = []
     begin_ns = time.monotonic_ns()
     while len(samples) < _PROFILE_RUNS and time.monotonic_ns() - begin_ns < _PROFILE_BUDGET_NS:
@@ -646,12 +684,23 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     }
 
 
-def sample_inputs(inputs: Sequence[TensorSpec], batch_size: int, fill: int = 0) -> list[Bytes]:
-    """Make inputs to run on: small positive floats, and otherwise `fill`. Zeros are legal indices anywhere."""
+def sample_inputs(
+    inputs: Sequence[TensorSpec],
+    batch_size: int,
+    fill: int = 0,
+    texts: Sequence[Sequence[str]] = (),
+) -> list[Bytes]:
+    """Make inputs to run on: small positive floats, texts of these lists, and otherwise `fill`.
+
+    Zeros are legal indices anywhere.
+    """
     arrays = []
     for seed, spec in enumerate(inputs):
         # One generator per input, so that the first row is the same whatever the batch size.
         generator = np.random.default_rng(seed)
+        if spec.datatype == "BYTES":
+            arrays.append(draw_known(texts, inputs, seed, generator, batch_size))
+            continue
         array = aligned_bytes(spec.batch_bytes(batch_size))
         if dtype := _float_type(spec):
             numbers = array.view(dtype)
@@ -688,6 +737,7 @@ class _Original:
         session: ort.InferenceSession,
         inputs: Sequence[BoundTensor],
         outputs: Mapping[str, str],
+        texts: Sequence[Sequence[str]] = (),
     ) -> None:
         """Take a session.
 
@@ -695,7 +745,9 @@ class _Original:
             session: the model's.
             inputs: what it takes.
             outputs: the datatypes of what it gives, by name.
+            texts: the lists of texts that it knows.
         """
+        self._texts = texts
         self._session = session
         self._inputs = inputs
         self._outputs = outputs
@@ -728,7 +780,7 @@ class _Original:
         failed: ModelError | None = None
         for fill in _FILLS:
             try:
-                self._run([1] * len(specs), sample_inputs(specs, 1, fill))
+                self._run([1] * len(specs), sample_inputs(specs, 1, fill, self._texts))
             except ModelError as error:
                 failed = failed or error
             else:
@@ -859,6 +911,7 @@ def _describe(
     *,
     fixed_batch: bool,
     fill: int,
+    texts: tuple[tuple[str, ...], ...],
 ) -> CompiledModel:
     graph = onnx.ModelProto.FromString(lifted.graph).graph
     names = [value.name for value in graph.input][: len(inputs)]
@@ -877,6 +930,7 @@ def _describe(
         weights=lifted.weights,
         fixed_batch=fixed_batch,
         fill=fill,
+        texts=texts,
     )
 
 

@@ -19,7 +19,7 @@ from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler
 from worker.engines.choice import Engine
 from worker.models.file_store import FileStore
-from worker.models.model_files import CompiledModel, Limits, ModelSource
+from worker.models.model_files import CompiledModel, Limits, ModelSource, carrying
 from worker.models.precision import Precision
 from worker.models.served_model import Fetch, Offer, io_bytes_of
 from worker.timing import tune_background_thread
@@ -35,20 +35,13 @@ class FittingModel:
     #: The folder that holds the compiled model's files.
     folder: Path
     compiled: CompiledModel
+    #: Inputs and outputs as the client knows them.
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     #: The offered batch sizes that fit, in ascending order.
     batch_sizes: tuple[int, ...]
     #: Whether nothing had to be fetched or compiled.
     from_cache: bool
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs as the client knows them."""
-        return tuple(tensor.spec for tensor in self.compiled.inputs)
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs as the client knows them."""
-        return tuple(tensor.spec for tensor in self.compiled.outputs)
 
     @property
     def io_bytes(self) -> dict[int, int]:
@@ -123,12 +116,19 @@ class CompiledModels:
             compiled = replace(compiled, one_by_one="")
         elif compiled.one_by_one:
             offered = (1,)
+        inputs, outputs = (
+            tuple(tensor.spec for tensor in side) for side in (compiled.inputs, compiled.outputs)
+        )
+        if compiled.has_texts:
+            most = 1 if compiled.fixed_batch else max(offered)
+            inputs = carrying(inputs, most)
+            outputs = carrying(outputs, most, compiled.usual_bytes)
         batch_sizes = self._limits.usable_batch_sizes(
-            [tensor.spec for tensor in (*compiled.inputs, *compiled.outputs)],
+            (*inputs, *outputs),
             offered,
             fixed_batch=compiled.fixed_batch and compiled.open is None,
         )
-        return FittingModel(folder, compiled, batch_sizes, from_cache)
+        return FittingModel(folder, compiled, inputs, outputs, batch_sizes, from_cache)
 
     async def set_up(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run a slow function on the setup thread, so that the event loop goes on."""

@@ -104,9 +104,18 @@ class OnnxruntimeOnGpuTarget(OnnxruntimeTarget):
     @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
         model = onnx.ModelProto.FromString(lifted.graph)
+        _refuse_texts(model)
         # torch's answers are not compared with the original's, so torch must never run it.
         model.metadata_props.add(key=ENGINE_KEY, value=Engine.ONNXRUNTIME.value)
         return replace(lifted, graph=model.SerializeToString(deterministic=True))
+
+
+def _refuse_texts(model: onnx.ModelProto) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.STRING:
+            raise ModelError(
+                "an input or output has datatype STRING, which a GPU does not run; start a worker with --device cpu"
+            )
 
 
 class TorchTarget(Target):
@@ -127,6 +136,7 @@ class TorchTarget(Target):
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
         # Tensor cores get the weights of convolutions with channels last; all weights are float16 if wanted.
         model = onnx.ModelProto.FromString(lifted.graph)
+        _refuse_texts(model)
         check_operators(model)
         del model.metadata_props[:]
         model.metadata_props.add(key=PRECISION_KEY, value=self._precision.value)

@@ -20,6 +20,7 @@ import numpy as np
 from clockwright.elements import bytes_of, elements_of, step_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import DATATYPES, TensorSpec
+from worker.compiling.known_texts import draw_known
 from worker.engines.onnxruntime import Bytes, aligned_bytes
 
 #: Runs a batch of so many rows; gives the outputs' bytes.
@@ -46,12 +47,15 @@ _HUGE = 1e4
 class RowProbes:
     """Rows that a model takes, with their answers alone."""
 
-    def __init__(self, run: Run, inputs: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self, run: Run, inputs: Sequence[TensorSpec], texts: Sequence[Sequence[str]] = ()
+    ) -> None:
         """Find rows that the model takes, by running each alone.
 
         Args:
             run: the model as its owner wrote it.
             inputs: what it takes.
+            texts: the lists of texts that it knows.
 
         Raises:
             ModelError: the model fails on every row that was tried.
@@ -59,6 +63,7 @@ class RowProbes:
         self._inputs = inputs
         #: Integers of the rows are below this; 0: all are 1.
         self.most = _WIDE
+        self._texts = texts
         self._kept, self._unlike_rows = self._find_rows(run)
 
     def is_chance(self, run: Run) -> bool:
@@ -133,9 +138,20 @@ class RowProbes:
         # No float of even rows is negative, nor any of models that take small integers only.
         plain = most < _WIDE or not number % 2
         return [
-            _aligned(draw_numbers(spec, np.random.default_rng([number, index]), most, plain=plain))
+            _aligned(
+                self._drawn_texts(index, np.random.default_rng([number, index]), most)
+                if spec.datatype == "BYTES"
+                else draw_numbers(spec, np.random.default_rng([number, index]), most, plain=plain)
+            )
             for index, spec in enumerate(self._inputs)
         ]
+
+    def _drawn_texts(self, index: int, generator: np.random.Generator, most: int) -> _Numbers:
+        # Texts of all lists, and then any, are tried where a model refuses those of its columns.
+        lists = self._texts
+        if most < _WIDE and lists:
+            lists = [sum(map(tuple, lists), ())] if most > 1 else ()
+        return draw_known(lists, self._inputs, index, generator)
 
     def _unlike(self, kept: _Row, most: int) -> Iterator[_Row]:
         for number, scale in enumerate((100.0, -1.0, _HUGE, 0.0, -_HUGE), 2):
@@ -145,7 +161,7 @@ class RowProbes:
                     scaled = elements_of(spec.datatype, array).astype(np.float64) * scale
                     row.append(_aligned(bytes_of(spec.datatype, scaled)))
                 elif scale == 0.0:
-                    row.append(aligned_bytes(spec.batch_bytes(1)))
+                    row.append(_aligned(bytes_of(spec.datatype, _nothing(spec))))
                 elif spec.datatype == "BOOL":
                     row.append(_aligned(~elements_of(spec.datatype, array)))
                 else:
@@ -171,6 +187,12 @@ def draw_numbers(
     if dtype.itemsize > 1 or most < _WIDE:
         low, high = max(low, -most if most == _WIDE else 0), min(most, high)
     return generator.integers(low, high, count, dtype=dtype)
+
+
+def _nothing(spec: TensorSpec) -> _Numbers:
+    """A row of zeros, or of empty texts."""
+    kind = DATATYPES[spec.datatype]
+    return np.full(prod(spec.row_shape), 0 if kind.num_bytes else "", kind.dtype)
 
 
 def _is_taken(run: Run, row: _Row) -> bool:

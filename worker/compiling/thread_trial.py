@@ -32,7 +32,7 @@ _WAIT_SHARE = 0.1
 _LONG_NS = NS_PER_MS
 
 #: Runs one batch, by the number of its rows.
-Launches = Mapping[int, Callable[[], None]]
+Launches = Mapping[int, Callable[[], object]]
 #: The ns of a run by threads and rows.
 Durations = Mapping[int, Mapping[int, int]]
 

@@ -127,11 +127,11 @@ class Container:
             self.kill()
             raise ModelError(reply["refused"])
 
-    def run(self, rows: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def run(self, rows: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Run one batch.
 
         Args:
-            rows: the number of rows.
+            rows: the number of rows of each request.
             inputs: the offset of each input in the shared memory.
             outputs: the offset that each output is to get.
 
@@ -139,8 +139,8 @@ class Container:
             ContainerFailedError: the code raised.
             ContainerDiedError: the process crashed, or hung and was killed.
         """
-        job = {"rows": rows, "inputs": list(inputs), "outputs": list(outputs)}
-        reply = self._ask(job, self._spec.time_limit_s, f"running a batch of {rows}")
+        job = {"rows": list(rows), "inputs": list(inputs), "outputs": list(outputs)}
+        reply = self._ask(job, self._spec.time_limit_s, f"running a batch of {sum(rows)}")
         if "failed" in reply:
             raise ContainerFailedError(reply["failed"])
 
@@ -209,5 +209,5 @@ class Container:
         return line
 
 
-def _plain(spec: TensorSpec) -> tuple[str, str, tuple[int, ...]]:
-    return spec.name, spec.datatype, spec.row_shape
+def _plain(spec: TensorSpec) -> tuple[str, str, tuple[int, ...], int]:
+    return spec.name, spec.datatype, spec.row_shape, spec.vary.unit_bytes if spec.vary else 0

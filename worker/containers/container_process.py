@@ -27,7 +27,8 @@ import numpy as np
 
 from clockwright.errors import ModelError
 from clockwright.process import end_with
-from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
+from worker.devices.host_io import run_carrying
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Predict = Callable[..., object]
@@ -57,7 +58,11 @@ def main() -> int:
     reply(ready=True)
     for line in sys.stdin:
         batch = json.loads(line)
-        rows: int = batch["rows"]
+        rows: int = sum(batch["rows"])
+        if inputs[0].vary is not None:
+            _run_carrying(memory, inputs, outputs, batch, predict, job["method"])
+            reply(done=True)
+            continue
         arguments = [
             # Copied, because the code may keep its argument or change it.
             _view(memory, spec, rows, offset).copy()
@@ -72,6 +77,31 @@ def main() -> int:
             _view(memory, spec, rows, offset)[...] = result
         reply(done=True)
     return 0
+
+
+def _run_carrying(
+    memory: mmap.mmap,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    batch: Mapping[str, Any],
+    predict: Predict,
+    method: str,
+) -> None:
+    """Run a batch of tensors that carry their sizes. The requests that the code fails on get its words."""
+
+    def run(arguments: list[Array]) -> list[Array]:
+        try:
+            return name_outputs(predict(*arguments), outputs, len(arguments[0]))
+        except Exception as error:  # whatever the code raises is about these rows
+            raise ModelError(f"{method} raised {type(error).__name__}: {error}"[:2000]) from None
+
+    run_carrying(
+        np.frombuffer(memory, np.uint8),
+        list(zip(inputs, batch["inputs"], strict=True)),
+        list(zip(outputs, batch["outputs"], strict=True)),
+        batch["rows"],
+        run,
+    )
 
 
 def load(folder: Path, name: str, method: str) -> Predict:
@@ -156,6 +186,10 @@ def _fit(value: object, spec: TensorSpec, rows: int) -> Array:
         raise ValueError(
             f"output {spec.name!r} has shape {list(array.shape)}, expected {list(expected)}"
         )
+    if spec.datatype == "BYTES":
+        if not all(isinstance(each, str | bytes) for each in array.reshape(-1).tolist()):
+            raise ValueError(f"output {spec.name!r} is {array.dtype}, expected str or bytes")
+        return array
     if not np.can_cast(array.dtype, DATATYPES[spec.datatype].dtype, "same_kind"):
         raise ValueError(f"output {spec.name!r} is {array.dtype}, expected {spec.datatype}")
     return array
@@ -178,7 +212,10 @@ def _view(memory: mmap.mmap, spec: TensorSpec, rows: int, offset: int) -> Array:
 
 
 def _specs(table: Sequence[Sequence[Any]]) -> list[TensorSpec]:
-    return [TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in table]
+    return [
+        TensorSpec(name, datatype, tuple(shape), vary=Variable(unit_bytes) if unit_bytes else None)
+        for name, datatype, shape, unit_bytes in table
+    ]
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from typing_extensions import override
 
 from clockwright.containers import ContainerSpec, read_container
@@ -37,7 +38,7 @@ from worker.core.lanes import Lane, Step
 from worker.devices.device import Device, DeviceLostError
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.models.file_store import sha256_of
-from worker.models.model_files import Limits
+from worker.models.model_files import Limits, carrying
 from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel, io_bytes_of
 
 # Profiles seed the controller's estimates, which measurements replace soon.
@@ -137,6 +138,11 @@ class ContainerDevice(Device[ContainerModel]):
         loop = asyncio.get_running_loop()
         spec, version_folder = await loop.run_in_executor(self._setup, read_container, self._folder)
         await loop.run_in_executor(self._setup, _check_contents, offer, version_folder)
+        if "BYTES" in {tensor.datatype for tensor in (*spec.inputs, *spec.outputs)}:
+            most = max(offer.batch_sizes)
+            spec = replace(
+                spec, inputs=carrying(spec.inputs, most), outputs=carrying(spec.outputs, most)
+            )
         tensors = (*spec.inputs, *spec.outputs)
         batch_sizes = self.limits.usable_batch_sizes(tensors, offer.batch_sizes, fixed_batch=False)
         architecture = _digest(spec, offer)
@@ -226,7 +232,7 @@ class ContainerDevice(Device[ContainerModel]):
         assert isinstance(action, Infer)
         layout = model.layouts[action.batch_size]
         try:
-            _run(model.container, layout, sum(action.rows), step.io_offset)
+            _run(model.container, layout, action.rows, step.io_offset)
         except ContainerDiedError as error:
             if model.container.stopped:
                 raise  # stopped on purpose: its successor is fine
@@ -273,7 +279,7 @@ def _digest(spec: ContainerSpec, offer: Offer) -> str:
     return hashlib.sha256(repr((spec, sorted(offer.contents.items()))).encode()).hexdigest()
 
 
-def _run(container: Container, layout: IoLayout, rows: int, begin: int) -> None:
+def _run(container: Container, layout: IoLayout, rows: Sequence[int], begin: int) -> None:
     container.run(
         rows,
         [begin + offset for offset in layout.input_offsets],
@@ -284,7 +290,7 @@ def _run(container: Container, layout: IoLayout, rows: int, begin: int) -> None:
 def _profile(
     container: Container, memory: SharedMemory, spec: ContainerSpec, size: int, begin: int
 ) -> int:
-    """Measure a batch of zeros, which are legal values anywhere, in ns.
+    """Measure a batch of zeros and empty texts, which are legal values anywhere, in ns.
 
     Raises:
         ModelError: the code cannot run it.
@@ -292,13 +298,17 @@ def _profile(
     layout = IoLayout.of(spec.inputs, spec.outputs, size)
     # The measurement of another size left its outputs in this memory.
     memory.bytes[begin : begin + layout.outputs_begin] = 0
+    for tensor, offset in zip(spec.inputs, layout.input_offsets, strict=True):
+        if tensor.vary is not None:
+            raw = np.frombuffer(tensor.nothing(size), np.uint8)
+            memory.bytes[begin + offset : begin + offset + len(raw)] = raw
     samples: list[int] = []
     try:
-        _run(container, layout, size, begin)  # the first run allocates
+        _run(container, layout, [size], begin)  # the first run allocates
         end_ns = time.monotonic_ns() + _PROFILE_BUDGET_NS
         while not samples or (len(samples) < _PROFILE_RUNS and time.monotonic_ns() < end_ns):
             begin_ns = time.monotonic_ns()
-            _run(container, layout, size, begin)
+            _run(container, layout, [size], begin)
             samples.append(max(time.monotonic_ns() - begin_ns, 1))
     except (ContainerDiedError, ContainerFailedError) as error:
         raise ModelError(f"a batch of {size} zeros: {error}") from None

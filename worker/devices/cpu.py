@@ -26,16 +26,17 @@ from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
 from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
-from worker.compiling.compile import COMPILE_FORMAT, read_weights, sample_kernel, sized_request
+from worker.compiling.compile import COMPILE_FORMAT, read_weights, sample_launch, sized_request
 from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
-from worker.devices.host_io import read_outputs, write_inputs
+from worker.devices.host_io import read_outputs, run_carrying, write_inputs
 from worker.devices.paged_arena import PagedArena
 from worker.devices.sized_io import read_sized_inputs, write_sized_outputs
 from worker.engines.onnxruntime import (
     Bytes,
     OrtKernel,
+    TextKernel,
     address_of,
     aligned_bytes,
     open_session,
@@ -72,6 +73,19 @@ class BoundKernel:
         batch[:begin] = slot[:begin]
         self.ort.launch()
         slot[begin:] = batch[begin:end]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class BoundTextKernel:
+    """A kernel of a model with texts, with its weights in the arena."""
+
+    texts: TextKernel
+
+    def run(self, step: Step[CpuModel], io: Bytes) -> None:
+        """Do what `Kernel` says."""
+        assert isinstance(step.action, Infer)
+        places = step.model.places(step.action.batch_size, step.io_offset)
+        run_carrying(io, *places, step.action.rows, self.texts.run)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -164,7 +178,7 @@ class CpuDevice(Device[CpuModel]):
         self._batch = aligned_bytes(limits.io_bytes)
         self._page_copy_ns = self._measure_page_copy()
         # A kernel lives as long as a model uses it.
-        self._kernels: weakref.WeakValueDictionary[tuple[str, int, int], BoundKernel] = (
+        self._kernels: weakref.WeakValueDictionary[tuple[str, int, int], Kernel] = (
             weakref.WeakValueDictionary()
         )
         self._open_kernels: weakref.WeakValueDictionary[tuple[str, int], BoundOpenKernel] = (
@@ -255,17 +269,21 @@ class CpuDevice(Device[CpuModel]):
 
     def _kernel(
         self, folder: Path, compiled: CompiledModel, batch_size: int, weights: Bytes
-    ) -> BoundKernel:
+    ) -> Kernel:
         key = (compiled.architecture_id, compiled.threads, batch_size)
         if (known := self._kernels.get(key)) is not None:
             return known
         session = self._session(folder, compiled)
         # The first run allocates. It has memory of its own, because the arena belongs to the model served now.
-        private = sample_kernel(session, compiled, batch_size, weights)
+        launch = sample_launch(session, compiled, batch_size, weights)
         try:
-            private.launch()
+            launch()
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+        if compiled.has_texts:
+            texts = BoundTextKernel(TextKernel(session, compiled, self._weights.arena))
+            self._kernels[key] = texts
+            return texts
         layout = IoLayout.of(
             [tensor.spec for tensor in compiled.inputs],
             [tensor.spec for tensor in compiled.outputs],

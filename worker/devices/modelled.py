@@ -27,7 +27,7 @@ from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
 from worker.models.file_store import FileStore
-from worker.models.model_files import Limits, ModelSource
+from worker.models.model_files import Limits, ModelSource, carrying
 from worker.models.served_model import Fetch, Offer, ServedModel, io_bytes_of
 from worker.timing import sleep_until
 
@@ -126,6 +126,9 @@ class ModelledDevice(Device[ServedModel]):
                 f"profile {self._profile.name!r} has no batch size of {list(offer.batch_sizes)} "
                 f"for {row.name!r}, but {list(row.exec_ns)}"
             )
+        if described.has_texts:
+            most = max(modelled)
+            inputs, outputs = carrying(inputs, most), carrying(outputs, most)
         batch_sizes = self.limits.usable_batch_sizes(
             (*inputs, *outputs), modelled, fixed_batch=described.fixed_batch
         )
@@ -180,6 +183,8 @@ class ModelledDevice(Device[ServedModel]):
         self, step: Step[ServedModel], room: memoryview | None = None
     ) -> Sequence[Buffer]:
         assert isinstance(step.action, Infer)
+        if step.model.outputs[0].vary is not None:
+            return [spec.nothing(rows) for rows in step.action.rows for spec in step.model.outputs]
         if room is not None:
             np.frombuffer(room, np.uint8)[:] = 0
             return (room,)

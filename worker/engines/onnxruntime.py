@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from clockwright.elements import Array, bytes_of, elements_of
 from clockwright.errors import ModelError
-from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec
 from worker.core.io_pool import ALIGNMENT_BYTES
 from worker.models.model_files import BoundTensor, CompiledModel
 
@@ -212,6 +213,15 @@ def run_unshaped(
     Raises:
         ModelError: the run failed; carries the runtime's words.
     """
+    if has_texts(session):
+        feed = {
+            tensor.graph_name: elements_of(tensor.spec.datatype, array).reshape(
+                tensor.spec.shape(rows)
+            )
+            for tensor, rows, array in inputs
+        }
+        arrays = _run_arrays(session, feed, output_names)
+        return [(array.shape, raw_of(array)) for array in arrays]
     binding = session.io_binding()
     for tensor, rows, array in inputs:
         shape = list(tensor.spec.shape(rows))
@@ -230,6 +240,61 @@ def run_unshaped(
         num_bytes = int(value.tensor_size_in_bytes())
         results.append((tuple(value.shape()), _copy_of(value.data_ptr(), num_bytes)))
     return results
+
+
+# --- texts: onnxruntime takes and gives them as Python's objects only -------------------------------
+
+
+def has_texts(session: ort.InferenceSession) -> bool:
+    """Whether an input or output of a session's graph is text, which has no address to be bound to."""
+    return any(
+        value.type == "tensor(string)" for value in (*session.get_inputs(), *session.get_outputs())
+    )
+
+
+def _run_arrays(
+    session: ort.InferenceSession, feed: Mapping[str, Array], output_names: Sequence[str]
+) -> list[Array]:
+    try:
+        return [np.asarray(found) for found in session.run(output_names, feed)]
+    except UnicodeEncodeError:
+        raise ModelError("found text that is not UTF-8, expected UTF-8, as ONNX has it") from None
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise ModelError(f"a batch failed: {plain_words(error)}") from None
+
+
+class TextKernel:
+    """An architecture with texts, at any batch size."""
+
+    def __init__(
+        self, session: ort.InferenceSession, compiled: CompiledModel, weights: Bytes
+    ) -> None:
+        """Take a compiled graph's session, its metadata, and the memory where its weights lie at every run."""
+        self._session = session
+        self._inputs = [tensor.graph_name for tensor in compiled.inputs]
+        self._outputs = [tensor.graph_name for tensor in compiled.outputs]
+        self._weights = {
+            weight.name: weights[weight.offset : weight.offset + weight.num_bytes]
+            .view(ONNX_DATATYPES[weight.element_type].numpy_name)
+            .reshape(weight.shape)
+            for weight in compiled.weights
+        }
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run a batch of the model's inputs. Returns its outputs.
+
+        Raises:
+            ModelError: the run failed; carries the runtime's words.
+        """
+        feed = {**dict(zip(self._inputs, inputs, strict=True)), **self._weights}
+        return _run_arrays(self._session, feed, self._outputs)
+
+
+def raw_of(array: Array) -> Bytes:
+    """The bytes of an array as they travel."""
+    if array.dtype.kind == "O":
+        return bytes_of("BYTES", array)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def address_of(array: Bytes) -> int:

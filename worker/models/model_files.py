@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import msgspec
 
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES
-from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec
+from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec, Variable
 from worker.core.io_pool import aligned
 
 #: A batch of a model with open dimensions holds at most so many of its largest rows. Smaller rows: more.
@@ -88,6 +88,38 @@ class Limits:
                 f"start the worker with more IO memory"
             )
         return usable
+
+
+#: The bytes of text of a batch, for each of its tensors of datatype BYTES: those of a row are a part of them.
+TEXT_BATCH_BYTES = 1 << 20
+# A short text, where nothing else is known.
+_TEXT_BYTES = 32
+# Room for the words of a failure in place of a tensor.
+_WORDS_BYTES = 512
+
+
+def carrying(
+    specs: Sequence[TensorSpec], largest_batch: int, usual_bytes: Sequence[int] = ()
+) -> tuple[TensorSpec, ...]:
+    """Make the tensors of a model with texts carry their sizes.
+
+    Args:
+        specs: the tensors of fixed sizes, and the texts.
+        largest_batch: the rows of the largest batch.
+        usual_bytes: of each, the bytes of a row in a run to try; empty: they are guessed.
+    """
+    made = []
+    for index, spec in enumerate(specs):
+        content = usual = spec.batch_bytes(1)
+        if spec.datatype == "BYTES":
+            usual = _TEXT_BYTES * prod(spec.shape(1))
+            content = max(TEXT_BATCH_BYTES // largest_batch, usual)
+        if usual_bytes:
+            usual = usual_bytes[index]
+        header = len(spec.header(spec.shape(1), 0))
+        vary = Variable(header + max(content, _WORDS_BYTES), usual_bytes=header + usual)
+        made.append(replace(spec, vary=vary))
+    return tuple(made)
 
 
 def batch_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> int:
@@ -175,6 +207,15 @@ class CompiledModel:
     fill: int = 0
     #: Its open sizes; None: all sizes but the batch are fixed.
     open: OpenSizes | None = None
+    #: The lists of texts that it knows, of which the texts of a first run are.
+    texts: tuple[tuple[str, ...], ...] = ()
+    #: The bytes of a row of each output in a run to try, if the model has texts.
+    usual_bytes: tuple[int, ...] = ()
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether an input or output is text."""
+        return any(each.spec.datatype == "BYTES" for each in (*self.inputs, *self.outputs))
 
     @property
     def num_pages(self) -> int:
@@ -224,7 +265,8 @@ class CompiledModel:
 def _check_size(name: str, element_type: int, shape: tuple[int, ...], num_bytes: int) -> None:
     """Raise a ValueError unless a tensor of a known type has as many bytes as its shape says."""
     kind = ONNX_DATATYPES.get(element_type)
-    if min(shape, default=0) < 0 or (kind and prod(shape) * kind.num_bytes != num_bytes):
+    sized = kind and kind.num_bytes
+    if min(shape, default=0) < 0 or (sized and prod(shape) * sized != num_bytes):
         raise ValueError(f"tensor {name}: found {num_bytes} bytes for shape {list(shape)}")
 
 

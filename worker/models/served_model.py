@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
+from clockwright.elements import count_texts
 from clockwright.errors import OtherWorkersError, RefusedError
 from clockwright.units import ArchitectureId, ModelId
 from clockwright.wire.actions import Infer
@@ -65,6 +67,22 @@ class ServedModel(LoadedModel):
             size: IoLayout.of(self.inputs, self.outputs, size) for size in self.io_bytes
         }
 
+    def places(
+        self, batch_size: int, begin: int
+    ) -> tuple[list[tuple[TensorSpec, int]], list[tuple[TensorSpec, int]]]:
+        """Inputs and outputs, each with where a batch has it in a slot that begins there."""
+        layout = self.layouts[batch_size]
+        return (
+            [
+                (spec, begin + at)
+                for spec, at in zip(self.inputs, layout.input_offsets, strict=True)
+            ],
+            [
+                (spec, begin + at)
+                for spec, at in zip(self.outputs, layout.output_offsets, strict=True)
+            ],
+        )
+
     def payload_problem(self, action: Infer, payload: Sequence[Buffer]) -> str | None:
         """Say what is wrong with an Infer's payload. Returns None if it fits.
 
@@ -87,7 +105,10 @@ class ServedModel(LoadedModel):
                     )
                 if spec.vary:
                     try:
-                        spec.unpack(entry)
+                        sized, content = spec.unpack(entry)
+                        wanted = prod(sized.row_shape)
+                        if spec.datatype == "BYTES" and count_texts(content, wanted) != wanted:
+                            return f"request {index}: input {spec.name!r} has not {wanted} texts"
                     except (ValueError, RefusedError) as error:
                         return f"request {index}: {error}"
         return None
