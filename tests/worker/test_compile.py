@@ -295,6 +295,32 @@ def test_open_dimensions_can_be_fixed(tmp_path: Path) -> None:
             describe_model(ModelSource(folder, sizes))
 
 
+def test_open_dimensions_can_be_fixed_by_their_place(tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("Add", ["x", "z"], ["y"])],
+        inputs=[
+            ("x", TensorProto.FLOAT, ["n", "height", None, 2]),
+            ("z", TensorProto.FLOAT, ["n", "height", 1, 1]),
+        ],
+        outputs=[("y", TensorProto.FLOAT, ["n", "height", None, 2])],
+    )
+    folder = write(model, tmp_path / "source").folder
+    # A size of a fixed dimension or of the batch is ignored here. The controller compares it.
+    sizes = {"x[0]": 9, "x[1]": 7, "x[2]": 5, "x[3]": 4, "z[1]": 7}
+    assert describe_model(ModelSource(folder, sizes)).outputs[0].spec.row_shape == (7, 5, 2)
+    # A symbol's own size holds before that of a place.
+    sizes["height"] = 8
+    assert describe_model(ModelSource(folder, sizes)).outputs[0].spec.row_shape == (8, 5, 2)
+    with pytest.raises(
+        ModelError, match=r'\[dimensions\] in config.toml: height = SIZE, "x\[2\]" = SIZE'
+    ):
+        describe_model(ModelSource(folder, {}))
+    with pytest.raises(
+        ModelError, match=r"'q\[1\]': no input has it.*; fixed dimension 'n' is the"
+    ):
+        describe_model(ModelSource(folder, {"q[1]": 3, "n": 2}))
+
+
 def test_all_open_dimensions_are_named_at_once_with_the_lines_to_write(tmp_path: Path) -> None:
     model = make_model(
         [helper.make_node("Add", ["x", "z"], ["y"])],

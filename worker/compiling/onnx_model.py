@@ -195,10 +195,10 @@ def _shared_axes(shapes: Mapping[str, Sequence[str | None]]) -> dict[str, int | 
 
 
 def _name_dimensions(graph: onnx.GraphProto) -> None:
-    """Name the open dimensions of inputs that have no name and are not the batch: `input.position`."""
+    """Name the open dimensions of inputs that have no name and are not the batch: `INPUT[INDEX]`."""
     axes = find_rows(graph).axes
     opened = [
-        (dimension, f"{value.name}.{place}")
+        (dimension, f"{value.name}[{place}]")
         for value in model_inputs(graph)
         for place, dimension in enumerate(_dimensions(value))
         if _symbol(dimension) in ("", "?") and place != axes[value.name]
@@ -213,26 +213,31 @@ def _name_dimensions(graph: onnx.GraphProto) -> None:
 def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
     """Replace named dimensions of inputs and outputs by their sizes. A negative size is the largest of an open one.
 
+    Args:
+        graph: is changed.
+        sizes: by symbol, or by place: `INPUT[INDEX]`. A place that is not open, or is the batch, stays as it is.
+
     Raises:
-        ModelError: a name is not a dimension of any input, is the batch dimension, or a size is not
-            positive.
+        ModelError: names are no dimensions of any input, or the batch dimension, or sizes are not positive; all of them.
     """
     inputs = model_inputs(graph)
     rows = find_rows(graph)
+    sizes = _by_symbol(inputs, rows, sizes)
     batch_names = {symbol for name, symbol in rows.symbols.items() if rows.axes[name] == 0}
     names = sorted({d.dim_param for v in inputs for d in _dimensions(v)} - {""} - batch_names)
+    faults = []
     for name, size in sizes.items():
         if not size:
-            raise ModelError(f"fixed dimension {name!r}: found size {size}, expected 1 or more")
-        if name in batch_names:
-            raise ModelError(
-                f"fixed dimension {name!r} is the batch dimension, which cannot be fixed"
-            )
-        if name not in names:
-            raise ModelError(
+            faults.append(f"fixed dimension {name!r}: found size {size}, expected 1 or more")
+        elif name in batch_names:
+            faults.append(f"fixed dimension {name!r} is the batch dimension, which cannot be fixed")
+        elif name not in names:
+            faults.append(
                 f"fixed dimension {name!r}: no input has it; "
                 f"found {', '.join(map(repr, names)) or 'no open dimensions besides the batch'}"
             )
+    if faults:
+        raise ModelError("; ".join(faults))
     if not sizes:
         return
     for value in (*inputs, *graph.output):
@@ -241,6 +246,19 @@ def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
                 dimension.dim_value = sizes[dimension.dim_param]
     # Shapes recorded inside the graph still have the open dimension; the runtime infers them again.
     del graph.value_info[:]
+
+
+def _by_symbol(
+    inputs: Sequence[ValueInfoProto], rows: RowAxes, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Give the sizes of symbols, of which some are said by a place."""
+    by_symbol = dict(sizes)
+    for value in inputs:
+        for index, dimension in enumerate(_dimensions(value)):
+            size = by_symbol.pop(f"{value.name}[{index}]", 0)
+            if size and _symbol(dimension) is not None and index != rows.axes[value.name]:
+                by_symbol.setdefault(dimension.dim_param, size)
+    return by_symbol
 
 
 def input_specs(
