@@ -39,6 +39,8 @@ PAGE_BYTES = 16 * 1024 * 1024
 
 # Compiled batch sizes of the paper (section 5.2).
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16)
+#: The most batches that one request may take.
+PARTS_MAX = 16
 
 
 def format_ns(duration_ns: int) -> str:

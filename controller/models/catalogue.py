@@ -293,6 +293,12 @@ class Verdicts:
         if model is None:
             return False
         self.renew()
+        if model.folder is not None:
+            try:
+                inputs, outputs = model.folder.triton.checked(inputs, outputs)
+            except ModelError as error:
+                self.model_refused(event.worker_id, event.model_id, str(error))
+                return False
         if not model.ready_on:
             self._preparing.judged()
         described = (model.inputs, model.outputs)
@@ -497,6 +503,7 @@ class Catalogue(Verdicts):
         *,
         replace: bool = False,
         upload: Upload | None = None,
+        triton_json: str = "",
     ) -> list[Entry]:
         """Add the models of a folder once a worker is ready for each of them, or change nothing.
 
@@ -505,6 +512,7 @@ class Catalogue(Verdicts):
             replace: take the place of the models of the same folder name, which serve until then.
             upload: what brought the folder. Its files go with the last of its models, also of models that
                 are not added after all. None: the folder is not ours.
+            triton_json: Triton's configuration, in place of the folder's `config.pbtxt`.
 
         Returns:
             The new models, which are ready.
@@ -515,7 +523,7 @@ class Catalogue(Verdicts):
             NoRoomError: there are too many models.
             StoreError: the disk does not take it.
         """
-        folder = await asyncio.to_thread(read_model_folder, path)
+        folder = await asyncio.to_thread(read_model_folder, path, None, triton_json)
         if upload is not None and folder.settings.copies > UPLOADED_COPIES_MAX:
             raise ModelError(
                 f"config.toml: copies is {folder.settings.copies}, expected a whole number from 1 to"
@@ -538,8 +546,8 @@ class Catalogue(Verdicts):
         finally:
             self._busy -= claimed
 
-    async def reload(self, name: str) -> list[Entry]:
-        """Add, or replace, a model from the models directory.
+    async def reload(self, name: str, triton_json: str = "") -> list[Entry]:
+        """Add, or replace, a model from the models directory; until the next start with another configuration.
 
         Raises:
             UnknownModelError: there is no such folder.
@@ -551,7 +559,7 @@ class Catalogue(Verdicts):
         path = self._directory / name
         if not path.is_dir():
             raise UnknownModelError(f"model {name}: the models directory has no such folder")
-        return await self.add(path, replace=True)
+        return await self.add(path, replace=True, triton_json=triton_json)
 
     def remove(self, name: str) -> Awaitable[None]:
         """Remove a model, or all copies of a folder.

@@ -1,4 +1,4 @@
-"""Read a model's folder: Triton's layout, `NAME/VERSION/model.onnx`, and an optional `config.toml`.
+"""Read a model's folder: Triton's layout, `NAME/VERSION/model.onnx`, optional a `config.toml` and Triton's `config.pbtxt`.
 
 A folder whose `config.toml` has a table `[container]` holds code instead (`clockwright.containers`).
 The controller judges here only what it can see without ONNX and without running anything. The worker
@@ -7,23 +7,26 @@ judges the rest.
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, parse_container
 from clockwright.errors import ModelError
-from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, SLO_NS_MAX
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, PARTS_MAX, SLO_NS_MAX
 from controller.models.digests import FileDigests
+from controller.models.triton_config import MODEL_FILE, PBTXT, TritonConfig, read_triton_config
+
+log = logging.getLogger(__name__)
 
 #: Names that a model may have.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-
-MODEL_FILE = "model.onnx"
 
 # A value beyond these is a slip of the pen, not a wish.
 BATCH_SIZE_MAX = 1024
@@ -46,13 +49,16 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Settings in `config.toml`; the defaults are those of a model without one."""
+    """Settings of a model; the defaults are those of a model without a `config.toml`."""
 
     #: Default latency objective; None: the controller's.
     slo_ns: int | None = None
     #: Compiled sizes, ascending.
     batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
-    #: Sizes of symbolic dimensions other than the batch: a number, or `{ max = NUMBER }` for all up to that.
+    #: Most rows of a request; unset: 16 times the largest of `batch_sizes`.
+    max_rows: int | None = None
+    #: Sizes of open dimensions other than the batch, by symbol or place (`INPUT[INDEX]`): a number, or
+    #: `{ max = NUMBER }` for all up to that.
     dimensions: Mapping[str, int] = field(default_factory=dict)
     #: Number of instances. Several are named NAME-0, NAME-1, ... and share the files.
     copies: int = 1
@@ -77,13 +83,16 @@ class ModelFolder:
     settings: ModelSettings
     #: Text of `config.toml`, which the settings were read from; empty if it is missing.
     config: str = ""
+    #: Text of `config.pbtxt`, or the JSON that came in its place; empty if there was neither.
+    triton_text: str = ""
+    #: What that says.
+    triton: TritonConfig = field(default_factory=TritonConfig)
 
     def to_json(self) -> str:
         """Write down what was read, for `from_json`."""
         files = [(file.name, file.num_bytes, file.sha256) for file in self.files]
-        return json.dumps(
-            {"name": self.name, "version": self.version, "files": files, "config": self.config}
-        )
+        record = {"name": self.name, "version": self.version, "files": files, "config": self.config}
+        return json.dumps(record | {"triton": self.triton_text})
 
     @staticmethod
     def from_json(text: str, parent: Path) -> ModelFolder:
@@ -103,7 +112,7 @@ class ModelFolder:
                 ModelFile(str(path), parent / name / version / path, int(num_bytes), str(sha256))
                 for path, num_bytes, sha256 in record["files"]
             )
-            config = str(record["config"])
+            config, triton_text = str(record["config"]), str(record.get("triton", ""))
         except (ValueError, KeyError, TypeError) as error:
             raise ModelError(f"the record of its files is damaged: {error!r}") from None
         check_name(name)
@@ -116,10 +125,7 @@ class ModelFolder:
                 raise ModelError(
                     f"{version}/{file.name}: found {found} bytes, expected {file.num_bytes} as they came"
                 )
-        settings = _settings_in(config)
-        return ModelFolder(
-            name=name, version=version, files=files, settings=settings, config=config
-        )
+        return replace(_with_settings(name, config, triton_text), version=version, files=files)
 
     @property
     def instance_names(self) -> tuple[str, ...]:
@@ -138,12 +144,15 @@ def check_name(name: str) -> None:
         )
 
 
-def read_model_folder(folder: Path, digests: FileDigests | None = None) -> ModelFolder:
+def read_model_folder(
+    folder: Path, digests: FileDigests | None = None, triton_json: str = ""
+) -> ModelFolder:
     """Read and check a model's folder; hashes every file that is not known, so it takes time.
 
     Args:
         folder: its last component is the model's name.
         digests: know files that were read before.
+        triton_json: Triton's configuration as JSON; it holds in place of `config.pbtxt`, and before `config.toml`.
 
     Raises:
         ModelError: what is wrong with it.
@@ -153,15 +162,28 @@ def read_model_folder(folder: Path, digests: FileDigests | None = None) -> Model
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder")
         config = _read_config(folder / CONFIG_FILE)
-        settings = _settings_in(config)
-        version = latest_version(folder)
+        triton_text = triton_json or _read_config(folder / PBTXT)
+        read = _with_settings(folder.name, config, triton_text)
+        if ignored := read.triton.ignored:
+            log.warning("model %s: %s: not used: %s", folder.name, PBTXT, ", ".join(ignored))
+        version = _version(folder, read.triton.versions)
         files = _read_files(folder, folder / version, digests or FileDigests())
-        _check_files(files, version, settings.container)
+        _check_files(files, version, read.settings.container)
     except OSError as error:
         raise ModelError(f"cannot be read: {error}") from error
-    return ModelFolder(
-        name=folder.name, version=version, files=files, settings=settings, config=config
-    )
+    return replace(read, version=version, files=files)
+
+
+def _version(folder: Path, allowed: Sequence[int]) -> str:
+    """Find the highest version, or the highest of those that are allowed."""
+    highest = latest_version(folder)
+    versions = [str(each) for each in allowed if (folder / str(each)).is_dir()]
+    if allowed and not versions:
+        raise ModelError(
+            f"{PBTXT}: version_policy: expected one of the versions {', '.join(map(str, allowed))}, found"
+            f" {highest} and none of them"
+        )
+    return max(versions, key=int, default=highest)
 
 
 def _read_files(folder: Path, version_folder: Path, digests: FileDigests) -> tuple[ModelFile, ...]:
@@ -201,61 +223,72 @@ def _read_config(path: Path) -> str:
     if not path.exists():
         return ""
     if not path.resolve().is_relative_to(path.parent.resolve()):
-        raise ModelError(f"{CONFIG_FILE} leads outside the model's folder")
+        raise ModelError(f"{path.name} leads outside the model's folder")
     try:
         if (num_bytes := path.stat().st_size) > CONFIG_BYTES_MAX:
             raise ModelError(
-                f"{CONFIG_FILE}: found {num_bytes} bytes, expected {CONFIG_BYTES_MAX} at most"
+                f"{path.name}: found {num_bytes} bytes, expected {CONFIG_BYTES_MAX} at most"
             )
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{CONFIG_FILE}: {error}") from error
+        raise ModelError(f"{path.name}: {error}") from error
 
 
-def _settings_in(config: str) -> ModelSettings:
+def _with_settings(name: str, config: str, triton_text: str) -> ModelFolder:
+    """Read a folder's settings; its version and files are still to come.
+
+    Where both say something, `config.toml` holds; but JSON, which a client has sent to load the model, holds before it.
+    """
     try:
-        return _parse_settings(tomllib.loads(config))
-    except (ValueError, RecursionError) as error:
+        own = tomllib.loads(config)
+        _parse_settings(own)
+    except (ValueError, RecursionError, ModelError) as error:
         # A number of many digits is no TOMLDecodeError, nor is a list that is nested deeply.
         raise ModelError(f"{CONFIG_FILE}: {error}") from error
+    triton = read_triton_config(triton_text, name, is_code="container" in own)
+    foreign = dict(triton.settings)
+    try:
+        _parse_settings(foreign)
+    except ModelError as error:
+        raise ModelError(f"{PBTXT}: {error}") from None
+    if triton.dimensions:
+        own["dimensions"] = {**triton.dimensions, **own.get("dimensions", {})}
+    is_sent = triton_text.lstrip().startswith("{")
+    return ModelFolder(
+        name=name,
+        version="",
+        files=(),
+        settings=_parse_settings(own | foreign if is_sent else foreign | own),
+        config=config,
+        triton_text=triton_text,
+        triton=triton,
+    )
 
 
 def _parse_settings(table: dict[str, Any]) -> ModelSettings:
+    """Check settings.
+
+    Raises:
+        ModelError: names all that cannot be.
+    """
     values: dict[str, Any] = {}
+    faults = []
     for key, value in table.items():
-        match key:
-            case "slo_ms":
-                values["slo_ns"] = _slo_ns(value)
-            case "batch_sizes":
-                values["batch_sizes"] = _batch_sizes(value)
-            case "dimensions":
-                values["dimensions"] = _dimensions(value)
-            case "copies":
-                values["copies"] = _integer("copies", value, COPIES_MAX)
-            case "profile":
-                if not isinstance(value, str) or not value:
-                    raise _unexpected("profile", value, "the name of a row of the profile")
-                values["profile"] = value
-            case "cache":
-                if not isinstance(value, bool):
-                    raise _unexpected("cache", value, "true or false")
-                values["cache"] = value
-            case "container":
-                try:
-                    values["container"] = parse_container(value)
-                except ModelError as error:
-                    raise ModelError(f"{CONFIG_FILE}: {error}") from None
-            case _:
-                raise ModelError(
-                    f"{CONFIG_FILE}: unknown key {key!r}; "
-                    "known are slo_ms, batch_sizes, dimensions, copies, profile, cache, container"
-                )
-    if "container" in values:
-        for key in ("dimensions", "copies", "profile"):
-            if key in table:
-                raise ModelError(
-                    f"{CONFIG_FILE}: {key} is a setting of ONNX models, expected it without [container]"
-                )
+        if key not in _READERS:
+            faults.append(f"unknown key {key!r}; known are {', '.join(_READERS)}")
+            continue
+        try:
+            values["slo_ns" if key == "slo_ms" else key] = _READERS[key](value)
+        except ModelError as error:
+            faults.append(str(error))
+    if "container" in table:
+        faults.extend(
+            f"{key} is a setting of ONNX models, expected it without [container]"
+            for key in ("dimensions", "copies", "profile")
+            if key in table
+        )
+    if faults:
+        raise ModelError("; ".join(faults))
     return ModelSettings(**values)
 
 
@@ -295,4 +328,29 @@ def _integer(key: str, value: object, largest: int) -> int:
 
 
 def _unexpected(key: str, found: object, expected: str) -> ModelError:
-    return ModelError(f"{CONFIG_FILE}: {key} is {found!r}, expected {expected}")
+    return ModelError(f"{key} is {found!r}, expected {expected}")
+
+
+def _profile(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _unexpected("profile", value, "the name of a row of the profile")
+    return value
+
+
+def _cache(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _unexpected("cache", value, "true or false")
+    return value
+
+
+#: What reads each setting.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "slo_ms": _slo_ns,
+    "batch_sizes": _batch_sizes,
+    "max_rows": functools.partial(_integer, "max_rows", largest=BATCH_SIZE_MAX * PARTS_MAX),
+    "dimensions": _dimensions,
+    "copies": functools.partial(_integer, "copies", largest=COPIES_MAX),
+    "profile": _profile,
+    "cache": _cache,
+    "container": parse_container,
+}

@@ -15,15 +15,13 @@ import msgspec
 
 from clockwright.elements import skip_texts
 from clockwright.errors import RefusedError
-from clockwright.units import RequestId
+from clockwright.units import PARTS_MAX, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec, total_bytes
 from controller.models.catalogue import Entry
 from controller.port import Answered, Ask, PortStage, Sink, Told
 from controller.selection.live_application import LiveApplication
 
-#: The most batches that one request may take.
-PARTS_MAX = 16
 # So much may an answer have that is put together here.
 _OUTPUT_BYTES_MAX = 64 << 20
 
@@ -45,18 +43,23 @@ class _Whole:
 
 
 def most_rows(model: Entry, largest_batch: int) -> int:
-    """The most rows that a request to a model may have: several batches, if a batch can have more rows than the file says."""
+    """The most rows that a request to a model may have.
+
+    They are several batches, if a batch can have more rows than the file says, unless its settings say fewer.
+    """
+    settings = model.folder.settings if model.folder is not None else None
+    wanted = settings.max_rows if settings is not None else None
     vary = model.inputs[0].vary if model.inputs else None
     if vary and (vary.unit or any(spec.axis != 0 for spec in (*model.inputs, *model.outputs))):
         # Not cut: a request of more rows of work is refused where it is read.
-        return largest_batch * vary.rows_of_unit
+        most = largest_batch * vary.rows_of_unit
+        return min(wanted or most, most)
     is_cut = largest_batch > 1 or (
         model.one_by_one and any(s.axis is not None for s in model.inputs)
     )
-    if not is_cut:
-        return largest_batch
     fit = _OUTPUT_BYTES_MAX // max(total_bytes(model.outputs, largest_batch), 1)
-    return largest_batch * max(1, min(PARTS_MAX, fit))
+    most = largest_batch * (max(1, min(PARTS_MAX, fit)) if is_cut else 1)
+    return min(wanted or most, most)
 
 
 class PartStage:

@@ -1,0 +1,293 @@
+"""Triton's configuration of a model: what a `config.pbtxt`, or the `config` of a load, means here.
+
+It says two kinds of things. Settings become those of `config.toml`. What it claims of the model's tensors is compared with
+what a worker finds in the file (`TritonConfig.checked`). All else is ignored, by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf import json_format, text_format
+
+from clockwright.errors import ModelError
+from clockwright.units import DEFAULT_BATCH_SIZES, PARTS_MAX
+from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.tensors import TensorSpec
+
+PBTXT = "config.pbtxt"
+#: What Triton's configurations call the runtime of an ONNX model.
+BACKEND, PLATFORM = "onnxruntime", "onnxruntime_onnx"
+MODEL_FILE = "model.onnx"
+
+# Models that need them would be answered wrongly without.
+_NEEDED = ("sequence_batching", "ensemble_scheduling")
+# Keys of config.toml that `parameters` may have, as TOML writes their values.
+_PARAMETERS = ("slo_ms", "batch_sizes", "profile", "cache")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorClaim:
+    """What a configuration says of an input or output."""
+
+    name: str
+    #: In the protocol's words; empty: it says none.
+    datatype: str
+    #: The whole shape that clients see, and the one that the model has; -1: any size.
+    shape: tuple[int, ...]
+    model_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonConfig:
+    """What a configuration says that means something here."""
+
+    #: By key of `config.toml`.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Sizes of dimensions by place: `INPUT[INDEX]`.
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    #: Versions that may be served; empty: the highest.
+    versions: tuple[int, ...] = ()
+    inputs: tuple[TensorClaim, ...] = ()
+    outputs: tuple[TensorClaim, ...] = ()
+    #: Paths of fields that are not used.
+    ignored: tuple[str, ...] = ()
+
+    def checked(
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Compare a model's inputs and outputs with what was claimed.
+
+        Returns:
+            Both as clients see them.
+
+        Raises:
+            ModelError: names every difference.
+        """
+        faults: list[str] = []
+        seen = (
+            _checked("input", inputs, self.inputs, faults),
+            _checked("output", outputs, self.outputs, faults),
+        )
+        unsaid = [spec.name for spec in inputs if spec.name not in {c.name for c in self.inputs}]
+        if self.inputs and unsaid:
+            faults.append(f"found no input {', '.join(unsaid)}, which the model has")
+        if faults:
+            raise ModelError(f"{PBTXT}: {'; '.join(faults)}")
+        return seen
+
+
+def read_triton_config(text: str, name: str, *, is_code: bool = False) -> TritonConfig:
+    """Read a configuration, in protobuf's text format or as JSON.
+
+    Args:
+        text: empty if the folder has no configuration.
+        name: of the model's folder.
+        is_code: the model is no ONNX file.
+
+    Raises:
+        ModelError: names what cannot be.
+    """
+    ignored: list[str] = []
+    try:
+        message = _parse(text, ignored)
+    except (ValueError, text_format.ParseError, json_format.ParseError, RecursionError) as error:
+        raise ModelError(f"{PBTXT}: {error}") from None
+    faults = [f"found {each}, which is not supported" for each in _NEEDED if each in ignored]
+    for key, found, expected in (
+        ("name", message.name, name),
+        ("platform", message.platform, PLATFORM),
+        ("backend", message.backend, BACKEND),
+        ("default_model_filename", message.default_model_filename, MODEL_FILE),
+    ):
+        if found and found != expected and (key == "name" or not is_code):
+            faults.append(f"{key} is {found!r}, expected {expected!r} or none")
+    claims = [
+        tuple(_claim(message, each, faults) for each in tensors)
+        for tensors in (message.input, message.output)
+    ]
+    settings = _settings(message, ignored, faults)
+    if faults:
+        raise ModelError(f"{PBTXT}: {'; '.join(faults)}")
+    inputs, outputs = claims
+    has_batch = message.max_batch_size > 0
+    return TritonConfig(
+        settings=settings,
+        dimensions={}
+        if is_code
+        else {
+            f"{claim.name}[{index}]": size
+            for claim in inputs
+            for index, size in enumerate(claim.model_shape)
+            if size > 0 and (index or not has_batch)
+        },
+        versions=tuple(message.version_policy.specific.versions),
+        inputs=inputs,
+        outputs=outputs,
+        ignored=tuple(ignored),
+    )
+
+
+def data_type(datatype: str) -> int:
+    """A datatype of the protocol as configurations name it."""
+    return pb.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
+
+
+def _parse(text: str, ignored: list[str]) -> pb.ModelConfig:
+    message = pb.ModelConfig()
+    if text.lstrip().startswith("{"):
+        fields = _known(json.loads(text), message.DESCRIPTOR, "", ignored)
+        json_format.ParseDict(fields, message)
+    else:
+        text_format.Parse(text, message, allow_unknown_field=True)
+        ignored.extend(_unknown(text))
+    return message
+
+
+def _known(
+    fields: Mapping[str, Any],
+    kind: Any,  # noqa: ANN401  one of two classes of descriptors
+    path: str,
+    ignored: list[str],
+) -> dict[str, Any]:
+    """Leave out what a message does not have, in messages inside it too."""
+    kept = {}
+    for name, value in fields.items():
+        found = kind.fields_by_name.get(name)
+        if found is None:
+            ignored.append(path + name)
+            continue
+        inner = found.message_type
+        if inner is not None and not inner.GetOptions().map_entry:
+            inside = f"{path}{name}."
+            if isinstance(value, dict):
+                value = _known(value, inner, inside, ignored)
+            elif isinstance(value, list):
+                value = [
+                    _known(each, inner, inside, ignored) if isinstance(each, dict) else each
+                    for each in value
+                ]
+        kept[name] = value
+    return kept
+
+
+def _unknown(text: str) -> list[str]:
+    """Paths of the outermost fields in a text that the messages do not have, each once. The text has been parsed."""
+    found: dict[str, None] = {}
+    # Messages around the token: kind, None if it is unknown; path; and the field that its text is at.
+    around: list[tuple[Any, str]] = [(pb.ModelConfig.DESCRIPTOR, "")]
+    names: list[Any] = [None]
+    tokens = text_format.Tokenizer(text.splitlines())
+    while not tokens.AtEnd():
+        token = tokens.token
+        tokens.NextToken()
+        kind, path = around[-1]
+        if token in ("{", "<"):
+            known = names[-1]
+            around.append((known.message_type, f"{path}{known.name}.") if known else (None, ""))
+            names.append(None)
+        elif token in ("}", ">"):
+            around.pop()
+            names.pop()
+        elif token.isidentifier() and tokens.token in (":", "{", "<", "["):
+            names[-1] = kind.fields_by_name.get(token) if kind is not None else None
+            if kind is not None and names[-1] is None:
+                found[path + token] = None
+    return list(found)
+
+
+def _settings(message: pb.ModelConfig, ignored: list[str], faults: list[str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if message.max_batch_size < 0:
+        faults.append(f"max_batch_size is {message.max_batch_size}, expected 0 or more")
+    batching = message.dynamic_batching
+    if most := max(message.max_batch_size, 0):
+        settings["max_rows"] = most
+        preferred = list(batching.preferred_batch_size)
+        if wrong := [size for size in preferred if not 1 <= size <= most]:
+            faults.append(f"preferred_batch_size has {wrong[0]}, expected 1 to {most}")
+        settings["batch_sizes"] = _batch_sizes(most, preferred)
+    elif batching.preferred_batch_size:
+        ignored.append("dynamic_batching.preferred_batch_size (without max_batch_size)")
+    if timeout_us := batching.default_queue_policy.default_timeout_microseconds:
+        settings["slo_ms"] = timeout_us / 1000
+    if message.response_cache.enable:
+        settings["cache"] = True
+    if message.version_policy.HasField("all") or message.version_policy.latest.num_versions > 1:
+        ignored.append("version_policy (the highest version is served)")
+    if any(group.count > 1 for group in message.instance_group):
+        ignored.append("instance_group.count (the scheduler loads as many copies as help)")
+    for key, value in message.parameters.items():
+        if key not in _PARAMETERS:
+            ignored.append(f"parameters.{key}")
+            continue
+        try:
+            settings[key] = tomllib.loads(f"value = {value.string_value}")["value"]
+        except ValueError:
+            faults.append(
+                f"parameter {key} is {value.string_value!r}, expected a value as config.toml has it"
+            )
+    return settings
+
+
+def _batch_sizes(most: int, preferred: Sequence[int]) -> list[int]:
+    """Sizes of batches, of which a few make a request of `most` rows."""
+    usual = [*filter(lambda size: size <= most, DEFAULT_BATCH_SIZES)]
+    sizes = {1, *(preferred or (*usual, min(most, DEFAULT_BATCH_SIZES[-1])))}
+    while (largest := max(sizes)) * PARTS_MAX < most:
+        sizes.add(2 * largest)
+    return sorted(sizes)
+
+
+def _claim(
+    message: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput, faults: list[str]
+) -> TensorClaim:
+    rows = (-1,) if message.max_batch_size > 0 else ()
+    shape = model_shape = tuple(tensor.dims)
+    if tensor.HasField("reshape"):
+        model_shape = tuple(tensor.reshape.shape)
+        if min((*shape, *model_shape), default=0) < 0 or math.prod(shape) != math.prod(model_shape):
+            faults.append(
+                f"{tensor.name}: dims are {list(shape)} and reshape is {list(model_shape)}, expected sizes with as"
+                " many elements in both"
+            )
+    datatype = "BYTES" if tensor.data_type == pb.TYPE_STRING else ""
+    if tensor.data_type != pb.TYPE_INVALID:
+        datatype = datatype or pb.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    return TensorClaim(tensor.name, datatype, (*rows, *shape), (*rows, *model_shape))
+
+
+def _checked(
+    role: str, specs: Sequence[TensorSpec], claims: Sequence[TensorClaim], faults: list[str]
+) -> tuple[TensorSpec, ...]:
+    found = {spec.name: spec for spec in specs}
+    for claim in claims:
+        spec = found.get(claim.name)
+        if spec is None:
+            names = ", ".join(each.name for each in specs)
+            faults.append(f"found {role} {claim.name!r}, expected one of the model's: {names}")
+            continue
+        if claim.datatype and claim.datatype != spec.datatype:
+            faults.append(
+                f"{role} {claim.name!r}: found data_type {claim.datatype}, expected the model's {spec.datatype}"
+            )
+        shape = spec.shape(-1)
+        if len(shape) != len(claim.model_shape) or not all(
+            min(one, other) < 0 or one == other
+            for one, other in zip(shape, claim.model_shape, strict=True)
+        ):
+            faults.append(
+                f"{role} {claim.name!r}: found shape {list(claim.model_shape)} (dims, behind -1 for the batch if"
+                f" max_batch_size is not 0), expected the model's {list(shape)}"
+            )
+        elif claim.shape != claim.model_shape and spec.axis is None:
+            found[claim.name] = dataclasses.replace(spec, row_shape=claim.shape)
+        elif claim.shape != claim.model_shape and spec.axis == 0 and claim.shape[0] < 0:
+            found[claim.name] = dataclasses.replace(spec, row_shape=claim.shape[1:])
+    return tuple(found[spec.name] for spec in specs)
