@@ -192,7 +192,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
     for model in ready:
         if model.one_by_one:
             console.print(
-                f"{model.model_id}: one row per request: {model.one_by_one}", soft_wrap=True
+                f"{model.model_id}: rows run one by one: {model.one_by_one}", soft_wrap=True
             )
     for model in models:
         if model.state != "READY":

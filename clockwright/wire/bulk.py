@@ -79,13 +79,15 @@ def split_bulk(
     return b"".join(rest), entries
 
 
-def check_fields(data: bytes, *, fields_max: int = FIELDS_MAX) -> None:
+def check_fields(
+    data: bytes, *, fields_max: int = FIELDS_MAX, bytes_max: int = HEADER_BYTES_MAX
+) -> None:
     """Check that a message without bulk may be parsed.
 
     Raises:
         ProtocolError: it is larger, or has more top-level fields, than any message of its kind.
     """
-    _check_header_bytes(len(data))
+    _check_header_bytes(len(data), bytes_max)
     if len(data) > 2 * fields_max:  # Shorter ones cannot have as many fields.
         position, num_fields = 0, 0
         while position < len(data):
@@ -122,11 +124,9 @@ def _too_many(what: str, most: int) -> ProtocolError:
     return ProtocolError(f"found more than {most} {what}, expected {most} at most")
 
 
-def _check_header_bytes(num_bytes: int) -> None:
-    if num_bytes > HEADER_BYTES_MAX:
-        raise ProtocolError(
-            f"found {num_bytes} bytes besides raw tensors, expected {HEADER_BYTES_MAX} at most"
-        )
+def _check_header_bytes(num_bytes: int, most: int = HEADER_BYTES_MAX) -> None:
+    if num_bytes > most:
+        raise ProtocolError(f"found {num_bytes} bytes besides raw tensors, expected {most} at most")
 
 
 def _field(message: Buffer, position: int, end: int) -> tuple[int, int, int]:

@@ -34,6 +34,7 @@ from controller.access.caller import Caller
 from controller.access.roles import Role
 from controller.front.oip import health_messages
 from controller.front.oip import json_messages as rest
+from controller.front.oip.json_form import JSON_BYTES_MAX
 from controller.front.oip.json_messages import RestRequest
 
 INFERENCE: Final = "inference.GRPCInferenceService"
@@ -56,6 +57,8 @@ DESCRIBED: Final[tuple[FileDescriptor, ...]] = (
 
 # What is read in a millisecond or two, and longer than any right body that is no inference.
 _BODY_BYTES_MAX: Final = 128 << 10
+# What the limit of all messages leaves (`--max-message-mib`).
+_ANY: Final = 1 << 62
 
 
 class AtFront(enum.Enum):
@@ -104,7 +107,8 @@ class Method:
     local_only: bool = False
     #: Refused when the front is full.
     bounded: bool = False
-    #: Most top-level fields of a request.
+    #: Most bytes, and most top-level fields, of a request.
+    bytes_max: int = HEADER_BYTES_MAX
     fields_max: int = FIELDS_MAX
 
     @property
@@ -197,6 +201,7 @@ _absent = functools.partial(_method, at_front=AtFront.ABSENT)
 _MODEL: Final = "v2/models/{name}"
 _VERSION: Final = f"{_MODEL}/versions/{{version}}"
 _REGIONS: Final = "v2/systemsharedmemory"
+_CUDA: Final = "v2/cudasharedmemory"
 _REGION: Final = f"{_REGIONS}/region/{{name}}"
 _LOAD: Final = "v2/repository/models/{model_name}"
 _APPLICATION: Final = "v2/applications/{name}"
@@ -219,6 +224,12 @@ _TABLE: Final = (
     ),
     _oip("ModelReady", Role.HEALTH, _ready(f"{_MODEL}/ready"), _ready(f"{_VERSION}/ready")),
     _oip("ModelMetadata", Role.METADATA, Route("GET", _MODEL), Route("GET", _VERSION)),
+    _oip(
+        "ModelConfig",
+        Role.METADATA,
+        Route("GET", f"{_MODEL}/config", tell=rest.tell_config),
+        Route("GET", f"{_VERSION}/config", tell=rest.tell_config),
+    ),
     _own(
         "ModelInfer",
         Role.INFERENCE,
@@ -234,7 +245,8 @@ _TABLE: Final = (
     _oip(
         "RepositoryModelLoad",
         Role.MODEL_REPOSITORY,
-        Route("POST", f"{_LOAD}/load", rest.fill_parameters),
+        Route("POST", f"{_LOAD}/load", rest.fill_parameters, bytes_max=JSON_BYTES_MAX),
+        bytes_max=_ANY,
     ),
     _oip(
         "RepositoryModelUnload",
@@ -260,6 +272,19 @@ _TABLE: Final = (
         Route("POST", f"{_REGION}/unregister"),
         Route("POST", f"{_REGIONS}/unregister"),
         local_only=True,
+    ),
+    # Regions of this kind do not exist, so the answer to a client that clears them is a success.
+    _own(
+        "CudaSharedMemoryStatus",
+        Role.SHARED_MEMORY,
+        Route("GET", f"{_CUDA}/status", tell=rest.tell_no_regions),
+        Route("GET", f"{_CUDA}/region/{{name}}/status", tell=rest.tell_no_regions),
+    ),
+    _own(
+        "CudaSharedMemoryUnregister",
+        Role.SHARED_MEMORY,
+        Route("POST", f"{_CUDA}/unregister"),
+        Route("POST", f"{_CUDA}/region/{{name}}/unregister"),
     ),
     _control("ListApplications", Role.OPERATOR, _query("v2/applications"), _query(_APPLICATION)),
     _control("PutApplication", Role.OPERATOR, Route("PUT", _APPLICATION, rest.fill_put)),

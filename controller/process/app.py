@@ -34,6 +34,7 @@ from controller.front.methods import FRONTS, LEADERSHIP, WORKERS, bind
 from controller.front.oip.regions import Regions
 from controller.front.remote.backend import LocalBackend
 from controller.front.remote.front_link import FrontLinks
+from controller.front.services.adding import ModelAdder
 from controller.front.services.control import ControlService
 from controller.front.services.inference import InferenceService
 from controller.front.services.leadership import LeadershipService
@@ -273,11 +274,13 @@ async def running(
             page = Page(parts)
             live = Live()
             site = DashboardSite(DashboardViews(parts, default_slo_ns=config.default_slo_ns), live)
+        adder = ModelAdder(catalogue, uploads)
         repository = RepositoryService(
             runtime,
             catalogue,
             backend,
             applications,
+            adder=adder,
             door=door,
             client_shm=regions is not None,
             fill_statistics=None if page is None else page.fill_statistics,
@@ -290,7 +293,7 @@ async def running(
             fronts,
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
-            uploads=uploads,
+            adder=adder,
             quotas=quotas,
             memory=memory.pressure,
             knows_callers=config.access.knows_callers,

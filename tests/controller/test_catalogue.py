@@ -522,6 +522,20 @@ async def test_adding_waits_for_a_worker_and_then_the_name_is_there(tmp_path: Pa
     assert bench.catalogue.find("m") is model
 
 
+async def test_a_model_that_contradicts_its_configuration_is_not_served_and_one_that_fits_is(
+    tmp_path: Path,
+) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "config.pbtxt").write_text('input { name: "x" dims: [ -1, 5 ] }')
+    bench = await CatalogueBench.scanned(tmp_path, "a", "b")
+    assert not bench.ready("m", "a", (TensorSpec("x", "FP32", (4,)),))
+    assert bench.state("m") is ModelState.LOADING
+    assert bench.ready("m", "b", (TensorSpec("x", "FP32", (5,)),))
+    assert bench.state("m") is ModelState.READY
+    [model] = bench.catalogue.models
+    assert "expected the model's [-1, 4]" in model.refused_by[WorkerId("a")]
+
+
 async def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:
     bench = CatalogueBench(tmp_path)
     folder = make_folder(tmp_path)

@@ -13,6 +13,7 @@ from clockwright.units import ModelId, RequestId, WorkerId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
 from controller.models.catalogue import Entry
+from controller.models.model_folder import ModelFolder, ModelSettings
 from controller.port import Answered, Ask, Refused, Sink, Told
 from controller.selection.live_application import LiveApplication
 from controller.selection.parts import PartStage, most_rows
@@ -132,3 +133,7 @@ def test_the_most_rows_are_sixteen_batches_if_the_answer_is_not_too_large() -> N
     assert most_rows(entry, 1) == 16
     entry.outputs = (TensorSpec("y", "UINT8", (10 << 20,)),)
     assert most_rows(entry, 2) == 6
+    settings = ModelSettings(max_rows=5)
+    entry.folder = ModelFolder(name="m", version="1", files=(), settings=settings)
+    assert most_rows(entry, 2) == 5
+    assert most_rows(entry, 1) == 5

@@ -23,6 +23,7 @@ import pytest
 import requests
 import tritonclient.grpc
 import tritonclient.http as triton
+from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from clockwright.errors import Refusal
@@ -36,6 +37,7 @@ from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread, u
 SLO_MS = 600_000
 LONG = {"slo_ms": SLO_MS}
 ROW = np.array([[1, 2, 3]], np.float32)
+MIXED = (("a", [2], "INT64"), ("b", [2, 2], "FP32"))
 
 
 @pytest.fixture(scope="module", params=["here", "apart"])
@@ -189,10 +191,91 @@ def test_tritons_client_sees_health_metadata_and_the_repository(
     assert not client.is_model_ready("wrong")
     client.load_model("wrong")
     server.run(until(lambda: client_ready(server, "wrong")))
-    with pytest.raises(InferenceServerException, match="parameter 'config'"):
-        client.load_model("wrong", config="{}")
-    with pytest.raises(InferenceServerException, match="there is no model 'none'"):
+    with pytest.raises(InferenceServerException, match="Request for unknown model: there is no"):
         client.get_model_metadata("none")
+
+
+def test_tritons_clients_read_a_models_configuration(
+    client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    config = client.get_model_config("mixed", "1")
+    assert (config["name"], config["platform"]) == ("mixed", "onnxruntime_onnx")
+    assert config["input"] == [
+        {"name": "a", "data_type": "TYPE_INT64", "dims": [2]},
+        {"name": "b", "data_type": "TYPE_FP32", "dims": [2, 2]},
+    ]
+    assert [each["dims"] for each in config["output"]] == [[2], [2]]
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+    assert config["parameters"] == {"slo_ms": {"string_value": "100"}}
+    most = config["max_batch_size"]
+    a, b = (triton.InferInput(name, [most + 1, *dims], kind) for name, dims, kind in MIXED)
+    a.set_data_from_numpy(np.zeros((most + 1, 2), np.int64))
+    b.set_data_from_numpy(np.zeros((most + 1, 2, 2), np.float32))
+    with pytest.raises(InferenceServerException, match=f"expected 1 to {most}"):
+        client.infer("mixed", [a, b], parameters=LONG)
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        assert other.get_model_config("mixed", as_json=True)["config"]["max_batch_size"] == most
+        told = other.get_model_config("mixed").config
+        assert told.input[1].data_type == model_config_pb2.TYPE_FP32
+        assert list(told.dynamic_batching.preferred_batch_size) == [1, 2, 4]
+        with pytest.raises(InferenceServerException, match="Request for unknown model"):
+            other.get_model_config("none")
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_model_is_loaded_with_a_configuration_and_files_of_the_clients(
+    kind: str, client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    grpc_client = tritonclient.grpc.InferenceServerClient(server.address)
+    with grpc_client:
+        by: Any = client if kind == "http" else grpc_client
+        by.load_model("worse", config='{"max_batch_size": "5"}')
+        assert client.get_model_config("worse")["max_batch_size"] == 5
+        by.load_model("worse", files={"file:7/model.onnx": b"scripted"})
+        assert client.get_model_metadata("worse")["versions"] == ["7"]
+        for arguments, words in (
+            ({"config": '"name": "worse"'}, "config: found .* a JSON object"),
+            ({"config": '{"name": "other"}'}, "name is 'other', expected 'worse'"),
+            ({"config": '{"max_batch_size": -1}'}, "max_batch_size is -1, expected 0 or more"),
+            ({"files": {"file:../model.onnx": b"x"}}, "expected one inside the model's folder"),
+            ({"files": {f"file:1/{'A' * 256}": b"x"}}, "a name of 256 bytes, expected 255 at most"),
+            ({"files": {"1/model.onnx": b"x"}}, "expected config .JSON. or file:VERSION/NAME"),
+        ):
+            with pytest.raises(
+                InferenceServerException, match=f"failed to load 'worse': .*{words}"
+            ):
+                by.load_model("worse", **arguments)
+        with pytest.raises(InferenceServerException, match="failed to load 'nothing'"):
+            by.load_model("nothing")
+        assert client.get_model_metadata("worse")["versions"] == ["7"]
+        by.unload_model("worse")
+        by.load_model("worse")
+        assert client.get_model_metadata("worse")["versions"] == ["1"]
+
+
+def test_files_of_a_load_may_have_a_mebibyte_and_more(
+    client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        for each, size in ((other, 3 << 20), (client, 2 << 20)):
+            each.load_model("worse", files={"file:3/model.onnx": bytes(size)})
+            assert client.is_model_ready("worse", "3")
+            each.unload_model("worse")
+            each.load_model("worse")
+
+
+def test_clients_clear_shared_memory_of_a_kind_that_there_is_not(
+    client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        for each in (client, other):
+            each.unregister_cuda_shared_memory()
+            each.unregister_cuda_shared_memory("left")
+        assert client.get_cuda_shared_memory_status() == []
+        assert not other.get_cuda_shared_memory_status().regions
+        for each in (client, other):
+            with pytest.raises(InferenceServerException, match="system shared memory is"):
+                each.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 16)
 
 
 def test_statistics_count_what_became_of_requests(
@@ -679,9 +762,6 @@ def test_what_tritons_clients_can_ask_and_is_not_supported_is_named(
         (lambda: client.update_trace_settings(settings={"trace_rate": "1"}), "--trace-share"),
         (client.get_log_settings, "--log-format"),
         (lambda: client.update_log_settings({"log_info": True}), "--log-format"),
-        (lambda: client.get_model_config("double"), "v2/models/NAME"),
-        (client.get_cuda_shared_memory_status, "system shared memory is"),
-        (client.unregister_cuda_shared_memory, "system shared memory is"),
     ):
         with pytest.raises(triton.InferenceServerException, match=words) as raised:
             ask()
@@ -691,10 +771,8 @@ def test_what_tritons_clients_can_ask_and_is_not_supported_is_named(
 def test_what_is_not_supported_is_named_over_grpc_as_well(server: FrontEndInThread) -> None:
     with tritonclient.grpc.InferenceServerClient(server.address) as client:
         for ask, words in (
-            (lambda: client.get_model_config("double"), "ModelMetadata"),
             (client.get_trace_settings, "--trace-share"),
             (client.get_log_settings, "--log-format"),
-            (client.get_cuda_shared_memory_status, "system shared memory is"),
         ):
             with pytest.raises(InferenceServerException, match="Method not found") as raised:
                 ask()
@@ -716,7 +794,7 @@ def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> 
     answer = ask("GET", "/v2/models/..%2F..%2Fetc%2Fpasswd")
     assert (answer.status_code, answer.json()["error"]) == (
         404,
-        "there is no model '../../etc/passwd'",
+        "Request for unknown model: there is no model '../../etc/passwd'",
     )
     assert ask("GET", "/v2/models/%00").status_code == 404
     assert ask("GET", "/v2/models/" + "x" * 300).status_code in (400, 404)

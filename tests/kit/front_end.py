@@ -36,6 +36,7 @@ from controller.front.methods import FRONTS, WORKERS, bind
 from controller.front.oip.regions import Regions
 from controller.front.remote.backend import LocalBackend
 from controller.front.remote.front_link import FrontLinks
+from controller.front.services.adding import ModelAdder
 from controller.front.services.control import ControlService
 from controller.front.services.inference import InferenceService
 from controller.front.services.repository import RepositoryService
@@ -191,11 +192,13 @@ async def serving(
         # A front apart has regions of its own.
         regions = front_end.regions if client_shm and front != "apart" else None
         inference = InferenceService(backend, door=door, regions=regions, tracing=tracing)
+        adder = ModelAdder(catalogue, front_end.uploads)
         repository = RepositoryService(
             runtime,
             catalogue,
             backend,
             front_end.applications,
+            adder=adder,
             door=door,
             client_shm=regions is not None,
         )
@@ -219,7 +222,7 @@ async def serving(
                 fronts,
                 policy="clockwork",
                 default_slo_ns=100 * NS_PER_MS,
-                uploads=front_end.uploads,
+                adder=adder,
                 quotas=front_end.quotas,
                 memory=MemoryPressure(1 << 40),
             )

@@ -113,12 +113,12 @@ class Place:
             CONTROL + "AddModel", *(message.SerializeToString() for message in messages)
         )
 
-    def config(self, text: str) -> str:
-        """What is said of a folder with such a `config.toml`."""
+    def config(self, text: str, name: str = "config.toml") -> str:
+        """What is said of a folder with such a configuration."""
         folder = self.folder / "model"
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.onnx").write_bytes(b"none")
-        (folder / "config.toml").write_text(text)
+        (folder / name).write_text(text)
         return refusal(lambda: read_model_folder(folder))
 
     def application(self, **fields: object) -> str:
@@ -348,6 +348,11 @@ def many_being_added(place: Place) -> str:
             return str(words[0])
 
     return asyncio.run(main())
+
+
+def load_with_much(place: Place) -> str:
+    parameters = {"config": "{" + " " * (64 << 10) + "}"}
+    return place.rest("/v2/repository/models/m/load", json.dumps({"parameters": parameters}))
 
 
 def uploads_on_disk(place: Place) -> str:
@@ -627,6 +632,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
         parameters=parameter("weight", "1.5")
     ),
     "body of an inference": lambda place: place.rest(INFER_PATH, bytes(4 * MIB + 1)),
+    "body of a load": lambda place: place.rest("/v2/repository/models/m/load", bytes(4 * MIB + 1)),
     "body of feedback": lambda place: place.rest("/v2/feedback", bytes(MIB + 1)),
     "body of anything else": lambda place: place.rest(
         "/v2/repository/index", bytes((128 << 10) + 1)
@@ -666,9 +672,13 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "name of a model": lambda place: place.upload("1/model.onnx", name="x" * 129),
     "files of an upload": lambda place: place.upload(*(f"1/{number}" for number in range(4097))),
     "path of a file": lambda place: place.upload("x" * 4097),
+    "name of a file": lambda place: place.upload("x" * 256),
     "nested folders": lambda place: place.upload("a/" * 32 + "b"),
     "uploads on disk": uploads_on_disk,
     "config.toml": lambda place: place.config("#" * (64 * 1024 + 1)),
+    "config.pbtxt": lambda place: place.config("#" * (64 * 1024 + 1), name="config.pbtxt"),
+    "configuration in a load": load_with_much,
+    "most rows of a model": lambda place: place.config("max_rows = 16385"),
     "copies in an upload": lambda place: place.upload(
         "config.toml", "1/model.onnx", content=b"copies = 1001"
     ),

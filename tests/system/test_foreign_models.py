@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
 
 from clockwright import BadRequestError, Client
 from clockwright.client.operator import Operator
@@ -12,11 +14,26 @@ from experiments.bench.foreign_models import MODELS, ForeignModel
 from experiments.bench.models import is_right, judge, operator_cases, write_models
 from experiments.live.local_server import LocalServer
 
+TRITON = """
+max_batch_size: 0
+input [
+  { name: "x" data_type: TYPE_FP32 dims: [ -1, 2, 3 ] },
+  { name: "n" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } }
+]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 2, 3 ] } ]
+"""
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("foreign")
     write_models(directory / "models")
+    triton = directory / "models" / "triton"
+    (triton / "3").mkdir(parents=True)
+    text = "g (float[b,h,w] x, int64 n) => (float[b,h,w] y) { f = Cast<to=1>(n)  y = Mul(x, f) }"
+    model = ForeignModel("triton", text, ()).build()
+    (triton / "3" / "model.onnx").write_bytes(model.SerializeToString())
+    (triton / "config.pbtxt").write_text(TRITON)
     arguments = ["--pages", "32", "--arena-mib", "16", "--cache-dir", str(directory / "cache")]
     with LocalServer(["--models", str(directory / "models"), *arguments]) as server:
         yield server.address
@@ -68,3 +85,20 @@ def test_operator_tests_of_onnx_are_answered_as_onnxruntime_answers() -> None:
     told = {case.name: judge(case) for case in operator_cases() if case.name in wanted}
     assert told.pop("test_identity_sequence") == "out of scope: sequences as inputs"
     assert set(told.values()) == {"equal"}, told
+
+
+def test_a_model_of_tritons_is_served_as_its_configuration_says(address: str) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    x, n = InferInput("x", [2, 2, 3], "FP32"), InferInput("n", [1], "INT64")
+    x.set_data_from_numpy(rows)
+    n.set_data_from_numpy(np.array([5], np.int64))
+    with InferenceServerClient(address) as client:
+        answer = client.infer("triton", [x, n], parameters={"slo_ms": 600_000})
+        assert np.array_equal(answer.as_numpy("y"), rows * 5)
+        config = client.get_model_config("triton", as_json=True)["config"]
+        assert [each["dims"] for each in config["input"]] == [["-1", "2", "3"], ["1"]]
+        assert "max_batch_size" not in config
+        assert client.get_model_metadata("triton").inputs[0].shape == [-1, 2, 3]
+        scale = client.get_model_config("one_scale").config
+        assert scale.max_batch_size == 16
+        assert "ReduceMax" in scale.parameters["one_by_one"].string_value

@@ -139,8 +139,8 @@ def test_a_model_that_runs_alone_says_so_and_stands_in_an_application(
     folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(cache_dir)]
     with LocalServer(folders) as server, Client(server.address) as client:
         listed = command("models", "list")
-        assert [line for line in listed.splitlines() if "one row per request" in line] == [
-            "eight-bits: one row per request: DynamicQuantizeLinear makes one result of all rows "
+        assert [line for line in listed.splitlines() if "rows run one by one" in line] == [
+            "eight-bits: rows run one by one: DynamicQuantizeLinear makes one result of all rows "
             "of a batch"
         ]
         x = np.zeros((1, 16), dtype=np.float32)

@@ -101,7 +101,7 @@ export function model(name) {
         ["weights are on", told.resident_on.join(", ") || "no worker"],
         ["since the start", `${count(told.requests)} requests, ${count(told.answered)} answered in time; ${named(told.counters)}`],
         ["refused so far", Object.entries(told.refusals).map(([reason, number]) => `${count(number)} ${reason}`).join(", ") || "none"],
-        ["one row per request", told.one_by_one || "no"],
+        ["rows run one by one", told.one_by_one || "no"],
       ]);
       estimates.update(told.exec_ms);
       last.update(told.last);

@@ -508,7 +508,7 @@ class _UnaryCall(_Call):
         method = self.method.method
         if method.local_only:
             check_local(self._peer.name, method.name)
-        check_fields(data, fields_max=method.fields_max)
+        check_fields(data, fields_max=method.fields_max, bytes_max=method.bytes_max)
         answer = await self.method.handler(method.request.FromString(data), self.caller)
         return answer.SerializeToString()  # type: ignore[no-any-return]
 

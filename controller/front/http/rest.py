@@ -46,7 +46,7 @@ from controller.front.oip.json_form import (
 from controller.front.oip.json_messages import RestRequest
 from controller.front.oip.protocol import quote
 from controller.front.oip.statuses import DETAILS, Status, status_of
-from controller.front.oip.unsupported import NO_CONFIG, NO_CUDA, NO_LOGGING, NO_TRACES
+from controller.front.oip.unsupported import NO_CUDA, NO_LOGGING, NO_TRACES
 from controller.links.slabs import SLAB_BYTES_MIN
 
 log = logging.getLogger(__name__)
@@ -680,20 +680,13 @@ def _read_fields(body: Buffer) -> dict[str, Any]:
 
 # What Triton's clients may ask for besides, and what there is instead.
 _MODEL: Final = "v2/models/{name}"
-_CUDA: Final = "v2/cudasharedmemory"
 _UNSUPPORTED: Final = tuple(
     (pattern.split("/"), words)
     for pattern, words in (
         ("v2/trace/setting", NO_TRACES),
         (f"{_MODEL}/trace/setting", NO_TRACES),
         ("v2/logging", NO_LOGGING),
-        (f"{_MODEL}/config", NO_CONFIG),
-        (f"{_MODEL}/versions/{{version}}/config", NO_CONFIG),
-        (f"{_CUDA}/status", NO_CUDA),
-        (f"{_CUDA}/unregister", NO_CUDA),
-        (f"{_CUDA}/region/{{name}}/status", NO_CUDA),
-        (f"{_CUDA}/region/{{name}}/register", NO_CUDA),
-        (f"{_CUDA}/region/{{name}}/unregister", NO_CUDA),
+        ("v2/cudasharedmemory/region/{name}/register", NO_CUDA),
     )
 )
 

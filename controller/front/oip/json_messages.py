@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -67,7 +69,16 @@ def fill_parameters(message: Message, asked: RestRequest) -> None:
         isinstance(value, bool | int | str) for value in parameters.values()
     ):
         raise BadRequestError("parameters: expected an object of truth values, numbers or strings")
-    set_parameters(getattr(message, "parameters"), parameters, where="")  # noqa: B009
+    told = getattr(message, "parameters")  # noqa: B009
+    set_parameters(told, parameters, where="")
+    for name, value in parameters.items():
+        if name.startswith("file:") and isinstance(value, str):
+            try:
+                told[name].bytes_param = base64.b64decode(value, validate=True)
+            except binascii.Error as error:
+                raise BadRequestError(
+                    f"parameter {quote(name)}: expected a file in base64: {error}"
+                ) from None
 
 
 def fill_put(message: Message, asked: RestRequest) -> None:
@@ -153,6 +164,16 @@ def tell_list(response: pb.RepositoryIndexResponse, _: RestRequest) -> tuple[Any
     return [fields_of(model) for model in response.models], 200
 
 
+def tell_config(response: pb.ModelConfigResponse, _: RestRequest) -> tuple[Any, int]:
+    """Describe a model."""
+    return fields_of(response.config), 200
+
+
+def tell_no_regions(_: Message, _asked: RestRequest) -> tuple[Any, int]:
+    """List regions of a kind that there is not."""
+    return [], 200
+
+
 def tell_regions(response: pb.SystemSharedMemoryStatusResponse, _: RestRequest) -> tuple[Any, int]:
     """List regions of shared memory by name."""
     return [fields_of(response.regions[name]) for name in sorted(response.regions)], 200
@@ -163,7 +184,9 @@ def fields_of(message: Message) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for descriptor in message.DESCRIPTOR.fields:
         value = getattr(message, descriptor.name)
-        if descriptor.message_type is None:
+        if descriptor.enum_type is not None:
+            found[descriptor.name] = descriptor.enum_type.values_by_number[value].name
+        elif descriptor.message_type is None:
             found[descriptor.name] = list(value) if descriptor.is_repeated else value
         elif descriptor.message_type.GetOptions().map_entry:
             found[descriptor.name] = {

@@ -6,21 +6,14 @@ from typing import Final
 
 NO_TRACES: Final = "trace settings are not supported while the server runs: it is started with --trace-to and --trace-share"
 NO_LOGGING: Final = "log settings are not supported while the server runs: it is started with --verbose and --log-format"
-NO_CONFIG: Final = (
-    "the configuration of a model is not told: its metadata (GET v2/models/NAME, ModelMetadata) say what it takes and"
-    " gives"
-)
 NO_CUDA: Final = "CUDA shared memory is not supported; system shared memory is"
 
 #: Words by path of the method in gRPC.
 METHODS: Final = {
     f"/inference.GRPCInferenceService/{name}": words
     for name, words in (
-        ("ModelConfig", NO_CONFIG),
         ("TraceSetting", NO_TRACES),
         ("LogSettings", NO_LOGGING),
-        ("CudaSharedMemoryStatus", NO_CUDA),
         ("CudaSharedMemoryRegister", NO_CUDA),
-        ("CudaSharedMemoryUnregister", NO_CUDA),
     )
 }

@@ -323,7 +323,10 @@ class LocalBackend:
         if model is None:
             copies = self._catalogue.find(f"{name}-0")
             hint = f"; its copies are called {name}-0, {name}-1, ..." if copies else ""
-            raise UnknownModelError(f"there is no model {quote(name)}{hint}")
+            # Triton's clients look for the first words.
+            raise UnknownModelError(
+                f"Request for unknown model: there is no model {quote(name)}{hint}"
+            )
         if version and version != model.version:
             raise UnknownModelError(
                 f"model {name}: found version {quote(version)}, expected {quote(model.version)}, which is"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from clockwright import __version__
@@ -12,7 +11,6 @@ from clockwright.errors import (
     BadRequestError,
     ConfigError,
     NameTakenError,
-    NoRoomError,
     UnknownModelError,
     UnknownRequestError,
     UnknownWorkerError,
@@ -29,24 +27,17 @@ from controller.front.admission.pressure import MemoryPressure, MemoryState
 from controller.front.methods import CONTROL, CallStream, Method, bind
 from controller.front.oip.protocol import quote
 from controller.front.remote.front_link import FrontLink, FrontLinks
+from controller.front.services.adding import FILES_MAX, ModelAdder
 from controller.front.services.recent import kind_info, recent_actions, recent_requests
 from controller.front.services.request_report import explain_request
 from controller.links.worker_link import WorkerLink, WorkerLinks
 from controller.models.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.models.model_folder import check_name
-from controller.models.uploads import Upload, Uploads
+from controller.models.uploads import Upload
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
 from controller.telemetry.tables import Counts
-
-# Most files in a model's folder: generous for external data, small enough to list.
-FILES_MAX = 4096
-# Longest path of a file that Linux takes, and folders in each other, which are removed one inside the other.
-_PATH_CHARS_MAX = 4096
-DEPTH_MAX = 32
-#: Models that are being added at the same time. Each waits for a compiler.
-ADDING_MAX = 64
 
 # What is made of feedback is made in slices, between which requests get their turn.
 _FEEDBACK_SLICE = 256
@@ -67,7 +58,7 @@ class ControlService:
         *,
         policy: str,
         default_slo_ns: int,
-        uploads: Uploads,
+        adder: ModelAdder,
         quotas: QuotaBook,
         memory: MemoryPressure,
         knows_callers: bool = False,
@@ -83,14 +74,13 @@ class ControlService:
             fronts: know the fronts that are processes of their own.
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
-            uploads: takes the files of models that are added.
+            adder: adds models from files that are sent.
             quotas: of tenants.
             memory: how much of it this process takes.
             knows_callers: clients have to show something.
             has_tls: clients on other machines have to use TLS.
         """
         self._memory = memory
-        self._num_adding = 0
         self._quotas = quotas
         self._knows_callers, self._has_tls = knows_callers, has_tls
         self._runtime = runtime
@@ -100,7 +90,7 @@ class ControlService:
         self._fronts = fronts
         self._policy = policy
         self._default_slo_ns = default_slo_ns
-        self._uploads = uploads
+        self._adder = adder
         self._started_ns = runtime.clock()
 
     def handlers(self) -> dict[Method, Any]:
@@ -211,23 +201,12 @@ class ControlService:
 
     async def add_model(self, stream: CallStream, _caller: Caller) -> None:
         """Add a model; answer once a worker is ready for it. After an error nothing has changed."""
-        if self._num_adding >= ADDING_MAX:
-            words = f"found {self._num_adding} models that are being added, expected {ADDING_MAX} at most"
-            raise NoRoomError(words)
-        self._num_adding += 1
-        upload = self._uploads.begin()
-        try:
+        async with self._adder.upload() as upload:
             name, replace = await self._receive(stream, upload)
             if not replace and self._catalogue.find(name) is not None:
                 raise NameTakenError(f"there is a model {name} already")
             models = await self._catalogue.add(upload.folder / name, replace=replace, upload=upload)
             response = pb.AddModelResponse(models=self._model_infos(models))
-        except OSError as error:
-            raise NoRoomError(f"the controller cannot store the model: {error.strerror}") from None
-        finally:
-            self._num_adding -= 1
-            if not upload.num_models:
-                await asyncio.shield(self._uploads.discard(upload))
         await stream.write(response.SerializeToString())
 
     async def _receive(self, messages: CallStream, upload: Upload) -> tuple[str, bool]:
@@ -260,15 +239,13 @@ class ControlService:
                         raise BadRequestError(f"path: more than {FILES_MAX} files")
                     if file is not None:
                         file.close()
-                    self._uploads.grow(upload)
-                    file = _create(upload.folder / name, path)
+                    file = self._adder.create(upload, name, path)
                 if file is None:
                     raise BadRequestError(
                         "path: expected in the message that begins a file, found none"
                     )
                 for content in contents[-1:]:  # The last of a field counts.
-                    self._uploads.grow(upload, len(content))
-                    await asyncio.to_thread(file.write, content)
+                    await self._adder.write(upload, file, content)
         finally:
             if file is not None:
                 file.close()
@@ -508,26 +485,3 @@ def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInf
 
 def _reasons(counts: Mapping[str, int]) -> list[pb.RefusalCount]:
     return [pb.RefusalCount(reason=reason, count=counts[reason]) for reason in sorted(counts)]
-
-
-def _create(folder: Path, path: str) -> BinaryIO:
-    relative = PurePosixPath(path)
-    if (
-        relative.is_absolute()
-        or ".." in relative.parts
-        or not relative.parts
-        or "\\" in path
-        or not path.isprintable()
-        or len(path) > _PATH_CHARS_MAX
-    ):
-        raise BadRequestError(f"path: found {quote(path)}, expected one inside the model's folder")
-    if len(relative.parts) > DEPTH_MAX:
-        raise BadRequestError(
-            f"path: found {len(relative.parts)} names in {quote(path)}, expected {DEPTH_MAX} at most"
-        )
-    target = folder / relative
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target.open("xb")
-    except (FileExistsError, NotADirectoryError):
-        raise BadRequestError(f"path: {quote(path)} was sent before") from None

@@ -528,6 +528,18 @@ class InferenceService:
             told.offset, told.byte_size = region.offset, region.num_bytes
         return status
 
+    async def cuda_shared_memory_unregister(
+        self, _: pb.CudaSharedMemoryUnregisterRequest, _caller: Caller
+    ) -> Message:
+        """Forget regions of a kind that there is not."""
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(
+        self, _: pb.CudaSharedMemoryStatusRequest, _caller: Caller
+    ) -> Message:
+        """List regions of a kind that there is not."""
+        return pb.CudaSharedMemoryStatusResponse()
+
 
 def _not_his_tenant(found: str, tenant: str) -> DeniedError:
     expected = f"{quote(tenant)}, which is the caller's, or none" if tenant else "none"

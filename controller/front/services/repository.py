@@ -9,17 +9,27 @@ from typing import Any
 from google.protobuf.message import Message
 
 from clockwright import __version__
-from clockwright.errors import BadRequestError, UnknownModelError
-from clockwright.units import ModelId
+from clockwright.errors import (
+    BadRequestError,
+    ModelError,
+    NoRoomError,
+    StoreError,
+    UnknownModelError,
+)
+from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.tensors import TensorSpec
 from controller.access.caller import Caller
 from controller.front.admission.limits import AdmissionLimits
 from controller.front.methods import INFERENCE, Method, bind
 from controller.front.oip.protocol import quote
 from controller.front.remote.backend import LocalBackend
+from controller.front.services.adding import ModelAdder
 from controller.front.services.health import HealthService
 from controller.front.services.reflection import reflection_handlers
-from controller.models.catalogue import Catalogue, ModelState
+from controller.models.catalogue import Catalogue, Entry, ModelState
+from controller.models.model_folder import CONFIG_BYTES_MAX
+from controller.models.triton_config import BACKEND, MODEL_FILE, PLATFORM, data_type
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 
@@ -27,14 +37,13 @@ from controller.selection.applications import Applications
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
+    "model_configuration",
     "model_repository",
     "parameters",
     "statistics",
 )
 SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
-# Triton's clients know ONNX models by this name.
-PLATFORM = "onnxruntime_onnx"
 APPLICATION_PLATFORM = "clockwright_application"
 
 
@@ -46,8 +55,9 @@ class RepositoryService:
         runtime: Runtime,
         catalogue: Catalogue,
         backend: LocalBackend,
-        applications: Applications | None = None,
+        applications: Applications,
         *,
+        adder: ModelAdder,
         door: AdmissionLimits,
         client_shm: bool = False,
         fill_statistics: Callable[[ModelId, pb.ModelStatistics], None] | None = None,
@@ -58,7 +68,8 @@ class RepositoryService:
             runtime: the controller's, like the others.
             catalogue: knows the models.
             backend: describes what a client names.
-            applications: know the applications; None: without applications.
+            applications: know the applications.
+            adder: adds models from files that are sent.
             door: is shut when there is no memory for requests.
             client_shm: clients may keep tensors in shared memory of theirs.
             fill_statistics: fills in what the metrics count of a model; None: only telemetry's counts are
@@ -68,6 +79,7 @@ class RepositoryService:
         self._catalogue = catalogue
         self._backend = backend
         self._applications = applications
+        self._adder = adder
         self._door = door
         self._client_shm = client_shm
         self._fill_statistics = fill_statistics
@@ -94,7 +106,6 @@ class RepositoryService:
         """Say whether a model or an application serves."""
         try:
             if application := self._backend.application(request.name, request.version):
-                assert self._applications is not None
                 state = self._applications.state(application)
                 return pb.ModelReadyResponse(ready=state is ModelState.READY)
             model = self._backend.model(request.name, request.version)
@@ -116,21 +127,63 @@ class RepositoryService:
     async def model_metadata(self, request: pb.ModelMetadataRequest, _caller: Caller) -> Message:
         """Say what a model or an application takes and gives."""
         servable = self._backend.find(request.name, request.version).servable
-        tensor = pb.ModelMetadataResponse.TensorMetadata
-        rows = servable.stated_rows
+
+        def tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+            shape = spec.shape(servable.stated_rows)
+            return pb.ModelMetadataResponse.TensorMetadata(
+                name=spec.name, datatype=spec.datatype, shape=shape
+            )
+
         return pb.ModelMetadataResponse(
             name=servable.name,
             versions=[servable.version],
             platform=APPLICATION_PLATFORM if servable.has_contexts else PLATFORM,
-            inputs=[
-                tensor(name=spec.name, datatype=spec.datatype, shape=spec.shape(rows))
-                for spec in servable.inputs
-            ],
-            outputs=[
-                tensor(name=spec.name, datatype=spec.datatype, shape=spec.shape(rows))
-                for spec in servable.outputs
-            ],
+            inputs=map(tensor, servable.inputs),
+            outputs=map(tensor, servable.outputs),
         )
+
+    async def model_config(self, request: pb.ModelConfigRequest, _caller: Caller) -> Message:
+        """Describe a model or an application as Triton's configurations do."""
+        described = self._backend.find(request.name, request.version)
+        servable, model = described.servable, described.subject
+        tensors = (*servable.inputs, *servable.outputs)
+        # Otherwise dims are whole shapes, as metadata have them.
+        has_batch = all(spec.axis == 0 for spec in tensors)
+
+        def tensor(spec: TensorSpec) -> dict[str, Any]:
+            dims = spec.row_shape if has_batch else spec.shape(servable.stated_rows)
+            return {"name": spec.name, "data_type": data_type(spec.datatype), "dims": dims}
+
+        config = pb.ModelConfig(
+            name=servable.name,
+            platform=APPLICATION_PLATFORM,
+            max_batch_size=servable.max_rows if has_batch else 0,
+            input=[pb.ModelInput(**tensor(spec)) for spec in servable.inputs],
+            output=[pb.ModelOutput(**tensor(spec)) for spec in servable.outputs],
+        )
+        parameters: dict[str, str] = {
+            "slo_ms": f"{(servable.slo_ns or self._backend.default_slo_ns) / NS_PER_MS:g}"
+        }
+        if isinstance(model, Entry):
+            assert model.folder is not None
+            config.platform, config.backend = PLATFORM, BACKEND
+            config.default_model_filename = MODEL_FILE
+            if model.folder.settings.container is not None:
+                config.platform, config.backend = "", "python"
+                config.default_model_filename = model.folder.settings.container.file or ""
+            config.version_policy.latest.num_versions = 1
+            if model.folder.triton.versions:
+                config.version_policy.specific.versions.append(int(model.version))
+            config.response_cache.enable = model.is_cached
+            config.instance_group.add(name=servable.name, count=len(model.ready_on))
+            if has_batch and servable.max_rows > 1:
+                sizes = {size for each in model.ready_on.values() for size in each}
+                config.dynamic_batching.preferred_batch_size.extend(sorted(sizes))
+            if model.one_by_one:
+                parameters["one_by_one"] = model.one_by_one
+        for key, value in parameters.items():
+            config.parameters[key].string_value = value
+        return pb.ModelConfigResponse(config=config)
 
     async def model_statistics(
         self, request: pb.ModelStatisticsRequest, _caller: Caller
@@ -159,35 +212,39 @@ class RepositoryService:
         index = pb.RepositoryIndexResponse()
         for model in self._catalogue.models:
             state = self._catalogue.state(model)
-            if state is ModelState.READY or not request.ready:
-                index.models.add(
-                    name=model.name,
-                    version=model.version,
-                    state=state.value,
-                    reason=self._catalogue.reason(model),
-                )
-        for running in self._applications.all if self._applications is not None else ():
-            assert self._applications is not None
+            index.models.add(
+                name=model.name,
+                version=model.version,
+                state=state.value,
+                reason=self._catalogue.reason(model),
+            )
+        for running in self._applications.all:
             state = self._applications.state(running)
-            if state is ModelState.READY or not request.ready:
-                index.models.add(
-                    name=running.application.name,
-                    version=running.version,
-                    state=state.value,
-                    reason="" if state is ModelState.READY else "none of its models is ready",
-                )
+            index.models.add(
+                name=running.application.name,
+                version=running.version,
+                state=state.value,
+                reason="" if state is ModelState.READY else "none of its models is ready",
+            )
+        if request.ready:
+            ready = [model for model in index.models if model.state == ModelState.READY.value]
+            return pb.RepositoryIndexResponse(models=ready)
         return index
 
     async def repository_model_load(
         self, request: pb.RepositoryModelLoadRequest, _caller: Caller
     ) -> Message:
-        """Load a model from the models directory."""
-        if request.parameters:
-            raise BadRequestError(
-                f"parameter {quote(min(request.parameters))}: found, but loading takes models from the"
-                " models directory as they are, expected no parameters"
-            )
-        await self._catalogue.reload(_model_named(request))
+        """Load a model from the models directory, or from files in the request."""
+        name = _model_named(request)
+        try:
+            config, files = _read_load(request)
+            if files:
+                await self._adder.add(name, files, config)
+            else:
+                await self._catalogue.reload(name, config)
+        except (BadRequestError, ModelError, NoRoomError, StoreError) as error:
+            # Triton's clients look for the first words.
+            raise type(error)(f"failed to load {quote(name)}: {error}") from None
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(
@@ -206,3 +263,30 @@ def _model_named(
     if not name:
         raise BadRequestError("model_name: found none, expected the name of a model")
     return name
+
+
+def _read_load(request: pb.RepositoryModelLoadRequest) -> tuple[str, dict[str, bytes]]:
+    """Read a load's parameters: a configuration as JSON, and files by their path in the model's folder.
+
+    Raises:
+        BadRequestError: there are others, or one is not what it should be.
+    """
+    config, files = "", {}
+    for key, value in sorted(request.parameters.items()):
+        if key == "config":
+            config = value.string_param
+            if len(config) > CONFIG_BYTES_MAX:
+                raise BadRequestError(
+                    f"parameter config: found {len(config)} characters, expected {CONFIG_BYTES_MAX} at most"
+                )
+            if config and not config.lstrip().startswith("{"):
+                raise BadRequestError(
+                    f"parameter config: found {quote(config)}, expected a JSON object"
+                )
+        elif key.startswith("file:") and value.WhichOneof("parameter_choice") == "bytes_param":
+            files[key.removeprefix("file:")] = value.bytes_param
+        else:
+            raise BadRequestError(
+                f"parameter {quote(key)}: found, expected config (JSON) or file:VERSION/NAME (bytes)"
+            )
+    return config, files
