@@ -143,10 +143,10 @@ class Template:
     lengths: list[int]
     #: Which of them are the servable's inputs, in its order; None: they stand in that order.
     order: Sequence[int] | None
-    #: How such a request was refused last by the scheduler; None: not lately.
-    refusal: Any = None
     #: What carries the size of each input, in the servable's order; empty: none does.
     headers: Sequence[bytes] = ()
+    #: How such a request was refused last by the scheduler; None: not lately.
+    refusal: Any = None
 
     def fill(
         self, cut: CutRequest, *, rpc_remaining_s: float | None, default_slo_ns: int
