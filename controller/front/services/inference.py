@@ -183,12 +183,11 @@ class ServedRequest:
             self.begin()
         else:
             if isinstance(told, Refused):
-                if not isinstance(self._data, JsonRequest) and self.trace is None:
-                    assert self._asked is not None
+                # It is not read yet where a front has waited for the model's description in vain.
+                asked, data = self._asked, self._data
+                if asked is not None and self.trace is None and not isinstance(data, JsonRequest):
                     service = self._service
-                    service.early_refusals.refused(
-                        self._data, self._asked, told, service.backend.clock()
-                    )
+                    service.early_refusals.refused(data, asked, told, service.backend.clock())
                 self._fail(error_of(told, self._name))
             else:
                 self._fail(told_error(told))
