@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from clockwright.elements import elements_of
+from clockwright.elements import bytes_of, elements_of
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
@@ -39,6 +39,7 @@ _NO_LIMIT = 1 << 62
 # Requests of unlike sizes that a profile asks together, and again.
 _UNLIKE = 16
 
+Numbers = np.ndarray[Any, np.dtype[Any]]
 Sizes = tuple[int, ...]
 Shapes = list[tuple[int, ...]]
 #: Runs one row at some sizes. Returns the shapes of the outputs.
@@ -324,9 +325,10 @@ def prove_padding(
 ) -> OpenSizes:
     """Find out by runs whether zeros behind a row change its answer.
 
-    Rows of several lengths are answered alone, and with a longer row. Contents are random numbers, small ones, and ones
-    in one input after the other (a mask). An input that may not be all zeros is guarded: with a mask of zeros, an
-    encoder attends to its padding.
+    Rows of several lengths are answered alone, and with a longer row. Contents are random numbers, small ones, ones in
+    one input after the other (a mask), and then whatever makes zeros stand out: a maximum over the length is that of the
+    row unless all its numbers are negative. An input that bears only some of these is guarded: its rows are padded where
+    none has a negative number, and each has one of 1 or more. With a mask of zeros, an encoder attends to its padding.
 
     Args:
         run: the model, with a kernel that pads.
@@ -340,29 +342,48 @@ def prove_padding(
     trial = _PaddingTrial(run, inputs, outputs, sizes.symbols)
     pairs = _lengths(sizes)
     padded = [index for index, spec in enumerate(inputs) if any(open_places(spec))]
-    trials: list[tuple[int, dict[int, int]]] = [(each, {}) for each in dict.fromkeys((most, 2))]
-    trials += [
-        (most, {index: 1}) for index in padded if not DATATYPES[inputs[index].datatype].is_float
-    ]
-    if not pairs or not all(
-        trial.holds(pair, limit, fixed) for limit, fixed in trials for pair in pairs
-    ):
+
+    def hold(most: int, kinds: Mapping[int, str]) -> bool:
+        return all(trial.holds(pair, most, kinds) for pair in pairs)
+
+    ones = [index for index in padded if not DATATYPES[inputs[index].datatype].is_float]
+    if not pairs or not (hold(most, {}) and hold(2, {})):
+        return sizes
+    if not all(hold(most, {index: "ones"}) for index in ones):
         return sizes
     guarded = tuple(
-        index in padded and not all(trial.holds(pair, most, {index: 0}) for pair in pairs)
+        index in padded and not all(hold(most, {index: kind}) for kind in _KINDS)
         for index in range(len(inputs))
     )
+    trial.guarded = guarded
+    # What each input bears alone, they may not bear together.
+    together = [{index: kind for index in padded} for kind in _KINDS]
+    alone = [{index: kind} for index in padded if guarded[index] for kind in _KINDS]
+    if not all(hold(most, kinds) for kinds in (*alone, *together)):
+        return sizes
     return replace(sizes, pads=True, guarded=guarded)
 
 
 def _lengths(sizes: OpenSizes) -> list[tuple[Sizes, Sizes]]:
-    """Short and long rows to compare: of sizes that the model takes, and some next to them."""
+    """Short and long rows to compare: of sizes that the model takes, some next to them, and the shortest."""
     middle = [each for each in sizes.taken if max(each) >= 8] or list(sizes.taken)
     short, long = middle[0], middle[len(middle) // 2]
     if short == long:
         return []
     less = tuple(max(1, size - 3) for size in short)
-    return [(short, long), (less, short), (less, tuple(size - 1 for size in long))]
+    one = tuple(1 for _ in short)
+    return [(short, long), (less, short), (less, tuple(size - 1 for size in long)), (one, less)]
+
+
+#: Contents of an input, by name: of random numbers.
+_KINDS: Final[Mapping[str, Callable[[Numbers], Numbers]]] = {
+    "zeros": np.zeros_like,
+    "ones": np.ones_like,
+    "negative": lambda numbers: -abs(numbers),
+    "positive": abs,
+    "small": lambda numbers: numbers / 1000,
+    "large": lambda numbers: numbers * 100,
+}
 
 
 @dataclass(slots=True)
@@ -373,43 +394,51 @@ class _PaddingTrial:
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     symbols: Sequence[str]
+    #: The inputs whose rows have no negative number, and one of 1 at least.
+    guarded: Sequence[bool] = ()
 
-    def holds(self, lengths: tuple[Sizes, Sizes], most: int, fixed: Mapping[int, int]) -> bool:
+    def holds(self, lengths: tuple[Sizes, Sizes], most: int, kinds: Mapping[int, str]) -> bool:
         """Whether rows have the same answers padded, and rows of other contents have other answers.
 
         Args:
             lengths: of the rows that are padded, and of a longer one.
             most: integers are below this.
-            fixed: what all elements of an input are, by its place.
+            kinds: what some inputs are, by their places; see `_KINDS`.
         """
         rows = [
-            self._row(dict(zip(self.symbols, each, strict=True)), most, fixed, seed)
+            self._row(dict(zip(self.symbols, each, strict=True)), most, kinds, seed)
             for seed, each in enumerate((lengths[0], lengths[1], lengths[0]))
         ]
         alone = [self.run([row], _NO_LIMIT)[0] for row in rows]
         together = self.run(rows, _NO_LIMIT)
+        # One that takes no row of these lengths, or contents, takes none that is padded to them.
         same = all(map(self._same, alone, together))
-        return same and bool(fixed or not self._same(alone[0], alone[2]))
+        is_plain = not kinds and min(map(max, lengths)) > 1
+        return same and not (is_plain and self._same(alone[0], alone[2]))
 
     def _row(
-        self, sizes: Mapping[str, int], most: int, fixed: Mapping[int, int], seed: int
+        self, sizes: Mapping[str, int], most: int, kinds: Mapping[int, str], seed: int
     ) -> list[Array]:
         row: list[Array] = []
         for index, spec in enumerate(self.inputs):
             here = at_sizes(spec, sizes)
             generator = np.random.default_rng([seed, index])
-            numbers = draw_numbers(here, generator, most, plain=False)
-            if index in fixed:
-                numbers = np.full_like(numbers, fixed[index])
-            elif not numbers.any():
-                numbers = np.ones_like(numbers)
-            raw = memoryview(np.ascontiguousarray(numbers).view(np.uint8).data)
-            row.append(plain_array(spec, here.shape(1), raw))
+            raw = _draw(here, generator, most, kinds.get(index, ""))
+            is_guarded = bool(self.guarded) and self.guarded[index]
+            if (is_guarded or index not in kinds) and any(open_places(spec)):
+                numbers = elements_of(spec.datatype, raw.reshape(-1).view(np.uint8)).copy()
+                if is_guarded and spec.datatype != "BOOL":
+                    numbers = abs(numbers)
+                if not (numbers >= 1).any():
+                    numbers[generator.integers(numbers.size)] = 1
+                raw = bytes_of(spec.datatype, numbers)
+            view = memoryview(np.ascontiguousarray(raw).view(np.uint8).data)
+            row.append(plain_array(spec, here.shape(1), view))
         return row
 
     def _same(self, one: Answer, other: Answer) -> bool:
         if isinstance(one, str) or isinstance(other, str):
-            return False
+            return isinstance(one, str) and isinstance(other, str)
         for spec, a, b in zip(self.outputs, one, other, strict=True):
             if a.shape != b.shape:
                 return False
@@ -420,3 +449,22 @@ class _PaddingTrial:
             if differ(rows[0].reshape(1, -1), rows[1].reshape(1, -1), tolerance=SAME_SIZE):
                 return False
         return True
+
+
+def _draw(spec: TensorSpec, generator: np.random.Generator, most: int, kind: str) -> Numbers:
+    """Draw the bytes of a tensor whose contents are of a kind; integers stay within what their datatype can say."""
+    raw = draw_numbers(spec, generator, most, plain=False)
+    if not kind:
+        return raw
+    numbers = elements_of(spec.datatype, raw.reshape(-1).view(np.uint8))
+    if DATATYPES[spec.datatype].is_float:
+        return bytes_of(spec.datatype, _KINDS[kind](numbers))
+    if spec.datatype == "BOOL":
+        return np.full_like(numbers, kind not in ("zeros", "negative"))
+    low, high = np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max
+    if kind == "large":
+        return np.full_like(numbers, min(max(most - 1, 1), high))
+    if kind == "small":
+        return numbers
+    made = _KINDS[kind](numbers)
+    return np.maximum(made, 1 if kind == "positive" else low)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from clockwright.elements import elements_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import DATATYPES, TensorSpec
 from worker.engines.onnxruntime import address_of, aligned_bytes, plain_words
@@ -90,11 +91,13 @@ class OpenKernel:
         return tuple(_symbol_sizes(self._inputs, arrays)[symbol] for symbol in self._open.symbols)
 
     def _may_pad(self, arrays: Sequence[Array]) -> bool:
-        return all(
-            bool(array.reshape(len(array), -1).any(axis=1).all())
-            for array, guarded in zip(arrays, self._open.guarded, strict=True)
-            if guarded
-        )
+        for tensor, array, guarded in zip(self._inputs, arrays, self._open.guarded, strict=True):
+            if guarded:
+                numbers = elements_of(tensor.spec.datatype, array.reshape(-1).view(np.uint8))
+                rows = numbers.reshape(len(array), -1)
+                if not (rows >= 0).all() or not (rows >= 1).any(axis=1).all():
+                    return False
+        return True
 
     def _rows(self, arrays: Sequence[Array]) -> int:
         for tensor, array in zip(self._inputs, arrays, strict=True):

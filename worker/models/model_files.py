@@ -164,7 +164,7 @@ class OpenSizes:
     #: Whether a row's answer is the same when zeros are appended to its inputs, and what is appended to its outputs is
     #: cut off. Then requests of unlike sizes may share a run.
     pads: bool = False
-    #: By input, whether that holds only of rows that are not all zero: masks.
+    #: By input, whether that holds only of rows with no negative number and one of 1 or more: masks.
     guarded: tuple[bool, ...] = ()
 
     @property
