@@ -301,7 +301,7 @@ class Templates:
             stated_slo_ns(parsed.message),
             [len(tensor) for tensor in cut.raw],
             None if order == list(range(len(order))) else order,
-            [
+            headers=[
                 bytes(tensor[: len(tensor) - length])
                 for tensor, length in zip(
                     checked.inputs, [len(cut.raw[place]) for place in order], strict=True
