@@ -121,107 +121,93 @@ def upload(name: str, files: dict[str, bytes], **first: Any) -> list[pb.AddModel
     return requests
 
 
-def test_status_workers_and_models_tell_what_is_there(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_model(make_model(tmp_path, "m"), "unfit")
-        async with (
-            cluster(tmp_path) as (controller, control),
-            LoopbackWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
-        ):
-            await until_joined(controller)
-            await submit(controller)
-            await submit(controller)
-            status = await control.Status(pb.StatusRequest())
-            assert (status.num_workers, status.num_models, status.num_models_ready) == (1, 2, 1)
-            assert (status.requests, status.answered, status.counters["cold_starts"]) == (2, 2, 1)
-            assert status.ready
-            assert not status.draining
-            (worker,) = (await control.ListWorkers(pb.ListWorkersRequest())).workers
-            assert (worker.worker_id, worker.state, worker.device) == (
-                "w0",
-                "READY",
-                "scripted",
-            )
-            assert (worker.num_pages, worker.num_free_pages) == (8, 7)
-            assert list(worker.resident) == ["m"]
-            assert list(worker.models_refused) == ["unfit: no"]
-            assert worker.round_trip_us > 0
-            fit, unfit = (await control.ListModels(pb.ListModelsRequest())).models
-            assert (fit.model_id, fit.state, fit.version) == ("m", "READY", "1")
-            assert (fit.slo_ns, fit.requests, fit.counters["cold_starts"]) == (S // 10, 2, 1)
-            assert [batch.batch_size for batch in fit.exec] == [1, 2, 4]
-            assert list(fit.resident_on) == ["w0"]
-            assert (unfit.state, unfit.reason) == ("UNAVAILABLE", "no")
-            one = await control.ListModels(pb.ListModelsRequest(model_id="m"))
-            assert list(one.models) == [fit]
-
-    run(test)
+async def test_status_workers_and_models_tell_what_is_there(tmp_path: Path) -> None:
+    make_model(make_model(tmp_path, "m"), "unfit")
+    async with (
+        cluster(tmp_path) as (controller, control),
+        LoopbackWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
+    ):
+        await until_joined(controller)
+        await submit(controller)
+        await submit(controller)
+        status = await control.Status(pb.StatusRequest())
+        assert (status.num_workers, status.num_models, status.num_models_ready) == (1, 2, 1)
+        assert (status.requests, status.answered, status.counters["cold_starts"]) == (2, 2, 1)
+        assert status.ready
+        assert not status.draining
+        (worker,) = (await control.ListWorkers(pb.ListWorkersRequest())).workers
+        assert (worker.worker_id, worker.state, worker.device) == (
+            "w0",
+            "READY",
+            "scripted",
+        )
+        assert (worker.num_pages, worker.num_free_pages) == (8, 7)
+        assert list(worker.resident) == ["m"]
+        assert list(worker.models_refused) == ["unfit: no"]
+        assert worker.round_trip_us > 0
+        fit, unfit = (await control.ListModels(pb.ListModelsRequest())).models
+        assert (fit.model_id, fit.state, fit.version) == ("m", "READY", "1")
+        assert (fit.slo_ns, fit.requests, fit.counters["cold_starts"]) == (S // 10, 2, 1)
+        assert [batch.batch_size for batch in fit.exec] == [1, 2, 4]
+        assert list(fit.resident_on) == ["w0"]
+        assert (unfit.state, unfit.reason) == ("UNAVAILABLE", "no")
+        one = await control.ListModels(pb.ListModelsRequest(model_id="m"))
+        assert list(one.models) == [fit]
 
 
-def test_unknown_workers_and_models_are_not_found(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with cluster(tmp_path) as (_, control):
-            calls = [
-                control.ListWorkers(pb.ListWorkersRequest(worker_id="x")),
-                control.ListModels(pb.ListModelsRequest(model_id="x")),
-                control.DrainWorker(pb.DrainWorkerRequest(worker_id="x")),
-                control.RemoveModel(pb.RemoveModelRequest(model_id="x")),
-            ]
-            for call in calls:
-                code, text = await code_of(call)
-                assert code is grpc.StatusCode.NOT_FOUND
-                assert "x" in text
-
-    run(test)
+async def test_unknown_workers_and_models_are_not_found(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (_, control):
+        calls = [
+            control.ListWorkers(pb.ListWorkersRequest(worker_id="x")),
+            control.ListModels(pb.ListModelsRequest(model_id="x")),
+            control.DrainWorker(pb.DrainWorkerRequest(worker_id="x")),
+            control.RemoveModel(pb.RemoveModelRequest(model_id="x")),
+        ]
+        for call in calls:
+            code, text = await code_of(call)
+            assert code is grpc.StatusCode.NOT_FOUND
+            assert "x" in text
 
 
-def test_draining_a_worker_returns_when_it_has_left(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            cluster(make_model(tmp_path, "m")) as (controller, control),
-            LoopbackWorker(controller.port) as worker,
-        ):
-            await until_joined(controller)
-            await submit(controller)
-            await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w0"))
-            assert worker.end.startswith("drain:")
-            assert controller.links.links == []
-
-    run(test)
+async def test_draining_a_worker_returns_when_it_has_left(tmp_path: Path) -> None:
+    async with (
+        cluster(make_model(tmp_path, "m")) as (controller, control),
+        LoopbackWorker(controller.port) as worker,
+    ):
+        await until_joined(controller)
+        await submit(controller)
+        await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w0"))
+        assert worker.end.startswith("drain:")
+        assert controller.links.links == []
 
 
-def test_a_model_is_added_replaced_and_removed_at_run_time(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            cluster(tmp_path) as (controller, control),
-            LoopbackWorker(controller.port) as worker,
-        ):
-            await until_joined(controller)
-            files = {
-                "1/model.onnx": b"first graph",
-                "1/data/w.bin": b"weights",
-                "config.toml": b"slo_ms = 7",
-            }
-            added = await control.AddModel(upload("new", files))
-            assert [(model.model_id, model.slo_ns) for model in added.models] == [
-                ("new", 7_000_000)
-            ]
-            await submit(controller, "new")
-            assert sorted(worker.files.values()) == [b"first graph", b"weights"]
+async def test_a_model_is_added_replaced_and_removed_at_run_time(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as (controller, control),
+        LoopbackWorker(controller.port) as worker,
+    ):
+        await until_joined(controller)
+        files = {
+            "1/model.onnx": b"first graph",
+            "1/data/w.bin": b"weights",
+            "config.toml": b"slo_ms = 7",
+        }
+        added = await control.AddModel(upload("new", files))
+        assert [(model.model_id, model.slo_ns) for model in added.models] == [("new", 7_000_000)]
+        await submit(controller, "new")
+        assert sorted(worker.files.values()) == [b"first graph", b"weights"]
 
-            code, text = await code_of(add_model(controller, upload("new", files)))
-            assert (code, text) == (
-                grpc.StatusCode.ALREADY_EXISTS,
-                "there is a model new already",
-            )
-            second = upload("new", {"2/model.onnx": b"second graph"}, replace=True)
-            (model,) = (await control.AddModel(second)).models
-            assert model.version == "2"
-            await submit(controller, "new")
-            await control.RemoveModel(pb.RemoveModelRequest(model_id="new"))
-            assert controller.catalogue.models == []
-
-    run(test)
+        code, text = await code_of(add_model(controller, upload("new", files)))
+        assert (code, text) == (
+            grpc.StatusCode.ALREADY_EXISTS,
+            "there is a model new already",
+        )
+        second = upload("new", {"2/model.onnx": b"second graph"}, replace=True)
+        (model,) = (await control.AddModel(second)).models
+        assert model.version == "2"
+        await submit(controller, "new")
+        await control.RemoveModel(pb.RemoveModelRequest(model_id="new"))
+        assert controller.catalogue.models == []
 
 
 @pytest.mark.parametrize(
@@ -256,96 +242,84 @@ def test_a_model_is_added_replaced_and_removed_at_run_time(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_model_that_cannot_be_added_says_why_and_changes_nothing(
+async def test_a_model_that_cannot_be_added_says_why_and_changes_nothing(
     tmp_path: Path, requests: Iterable[pb.AddModelRequest], code: grpc.StatusCode, message: str
 ) -> None:
-    async def test() -> None:
-        async with (
-            cluster(tmp_path) as (controller, _),
-            LoopbackWorker(controller.port, refuse=lambda m: "not ONNX" if m == "unfit" else ""),
-        ):
-            await until_joined(controller)
-            found, text = await code_of(add_model(controller, requests))
-            assert found is code
-            assert message in text
-            assert controller.catalogue.models == []
-
-    run(test)
+    async with (
+        cluster(tmp_path) as (controller, _),
+        LoopbackWorker(controller.port, refuse=lambda m: "not ONNX" if m == "unfit" else ""),
+    ):
+        await until_joined(controller)
+        found, text = await code_of(add_model(controller, requests))
+        assert found is code
+        assert message in text
+        assert controller.catalogue.models == []
 
 
-def test_a_message_over_the_limit_is_refused_clearly_and_harms_nobody(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            cluster(tmp_path, max_message_bytes=1 << 20) as (controller, control),
-            LoopbackWorker(controller.port),
-        ):
-            await until_joined(controller)
-            huge = upload("m", {"1/model.onnx": bytes(1 << 21)})
-            code, text = await code_of(add_model(controller, huge))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "larger than max" in text
-            await control.AddModel(upload("m", {"1/model.onnx": b"small"}))
-            await submit(controller)
-
-    run(test)
+async def test_a_message_over_the_limit_is_refused_clearly_and_harms_nobody(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, max_message_bytes=1 << 20) as (controller, control),
+        LoopbackWorker(controller.port),
+    ):
+        await until_joined(controller)
+        huge = upload("m", {"1/model.onnx": bytes(1 << 21)})
+        code, text = await code_of(add_model(controller, huge))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max" in text
+        await control.AddModel(upload("m", {"1/model.onnx": b"small"}))
+        await submit(controller)
 
 
-def test_files_of_models_that_are_replaced_or_removed_are_deleted(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            cluster(tmp_path) as (controller, control),
-            LoopbackWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
-        ):
-            await until_joined(controller)
-            for data in (b"first", b"second"):
-                files = {"1/model.onnx": data, "1/data/w.bin": b"weights"}
-                await control.AddModel(upload("new", files, replace=True))
-            folder = controller.catalogue.models[0].folder
-            assert folder is not None
-            uploads = folder.files[0].path.parents[4]
-            assert uploads.name == "uploads"
-            assert len(list(uploads.iterdir())) >= 1
-            await code_of(control.AddModel(upload("unfit", {"1/model.onnx": b"x"})))
-            while len(list(uploads.iterdir())) > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            assert folder.files[0].path.read_bytes() == b"weights"
-            await control.RemoveModel(pb.RemoveModelRequest(model_id="new"))
-            while list(uploads.iterdir()):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-
-    run(test)
+async def test_files_of_models_that_are_replaced_or_removed_are_deleted(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as (controller, control),
+        LoopbackWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
+    ):
+        await until_joined(controller)
+        for data in (b"first", b"second"):
+            files = {"1/model.onnx": data, "1/data/w.bin": b"weights"}
+            await control.AddModel(upload("new", files, replace=True))
+        folder = controller.catalogue.models[0].folder
+        assert folder is not None
+        uploads = folder.files[0].path.parents[4]
+        assert uploads.name == "uploads"
+        assert len(list(uploads.iterdir())) >= 1
+        await code_of(control.AddModel(upload("unfit", {"1/model.onnx": b"x"})))
+        while len(list(uploads.iterdir())) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert folder.files[0].path.read_bytes() == b"weights"
+        await control.RemoveModel(pb.RemoveModelRequest(model_id="new"))
+        while list(uploads.iterdir()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
-def test_an_upload_ends_where_the_limit_of_all_uploads_is(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            cluster(tmp_path, upload_limit_bytes=100_000) as (controller, control),
-            LoopbackWorker(controller.port),
-        ):
-            await until_joined(controller)
-            sent = 0
+async def test_an_upload_ends_where_the_limit_of_all_uploads_is(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, upload_limit_bytes=100_000) as (controller, control),
+        LoopbackWorker(controller.port),
+    ):
+        await until_joined(controller)
+        sent = 0
 
-            def endless() -> Iterator[pb.AddModelRequest]:
-                nonlocal sent
-                yield pb.AddModelRequest(model_id="m", path="1/model.onnx")
-                while True:
-                    sent += 1
-                    yield pb.AddModelRequest(content=bytes(10_000))
+        def endless() -> Iterator[pb.AddModelRequest]:
+            nonlocal sent
+            yield pb.AddModelRequest(model_id="m", path="1/model.onnx")
+            while True:
+                sent += 1
+                yield pb.AddModelRequest(content=bytes(10_000))
 
-            code, text = await code_of(add_model(controller, endless()))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "expected 100000 in all at most (--upload-limit-mib)" in text
-            # The room is there again, and a file that is empty needs some, too.
-            await control.AddModel(upload("m", {"1/model.onnx": bytes(60_000)}))
-            code, _ = await code_of(add_model(controller, upload("n", {"1/x": bytes(60_000)})))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            many = upload("n", {f"1/{number}": b"" for number in range(20)})
-            code, _ = await code_of(add_model(controller, many))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            await control.RemoveModel(pb.RemoveModelRequest(model_id="m"))
-            await control.AddModel(upload("n", {"1/model.onnx": bytes(60_000)}))
-
-    run(test)
+        code, text = await code_of(add_model(controller, endless()))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "expected 100000 in all at most (--upload-limit-mib)" in text
+        # The room is there again, and a file that is empty needs some, too.
+        await control.AddModel(upload("m", {"1/model.onnx": bytes(60_000)}))
+        code, _ = await code_of(add_model(controller, upload("n", {"1/x": bytes(60_000)})))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        many = upload("n", {f"1/{number}": b"" for number in range(20)})
+        code, _ = await code_of(add_model(controller, many))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await control.RemoveModel(pb.RemoveModelRequest(model_id="m"))
+        await control.AddModel(upload("n", {"1/model.onnx": bytes(60_000)}))
 
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ControlService"].methods]
@@ -375,23 +349,20 @@ def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_traceback(
     assert [message for message in logged if "PollerCompletionQueue" not in message] == []
 
 
-def test_feedback_is_counted_before_it_is_parsed(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with cluster(tmp_path) as (_, control):
-            item = pb.FeedbackItem(query_id="q", label=1)
-            taken = await control.Feedback(pb.FeedbackRequest(items=[item] * 10_000))
-            assert len(taken.outcomes) == 10_000
-            for num_items in (10_001, 500_000):
-                code, text = await code_of(
-                    control.Feedback(pb.FeedbackRequest(items=[pb.FeedbackItem()] * num_items))
-                )
-                assert code is grpc.StatusCode.INVALID_ARGUMENT
-                assert "10000 fields, expected 10000 at most" in text or "1000000 bytes" in text
-            long = pb.FeedbackItem(query_id="q" * 257, label=1)
-            _, text = await code_of(control.Feedback(pb.FeedbackRequest(items=[long])))
-            assert text == "query_id: found 257 characters, expected 256 at most"
-
-    run(test)
+async def test_feedback_is_counted_before_it_is_parsed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (_, control):
+        item = pb.FeedbackItem(query_id="q", label=1)
+        taken = await control.Feedback(pb.FeedbackRequest(items=[item] * 10_000))
+        assert len(taken.outcomes) == 10_000
+        for num_items in (10_001, 500_000):
+            code, text = await code_of(
+                control.Feedback(pb.FeedbackRequest(items=[pb.FeedbackItem()] * num_items))
+            )
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert "10000 fields, expected 10000 at most" in text or "1000000 bytes" in text
+        long = pb.FeedbackItem(query_id="q" * 257, label=1)
+        _, text = await code_of(control.Feedback(pb.FeedbackRequest(items=[long])))
+        assert text == "query_id: found 257 characters, expected 256 at most"
 
 
 @pytest.mark.parametrize(
@@ -408,110 +379,92 @@ def test_feedback_is_counted_before_it_is_parsed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_of_an_application_are_bounded(
+async def test_settings_of_an_application_are_bounded(
     tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
-    async def test() -> None:
-        async with cluster(tmp_path) as (_, control):
-            request = pb.PutApplicationRequest(application=pb.Application(name="app", **settings))
-            code, text = await code_of(control.PutApplication(request))
-            assert code is grpc.StatusCode.INVALID_ARGUMENT
-            assert words in text
-
-    run(test)
+    async with cluster(tmp_path) as (_, control):
+        request = pb.PutApplicationRequest(application=pb.Application(name="app", **settings))
+        code, text = await code_of(control.PutApplication(request))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in text
 
 
 # --- the process ------------------------------------------------------------------------------
 
 
-def test_sigterm_finishes_what_is_admitted_and_leaves_the_workers_waiting(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_model(tmp_path / "models", "m")
-        config = ControllerConfig(
-            port=0,
-            models_dir=tmp_path / "models",
-            heartbeat_interval_ms=20,
-            telemetry_dir=tmp_path / "telemetry",
-        )
-        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        process = asyncio.create_task(
-            serve(config, started=lambda ports: port.set_result(ports.port))
-        )
-        async with (
-            LoopbackWorker(await port) as worker,
-            control_of(port.result()) as control,
-        ):
-            while not (await control.Status(pb.StatusRequest())).num_models_ready:
-                pass
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert await process == 0
-            await worker.ended.wait()
-            # It is not sent home: it will try again.
-            assert worker.end == "the controller is shutting down"
-        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("run,")
-
-    run(test)
+async def test_sigterm_finishes_what_is_admitted_and_leaves_the_workers_waiting(
+    tmp_path: Path,
+) -> None:
+    make_model(tmp_path / "models", "m")
+    config = ControllerConfig(
+        port=0,
+        models_dir=tmp_path / "models",
+        heartbeat_interval_ms=20,
+        telemetry_dir=tmp_path / "telemetry",
+    )
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    process = asyncio.create_task(serve(config, started=lambda ports: port.set_result(ports.port)))
+    async with (
+        LoopbackWorker(await port) as worker,
+        control_of(port.result()) as control,
+    ):
+        while not (await control.Status(pb.StatusRequest())).num_models_ready:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await process == 0
+        await worker.ended.wait()
+        # It is not sent home: it will try again.
+        assert worker.end == "the controller is shutting down"
+    assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("run,")
 
 
-def test_draining_waits_for_the_answers_and_refuses_newcomers(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            cluster(make_model(tmp_path, "m")) as (controller, _),
-            LoopbackWorker(controller.port, hold=True) as worker,
-        ):
-            await until_joined(controller)
-            future = submit(controller)
-            await worker.wait_for("load_weights")
-            draining = asyncio.create_task(controller.drain(60, notice_s=0))
-            # The first turn makes it not ready, the second closes admission.
-            for _ in range(2):
-                await asyncio.sleep(0)
-                assert controller.runtime.draining
-            with pytest.raises(RefusedError, match="DRAINING"):
-                await submit(controller)
-            assert worker.end == ""
-            await worker.release()
-            assert [bytes(output) for output in (await future).outputs] == [ROW]
-            await draining
-            await worker.ended.wait()
-            assert worker.end == "the controller is shutting down"
-
-    run(test)
+async def test_draining_waits_for_the_answers_and_refuses_newcomers(tmp_path: Path) -> None:
+    async with (
+        cluster(make_model(tmp_path, "m")) as (controller, _),
+        LoopbackWorker(controller.port, hold=True) as worker,
+    ):
+        await until_joined(controller)
+        future = submit(controller)
+        await worker.wait_for("load_weights")
+        draining = asyncio.create_task(controller.drain(60, notice_s=0))
+        # The first turn makes it not ready, the second closes admission.
+        for _ in range(2):
+            await asyncio.sleep(0)
+            assert controller.runtime.draining
+        with pytest.raises(RefusedError, match="DRAINING"):
+            await submit(controller)
+        assert worker.end == ""
+        await worker.release()
+        assert [bytes(output) for output in (await future).outputs] == [ROW]
+        await draining
+        await worker.ended.wait()
+        assert worker.end == "the controller is shutting down"
 
 
-def test_draining_gives_up_after_its_limit(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            cluster(make_model(tmp_path, "m")) as (controller, _),
-            LoopbackWorker(controller.port, hold=True) as worker,
-        ):
-            await until_joined(controller)
-            future = submit(controller)
-            await worker.wait_for("load_weights")
-            await controller.drain(0.05, notice_s=0)
-            with pytest.raises(RefusedError):
-                await future
-
-    run(test)
+async def test_draining_gives_up_after_its_limit(tmp_path: Path) -> None:
+    async with (
+        cluster(make_model(tmp_path, "m")) as (controller, _),
+        LoopbackWorker(controller.port, hold=True) as worker,
+    ):
+        await until_joined(controller)
+        future = submit(controller)
+        await worker.wait_for("load_weights")
+        await controller.drain(0.05, notice_s=0)
+        with pytest.raises(RefusedError):
+            await future
 
 
-def test_a_taken_port_is_a_config_error_that_names_it(tmp_path: Path) -> None:
-    async def test() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
-                await serve(ControllerConfig(port=port, models_dir=tmp_path))
-
-    run(test)
+async def test_a_taken_port_is_a_config_error_that_names_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
+            await serve(ControllerConfig(port=port, models_dir=tmp_path))
 
 
-def test_two_controllers_do_not_share_a_port(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(ControllerConfig(port=0, models_dir=tmp_path)) as controller:
-            with pytest.raises(ConfigError, match="Address already in use"):
-                await serve(ControllerConfig(port=controller.port, models_dir=tmp_path))
-
-    run(test)
+async def test_two_controllers_do_not_share_a_port(tmp_path: Path) -> None:
+    async with running(ControllerConfig(port=0, models_dir=tmp_path)) as controller:
+        with pytest.raises(ConfigError, match="Address already in use"):
+            await serve(ControllerConfig(port=controller.port, models_dir=tmp_path))
 
 
 @pytest.mark.parametrize(

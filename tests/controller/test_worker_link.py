@@ -106,131 +106,113 @@ def course_of(answer: Reply) -> Course:
     return answer.told.course
 
 
-def test_a_worker_is_offered_all_models_gets_the_files_and_answers(tmp_path: Path) -> None:
-    async def test() -> None:
-        data = random.Random(1).randbytes(3 * CHUNK_BYTES + 17)
-        make_models(tmp_path, "a", "b", data=data)
-        (tmp_path / "b" / "1" / "empty.bin").write_bytes(b"")
-        async with (
-            running(config(tmp_path)) as controller,
-            LoopbackWorker(controller.port) as worker,
-        ):
-            for name in ("a", "b"):
-                model = await until_ready(controller, name)
-                answer = await submit(controller, model)
-                assert [bytes(output) for output in answer.outputs] == [ROW]
-                assert course_of(answer).worker == "w0"
-            assert worker.files[hashlib.sha256(data).hexdigest()] == data
-            assert worker.files[hashlib.sha256(b"").hexdigest()] == b""
-            offers = await worker.wait_for("model_offer", 2)
-            assert [offer.profile for offer in offers] == ["a", "b"]
-
-    run(test)
+async def test_a_worker_is_offered_all_models_gets_the_files_and_answers(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(3 * CHUNK_BYTES + 17)
+    make_models(tmp_path, "a", "b", data=data)
+    (tmp_path / "b" / "1" / "empty.bin").write_bytes(b"")
+    async with (
+        running(config(tmp_path)) as controller,
+        LoopbackWorker(controller.port) as worker,
+    ):
+        for name in ("a", "b"):
+            model = await until_ready(controller, name)
+            answer = await submit(controller, model)
+            assert [bytes(output) for output in answer.outputs] == [ROW]
+            assert course_of(answer).worker == "w0"
+        assert worker.files[hashlib.sha256(data).hexdigest()] == data
+        assert worker.files[hashlib.sha256(b"").hexdigest()] == b""
+        offers = await worker.wait_for("model_offer", 2)
+        assert [offer.profile for offer in offers] == ["a", "b"]
 
 
 @pytest.mark.parametrize("skew_ns", [-(10**15), 0, 3600 * S])
-def test_windows_and_results_are_translated_between_the_clocks(
+async def test_windows_and_results_are_translated_between_the_clocks(
     tmp_path: Path, skew_ns: int
 ) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port, skew_ns=skew_ns) as worker,
-        ):
-            model = await until_ready(controller)
-            before_ns = controller.runtime.clock()
-            answer = await submit(controller, model)
-            (load,) = await worker.wait_for("load_weights")
-            (infer,) = await worker.wait_for("infer")
-            # Apart from the skew both ends have one clock, so the estimate errs by the delays alone. A
-            # minute is far less than any skew here; test_clock_sync.py tests the estimate's precision.
-            slack_ns = 60 * S
-            for action in (load, infer):
-                assert abs(action.earliest_ns - skew_ns - before_ns) < slack_ns
-                assert action.latest_ns > action.earliest_ns
-            assert abs(course_of(answer).exec_begin_ns) < slack_ns
-            (_, run) = controller.runtime.telemetry.actions
-            assert abs(run.received_ns - before_ns) < slack_ns
-            link = controller.links.links[0]
-            assert link.clock.offset_ns is not None
-            assert abs(link.clock.offset_ns - skew_ns) < slack_ns
-            assert link.clock.round_trip_ns > 0
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port, skew_ns=skew_ns) as worker,
+    ):
+        model = await until_ready(controller)
+        before_ns = controller.runtime.clock()
+        answer = await submit(controller, model)
+        (load,) = await worker.wait_for("load_weights")
+        (infer,) = await worker.wait_for("infer")
+        # Apart from the skew both ends have one clock, so the estimate errs by the delays alone. A
+        # minute is far less than any skew here; test_clock_sync.py tests the estimate's precision.
+        slack_ns = 60 * S
+        for action in (load, infer):
+            assert abs(action.earliest_ns - skew_ns - before_ns) < slack_ns
+            assert action.latest_ns > action.earliest_ns
+        assert abs(course_of(answer).exec_begin_ns) < slack_ns
+        (_, run) = controller.runtime.telemetry.actions
+        assert abs(run.received_ns - before_ns) < slack_ns
+        link = controller.links.links[0]
+        assert link.clock.offset_ns is not None
+        assert abs(link.clock.offset_ns - skew_ns) < slack_ns
+        assert link.clock.round_trip_ns > 0
 
 
-def test_big_tensors_come_back_as_they_went(tmp_path: Path) -> None:
-    async def test() -> None:
-        data = random.Random(2).randbytes(4 * 150_528)
-        spec = TensorSpec("x", "FP32", (3, 224, 224))
+async def test_big_tensors_come_back_as_they_went(tmp_path: Path) -> None:
+    data = random.Random(2).randbytes(4 * 150_528)
+    spec = TensorSpec("x", "FP32", (3, 224, 224))
 
-        class Images(LoopbackWorker):
-            async def ready(self, model_id: str, **_: object) -> None:
-                await super().ready(model_id, inputs=[spec], outputs=[spec])
+    class Images(LoopbackWorker):
+        async def ready(self, model_id: str, **_: object) -> None:
+            await super().ready(model_id, inputs=[spec], outputs=[spec])
 
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            Images(controller.port),
-        ):
-            model = await until_ready(controller)
-            answers = await asyncio.gather(*(submit(controller, model, data) for _ in range(9)))
-            assert all(answer.outputs[0] == data for answer in answers)
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        Images(controller.port),
+    ):
+        model = await until_ready(controller)
+        answers = await asyncio.gather(*(submit(controller, model, data) for _ in range(9)))
+        assert all(answer.outputs[0] == data for answer in answers)
 
 
-def test_files_never_have_more_than_a_few_chunks_in_flight(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_models(tmp_path, "m", data=bytes(8 * CHUNK_BYTES))
+async def test_files_never_have_more_than_a_few_chunks_in_flight(tmp_path: Path) -> None:
+    make_models(tmp_path, "m", data=bytes(8 * CHUNK_BYTES))
 
-        class Slow(LoopbackWorker):
-            async def _store(self, chunk: pb.ModelChunk, content: bytes) -> None:
-                pass
+    class Slow(LoopbackWorker):
+        async def _store(self, chunk: pb.ModelChunk, content: bytes) -> None:
+            pass
 
-        async with (
-            running(config(tmp_path)) as controller,
-            Slow(controller.port) as worker,
-        ):
-            await worker.wait_for("model_chunk", CHUNKS_IN_FLIGHT)
-            # Twenty heartbeats later no further chunk has come.
-            beats = len(worker.received["heartbeat"])
-            await worker.wait_for("heartbeat", beats + 20)
-            assert len(worker.received["model_chunk"]) == CHUNKS_IN_FLIGHT
-
-    run(test)
+    async with (
+        running(config(tmp_path)) as controller,
+        Slow(controller.port) as worker,
+    ):
+        await worker.wait_for("model_chunk", CHUNKS_IN_FLIGHT)
+        # Twenty heartbeats later no further chunk has come.
+        beats = len(worker.received["heartbeat"])
+        await worker.wait_for("heartbeat", beats + 20)
+        assert len(worker.received["model_chunk"]) == CHUNKS_IN_FLIGHT
 
 
-def test_a_file_that_changed_since_it_was_listed_is_refused_by_its_hash(tmp_path: Path) -> None:
-    async def test() -> None:
-        make_models(tmp_path, "cut", "gone", "fine", data=bytes(2 * CHUNK_BYTES))
-        (tmp_path / "cut" / "1" / "model.onnx").write_bytes(bytes(2 * CHUNK_BYTES + 1))
-        (tmp_path / "gone" / "1" / "model.onnx").write_bytes(b"gone")
-        async with running(config(tmp_path)) as controller:
-            (tmp_path / "cut" / "1" / "model.onnx").write_bytes(b"short")
-            (tmp_path / "gone" / "1" / "model.onnx").unlink()
-            async with LoopbackWorker(controller.port):
-                await until_ready(controller, "fine")
-                await until(lambda: controller.catalogue.ready)
-                reasons = {
-                    m.name: controller.catalogue.reason(m) for m in controller.catalogue.models
-                }
-                assert reasons["cut"] == "sha256 differs"
-                assert "model.onnx cannot be read" in reasons["gone"]
-
-    run(test)
+async def test_a_file_that_changed_since_it_was_listed_is_refused_by_its_hash(
+    tmp_path: Path,
+) -> None:
+    make_models(tmp_path, "cut", "gone", "fine", data=bytes(2 * CHUNK_BYTES))
+    (tmp_path / "cut" / "1" / "model.onnx").write_bytes(bytes(2 * CHUNK_BYTES + 1))
+    (tmp_path / "gone" / "1" / "model.onnx").write_bytes(b"gone")
+    async with running(config(tmp_path)) as controller:
+        (tmp_path / "cut" / "1" / "model.onnx").write_bytes(b"short")
+        (tmp_path / "gone" / "1" / "model.onnx").unlink()
+        async with LoopbackWorker(controller.port):
+            await until_ready(controller, "fine")
+            await until(lambda: controller.catalogue.ready)
+            reasons = {m.name: controller.catalogue.reason(m) for m in controller.catalogue.models}
+            assert reasons["cut"] == "sha256 differs"
+            assert "model.onnx cannot be read" in reasons["gone"]
 
 
-def test_a_worker_of_another_protocol_version_is_rejected_naming_both(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(config(tmp_path)) as controller:
-            async with LoopbackWorker(controller.port, version=99) as worker:
-                await worker.ended.wait()
-                assert worker.end == (
-                    f"the worker speaks protocol version 99, the controller {wire.PROTOCOL_VERSION}"
-                )
-            assert controller.links.links == []
-
-    run(test)
+async def test_a_worker_of_another_protocol_version_is_rejected_naming_both(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as controller:
+        async with LoopbackWorker(controller.port, version=99) as worker:
+            await worker.ended.wait()
+            assert worker.end == (
+                f"the worker speaks protocol version 99, the controller {wire.PROTOCOL_VERSION}"
+            )
+        assert controller.links.links == []
 
 
 @pytest.mark.parametrize(
@@ -250,81 +232,67 @@ def test_a_worker_of_another_protocol_version_is_rejected_naming_both(tmp_path: 
         ("host", "\u202e1", r"host is '\u202e1'"),
     ],
 )
-def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
+async def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
     tmp_path: Path, field: str, value: object, message: str
 ) -> None:
-    async def test() -> None:
-        async with running(config(tmp_path)) as controller:
-            worker = LoopbackWorker(controller.port)
-            setattr(worker.register, field, value)
-            async with worker:
-                await worker.ended.wait()
-                assert message in worker.end
-
-    run(test)
+    async with running(config(tmp_path)) as controller:
+        worker = LoopbackWorker(controller.port)
+        setattr(worker.register, field, value)
+        async with worker:
+            await worker.ended.wait()
+            assert message in worker.end
 
 
-def test_a_name_in_use_is_rejected_but_the_same_process_may_come_back(tmp_path: Path) -> None:
-    async def test() -> None:
-        # The name is free after ten heartbeats without an answer. At this interval no busy machine loses ten.
-        settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=500)
-        async with (
-            running(settings) as controller,
-            LoopbackWorker(controller.port, pid=1) as first,
-        ):
-            model = await until_ready(controller)
-            async with LoopbackWorker(controller.port, pid=2) as other:
-                await other.ended.wait()
-                assert "there is a worker w0 already, process 1 on host here" in other.end
+async def test_a_name_in_use_is_rejected_but_the_same_process_may_come_back(tmp_path: Path) -> None:
+    # The name is free after ten heartbeats without an answer. At this interval no busy machine loses ten.
+    settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=500)
+    async with (
+        running(settings) as controller,
+        LoopbackWorker(controller.port, pid=1) as first,
+    ):
+        model = await until_ready(controller)
+        async with LoopbackWorker(controller.port, pid=2) as other:
+            await other.ended.wait()
+            assert "there is a worker w0 already, process 1 on host here" in other.end
+        await submit(controller, model)
+        async with LoopbackWorker(controller.port, pid=1) as again:
+            await first.ended.wait()
+            await again.wait_for("model_offer")
+            await until_ready(controller)
             await submit(controller, model)
-            async with LoopbackWorker(controller.port, pid=1) as again:
-                await first.ended.wait()
-                await again.wait_for("model_offer")
-                await until_ready(controller)
-                await submit(controller, model)
-                assert len(await again.wait_for("infer")) == 1
-
-    run(test)
+            assert len(await again.wait_for("infer")) == 1
 
 
-def test_the_requests_of_a_worker_that_vanishes_are_served_by_another(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port, "mute", hold=True) as mute,
-        ):
-            model = await until_ready(controller)
-            future = submit(controller, model)
-            await mute.wait_for("load_weights")
-            async with LoopbackWorker(controller.port, "good"):
-                await until(lambda: "good" in model.ready_on)
-                mute.hang_up()
-                assert course_of(await future).worker == "good"
-                # The answer may have come from the one before the other was missed.
-                await until(lambda: controller.links.find(WorkerId("mute")) is None)
-
-    run(test)
+async def test_the_requests_of_a_worker_that_vanishes_are_served_by_another(tmp_path: Path) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port, "mute", hold=True) as mute,
+    ):
+        model = await until_ready(controller)
+        future = submit(controller, model)
+        await mute.wait_for("load_weights")
+        async with LoopbackWorker(controller.port, "good"):
+            await until(lambda: "good" in model.ready_on)
+            mute.hang_up()
+            assert course_of(await future).worker == "good"
+            # The answer may have come from the one before the other was missed.
+            await until(lambda: controller.links.find(WorkerId("mute")) is None)
 
 
-def test_silence_is_death(tmp_path: Path) -> None:
-    async def test() -> None:
-        settings = config(
-            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=3000
-        )
-        async with running(settings) as controller:
-            async with LoopbackWorker(controller.port, beats=False) as worker:
-                await worker.beat_once()
-                await until_ready(controller)
-                await worker.ended.wait()
-                assert "silent for" in worker.end
-            assert controller.links.links == []
-            model = controller.catalogue.find("m")
-            assert model is not None
-            with pytest.raises(RefusedError) as caught:
-                await submit(controller, model)
-            assert caught.value.refusal is Refusal.NO_WORKER
-
-    run(test)
+async def test_silence_is_death(tmp_path: Path) -> None:
+    settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=3000)
+    async with running(settings) as controller:
+        async with LoopbackWorker(controller.port, beats=False) as worker:
+            await worker.beat_once()
+            await until_ready(controller)
+            await worker.ended.wait()
+            assert "silent for" in worker.end
+        assert controller.links.links == []
+        model = controller.catalogue.find("m")
+        assert model is not None
+        with pytest.raises(RefusedError) as caught:
+            await submit(controller, model)
+        assert caught.value.refusal is Refusal.NO_WORKER
 
 
 HEARTBEAT, NEEDED, PROGRESS, READY, REFUSED, RECEIVED, OFFER, *_, LAST = range(32, 49)
@@ -422,48 +390,42 @@ def check_that_it_ends_one_link(
     run(test)
 
 
-def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
+async def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        async with (
-            running(config(tmp_path)) as controller,
-            LoopbackWorker(controller.port) as worker,
-        ):
-            await until(lambda: any(link.joined for link in controller.links.links))
-            (link,) = controller.links.links
-            caplog.clear()
-            with caplog.at_level("WARNING", logger="controller.links.worker_link"):
-                for clock_mhz in (1, 2):
-                    card = pb.CardReport(clock_mhz, complaints=("hot" * 1000, "dusty"))
-                    await worker.send(pb.Heartbeat(worker.now_ns(), card=card))
-                    await until(lambda: link.card.clock_mhz == clock_mhz)  # noqa: B023
-            assert list(link.card.complaints) == [("hot" * 1000)[:197] + "...", "dusty"]
-            assert [len(record.getMessage()) < 300 for record in caplog.records] == [True, True]
-
-    run(test)
+    async with (
+        running(config(tmp_path)) as controller,
+        LoopbackWorker(controller.port) as worker,
+    ):
+        await until(lambda: any(link.joined for link in controller.links.links))
+        (link,) = controller.links.links
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="controller.links.worker_link"):
+            for clock_mhz in (1, 2):
+                card = pb.CardReport(clock_mhz, complaints=("hot" * 1000, "dusty"))
+                await worker.send(pb.Heartbeat(worker.now_ns(), card=card))
+                await until(lambda: link.card.clock_mhz == clock_mhz)  # noqa: B023
+        assert list(link.card.complaints) == [("hot" * 1000)[:197] + "...", "dusty"]
+        assert [len(record.getMessage()) < 300 for record in caplog.records] == [True, True]
 
 
-def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> None:
-    async def test() -> None:
-        class Short(LoopbackWorker):
-            async def answer(self, action: Any, payload: Sequence[Buffer]) -> None:  # noqa: ANN401
-                cut = [tensor[:-1] for tensor in payload]
-                await super().answer(action, cut if isinstance(action, Infer) else payload)
+async def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> None:
+    class Short(LoopbackWorker):
+        async def answer(self, action: Any, payload: Sequence[Buffer]) -> None:  # noqa: ANN401
+            cut = [tensor[:-1] for tensor in payload]
+            await super().answer(action, cut if isinstance(action, Infer) else payload)
 
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            Short(controller.port, beats=False) as worker,
-        ):
-            await worker.beat_once()
-            model = await until_ready(controller)
-            with pytest.raises(RefusedError) as caught:
-                await submit(controller, model)
-            assert caught.value.refusal is Refusal.WORKER_LOST
-            await worker.ended.wait()
-            assert "outputs of [15] bytes, expected [16]" in worker.end
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        Short(controller.port, beats=False) as worker,
+    ):
+        await worker.beat_once()
+        model = await until_ready(controller)
+        with pytest.raises(RefusedError) as caught:
+            await submit(controller, model)
+        assert caught.value.refusal is Refusal.WORKER_LOST
+        await worker.ended.wait()
+        assert "outputs of [15] bytes, expected [16]" in worker.end
 
 
 @pytest.mark.parametrize(
@@ -510,97 +472,85 @@ def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> Non
         ({"architecture_id": ""}, "empty architecture_id"),
     ],
 )
-def test_a_description_that_cannot_be_true_makes_the_model_unavailable(
+async def test_a_description_that_cannot_be_true_makes_the_model_unavailable(
     tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
-    async def test() -> None:
-        class Odd(LoopbackWorker):
-            async def ready(self, model_id: str, **_: object) -> None:
-                await super().ready(model_id, **changes)
+    class Odd(LoopbackWorker):
+        async def ready(self, model_id: str, **_: object) -> None:
+            await super().ready(model_id, **changes)
 
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            Odd(controller.port) as worker,
-        ):
-            (drop,) = await worker.wait_for("model_drop")
-            assert drop.model_id == "m"
-            (model,) = controller.catalogue.models
-            assert controller.catalogue.state(model) is ModelState.UNAVAILABLE
-            assert reason in controller.catalogue.reason(model)
-            assert controller.catalogue.ready
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        Odd(controller.port) as worker,
+    ):
+        (drop,) = await worker.wait_for("model_drop")
+        assert drop.model_id == "m"
+        (model,) = controller.catalogue.models
+        assert controller.catalogue.state(model) is ModelState.UNAVAILABLE
+        assert reason in controller.catalogue.reason(model)
+        assert controller.catalogue.ready
 
 
-def test_the_largest_figures_that_a_worker_may_report_are_shown_to_everybody(
+async def test_the_largest_figures_that_a_worker_may_report_are_shown_to_everybody(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        class Slowest(LoopbackWorker):
-            async def ready(self, model_id: str, **_: object) -> None:
-                hour = pb.BatchProfile(batch_size=1, exec_ns=3600 * S)
-                await super().ready(
-                    model_id,
-                    batches=[hour],
-                    load_ns=3600 * S,
-                    clock_mhz=100_000,
-                    weights_bytes=2**64 - 1,
-                )
+    class Slowest(LoopbackWorker):
+        async def ready(self, model_id: str, **_: object) -> None:
+            hour = pb.BatchProfile(batch_size=1, exec_ns=3600 * S)
+            await super().ready(
+                model_id,
+                batches=[hour],
+                load_ns=3600 * S,
+                clock_mhz=100_000,
+                weights_bytes=2**64 - 1,
+            )
 
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            Slowest(controller.port, beats=False) as worker,
-            grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as channel,
-        ):
-            await worker.beat_once()
-            await until_ready(controller)
-            # Estimates at another clock are derived from those that there are, again and again.
-            for clock_mhz in (1, 99_999, 2, 99_998, 3):
-                card = pb.CardReport(clock_mhz=clock_mhz)
-                beat = pb.Heartbeat(sent_ns=worker.now_ns(), card=card)
-                await worker.send(beat)
-                await until(lambda: controller.links.links[0].card.clock_mhz == clock_mhz)  # noqa: B023
-            control = control_stub(channel)
-            (shown,) = (await control.ListModels(control_pb2.ListModelsRequest())).models
-            assert (shown.load_ns, shown.exec[0].exec_ns) == (3600 * S, 3600 * S)
-            (worker_shown,) = (await control.ListWorkers(control_pb2.ListWorkersRequest())).workers
-            assert worker_shown.clock_mhz == 3
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        Slowest(controller.port, beats=False) as worker,
+        grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as channel,
+    ):
+        await worker.beat_once()
+        await until_ready(controller)
+        # Estimates at another clock are derived from those that there are, again and again.
+        for clock_mhz in (1, 99_999, 2, 99_998, 3):
+            card = pb.CardReport(clock_mhz=clock_mhz)
+            beat = pb.Heartbeat(sent_ns=worker.now_ns(), card=card)
+            await worker.send(beat)
+            await until(lambda: controller.links.links[0].card.clock_mhz == clock_mhz)  # noqa: B023
+        control = control_stub(channel)
+        (shown,) = (await control.ListModels(control_pb2.ListModelsRequest())).models
+        assert (shown.load_ns, shown.exec[0].exec_ns) == (3600 * S, 3600 * S)
+        (worker_shown,) = (await control.ListWorkers(control_pb2.ListWorkersRequest())).workers
+        assert worker_shown.clock_mhz == 3
 
 
-def test_batches_whose_outputs_fit_in_no_message_are_not_planned(tmp_path: Path) -> None:
-    async def test() -> None:
-        class Wide(LoopbackWorker):
-            async def ready(self, model_id: str, **_: object) -> None:
-                mebibyte = TensorSpec("y", "UINT8", (1 << 20,))
-                await super().ready(model_id, outputs=[mebibyte])
+async def test_batches_whose_outputs_fit_in_no_message_are_not_planned(tmp_path: Path) -> None:
+    class Wide(LoopbackWorker):
+        async def ready(self, model_id: str, **_: object) -> None:
+            mebibyte = TensorSpec("y", "UINT8", (1 << 20,))
+            await super().ready(model_id, outputs=[mebibyte])
 
-        settings = config(make_models(tmp_path, "m"), max_message_bytes=3 << 20)
-        async with running(settings) as controller, Wide(controller.port):
-            model = await until_ready(controller)
-            assert list(model.ready_on.values()) == [(1, 2)]
-
-    run(test)
+    settings = config(make_models(tmp_path, "m"), max_message_bytes=3 << 20)
+    async with running(settings) as controller, Wide(controller.port):
+        model = await until_ready(controller)
+        assert list(model.ready_on.values()) == [(1, 2)]
 
 
-def test_what_a_worker_says_of_a_model_that_it_has_is_escaped_too(tmp_path: Path) -> None:
+async def test_what_a_worker_says_of_a_model_that_it_has_is_escaped_too(tmp_path: Path) -> None:
     words = "\x1b]0;PWNED\x07\n" + "!" * 5000
 
     class Talker(LoopbackWorker):
         async def ready(self, model_id: str, **changes: object) -> None:
             await super().ready(model_id, one_by_one=words)
 
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            Talker(controller.port),
-        ):
-            model = await until_ready(controller)
-            assert model.one_by_one.startswith(r"\x1b]0;PWNED\x07\n!!!")
-            assert len(model.one_by_one) == 1000
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        Talker(controller.port),
+    ):
+        model = await until_ready(controller)
+        assert model.one_by_one.startswith(r"\x1b]0;PWNED\x07\n!!!")
+        assert len(model.one_by_one) == 1000
 
 
 def test_the_words_of_a_worker_cannot_command_a_terminal_nor_forge_a_line_of_log(
@@ -631,7 +581,7 @@ def test_the_words_of_a_worker_cannot_command_a_terminal_nor_forge_a_line_of_log
         run(test)
 
 
-def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
+async def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[ModelReady] = []
@@ -644,130 +594,114 @@ def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
 
     monkeypatch.setattr(Runtime, "tell", told)
 
-    async def test() -> None:
-        class Slow(LoopbackWorker):
-            async def ready(self, model_id: str, **_: object) -> None:
-                await super().ready(model_id, clock_mhz=966)
+    class Slow(LoopbackWorker):
+        async def ready(self, model_id: str, **_: object) -> None:
+            await super().ready(model_id, clock_mhz=966)
 
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            Slow(controller.port),
-        ):
-            await until_ready(controller)
-        assert [event.clock_mhz for event in seen] == [966]
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        Slow(controller.port),
+    ):
+        await until_ready(controller)
+    assert [event.clock_mhz for event in seen] == [966]
 
 
-def test_a_worker_that_wants_to_leave_finishes_and_is_told_to(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port, hold=True) as worker,
-        ):
-            model = await until_ready(controller)
-            future = submit(controller, model)
-            await worker.wait_for("load_weights")
-            await worker.send(pb.Drain(reason="SIGTERM"))
-            await until(lambda: controller.links.links[0].draining)
-            await worker.release()
-            # Its Infer may have been sent behind the load, or not at all.
-            await asyncio.gather(future, return_exceptions=True)
-            with pytest.raises(RefusedError) as caught:
-                await submit(controller, model)
-            assert caught.value.refusal is Refusal.NO_WORKER
-            await worker.ended.wait()
-            assert worker.end.startswith("drain:")
-            await until(lambda: controller.links.links == [])
-
-    run(test)
+async def test_a_worker_that_wants_to_leave_finishes_and_is_told_to(tmp_path: Path) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port, hold=True) as worker,
+    ):
+        model = await until_ready(controller)
+        future = submit(controller, model)
+        await worker.wait_for("load_weights")
+        await worker.send(pb.Drain(reason="SIGTERM"))
+        await until(lambda: controller.links.links[0].draining)
+        await worker.release()
+        # Its Infer may have been sent behind the load, or not at all.
+        await asyncio.gather(future, return_exceptions=True)
+        with pytest.raises(RefusedError) as caught:
+            await submit(controller, model)
+        assert caught.value.refusal is Refusal.NO_WORKER
+        await worker.ended.wait()
+        assert worker.end.startswith("drain:")
+        await until(lambda: controller.links.links == [])
 
 
 @pytest.mark.parametrize("turns", range(8, 20, 2))
-def test_closing_ends_the_links_of_those_that_come_meanwhile(turns: int, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "m"))) as controller:
-            workers = [LoopbackWorker(controller.port, f"w{number}") for number in range(8)]
-            async with AsyncExitStack() as stack:
-                for worker in workers:
-                    await stack.enter_async_context(worker)
-                # After some number of turns, a worker has its welcome and is not listed yet.
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                await controller.links.close("it is over")
-                for worker in workers:
-                    await worker.ended.wait()
-                for worker in workers:
-                    assert "drain" not in worker.received
-                assert controller.links.links == []
-
-    run(test)
-
-
-def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port) as worker,
-        ):
-            model = await until_ready(controller)
-            await submit(controller, model)
-            controller.catalogue.remove("m")
-            (drop,) = await worker.wait_for("model_drop")
-            assert drop.model_id == "m"
-            assert len(await worker.wait_for("evict_weights")) == 1
-
-    run(test)
+async def test_closing_ends_the_links_of_those_that_come_meanwhile(
+    turns: int, tmp_path: Path
+) -> None:
+    async with running(config(make_models(tmp_path, "m"))) as controller:
+        workers = [LoopbackWorker(controller.port, f"w{number}") for number in range(8)]
+        async with AsyncExitStack() as stack:
+            for worker in workers:
+                await stack.enter_async_context(worker)
+            # After some number of turns, a worker has its welcome and is not listed yet.
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await controller.links.close("it is over")
+            for worker in workers:
+                await worker.ended.wait()
+            for worker in workers:
+                assert "drain" not in worker.received
+            assert controller.links.links == []
 
 
-def test_a_model_removed_while_its_weights_load_and_added_again_stays_with_the_worker(
+async def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port) as worker,
+    ):
+        model = await until_ready(controller)
+        await submit(controller, model)
+        controller.catalogue.remove("m")
+        (drop,) = await worker.wait_for("model_drop")
+        assert drop.model_id == "m"
+        assert len(await worker.wait_for("evict_weights")) == 1
+
+
+async def test_a_model_removed_while_its_weights_load_and_added_again_stays_with_the_worker(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port, hold=True) as worker,
-        ):
-            first = await until_ready(controller)
-            future = submit(controller, first)
-            await worker.wait_for("load_weights")
-            controller.catalogue.remove("m")
-            (second,) = await controller.catalogue.reload("m")
-            await worker.release()
-            # Its Infer may have been sent behind the load, or not at all.
-            await asyncio.gather(future, return_exceptions=True)
-            (drop,) = await worker.wait_for("model_drop")
-            assert drop.model_id == first.model_id != second.model_id
-            answer = await submit(controller, second)
-            assert [bytes(output) for output in answer.outputs] == [ROW]
-            assert len(worker.received["model_drop"]) == 1
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port, hold=True) as worker,
+    ):
+        first = await until_ready(controller)
+        future = submit(controller, first)
+        await worker.wait_for("load_weights")
+        controller.catalogue.remove("m")
+        (second,) = await controller.catalogue.reload("m")
+        await worker.release()
+        # Its Infer may have been sent behind the load, or not at all.
+        await asyncio.gather(future, return_exceptions=True)
+        (drop,) = await worker.wait_for("model_drop")
+        assert drop.model_id == first.model_id != second.model_id
+        answer = await submit(controller, second)
+        assert [bytes(output) for output in answer.outputs] == [ROW]
+        assert len(worker.received["model_drop"]) == 1
 
 
-def test_a_strangers_description_is_gone_with_the_stranger(tmp_path: Path) -> None:
-    async def test() -> None:
-        odd = [TensorSpec("Z", "INT8", (1,))]
+async def test_a_strangers_description_is_gone_with_the_stranger(tmp_path: Path) -> None:
+    odd = [TensorSpec("Z", "INT8", (1,))]
 
-        class Stranger(LoopbackWorker):
-            async def ready(self, model_id: str, **_: object) -> None:
-                await super().ready(model_id, inputs=odd, outputs=odd)
+    class Stranger(LoopbackWorker):
+        async def ready(self, model_id: str, **_: object) -> None:
+            await super().ready(model_id, inputs=odd, outputs=odd)
 
-        async with running(config(make_models(tmp_path, "m"))) as controller:
-            async with Stranger(controller.port, "stranger") as stranger:
-                model = await until_ready(controller)
-                honest = LoopbackWorker(controller.port, "honest")
-                await honest.__aenter__()
-                await until(lambda: "honest" in model.refused_by)
-                assert "Z INT8 [1]" in model.refused_by[WorkerId("honest")]
-                stranger.hang_up()
-                await until(lambda: "honest" in model.ready_on)
-            answer = await submit(controller, model)
-            assert [bytes(output) for output in answer.outputs] == [ROW]
-            assert model.refused_by == {}
-            await honest.__aexit__(None, None, None)
-
-    run(test)
+    async with running(config(make_models(tmp_path, "m"))) as controller:
+        async with Stranger(controller.port, "stranger") as stranger:
+            model = await until_ready(controller)
+            honest = LoopbackWorker(controller.port, "honest")
+            await honest.__aenter__()
+            await until(lambda: "honest" in model.refused_by)
+            assert "Z INT8 [1]" in model.refused_by[WorkerId("honest")]
+            stranger.hang_up()
+            await until(lambda: "honest" in model.ready_on)
+        answer = await submit(controller, model)
+        assert [bytes(output) for output in answer.outputs] == [ROW]
+        assert model.refused_by == {}
+        await honest.__aexit__(None, None, None)
 
 
 class MuteWorker(LoopbackWorker):
@@ -815,58 +749,48 @@ def test_a_worker_that_says_nothing_of_a_model_keeps_nobody_waiting_for_it(
         (bytes(2_000_000), "Register of 2000000 bytes, expected 1048576 at most"),
     ],
 )
-def test_what_is_no_registration_is_rejected(
+async def test_what_is_no_registration_is_rejected(
     tmp_path: Path, request_bytes: bytes, said: str
 ) -> None:
-    async def test() -> None:
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port, "good"),
-            grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as opened,
-        ):
-            channel: Any = opened
-            attach = channel.unary_unary(f"/{wire.WORKER_SERVICE}/{wire.ATTACH}")
-            with pytest.raises(grpc.aio.AioRpcError, match=said):
-                await attach(request_bytes)
-            await submit(controller, await until_ready(controller))
-
-    run(test)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port, "good"),
+        grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as opened,
+    ):
+        channel: Any = opened
+        attach = channel.unary_unary(f"/{wire.WORKER_SERVICE}/{wire.ATTACH}")
+        with pytest.raises(grpc.aio.AioRpcError, match=said):
+            await attach(request_bytes)
+        await submit(controller, await until_ready(controller))
 
 
-def test_of_workers_that_ask_and_do_not_connect_the_first_are_forgotten(
+async def test_of_workers_that_ask_and_do_not_connect_the_first_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "_EXPECTED_MAX", 2)
-
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "m"))) as controller:
-            asking = [LoopbackWorker(controller.port, name, dials=False) for name in "abc"]
-            for worker in asking:
-                async with worker:
-                    await worker.wait_for("welcome")
-            for worker, is_known in zip(asking, (False, True, True), strict=True):
-                reader, writer = await asyncio.open_unix_connection(worker.welcome.socket_path)
-                writer.write(frames.greeting(worker.welcome.token))
-                assert bool(await reader.read(1)) is is_known
-                writer.close()
-
-    run(test)
+    async with running(config(make_models(tmp_path, "m"))) as controller:
+        asking = [LoopbackWorker(controller.port, name, dials=False) for name in "abc"]
+        for worker in asking:
+            async with worker:
+                await worker.wait_for("welcome")
+        for worker, is_known in zip(asking, (False, True, True), strict=True):
+            reader, writer = await asyncio.open_unix_connection(worker.welcome.socket_path)
+            writer.write(frames.greeting(worker.welcome.token))
+            assert bool(await reader.read(1)) is is_known
+            writer.close()
 
 
-def test_garbage_bytes_on_the_port_harm_nobody(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "m"))) as controller:
-            rng = random.Random(3)
-            for size in (1, 24, 1000, 100_000):
-                _, writer = await asyncio.open_connection("127.0.0.1", controller.port)
-                writer.write(rng.randbytes(size))
-                writer.close()
-                # The server may reset the connection before everything is written.
-                await asyncio.gather(writer.wait_closed(), return_exceptions=True)
-            async with LoopbackWorker(controller.port):
-                await submit(controller, await until_ready(controller))
-
-    run(test)
+async def test_garbage_bytes_on_the_port_harm_nobody(tmp_path: Path) -> None:
+    async with running(config(make_models(tmp_path, "m"))) as controller:
+        rng = random.Random(3)
+        for size in (1, 24, 1000, 100_000):
+            _, writer = await asyncio.open_connection("127.0.0.1", controller.port)
+            writer.write(rng.randbytes(size))
+            writer.close()
+            # The server may reset the connection before everything is written.
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+        async with LoopbackWorker(controller.port):
+            await submit(controller, await until_ready(controller))
 
 
 @pytest.mark.seeds(1)
@@ -879,22 +803,19 @@ def test_parsing_never_raises_anything_but_a_protocol_error(seed: int) -> None:
             pb.decode_from_worker((data, b""))
 
 
-def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(tmp_path: Path) -> None:
-    async def test() -> None:
-        settings = config(
-            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
-        )
-        async with (
-            running(settings) as controller,
-            LoopbackWorker(controller.port) as worker,
-        ):
-            model = await until_ready(controller)
-            await asyncio.sleep(0)
-            time.sleep(1.5)  # noqa: ASYNC251 - the whole process stands still
-            await submit(controller, model)
-            assert not worker.ended.is_set()
-
-    run(test)
+async def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(
+    tmp_path: Path,
+) -> None:
+    settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000)
+    async with (
+        running(settings) as controller,
+        LoopbackWorker(controller.port) as worker,
+    ):
+        model = await until_ready(controller)
+        await asyncio.sleep(0)
+        time.sleep(1.5)  # noqa: ASYNC251 - the whole process stands still
+        await submit(controller, model)
+        assert not worker.ended.is_set()
 
 
 async def offers_of(controller: Controller, number: int) -> dict[str, pb.ModelOffer]:
@@ -905,103 +826,88 @@ async def offers_of(controller: Controller, number: int) -> dict[str, pb.ModelOf
     return offers
 
 
-def test_what_a_worker_holds_since_before_is_neither_offered_nor_loaded_again(
+async def test_what_a_worker_holds_since_before_is_neither_offered_nor_loaded_again(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "a", "b", "c"))) as controller:
-            offers = await offers_of(controller, 3)
-            changed = msgspec.structs.replace(offers["c"], batch_sizes=(1,))
-            worker = LoopbackWorker(controller.port, num_pages=2)
-            worker.hold_over(offers["a"], resident=True)
-            worker.hold_over(offers["b"], resident=False)
-            worker.hold_over(changed, resident=True)
-            worker.hold_over(pb.ModelOffer(model_id="gone"), resident=True)
+    async with running(config(make_models(tmp_path, "a", "b", "c"))) as controller:
+        offers = await offers_of(controller, 3)
+        changed = msgspec.structs.replace(offers["c"], batch_sizes=(1,))
+        worker = LoopbackWorker(controller.port, num_pages=2)
+        worker.hold_over(offers["a"], resident=True)
+        worker.hold_over(offers["b"], resident=False)
+        worker.hold_over(changed, resident=True)
+        worker.hold_over(pb.ModelOffer(model_id="gone"), resident=True)
+        async with worker:
+            a, b, c = [await until_ready(controller, name) for name in "abc"]
+            assert list(worker.welcome.keep) == ["a", "b"]
+            assert [offer.model_id for offer in await worker.wait_for("model_offer")] == ["c"]
+            # The one that is resident has its page, the other two share what is left.
+            (before,) = controller.runtime.statistics().workers
+            assert (before.num_free_pages, list(before.resident)) == (1, ["a"])
+            for model in (a, b, c):
+                await submit(controller, model)
+            loads = await worker.wait_for("load_weights", 2)
+            assert [load.model_id for load in loads] == ["b", "c"]
+
+
+async def test_a_worker_cannot_hold_more_than_its_cache_nor_one_model_twice(tmp_path: Path) -> None:
+    async with running(config(make_models(tmp_path, "a", "b"))) as controller:
+        offers = await offers_of(controller, 2)
+        for models in (("a", "b"), ("a", "a")):
+            worker = LoopbackWorker(controller.port, num_pages=1)
+            for name in models:
+                worker.hold_over(offers[name], resident=name == "b" or models == ("a", "b"))
             async with worker:
-                a, b, c = [await until_ready(controller, name) for name in "abc"]
-                assert list(worker.welcome.keep) == ["a", "b"]
-                assert [offer.model_id for offer in await worker.wait_for("model_offer")] == ["c"]
-                # The one that is resident has its page, the other two share what is left.
-                (before,) = controller.runtime.statistics().workers
-                assert (before.num_free_pages, list(before.resident)) == (1, ["a"])
-                for model in (a, b, c):
-                    await submit(controller, model)
-                loads = await worker.wait_for("load_weights", 2)
-                assert [load.model_id for load in loads] == ["b", "c"]
-
-    run(test)
-
-
-def test_a_worker_cannot_hold_more_than_its_cache_nor_one_model_twice(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "a", "b"))) as controller:
-            offers = await offers_of(controller, 2)
-            for models in (("a", "b"), ("a", "a")):
-                worker = LoopbackWorker(controller.port, num_pages=1)
-                for name in models:
-                    worker.hold_over(offers[name], resident=name == "b" or models == ("a", "b"))
-                async with worker:
-                    await worker.ended.wait()
-                assert "it holds 2 models" in worker.end
-            assert not controller.links.links
-
-    run(test)
-
-
-def test_a_model_that_was_removed_while_a_worker_joins_costs_it_a_second_registration(
-    tmp_path: Path,
-) -> None:
-    async def test() -> None:
-        async with running(config(make_models(tmp_path, "a", "b"))) as controller:
-            offers = await offers_of(controller, 2)
-            worker = LoopbackWorker(controller.port, beats=False)
-            worker.hold_over(offers["a"], resident=True)
-            async with worker:
-                await worker.wait_for("welcome")
-                assert list(worker.welcome.keep) == ["a"]
-                await controller.catalogue.remove("a")
-                await worker.beat_once()
                 await worker.ended.wait()
-                assert "models have changed" in worker.end
-
-    run(test)
-
-
-def test_orders_carry_the_generation(tmp_path: Path) -> None:
-    async def test() -> None:
-        term = Term("lineage", 7)
-        async with (
-            running(config(make_models(tmp_path, "m")), term) as controller,
-            LoopbackWorker(controller.port) as worker,
-        ):
-            model = await until_ready(controller)
-            await submit(controller, model)
-            assert (worker.welcome.lineage, worker.welcome.generation) == ("lineage", 7)
-            assert set(worker.generations) == {7}
-
-    run(test)
+            assert "it holds 2 models" in worker.end
+        assert not controller.links.links
 
 
-def test_a_worker_that_loses_many_results_is_let_go_and_late_results_do_not_count(
+async def test_a_model_that_was_removed_while_a_worker_joins_costs_it_a_second_registration(
+    tmp_path: Path,
+) -> None:
+    async with running(config(make_models(tmp_path, "a", "b"))) as controller:
+        offers = await offers_of(controller, 2)
+        worker = LoopbackWorker(controller.port, beats=False)
+        worker.hold_over(offers["a"], resident=True)
+        async with worker:
+            await worker.wait_for("welcome")
+            assert list(worker.welcome.keep) == ["a"]
+            await controller.catalogue.remove("a")
+            await worker.beat_once()
+            await worker.ended.wait()
+            assert "models have changed" in worker.end
+
+
+async def test_orders_carry_the_generation(tmp_path: Path) -> None:
+    term = Term("lineage", 7)
+    async with (
+        running(config(make_models(tmp_path, "m")), term) as controller,
+        LoopbackWorker(controller.port) as worker,
+    ):
+        model = await until_ready(controller)
+        await submit(controller, model)
+        assert (worker.welcome.lineage, worker.welcome.generation) == ("lineage", 7)
+        assert set(worker.generations) == {7}
+
+
+async def test_a_worker_that_loses_many_results_is_let_go_and_late_results_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        monkeypatch.setattr("controller.links.worker_link.LOST_MAX", 2)
-        async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
-            LoopbackWorker(controller.port),
-        ):
-            await until_ready(controller)
-            (link,) = controller.links.links
-            infers = link.actions._infers
-            for number in (1001, 1002, 1003, 1004):
-                infers[ActionId(number)] = Mock()  # as if it had been sent
-                link.write_off(ActionId(number))
-                if number == 1001:
-                    del infers[ActionId(number)]  # its result came late
-                link.write_off(ActionId(1))  # of a load
-                assert link.left.is_set() is False
-            await link.left.wait()
-            assert "lost the results of 3 Infers, expected 2 at most" in caplog.text
-
-    run(test)
+    monkeypatch.setattr("controller.links.worker_link.LOST_MAX", 2)
+    async with (
+        running(config(make_models(tmp_path, "m"))) as controller,
+        LoopbackWorker(controller.port),
+    ):
+        await until_ready(controller)
+        (link,) = controller.links.links
+        infers = link.actions._infers
+        for number in (1001, 1002, 1003, 1004):
+            infers[ActionId(number)] = Mock()  # as if it had been sent
+            link.write_off(ActionId(number))
+            if number == 1001:
+                del infers[ActionId(number)]  # its result came late
+            link.write_off(ActionId(1))  # of a load
+            assert link.left.is_set() is False
+        await link.left.wait()
+        assert "lost the results of 3 Infers, expected 2 at most" in caplog.text
