@@ -7,7 +7,7 @@ not UTF-8 are as Python's error handler `surrogateescape` makes them, so that no
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_dtypes  # tells numpy the names of types that it does not have, such as bfloat16
@@ -106,11 +106,29 @@ def elements_of(datatype: str, raw: Buffer | Array) -> Array:
 
 def bytes_of(datatype: str, elements: Array) -> Array:
     """Round elements to a datatype; returns its bytes, in an array of one dimension."""
-    if not DATATYPES[datatype].num_bytes:
-        return np.frombuffer(join_texts(elements.reshape(-1).tolist()), np.uint8)
     with np.errstate(over="ignore"):
-        typed = elements.astype(np.dtype(DATATYPES[datatype].numpy_name).newbyteorder("<"))
-    raw: Array = np.ascontiguousarray(typed).reshape(-1).view(np.uint8)
+        return raw_of(elements.astype(np.dtype(DATATYPES[datatype].numpy_name).newbyteorder("<")))
+
+
+def array_of(datatype: str, raw: Buffer, shape: Sequence[int]) -> Array:
+    """View the bytes of a tensor as clients have it: bits where numpy has no such numbers, a copy of BYTES.
+
+    Raises:
+        ValueError: the bytes are no such tensor.
+    """
+    kind = DATATYPES[datatype]
+    if kind.num_bytes:
+        array: Array = np.frombuffer(raw, np.dtype(kind.dtype).newbyteorder("<"))
+    else:
+        array = elements_of(datatype, raw)
+    return array.reshape(tuple(shape))
+
+
+def raw_of(array: Array) -> Array:
+    """The bytes of an array of one of our types or of texts, as they travel, in one dimension."""
+    if array.dtype.kind == "O":
+        return np.frombuffer(join_texts(array.reshape(-1).tolist()), np.uint8)
+    raw: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return raw
 
 

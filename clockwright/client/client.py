@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from clockwright.client.arguments import check, check_flag, check_text, number, whole_number
 from clockwright.client.channel import Access, check_dialled
 from clockwright.client.statuses import error_of
-from clockwright.elements import elements_of, join_texts
+from clockwright.elements import array_of, join_texts
 from clockwright.errors import BadRequestError, ConfigError, ProtocolError
 from clockwright.foreign import printable
 from clockwright.v1 import control_pb2
@@ -445,14 +445,9 @@ def _read_response(data: bytes) -> InferResult:
     response = pb.ModelInferResponse.FromString(header)
     outputs: dict[str, Array] = {}
     for tensor, buffer in zip(response.outputs, raw, strict=True):
-        if tensor.datatype == "BYTES":
-            array = elements_of("BYTES", buffer)
-            array.flags.writeable = False
-        else:
-            array = np.frombuffer(
-                buffer, np.dtype(DATATYPES[tensor.datatype].dtype).newbyteorder("<")
-            )
-        outputs[tensor.name] = array.reshape(tuple(tensor.shape))
+        array = array_of(tensor.datatype, buffer, tensor.shape)
+        array.flags.writeable = False
+        outputs[tensor.name] = array
     explanation: dict[str, Any] = {}
     for name in sorted(response.parameters):
         parameter = response.parameters[name]

@@ -26,7 +26,7 @@ import onnx
 import onnxruntime as ort
 from typing_extensions import override
 
-from clockwright.elements import elements_of
+from clockwright.elements import Array, array_of, elements_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
@@ -61,10 +61,9 @@ from worker.engines.onnxruntime import (
     open_session,
     plain_words,
     private_kernel,
-    raw_of,
     run_unshaped,
 )
-from worker.engines.open_kernel import Array, OpenKernel, plain_array
+from worker.engines.open_kernel import OpenKernel
 from worker.models.model_files import (
     GRAPH_FILE,
     METADATA_FILE,
@@ -718,7 +717,7 @@ def sized_request(
     named = dict(zip(sizes.symbols, at, strict=True))
     specs = [at_sizes(spec, named) for spec in inputs]
     return [
-        plain_array(spec, spec.shape(rows), memoryview(raw.data))
+        array_of(spec.datatype, raw.data, spec.shape(rows))
         for spec, raw in zip(specs, sample_inputs(specs, rows, fill), strict=True)
     ]
 

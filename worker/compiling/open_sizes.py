@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from clockwright.elements import bytes_of, elements_of
+from clockwright.elements import Array, array_of, bytes_of, elements_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
 from worker.compiling.row_probes import SAME_SIZE, differ, draw_numbers
-from worker.engines.open_kernel import Answer, Array, RunOpen, open_places, plain_array
+from worker.engines.open_kernel import Answer, RunOpen, open_places
 from worker.models.model_files import OpenSizes
 
 #: Where no size is declared, none is tried that is larger,
@@ -426,14 +426,13 @@ class _PaddingTrial:
             raw = _draw(here, generator, most, kinds.get(index, ""))
             is_guarded = bool(self.guarded) and self.guarded[index]
             if (is_guarded or index not in kinds) and any(open_places(spec)):
-                numbers = elements_of(spec.datatype, raw.reshape(-1).view(np.uint8)).copy()
+                numbers = elements_of(spec.datatype, raw_of(raw)).copy()
                 if is_guarded and spec.datatype != "BOOL":
                     numbers = abs(numbers)
                 if not (numbers >= 1).any():
                     numbers[generator.integers(numbers.size)] = 1
                 raw = bytes_of(spec.datatype, numbers)
-            view = memoryview(np.ascontiguousarray(raw).view(np.uint8).data)
-            row.append(plain_array(spec, here.shape(1), view))
+            row.append(array_of(spec.datatype, raw_of(raw).data, here.shape(1)))
         return row
 
     def _same(self, one: Answer, other: Answer) -> bool:
@@ -442,11 +441,8 @@ class _PaddingTrial:
         for spec, a, b in zip(self.outputs, one, other, strict=True):
             if a.shape != b.shape:
                 return False
-            rows = [
-                elements_of(spec.datatype, np.ascontiguousarray(each).reshape(-1).view(np.uint8))
-                for each in (a, b)
-            ]
-            if differ(rows[0].reshape(1, -1), rows[1].reshape(1, -1), tolerance=SAME_SIZE):
+            rows = [elements_of(spec.datatype, raw_of(each)).reshape(1, -1) for each in (a, b)]
+            if differ(*rows, tolerance=SAME_SIZE):
                 return False
         return True
 

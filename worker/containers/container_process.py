@@ -28,7 +28,7 @@ import numpy as np
 from clockwright.errors import ModelError
 from clockwright.process import end_with
 from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
-from worker.devices.host_io import run_carrying
+from worker.devices.sized_io import run_carrying, run_joined
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Predict = Callable[..., object]
@@ -100,7 +100,7 @@ def _run_carrying(
         list(zip(inputs, batch["inputs"], strict=True)),
         list(zip(outputs, batch["outputs"], strict=True)),
         batch["rows"],
-        run,
+        lambda requests: run_joined(requests, outputs, batch["rows"], run),
     )
 
 
@@ -189,10 +189,9 @@ def _fit(value: object, spec: TensorSpec, rows: int) -> Array:
     if spec.datatype == "BYTES":
         if not all(isinstance(each, str | bytes) for each in array.reshape(-1).tolist()):
             raise ValueError(f"output {spec.name!r} is {array.dtype}, expected str or bytes")
-        return array
-    if not np.can_cast(array.dtype, DATATYPES[spec.datatype].dtype, "same_kind"):
+    elif not np.can_cast(array.dtype, DATATYPES[spec.datatype].dtype, "same_kind"):
         raise ValueError(f"output {spec.name!r} is {array.dtype}, expected {spec.datatype}")
-    return array
+    return array.astype(DATATYPES[spec.datatype].dtype, copy=False)
 
 
 def _run_file(path: Path) -> object:

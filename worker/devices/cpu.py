@@ -30,9 +30,9 @@ from worker.compiling.compile import COMPILE_FORMAT, read_weights, sample_launch
 from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
-from worker.devices.host_io import read_outputs, run_carrying, write_inputs
+from worker.devices.host_io import read_outputs, write_inputs
 from worker.devices.paged_arena import PagedArena
-from worker.devices.sized_io import read_sized_inputs, write_sized_outputs
+from worker.devices.sized_io import run_carrying, run_joined
 from worker.engines.onnxruntime import (
     Bytes,
     OrtKernel,
@@ -83,9 +83,11 @@ class BoundTextKernel:
 
     def run(self, step: Step[CpuModel], io: Bytes) -> None:
         """Do what `Kernel` says."""
-        assert isinstance(step.action, Infer)
-        places = step.model.places(step.action.batch_size, step.io_offset)
-        run_carrying(io, *places, step.action.rows, self.texts.run)
+        action, outputs = step.action, step.model.outputs
+        assert isinstance(action, Infer)
+        places = step.model.places(action.batch_size, step.io_offset)
+        rows, run = action.rows, self.texts.run
+        run_carrying(io, *places, rows, lambda each: run_joined(each, outputs, rows, run))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -99,9 +101,9 @@ class BoundOpenKernel:
         action, sizes = step.action, self.open.compiled.open
         assert isinstance(action, Infer)
         assert sizes is not None
-        requests = read_sized_inputs(io, step)
-        answers = self.open.run(requests, action.batch_size * sizes.unit)
-        write_sized_outputs(io, step, answers)
+        places = step.model.places(action.batch_size, step.io_offset)
+        most = action.batch_size * sizes.unit
+        run_carrying(io, *places, action.rows, lambda requests: self.open.run(requests, most))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

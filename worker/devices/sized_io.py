@@ -1,68 +1,128 @@
-"""Batches of tensors that carry their size, in an IO pool of host memory (`worker.devices.host_io`)."""
+"""Batches of tensors that carry their sizes, in host memory: read, run and written (`worker.devices.host_io` copies them).
+
+A request that fails has words in place of its outputs, and no other fails with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from clockwright.wire.actions import Infer
-from worker.core.lanes import Step
-from worker.engines.open_kernel import Answer, Array, plain_array
-from worker.models.served_model import ServedModel
+from clockwright.elements import Array, array_of, raw_of
+from clockwright.errors import ModelError
+from clockwright.wire.tensors import TensorSpec
+from worker.models.groups import run_or_each
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+#: Tensors, each with the place in memory where a batch has it: one request after the other.
+Places = Sequence[tuple[TensorSpec, int]]
+#: The outputs of a request, or why it failed.
+Answer = Sequence[Array] | str
 
 
-def read_sized_inputs(pool: Bytes, step: Step[Any]) -> list[list[Array]]:
-    """Copy a batch's inputs out of its slot: per request, an array per input."""
-    action, model = step.action, step.model
-    assert isinstance(action, Infer)
-    assert isinstance(model, ServedModel)
-    begins = [step.io_offset + offset for offset in model.layouts[action.batch_size].input_offsets]
-    requests = []
-    for work in action.rows:
-        request = []
-        for index, spec in enumerate(model.inputs):
-            end = spec.end(pool, begins[index], work)
-            sized, content = spec.unpack(pool[begins[index] : end].data)
-            request.append(plain_array(spec, sized.row_shape, content))
-            begins[index] = end
-        requests.append(request)
-    return requests
+def run_carrying(
+    pool: Bytes,
+    inputs: Places,
+    outputs: Places,
+    rows: Sequence[int],
+    run: Callable[[list[list[Array]]], Sequence[Answer]],
+) -> None:
+    """Run a batch, and write the outputs of its requests to the pool.
+
+    Args:
+        pool: the memory.
+        inputs: of the model.
+        outputs: of the model.
+        rows: of work, of each request.
+        run: takes requests, an array per input of each, which may be a view of the pool.
+    """
+    requests: list[list[Array]] = [[] for _ in rows]
+    for spec, begin in inputs:
+        for arrays, work in zip(requests, rows, strict=True):
+            end = spec.end(pool, begin, work)
+            sized, content = spec.unpack(pool[begin:end].data)
+            arrays.append(array_of(spec.datatype, content, sized.row_shape))
+            begin = end
+    specs = [spec for spec, _ in outputs]
+    answers = [
+        _tensors(specs, work, answer) for work, answer in zip(rows, run(requests), strict=True)
+    ]
+    for (_, begin), column in zip(outputs, zip(*answers, strict=True), strict=True):
+        raw = b"".join(column)
+        pool[begin : begin + len(raw)] = np.frombuffer(raw, np.uint8)
 
 
-def write_sized_outputs(pool: Bytes, step: Step[Any], answers: Sequence[Answer]) -> None:
-    """Write a batch's outputs into its slot; those of a request that failed say so."""
-    action, model = step.action, step.model
-    assert isinstance(action, Infer)
-    assert isinstance(model, ServedModel)
-    begins = [step.io_offset + offset for offset in model.layouts[action.batch_size].output_offsets]
-    for work, answer in zip(action.rows, answers, strict=True):
-        answer = _unless_too_large(model, work, answer)
-        for index, spec in enumerate(model.outputs):
-            if isinstance(answer, str):
-                raw = spec.failed(answer)
-            else:
-                array = np.ascontiguousarray(answer[index])
-                raw = spec.header(array.shape, array.nbytes) + array.tobytes()
-            end = begins[index] + len(raw)
-            pool[begins[index] : end] = np.frombuffer(raw, np.uint8)
-            begins[index] = end
+def run_joined(
+    requests: Sequence[Sequence[Array]],
+    outputs: Sequence[TensorSpec],
+    rows: Sequence[int],
+    run: Callable[[list[Array]], Sequence[Array]],
+) -> list[Answer]:
+    """Run requests whose rows have one shape, all in one run.
+
+    Args:
+        requests: an array per input of each.
+        outputs: of the model.
+        rows: of each request.
+        run: takes the inputs of some rows, which it may keep and change; raises a ModelError if it fails.
+    """
+
+    def together(some: Sequence[int]) -> Sequence[Answer]:
+        columns = zip(*[requests[index] for index in some], strict=True)
+        found = run([np.concatenate(c) if len(c) > 1 else c[0].copy() for c in columns])
+        ends = list(accumulate(rows[index] for index in some))
+        for spec, array in zip(outputs, found, strict=True):
+            if array.shape != spec.shape(ends[-1]):
+                raise ModelError(
+                    f"output {spec.name!r} has shape {list(array.shape)} for {ends[-1]} rows, expected"
+                    f" {list(spec.shape(ends[-1]))}, as when the model was prepared"
+                )
+        if len(some) == 1:
+            return [found]
+        return [
+            [array[end - rows[index] : end] for array in found]
+            for index, end in zip(some, ends, strict=True)
+        ]
+
+    return run_or_each(range(len(requests)), together)
 
 
-def _unless_too_large(model: ServedModel, work: int, answer: Answer) -> Answer:
-    """Refuse an answer that there is no room for, or that is of another shape than the model's description says."""
-    if isinstance(answer, str):
-        return answer
-    for spec, array in zip(model.outputs, answer, strict=True):
-        if not spec.allows(array.shape):
-            return f"output {spec.name!r} has shape {list(array.shape)}, expected {list(spec.shape(-1))}"
-        room = spec.batch_bytes(work) - len(spec.header(array.shape, 0))
-        if array.nbytes > room:
-            return (
-                f"output {spec.name!r} has {array.nbytes} bytes for shape {list(array.shape)}, more than the {room}"
-                " that were seen to be needed for such a request when the model was prepared"
-            )
-    return answer
+def _tensors(outputs: Sequence[TensorSpec], rows: int, answer: Answer) -> list[bytes]:
+    """Make a request's outputs, each with its size before it."""
+    if not isinstance(answer, str):
+        try:
+            return [_tensor(spec, rows, array) for spec, array in zip(outputs, answer, strict=True)]
+        except ModelError as error:
+            answer = str(error)
+    return [spec.failed(answer) for spec in outputs]
+
+
+def _tensor(spec: TensorSpec, rows: int, array: Array) -> bytes:
+    """Put an output behind its size.
+
+    Raises:
+        ModelError: there is no room for it, or the model's description says otherwise.
+    """
+    if not spec.allows(array.shape):
+        raise ModelError(
+            f"output {spec.name!r} has shape {list(array.shape)}, expected {list(spec.shape(-1))}"
+        )
+    try:
+        raw = raw_of(array)
+    except UnicodeEncodeError as error:
+        raise ModelError(f"output {spec.name!r} has text that is no UTF-8: {error}") from None
+    header = spec.header(array.shape, len(raw))
+    if not spec.fits(len(header) + len(raw), rows):
+        hint = (
+            "; smaller batch_sizes in config.toml allow more"
+            if spec.datatype == "BYTES"
+            else ", as seen when the model was prepared"
+        )
+        raise ModelError(
+            f"output {spec.name!r} has {len(raw)} bytes for shape {list(array.shape)}, expected"
+            f" {spec.batch_bytes(rows) - len(header)} at most{hint}"
+        )
+    return header + raw.tobytes()

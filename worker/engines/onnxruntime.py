@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from clockwright.elements import Array, bytes_of, elements_of
+from clockwright.elements import Array, elements_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec
 from worker.core.io_pool import ALIGNMENT_BYTES
@@ -288,13 +288,6 @@ class TextKernel:
         """
         feed = {**dict(zip(self._inputs, inputs, strict=True)), **self._weights}
         return _run_arrays(self._session, feed, self._outputs)
-
-
-def raw_of(array: Array) -> Bytes:
-    """The bytes of an array as they travel."""
-    if array.dtype.kind == "O":
-        return bytes_of("BYTES", array)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def address_of(array: Bytes) -> int:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from clockwright.elements import elements_of
+from clockwright.elements import Array, array_of, elements_of, raw_of
 from clockwright.errors import ModelError
-from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.tensors import TensorSpec
 from worker.engines.onnxruntime import address_of, aligned_bytes, plain_words
-from worker.models.groups import RunGroup, group_requests
+from worker.models.groups import RunGroup, group_requests, run_or_each
 from worker.models.model_files import BoundTensor, CompiledModel, OpenSizes
 
-#: A tensor of a request in its whole shape. Elements are integers of as many bytes, whatever they mean.
-Array = np.ndarray[Any, np.dtype[Any]]
 #: The outputs of a request, or why it failed.
 Answer = list[Array] | str
 
@@ -65,13 +62,9 @@ class OpenKernel:
         """
         answers: list[Answer] = [""] * len(requests)
         for group in self._groups(requests, elements_max):
-            members = [requests[index] for index in group.requests]
-            try:
-                found = self._run_group(members, group.sizes)
-            except ModelError as error:
-                found = (
-                    [str(error)] if len(members) == 1 else [self._alone(each) for each in members]
-                )
+            found = run_or_each(
+                group.requests, lambda some: self._run_group([requests[each] for each in some])
+            )
             for index, answer in zip(group.requests, found, strict=True):
                 answers[index] = answer
         return answers
@@ -93,7 +86,7 @@ class OpenKernel:
     def _may_pad(self, arrays: Sequence[Array]) -> bool:
         for tensor, array, guarded in zip(self._inputs, arrays, self._open.guarded, strict=True):
             if guarded:
-                numbers = elements_of(tensor.spec.datatype, array.reshape(-1).view(np.uint8))
+                numbers = elements_of(tensor.spec.datatype, raw_of(array))
                 rows = numbers.reshape(len(array), -1)
                 if not (rows >= 0).all() or not (rows >= 1).any(axis=1).all():
                     return False
@@ -105,19 +98,12 @@ class OpenKernel:
                 return int(array.shape[tensor.spec.axis])
         return 1
 
-    def _alone(self, arrays: Sequence[Array]) -> Answer:
-        try:
-            return self._run_group([arrays], self.sizes_of(arrays))[0]
-        except ModelError as error:
-            return str(error)
-
-    def _run_group(
-        self, members: Sequence[Sequence[Array]], sizes: tuple[int, ...]
-    ) -> Sequence[Answer]:
+    def _run_group(self, members: Sequence[Sequence[Array]]) -> Sequence[Answer]:
         rows = [self._rows(arrays) for arrays in members]
         if self._is_apart and rows[0] > 1:
             return [self._row_by_row(members[0], rows[0])]
-        wide = dict(zip(self._open.symbols, sizes, strict=True))
+        sizes = [_symbol_sizes(self._inputs, arrays) for arrays in members]
+        wide = {symbol: max(each[symbol] for each in sizes) for symbol in self._open.symbols}
         joined = [
             _join(tensor.spec, [arrays[index] for arrays in members], wide)
             for index, tensor in enumerate(self._inputs)
@@ -127,8 +113,7 @@ class OpenKernel:
             return [found]
         answers: list[Answer] = []
         begin = 0
-        for arrays, number in zip(members, rows, strict=True):
-            own = _symbol_sizes(self._inputs, arrays)
+        for own, number in zip(sizes, rows, strict=True):
             answers.append(
                 [
                     _cut(tensor.spec, array, begin, begin + number, own, wide)
@@ -139,11 +124,11 @@ class OpenKernel:
         return answers
 
     def _row_by_row(self, arrays: Sequence[Array], rows: int) -> Answer:
-        parts = []
+        parts, specs = [], [tensor.spec for tensor in self._inputs]
         for row in range(rows):
             one = [
-                array if (axis := tensor.spec.axis) is None else _aligned(array.take([row], axis))
-                for tensor, array in zip(self._inputs, arrays, strict=True)
+                _join(spec, [array if spec.axis is None else array.take([row], spec.axis)], {})
+                for spec, array in zip(specs, arrays, strict=True)
             ]
             parts.append(self._launch(one))
         found: list[Array] = []
@@ -175,8 +160,7 @@ class OpenKernel:
         found = []
         for tensor, value in zip(self._outputs, binding.get_outputs(), strict=True):
             raw = ctypes.string_at(value.data_ptr(), int(value.tensor_size_in_bytes()))
-            array = np.frombuffer(raw, _plain_dtype(tensor.spec))
-            found.append(array.reshape(tuple(value.shape())))
+            found.append(array_of(tensor.spec.datatype, raw, value.shape()))
         binding.clear_binding_outputs()
         return found
 
@@ -196,36 +180,17 @@ def open_places(spec: TensorSpec) -> Iterator[tuple[str, int]]:
         yield from zip(spec.vary.symbols, places, strict=True)
 
 
-def plain_array(spec: TensorSpec, shape: Sequence[int], raw: memoryview) -> Array:
-    """Copy a tensor to memory that onnxruntime takes."""
-    return _aligned(np.frombuffer(raw, np.uint8)).view(_plain_dtype(spec)).reshape(tuple(shape))
-
-
-def _plain_dtype(spec: TensorSpec) -> str:
-    return f"u{DATATYPES[spec.datatype].num_bytes}"
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    # Zeroed, and on a cache line.
-    return aligned_bytes(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-
-
-def _aligned(array: Array) -> Array:
-    made = _empty(array.shape, array.dtype)
-    made[...] = array
-    return made
-
-
 def _join(spec: TensorSpec, arrays: Sequence[Array], wide: dict[str, int]) -> Array:
-    """Put requests' tensors after one another, each padded to some sizes."""
+    """Copy requests' tensors one after another to a place that onnxruntime takes, each padded to some sizes."""
+    shape, dtype = list(arrays[0].shape), arrays[0].dtype
+    if len(arrays) > 1:  # Rows are first: others run apart.
+        shape[0] = sum(len(array) for array in arrays)
+        for symbol, place in open_places(spec):
+            shape[place] = wide[symbol]
+    joined = aligned_bytes(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
     if len(arrays) == 1:
-        return arrays[0]
-    # Rows are first: others run apart.
-    shape = list(arrays[0].shape)
-    shape[0] = sum(len(array) for array in arrays)
-    for symbol, place in open_places(spec):
-        shape[place] = wide[symbol]
-    joined = _empty(tuple(shape), arrays[0].dtype)
+        joined[...] = arrays[0]
+        return joined
     begin = 0
     for array in arrays:
         end = begin + len(array)

@@ -1,4 +1,4 @@
-"""Which requests of a batch run together, where their sizes are not the same. No I/O, no arrays.
+"""Which requests of a batch run together, where their sizes are not the same or one may fail. No I/O, no arrays.
 
 Requests of equal sizes are joined. Where the model answers a row as before when it is padded (`OpenSizes.pads`), sizes
 that are nearly equal are joined, too: one more run costs about as much as so many elements of padding.
@@ -6,9 +6,14 @@ that are nearly equal are joined, too: one more run costs about as much as so ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
+
+from clockwright.errors import ModelError
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -68,3 +73,23 @@ def group_requests(
 
 def _size(group: RunGroup) -> int:
     return prod(group.sizes)
+
+
+def run_or_each(
+    requests: Sequence[int], run: Callable[[Sequence[int]], Sequence[T]]
+) -> list[T | str]:
+    """Run requests of a batch together, and each alone if that fails.
+
+    Args:
+        requests: their positions in the batch.
+        run: takes some of them; raises a ModelError if it fails.
+
+    Returns:
+        What each run gave of each request, or why that failed.
+    """
+    try:
+        return list(run(requests))
+    except ModelError as error:
+        if len(requests) == 1:
+            return [str(error)]
+    return [answer for index in requests for answer in run_or_each([index], run)]
