@@ -302,10 +302,8 @@ class Templates:
             [len(tensor) for tensor in cut.raw],
             None if order == list(range(len(order))) else order,
             headers=[
-                bytes(tensor[: len(tensor) - length])
-                for tensor, length in zip(
-                    checked.inputs, [len(cut.raw[place]) for place in order], strict=True
-                )
+                bytes(tensor[: len(tensor) - len(cut.raw[place])])
+                for tensor, place in zip(checked.inputs, order, strict=True)
             ]
             if described.servable.varies
             else (),
