@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,17 @@ import pytest
 
 from clockwright import Client, Feedback, UnknownModelError
 from clockwright.client.operator import Operator
+from clockwright.errors import ProtocolError
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire import peer
 from clockwright.wire.frames import greeting, make_frame
+from clockwright.wire.tensors import TensorSpec, Variable
+from controller.front.oip.protocol import Servable
+from controller.front.remote.backend import LocalDescription
+from controller.front.remote.descriptions import Description
+from controller.port import Ask
 from controller.process import front_process
 from controller.process.config import FrontConfig
 from tests.kit.front_end import FrontEnd, serving, serving_in_thread, until
@@ -251,6 +257,29 @@ async def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
         writer.close()
         await until(lambda: front_end.fronts is not None and front_end.fronts.num_fronts == 1)
         assert first(await channel.unary_unary(INFER)(request(4))) == 8
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "fits"),
+    [
+        (1, (40,), True),
+        (8, (40,), True),
+        (8, (8 * 64,), True),
+        (8, (8 * 64 + 1,), False),
+        (8, (), False),
+        (9, (40,), False),
+    ],
+)
+def test_a_row_of_much_work_fits_where_a_request_may_have_one_row(
+    rows: int, lengths: tuple[int, ...], fits: bool
+) -> None:
+    spec = TensorSpec("x", "UINT8", (-1,), vary=Variable(64, ("length",), (32,), 4))
+    servable = Servable("m", "1", (spec,), (spec,), 1, None, largest_batch=8)
+    subject: Any = None
+    description = Description(LocalDescription(servable, subject), 0)
+    ask = Ask(0, rows, 0, NS_PER_MS, lengths=lengths)
+    with nullcontext() if fits else pytest.raises(ProtocolError):
+        assert description.check(ask).lengths == lengths
 
 
 def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Path) -> None:

@@ -150,6 +150,12 @@ class Servable:
         return bool(self.inputs and self.inputs[0].vary)
 
     @property
+    def max_work(self) -> int:
+        """Largest number of rows of work that a request may have."""
+        vary = self.inputs[0].vary if self.inputs else None
+        return self.largest_batch if vary and vary.unit else self.max_rows
+
+    @property
     def stated_rows(self) -> int:
         """The first dimension in its metadata: 1, or -1 if a request may have more rows."""
         return 1 if self.max_rows == 1 else -1

@@ -52,16 +52,16 @@ class Description:
         rows = ask.rows
         size = self._sizes.get(rows)
         servable = self.described.servable
-        if size is None and 1 <= rows <= servable.max_rows:
+        if size is None and 1 <= rows <= servable.max_work:
             lengths = tuple([spec.batch_bytes(rows) for spec in servable.inputs])
             largest = max((*lengths, *[spec.batch_bytes(rows) for spec in servable.outputs]))
             size = self._sizes[rows] = AskSize(lengths, sum(lengths), largest >= DIRECT_BYTES)
-        if size is not None and servable.varies:
-            fits = len(ask.lengths) == len(servable.inputs) and all(
-                [s.fits(n, rows) for s, n in zip(servable.inputs, ask.lengths, strict=True)]
-            )
-            lengths = ask.lengths if fits else size.lengths
-            size = AskSize(lengths, sum(lengths), size.is_large)
+        if size is not None and ask.lengths != size.lengths and servable.varies:
+            specs, size = servable.inputs, AskSize(ask.lengths, sum(ask.lengths), size.is_large)
+            if len(ask.lengths) != len(specs) or not all(
+                [spec.fits(n, rows) for spec, n in zip(specs, ask.lengths, strict=True)]
+            ):
+                size = None
         if size is None or ask.lengths != size.lengths:
             raise ProtocolError(
                 f"request {ask.ask_id} to {self.name}: {rows} rows of {list(ask.lengths)} bytes"
