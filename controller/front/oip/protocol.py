@@ -611,24 +611,22 @@ def _read_inputs(
                 )
             rows = found_rows
         part = parts[position]
-        header = b""
+        content: Buffer = raw[position] if raw else b""
+        sized = spec
         if spec.vary is not None:
             _check_sizes(spec, tensor.shape, sizes)
-            carrying = spec
-            spec = spec.sized(tensor.shape, part.num_bytes if part else _found_bytes(raw, position))
-            header = carrying.header(tensor.shape, spec.batch_bytes(rows))
+            sized = spec.sized(tensor.shape, part.num_bytes if part else len(content))
         if part is not None:
-            _check_shared(tensor, part, spec, rows)
+            _check_shared(tensor, part, sized, rows)
             shared.append((len(buffers), part))
-            buffers.append(header)
         elif raw:
-            content = _raw_bytes(tensor, raw[position], spec, rows)
-            buffers.append(b"".join((header, content)) if header else content)
+            _check_raw(tensor, content, sized, rows)
         else:
-            content = _typed_bytes(tensor, spec, rows)
-            if spec.datatype == "BYTES":
-                header = carrying.header(tensor.shape, len(content))
-            buffers.append(b"".join((header, content)) if header else content)
+            content = _typed_bytes(tensor, sized, rows)
+        if spec.vary is not None:
+            header = spec.header(tensor.shape, part.num_bytes if part else len(content))
+            content = b"".join((header, content))
+        buffers.append(content)
     # Without an input that has rows, a request is one.
     rows = rows or 1
     if sizes:
@@ -645,10 +643,6 @@ def _read_inputs(
             if spec.datatype == "BYTES" and index not in in_regions:
                 check_texts(spec, buffers[index], rows, servable.largest_batch)
     return rows, buffers, tuple(shared)
-
-
-def _found_bytes(raw: Sequence[Buffer], position: int) -> int:
-    return len(raw[position]) if raw else 0
 
 
 def check_texts(spec: TensorSpec, tensor: Buffer, rows: int, largest_batch: int) -> None:
@@ -903,9 +897,9 @@ def _why_one_row(servable: Servable) -> str:
     return f"; it runs its rows one by one: {servable.one_by_one}" if servable.one_by_one else ""
 
 
-def _raw_bytes(
+def _check_raw(
     tensor: pb.ModelInferRequest.InferInputTensor, raw: Buffer, spec: TensorSpec, rows: int
-) -> Buffer:
+) -> None:
     if tensor.HasField("contents") and tensor.contents.ByteSize():
         raise BadRequestError(
             f"input {quote(spec.name)}: found contents as well as raw_input_contents, expected one of them"
@@ -916,7 +910,6 @@ def _raw_bytes(
             f" {spec.batch_bytes(rows)} for {spec.datatype}"
             f" {list(spec.shape(rows))}"
         )
-    return raw
 
 
 def _typed_bytes(
