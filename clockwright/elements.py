@@ -110,7 +110,7 @@ def bytes_of(datatype: str, elements: Array) -> Array:
         return raw_of(elements.astype(np.dtype(DATATYPES[datatype].numpy_name).newbyteorder("<")))
 
 
-def array_of(datatype: str, raw: Buffer, shape: Sequence[int]) -> Array:
+def array_of(datatype: str, raw: Buffer | Array, shape: Sequence[int]) -> Array:
     """View the bytes of a tensor as clients have it: bits where numpy has no such numbers, a copy of BYTES.
 
     Raises:

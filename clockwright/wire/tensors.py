@@ -177,6 +177,11 @@ class TensorSpec:
         """The bytes behind the header, which are text if their number is negative; then the whole shape."""
         return struct.Struct(f"<{1 + len(self.row_shape) + (self.axis is not None)}q")
 
+    @property
+    def header_bytes(self) -> int:
+        """The bytes of what stands before a tensor."""
+        return self._header.size
+
     def _carried_bytes(self, raw: Any, begin: int) -> int:  # noqa: ANN401
         if self.vary is None:
             return 0

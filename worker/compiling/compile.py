@@ -26,7 +26,7 @@ import onnx
 import onnxruntime as ort
 from typing_extensions import override
 
-from clockwright.elements import Array, array_of, elements_of, raw_of
+from clockwright.elements import Array, array_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
@@ -650,7 +650,7 @@ def _text_run(session: ort.InferenceSession, compiled: CompiledModel, weights: B
 
     def run(batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
         arrays = [
-            elements_of(tensor.spec.datatype, array).reshape(tensor.spec.shape(batch_size))
+            array_of(tensor.spec.datatype, array, tensor.spec.shape(batch_size))
             for tensor, array in zip(compiled.inputs, inputs, strict=True)
         ]
         return list(map(raw_of, kernel.run(arrays)))
@@ -717,7 +717,7 @@ def sized_request(
     named = dict(zip(sizes.symbols, at, strict=True))
     specs = [at_sizes(spec, named) for spec in inputs]
     return [
-        array_of(spec.datatype, raw.data, spec.shape(rows))
+        array_of(spec.datatype, raw, spec.shape(rows))
         for spec, raw in zip(specs, sample_inputs(specs, rows, fill), strict=True)
     ]
 

@@ -20,7 +20,7 @@ from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
 from worker.compiling.row_probes import SAME_SIZE, differ, draw_numbers
 from worker.engines.open_kernel import Answer, RunOpen, open_places
-from worker.models.model_files import OpenSizes
+from worker.models.model_files import WORDS_BYTES, OpenSizes
 
 #: Where no size is declared, none is tried that is larger,
 SIZE_MAX: Final = 1 << 16
@@ -28,8 +28,6 @@ SIZE_MAX: Final = 1 << 16
 SLOW_NS: Final = NS_PER_S
 #: Rows of work of the largest row: a finer unit makes more batch sizes to measure, a coarser one wastes more of a batch.
 _UNITS: Final = 32
-#: For the words of a failure, in each output of each request.
-_WORDS_BYTES: Final = 256
 
 # Sizes to begin with, all dimensions alike, until the model takes one; most take the first.
 _FIRST = (16, 32, 64, 128, 256, 8, 4, 3, 2, 1, 512)
@@ -281,11 +279,10 @@ def _bounded(
         sizes: what the model takes.
     """
     vary = Variable(0, tuple(symbols), (), sizes.unit)
+    made = TensorSpec(spec.name, spec.datatype, row_shape, axis, vary)
     element_bytes = DATATYPES[spec.datatype].num_bytes
     unit_bytes, most = 0, tuple[int, ...]()
-    places = [
-        place for place, size in enumerate(TensorSpec("", "", row_shape, axis).shape(1)) if size < 0
-    ]
+    places = [place for _, place in open_places(made)]
     for each, shape in at.items():
         rows = (
             1 if axis is None else max(1, min(vary.rows_of_unit, sizes.unit // max(prod(each), 1)))
@@ -294,15 +291,8 @@ def _bounded(
         unit_bytes = max(unit_bytes, -(-num_bytes // vary.work(rows, each)))
         here = tuple(shape[place] for place in places)
         most = tuple(map(max, most, here)) if most else here
-    # A header, and room for the words of a failure.
-    unit_bytes += 8 * (2 + len(row_shape)) + _WORDS_BYTES
-    return TensorSpec(
-        spec.name,
-        spec.datatype,
-        row_shape,
-        axis,
-        Variable(unit_bytes, tuple(symbols), most, sizes.unit),
-    )
+    unit_bytes += made.header_bytes + WORDS_BYTES
+    return replace(made, vary=replace(vary, unit_bytes=unit_bytes, most=most))
 
 
 def _symbol_of(found: Mapping[Sizes, int], symbols: Sequence[str]) -> str | None:
@@ -432,7 +422,7 @@ class _PaddingTrial:
                 if not (numbers >= 1).any():
                     numbers[generator.integers(numbers.size)] = 1
                 raw = bytes_of(spec.datatype, numbers)
-            row.append(array_of(spec.datatype, raw_of(raw).data, here.shape(1)))
+            row.append(array_of(spec.datatype, raw_of(raw), here.shape(1)))
         return row
 
     def _same(self, one: Answer, other: Answer) -> bool:

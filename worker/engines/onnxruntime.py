@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from clockwright.elements import Array, elements_of, raw_of
+from clockwright.elements import Array, array_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec
 from worker.core.io_pool import ALIGNMENT_BYTES
@@ -215,9 +215,7 @@ def run_unshaped(
     """
     if has_texts(session):
         feed = {
-            tensor.graph_name: elements_of(tensor.spec.datatype, array).reshape(
-                tensor.spec.shape(rows)
-            )
+            tensor.graph_name: array_of(tensor.spec.datatype, array, tensor.spec.shape(rows))
             for tensor, rows, array in inputs
         }
         arrays = _run_arrays(session, feed, output_names)

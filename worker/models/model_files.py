@@ -94,8 +94,8 @@ class Limits:
 TEXT_BATCH_BYTES = 1 << 20
 # A short text, where nothing else is known.
 _TEXT_BYTES = 32
-# Room for the words of a failure in place of a tensor.
-_WORDS_BYTES = 512
+#: Room for the words of a failure in place of a tensor.
+WORDS_BYTES = 512
 
 
 def carrying(
@@ -116,8 +116,8 @@ def carrying(
             content = max(TEXT_BATCH_BYTES // largest_batch, usual)
         if usual_bytes:
             usual = usual_bytes[index]
-        header = len(spec.header(spec.shape(1), 0))
-        vary = Variable(header + max(content, _WORDS_BYTES), usual_bytes=header + usual)
+        header = spec.header_bytes
+        vary = Variable(header + max(content, WORDS_BYTES), usual_bytes=header + usual)
         made.append(replace(spec, vary=vary))
     return tuple(made)
 
