@@ -252,7 +252,7 @@ def open_outputs(
                 row_shape.append(next(iter(here.values())))
             else:
                 row_shape.append(-1)
-                symbols.append(_symbol_of(here, sizes.symbols) or f"{spec.name}.{place}")
+                symbols.append(_symbol_of(here, sizes.symbols) or f"{spec.name}[{place}]")
         found.append(_bounded(spec, tuple(row_shape), axis, symbols, at, sizes))
     return found
 
