@@ -120,7 +120,7 @@ def _shape(
         raise ConfigError(f"{what}: found --rows {wanted.rows}, expected 1 as in shape {shape}")
     array = wanted.arrays.get(spec.name)
     for position, size in enumerate(shape):
-        if size >= 0:
+        if size != -1:
             continue
         # What no file says is as in `clockwright infer`. A file of another shape is refused later.
         if array is not None and array.ndim == len(shape):

@@ -80,7 +80,7 @@ def random_inputs(
     arrays: dict[str, Array] = {}
     for spec in metadata.inputs:
         what = f"model {metadata.name}, input {spec.name!r}"
-        described = tuple(OPEN_SIZE if size < 0 else size for size in spec.shape(rows))
+        described = tuple(OPEN_SIZE if size == -1 else size for size in spec.shape(rows))
         shape = shapes.get(spec.name, described)
         if spec.datatype not in DATATYPES:
             raise ConfigError(f"{what}: found datatype {spec.datatype}, expected one that is known")
