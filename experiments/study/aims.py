@@ -121,7 +121,11 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     "unseen": (
         *(
             Aim(f"{part}_share", at_least=0.95)
-            for part in ("spikes", "links", "thin_links", "profiles")
+            for part in ("spikes", "links", "thin_links", "profiles", "stalls", "lost")
+        ),
+        *(
+            Aim(f"isolation_cost_points_{case}", at_most=2)
+            for case in ("popular", "think", "small_clients")
         ),
         Aim("flood_innocent_share", at_least=0.85),
         Aim("timers_share", at_least=0.96),
