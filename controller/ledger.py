@@ -393,11 +393,23 @@ class Ledger(Generic[W, K]):
                     self._close(gone.link, command.reason, lost)
 
     def _give_answer(self, command: AnswerRequest, finished: Finished) -> None:
-        entry = self.requests.pop(command.request_id, None)
+        entry = self.requests.get(command.request_id)
         if entry is None:
             return
         assert finished.result.action_id == command.action_id
         request, kept = entry
+        if finished.result.failed and (why := finished.result.failed.get(command.index)):
+            # Others of its batch did not fail.
+            refusal = RefuseRequest(
+                request_id=request.request_id,
+                model_id=request.model_id,
+                refusal=Refusal.FAILED,
+                slo_ns=request.slo_ns,
+                detail=why,
+            )
+            self._give_refusal(refusal)
+            return
+        del self.requests[command.request_id]
         now_ns = self._clock()
         in_time = now_ns <= request.arrival_ns + request.slo_ns
         decided_ns = 0

@@ -346,6 +346,8 @@ class Runtime:
         if result.error is ActionError.NONE:
             num_outputs = len(outputs) // max(len(sent.command.request_ids), 1)
             for index, late in wanted:
+                if result.failed and index in result.failed:
+                    continue
                 late(outputs[index * num_outputs : (index + 1) * num_outputs])
 
     # --- events and commands ------------------------------------------------------------------

@@ -107,3 +107,5 @@ class Result:
     input: StepTime | None = None
     exec: StepTime | None = None
     output: StepTime | None = None
+    #: By their places in the action, why requests failed while others of their batch did not. Their outputs say so.
+    failed: dict[int, str] | None = None

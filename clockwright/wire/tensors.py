@@ -67,6 +67,8 @@ ONNX_DATATYPES: Final = {each.onnx: each for each in DATATYPES.values()}
 PLAIN_DATATYPES: Final = {name: each for name, each in DATATYPES.items() if each.letter}
 
 
+#: Words of a failure have no more, so that the controller always sees them: longer outputs may go straight to fronts.
+FAILURE_BYTES_MAX: Final = 1024
 #: The most rows of a model with open dimensions that are one row of work: outputs of a row may be large, however short it is.
 ROWS_OF_UNIT: Final = 4
 
@@ -197,7 +199,8 @@ class TensorSpec:
     def failed(self, why: str) -> bytes:
         """Make what stands for a tensor of a request that failed while others of its batch did not."""
         assert self.vary is not None
-        text = why.encode(errors="replace")[: self.vary.unit_bytes - self._header.size]
+        room = min(self.vary.unit_bytes - self._header.size, FAILURE_BYTES_MAX)
+        text = why.encode(errors="replace")[:room]
         return self.header([0] * (self._header.size // 8 - 1), -len(text)) + text
 
     def nothing(self, rows: int) -> bytes:
@@ -206,10 +209,11 @@ class TensorSpec:
         num_bytes = prod(shape) * (DATATYPES[self.datatype].num_bytes or 4)
         return self.header(shape, num_bytes) + bytes(num_bytes)
 
-    @staticmethod
-    def is_failed(raw: Buffer) -> bool:
-        """Whether a tensor that carries its size stands for a request that failed."""
-        return int.from_bytes(raw[:8], "little", signed=True) < 0
+    def failure(self, raw: Buffer) -> str:
+        """Why the request failed that a tensor stands for; empty if it did not."""
+        if self.vary is None or int.from_bytes(raw[:8], "little", signed=True) >= 0:
+            return ""
+        return bytes(raw[self._header.size :]).decode(errors="replace") or "it failed"
 
     def unpack(self, raw: Buffer) -> tuple[TensorSpec, memoryview]:
         """Take a tensor's header off. Returns the spec of its one size, which has no batch, and its bytes.

@@ -327,6 +327,7 @@ class WorkerActions:
             elif not outputs and sent.outputs is not None:
                 outputs = _cut_outputs(sent, sent.outputs)
             _check_outputs(result.action_id, sent, outputs)
+            result.failed = _failures(sent, outputs)
         self._finished(self.worker_id, result, outputs)
 
     def _with_sent(
@@ -361,6 +362,19 @@ def _cut_outputs(sent: _SentInfer, slab: memoryview) -> list[memoryview]:
             outputs.append(slab[begin:end])
             begin = end
     return outputs
+
+
+def _failures(sent: _SentInfer, payload: Sequence[Buffer]) -> dict[int, str] | None:
+    """Read which requests failed while others of their batch did not, and why."""
+    if not sent.specs or sent.specs[0].vary is None:
+        return None
+    firsts: Sequence[Any] = payload[:: len(sent.specs)]
+    words = [
+        # What goes straight to a front is longer than any words.
+        "" if isinstance(first, SentOutput) else sent.specs[0].failure(first)
+        for first in firsts
+    ]
+    return {index: printable(why, WORDS_CHARS_MAX) for index, why in enumerate(words) if why}
 
 
 def _check_outputs(action_id: ActionId, sent: _SentInfer, payload: Sequence[Buffer]) -> None:

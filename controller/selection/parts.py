@@ -14,7 +14,6 @@ from math import prod
 import msgspec
 
 from clockwright.elements import skip_texts
-from clockwright.errors import RefusedError
 from clockwright.units import PARTS_MAX, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec, total_bytes
@@ -184,10 +183,7 @@ def _join(spec: TensorSpec, pieces: Sequence[bytes], rows: Sequence[int]) -> byt
     if spec.vary is not None:
         contents = []
         for piece in pieces:
-            try:
-                sized, content = spec.unpack(piece)
-            except RefusedError:
-                return piece  # It says why this part failed, and so the whole.
+            sized, content = spec.unpack(piece)
             contents.append(content)
         joined = b"".join(contents)
         return spec.header((sum(rows), *sized.row_shape[1:]), len(joined)) + joined

@@ -36,9 +36,7 @@ class Predictions:
         # have to send another request, and would be refused later than all others.
         found = cache.request(key, deadline_ns=0, now_ns=runtime.clock())
         if not isinstance(found, tuple):
-            return runtime.ask(
-                model.model_id, ask, inputs, sink, late=partial(self._keep, model, key)
-            )
+            return runtime.ask(model.model_id, ask, inputs, sink, late=partial(self._keep, key))
         request_id = runtime.new_number()
         told = Answered(ask.arrival_ns + ask.slo_ns)
         self._found[request_id] = asyncio.get_running_loop().call_soon(
@@ -58,7 +56,5 @@ class Predictions:
         del self._found[request_id]
         sink.told(request_id, told, outputs)
 
-    def _keep(self, model: Entry, key: Key, views: Sequence[Buffer]) -> None:
-        carried = zip(model.outputs, views, strict=True)
-        if not any([spec.vary is not None and spec.is_failed(view) for spec, view in carried]):
-            keep(self._cache, key, views, self._runtime.clock())
+    def _keep(self, key: Key, views: Sequence[Buffer]) -> None:
+        keep(self._cache, key, views, self._runtime.clock())

@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         config = "batch_sizes = [1, 2, 4]\n" + CONFIGS.get(name, "")
         (folder / "config.toml").write_text(config)
     arguments = ["--pages", "32", "--arena-mib", "16", "--cache-dir", str(directory / "cache")]
-    arguments += ["--http-port", "0"]
+    arguments += ["--http-port", "0", "--metrics-port", "0"]
     with LocalServer(["--models", str(directory / "models"), *arguments]) as started:
         yield started
 
@@ -195,7 +195,7 @@ def test_too_many_rows_are_refused_in_a_clients_words(client: Client) -> None:
         client.infer("encoder", inputs, slo_ms=SLO_MS)
 
 
-def test_a_request_fails_alone(client: Client) -> None:
+def test_a_request_fails_alone(server: LocalServer, client: Client) -> None:
     bad = {"x": np.array([[3, 99]])}
     begin = threading.Barrier(4)
 
@@ -220,6 +220,11 @@ def test_a_request_fails_alone(client: Client) -> None:
         assert [each.result() for each in others] == [""] * 3
     assert "FAILED" in words
     assert "indices element out of data bounds" in words
+    # Whoever counts answers does not count what was none.
+    with urllib.request.urlopen(server.metrics) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if 'model="table"' in line]
+    (failed,) = [line for line in lines if 'reason="FAILED"' in line]
+    assert float(failed.split()[-1]) >= 10
 
 
 def test_metadata_has_minus_one_for_open_sizes(server: LocalServer, client: Client) -> None:

@@ -318,7 +318,7 @@ def test_bytes_that_are_no_text_pass_in_binary_only(server: LocalServer, client:
     )
     assert answer.status_code == 400
     assert "output 'upper': found bytes that are not UTF-8" in answer.json()["error"]
-    with pytest.raises(RefusedError, match="FAILED: found text that is not UTF-8"):
+    with pytest.raises(RefusedError, match=r"FAILED: .*\(found text that is not UTF-8"):
         client.infer("numbers", texts([b"\xff", "a"]), **LONG)
 
 
