@@ -128,10 +128,11 @@ class Authoriser:
         self._by_secret.clear()
         tenant = None if rules.anonymous_tenants else ""
         self._anybody = Caller("", rules.anonymous, tenant)
+        known = replace(rules, own_key_sha256=b"", anonymous=EVERY_ROLE, anonymous_tenants=True)
         for caller, credentials in list(self._inside.items()):
             found, _ = self._identify(credentials, now_s)
-            # Credentials that were unknown may be known now.
-            caller.over = not caller.name or not found.same_as(caller)
+            # Credentials that were unknown may be known now, unless none are.
+            caller.over = not found.same_as(caller) or (not caller.name and known != Rules())
 
     def expire(self, now_s: float) -> None:
         """Mark expired callers as `over`; called about once a second."""

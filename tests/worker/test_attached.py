@@ -228,9 +228,10 @@ class CompilerKiller:
                 self.killed.add(pid)
 
     def _compilers(self) -> Iterator[int]:
+        # Threads and their children end while one looks.
         for thread in Path("/proc/self/task").iterdir():
-            for pid in map(int, (thread / "children").read_text().split()):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                for pid in map(int, (thread / "children").read_text().split()):
                     if b"compiler_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                         yield pid
 
