@@ -1,7 +1,4 @@
-"""Plain EDF: a policy that no server has, with which the others are compared.
-
-Interpreted only: what `make native` compiles cannot be derived from.
-"""
+"""Plain EDF: a policy that no server has, with which the others are compared."""
 
 from __future__ import annotations
 
