@@ -81,14 +81,14 @@ def least_lines(
             server.do(lambda _: sys.settrace(lines.enter))
             lines.num_lines = 0
             ask()
-            found.append(lines.num_lines / together)
+            # The turn that sent the answer has ended then.
             server.do(lambda _: sys.settrace(None))
+            found.append(lines.num_lines / together)
     # What a timer adds, or a client's acknowledgement, is not in the least of them.
     return min(found)
 
 
-# From run to run 720 or 740 lines are found, and 470 to 483 for each of eight; which reads cost more is not known.
-@pytest.mark.parametrize(("together", "most"), [(1, 750), (8, 490)])
+@pytest.mark.parametrize(("together", "most"), [(1, 743), (8, 485)])
 def test_a_small_request_costs_no_more_lines_than_it_did(
     tmp_path: Path, together: int, most: int
 ) -> None:
