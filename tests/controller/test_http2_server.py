@@ -28,6 +28,7 @@ from controller.front.admission.entrance import Entrance
 from controller.front.admission.limits import AdmissionLimits
 from controller.front.http import http2_server
 from controller.front.http.http2_server import STREAM_REQUESTS_MAX, Http2Server
+from controller.front.services import inference
 from controller.front.services.inference import InferenceService
 from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread
 from tests.kit.full_entrance import FullEntrance, HeldEntrance
@@ -391,6 +392,27 @@ def test_every_call_of_a_burst_ends_with_a_status_of_ours(tmp_path: Path) -> Non
 
 
 # --- peers that mean harm, or sleep ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["read", "refusal"])
+def test_a_fault_of_ours_ends_the_call_and_no_other_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError(where)
+
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as other:
+        other.wait([other.infer(question())])
+        with RawClient(server.address) as client, monkeypatch.context() as patched:
+            if where == "read":
+                patched.setattr(http2_server._Peer, "_handle", fail)
+                client.infer(question())
+                assert client.wait_closed() == (2, "internal error")
+            else:
+                patched.setattr(inference, "error_of", fail)
+                [end] = client.wait([client.infer(question(0.001))])
+                assert (end.status, end.text) == (13, "internal error in ModelInfer: KeyError")
+        assert other.wait([other.infer(question())])[0].status == 0
 
 
 def test_a_flood_ends_its_own_connection_with_a_reason(tmp_path: Path) -> None:

@@ -732,6 +732,11 @@ class _Peer:
             log.info("connection of %s: %s", self.name, error)
             self.hang_up(error.code, str(error))
             return False
+        except Exception:
+            # Else calls that were half read would wait for ever.
+            log.exception("connection of %s", self.name)
+            self.hang_up(ErrorCode.INTERNAL_ERROR, "internal error")
+            return False
         finally:
             self._flushing = False
             if gate is not None:

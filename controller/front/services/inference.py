@@ -62,7 +62,7 @@ from controller.front.remote.backend import Backend
 from controller.front.services.early_refusals import EarlyRefusals
 from controller.front.services.templates import CutRequest, Templates, cut_request
 from controller.front.services.tracing import Trace, Tracing
-from controller.port import Answered, Ask, Refused, Stale, Told
+from controller.port import Answered, Ask, Failed, Refused, Stale, Told
 from controller.runtime import late_figures
 
 _NOTHING_PEEKED = (b"", PeekedRequest())
@@ -182,15 +182,22 @@ class ServedRequest:
         elif isinstance(told, Stale):
             self.begin()
         else:
-            if isinstance(told, Refused):
-                # It is not read yet where a front has waited for the model's description in vain.
-                asked, data = self._asked, self._data
-                if asked is not None and self.trace is None and not isinstance(data, JsonRequest):
-                    service = self._service
-                    service.early_refusals.refused(data, asked, told, service.backend.clock())
-                self._fail(error_of(told, self._name))
-            else:
-                self._fail(told_error(told))
+            try:
+                error = self._error_of(told)
+            except Exception as fault:
+                # No other code would end the call.
+                error = fault
+            self._fail(error)
+
+    def _error_of(self, told: Refused | Failed) -> Exception:
+        if not isinstance(told, Refused):
+            return told_error(told)
+        # It is not read yet where a front has waited for the model's description in vain.
+        asked, data = self._asked, self._data
+        if asked is not None and self.trace is None and not isinstance(data, JsonRequest):
+            service = self._service
+            service.early_refusals.refused(data, asked, told, service.backend.clock())
+        return error_of(told, self._name)
 
     def _answer(self, told: Answered, outputs: Sequence[Buffer]) -> None:
         data, asked = self._data, self._asked
