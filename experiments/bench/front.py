@@ -171,11 +171,15 @@ class FloodedServer:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def capacity_rps(self, connections: int, seconds: float) -> float:
-        """The highest rate with 95 % inside 100 ms, to 4 %."""
+        """The highest rate with 95 % inside 100 ms, to 4 %: in two of three runs, since one standstill of the host fails a run."""
+
+        def runs_well(rate: float, seed: int) -> bool:
+            (found,) = self.offer([(rate, connections)], 100, seconds, seed)
+            return bool(found["ok"] >= 0.95 * found["offered"])
 
         def carries(rate: float) -> bool:
-            (found,) = self.offer([(rate, connections)], 100, seconds, round(rate))
-            return bool(found["ok"] >= 0.95 * found["offered"])
+            first, second = (runs_well(rate, round(rate) + number) for number in range(2))
+            return first if first == second else runs_well(rate, round(rate) + 2)
 
         low, high = 100.0, 200.0
         while carries(high):
