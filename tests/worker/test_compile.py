@@ -827,7 +827,7 @@ def test_a_compiler_that_never_ends_dies_with_its_worker(tmp_path: Path) -> None
         "import asyncio, pathlib, sys\n"
         "from worker.compiling.compiler import Compiler\n"
         "from worker.models.model_files import Limits, ModelSource\n"
-        "compiler = Compiler(time_limit_s=600)\n"
+        "compiler = Compiler(time_limit_s=600, long_s=600)\n"
         "def told(stage):\n"
         "    print(compiler.pid if stage == 'optimising' else '', flush=True)\n"
         "source, out = ModelSource(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
@@ -850,17 +850,22 @@ def test_a_compiler_that_never_ends_dies_with_its_worker(tmp_path: Path) -> None
 
 
 def test_a_compiler_that_dies_costs_a_refusal_and_is_replaced(tmp_path: Path) -> None:
-    source = write(dense(), tmp_path / "source")
+    (tmp_path / "out").mkdir()
 
     async def scenario() -> None:
-        compiler = Compiler(time_limit_s=120)
+        # The job keeps its seat, whose process dies while it works, not between two jobs.
+        compiler = Compiler(time_limit_s=600, long_s=600)
+
+        def kill(stage: str) -> None:
+            if stage == "optimising":
+                assert compiler.pid is not None
+                os.kill(compiler.pid, signal.SIGKILL)
+
+        bad = write(endless(), tmp_path / "bad")
         try:
-            await compiler.describe(source)
-            assert compiler.pid is not None
-            os.kill(compiler.pid, signal.SIGKILL)
             with pytest.raises(ModelError, match="the compiler was killed by SIGKILL while"):
-                await compiler.describe(source)
-            await compiler.describe(source)
+                await compiler.compile(bad, tmp_path / "out", LIMITS, kill)
+            await compiler.describe(write(dense(), tmp_path / "good"))
         finally:
             await compiler.close()
 
