@@ -196,7 +196,7 @@ def judge(
 
     assert best is not None  # a worker that can hold it has a copy or not
     if not doubts:
-        if _is_doubtful(request, shortest_ns, now_ns):
+        if _is_doubtful(request, shortest_ns, now_ns, lanes):
             return Verdict(Refusal.INFEASIBLE)
     elif _doubt(best, request, shortest_ns, now_ns, lanes) and arriving:
         # This request may be the one that tries; were it refused, so would be all until the next came.
@@ -255,15 +255,17 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
     )
 
 
-def _is_doubtful(request: Request, shortest_ns: int, now_ns: int) -> bool:
+def _is_doubtful(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) -> bool:
     """Whether the way to a worker and the EXEC alone rule the request out there: `_doubt` may have it tried."""
     model = request.model
     budget_ns = request.due_ns - request.arrival_ns - shortest_ns
-    for worker in model.ready:
-        out_bytes = request.rows * model.output_row_bytes
-        if worker.link.expected_ns(now_ns, request.num_bytes, out_bytes) > budget_ns:
-            return True
-    return False
+    if not lanes.unusual:  # all links are alike
+        return next(iter(model.ready)).link.usual_ns > budget_ns
+    out_bytes = request.rows * model.output_row_bytes
+    return any(
+        worker.link.expected_ns(now_ns, request.num_bytes, out_bytes) > budget_ns
+        for worker in model.ready
+    )
 
 
 def _doubt(
