@@ -16,8 +16,8 @@ for it. A worker that fails everything, is overdue or slow is suspended for all 
 
 A model is never suspended on the last worker that offers it, with the one exception of the table: else no
 probe could show whether it works again. A suspension ends when a probe succeeds there. A probe is a load, or a run of
-one request that waits or runs elsewhere all the same, so it costs no answer. The pause before the next probe
-doubles with every failure. What a worker remembers of a model's failures ends with the model's next success.
+one request that waits or runs elsewhere all the same, so it costs no answer. Where the worker did not answer, any answer
+ends it, once none is late. The pause before the next probe doubles with every failure. What a worker remembers of a model's failures ends with the model's next success.
 
 What a slow worker measures is kept from the estimates that it shares with its kind, while another worker is
 there to be asked instead. Where all are slow, the last one teaches, and the others' probes are in time again.
@@ -96,7 +96,9 @@ class Health:
 
     def overdue(self, worker: WorkerState, now_ns: int) -> list[Model]:
         """Suspend all models on a worker that does not answer, where another worker offers them."""
-        return self._suspend_all(worker, f"worker {worker.worker_id} does not answer", now_ns)
+        touched = self._suspend_all(worker, f"worker {worker.worker_id} does not answer", now_ns)
+        _trouble_of(worker).silent = True
+        return touched
 
     # --- what goes well, or takes long ----------------------------------------------------------
 
@@ -145,14 +147,14 @@ class Health:
             trouble.run_strikes.pop(model, None)
             trouble.load_strikes.pop(model, None)  # it was loaded, if slowly
             trouble.failing_runs.clear()
-            if trouble.sick and not self._answers_late(worker, now_ns):
-                trouble.sick = False
-                trouble.strikes = 0
-                touched = self._restore_all(worker, load=False)
         else:
             trouble.load_strikes.pop(model, None)
             trouble.failing_loads.clear()
             touched = self._restore_all(worker, load=True)
+        if trouble.sick and (is_run or trouble.silent) and not self._answers_late(worker, now_ns):
+            trouble.sick = False
+            trouble.strikes = 0
+            touched += self._restore_all(worker, load=False)
         suspension = model.suspended.get(worker)
         if suspension is not None and (is_run or suspension.load) and not trouble.sick:
             self._books.restore(model, worker)
@@ -241,7 +243,7 @@ class Health:
 
     def _suspend_all(self, worker: WorkerState, words: str, now_ns: int) -> list[Model]:
         trouble = _trouble_of(worker)
-        trouble.sick = True
+        trouble.sick, trouble.silent = True, False
         trouble.strikes += 1
         touched: list[Model] = []
         for model in self._books.models.values():

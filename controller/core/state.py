@@ -261,6 +261,8 @@ class Trouble:
     #: It is avoided for all its models, and was probed in vain so often.
     sick: bool = False
     strikes: int = 0
+    #: That is because it did not answer: any answer shows that it does again, a load's too.
+    silent: bool = False
     #: Failures of a model since its last success here.
     run_strikes: dict[Model, int] = field(default_factory=dict)
     load_strikes: dict[Model, int] = field(default_factory=dict)

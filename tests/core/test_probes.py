@@ -106,3 +106,18 @@ def test_a_model_that_failed_to_load_is_back_although_its_next_load_took_long(po
     finish_all(bench)
     bench.done(slow.action.action_id, begin_ms, begin_ms + 40, broken)
     assert is_back(bench, broken)
+
+
+@pytest.mark.parametrize("policy", PREDICTING)
+def test_a_worker_that_did_not_answer_is_back_with_any_answer_a_loads_too(policy: str) -> None:
+    bench = pair(policy, pages=4)
+    bench.request(A, slo_ms=1000)
+    (load,) = bench.in_flight.values()
+    silent = load.worker_id
+    bench.wait(bench.now_ns + 100 * MS)  # it is suspected, and A is loaded on the other
+    begin_ms = bench.now_ms
+    bench.done(load.action.action_id, begin_ms - 8, begin_ms, silent)
+    finish_all(bench)
+    bench.request(B, slo_ms=1000)
+    # As long as it is avoided, B is loaded on the other, and here only to see whether it answers.
+    assert [command.worker_id for command in bench.in_flight.values()] == [silent]
