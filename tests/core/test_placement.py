@@ -69,6 +69,22 @@ def test_the_timer_that_is_asked_next_the_latest_goes_first() -> None:
     assert NextUse(enabled=False).victims(worker(), 1, 0) == []
 
 
+@pytest.mark.parametrize("timers", [False, True])
+def test_a_copy_whose_model_has_another_goes_before_those_that_are_alone(timers: bool) -> None:
+    uses = NextUse(enabled=timers)
+    one, copies = full(4)
+    for number, copy in enumerate(copies):
+        ask(uses, copy, 100 + 10 * number, 1100 + 10 * number)
+    spare = copies[1].model
+    spare.copies[worker(number=1)] = Copy(spare, worker(number=1), 1, copies[1].estimates)
+    assert uses.victims(one, 1, 1200 * MS) == [copies[1]]
+    # It alone is too little, so all go as they do otherwise.
+    farthest_first = [copies[3], copies[2]]
+    assert uses.victims(one, 2, 1200 * MS) == (farthest_first if timers else copies[:2])
+    copies[1].num_pins = 1
+    assert uses.victims(one, 1, 1200 * MS) != [copies[1]]
+
+
 def test_what_was_not_asked_for_longer_than_a_timer_will_not_be_goes_before_it() -> None:
     uses = NextUse()
     one, (timer, old, other) = full(3)

@@ -3,7 +3,9 @@
 A model that was asked at even gaps is a timer, and is expected again when its gap has passed; while it is not
 overdue, its next use is so far away. About other models nothing is known but how long they were not asked, and
 that is taken for how long they will not be: the least recently used goes first. Where models that do not fit are
-asked in turn, the least recently used is the next one to be asked, so timers need this.
+asked in turn, the least recently used is the next one to be asked, so timers need this. Among the least recently used,
+a copy whose model has another elsewhere goes before all: the other serves it. Where copies of all models just fit, each
+that is there twice keeps a model out, whose requests are refused if their SLO is shorter than its load.
 
 A decision looks at the head of the worker's copies in order of use, and at the top of its heap of timers. It
 never walks all copies, unless most of those that it meets are in use.
@@ -16,14 +18,14 @@ with them. So the heaps stay, with entries that leave when they are met.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 
 from clockwright.units import NS_PER_MS
 from controller.core.state import MANY_COPIES, Copy, Model, WorkerState
 
 # A gap may differ from the one before by this part of it, and a timer be late by as much.
 _TOLERANCE = 8
-# Copies of timers that a decision passes over in order of use.
+# Copies of timers that a decision passes over in order of use; it looks for spare ones among as many.
 _MAX_PASSED_OVER = 8
 # A timer is loaded ahead when it is expected so soon after the end of its load. Timers that stay resident are asked
 # one after the other, and meanwhile the load lane would be idle; three times as much gave the same.
@@ -190,6 +192,9 @@ class NextUse:
         missing = num_pages - worker.num_free_pages
         if missing <= 0:
             return []
+        spare = _spare(worker, missing)
+        if spare is not None:
+            return spare
         timers = worker.timers
         if not timers:
             return least_recently_used(worker, num_pages, wanted=False)
@@ -239,6 +244,18 @@ def _stands(entry: tuple[int, int, Copy]) -> bool:
     """Whether the copy is there still, and is expected at the entry's time."""
     copy = entry[2]
     return -entry[0] == copy.expected_ns and copy.worker.copies.get(copy.model) is copy
+
+
+def _spare(worker: WorkerState, missing: int) -> list[Copy] | None:
+    """Copies that free so many pages, whose models have others: no request has to wait for a load when they are gone."""
+    found: list[Copy] = []
+    for copy in islice(worker.copies.values(), _MAX_PASSED_OVER):
+        if len(copy.model.copies) > 1 and _free(copy):
+            found.append(copy)
+            missing -= copy.num_pages
+            if missing <= 0:
+                return found
+    return None
 
 
 def _free(copy: Copy) -> bool:
