@@ -7,7 +7,8 @@ lane has room while its predicted backlog is below its look-ahead. Then the poli
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import count, islice
+from collections.abc import Iterable
+from itertools import chain, count, islice
 
 from clockwright.errors import Refusal
 from clockwright.units import ActionId
@@ -36,6 +37,8 @@ from controller.core.state import (
 # A load goes to one of so many workers, whose load lanes have been free for longest; to one of the next so many if
 # none of those can make room for it.
 _MOST_ROOM = 32
+# Among so many of them a load for which no request waits looks for free pages.
+_FEW = 4
 
 
 class Dispatch:
@@ -157,7 +160,15 @@ class Dispatch:
 
     def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Load the model on the first worker from which that takes nothing but what the reason may take."""
-        for worker in self._books.load_lanes.maybe_idle(model.ready, now_ns):
+        lanes = self._books.load_lanes
+        if reason is REFUSED_COLD or reason is WANTED:
+            # Those that are idle for longest, so that each in turn gives up a copy; a few with free pages before them.
+            rest = lanes.by_rest(model.ready)
+            few = sorted(islice(rest, _FEW), key=lambda worker: _is_full(worker, model))
+            workers: Iterable[WorkerState] = chain(few, rest)
+        else:
+            workers = lanes.maybe_idle(model.ready, now_ns)
+        for worker in workers:
             if worker.in_flight if reason is IDLE_PAGES else worker.load_lane:
                 continue
             readiness = model.ready.get(worker)
@@ -369,6 +380,11 @@ class Dispatch:
             if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
+
+
+def _is_full(worker: WorkerState, model: Model) -> bool:
+    readiness = model.ready.get(worker)
+    return readiness is None or worker.num_free_pages < readiness.num_pages
 
 
 def _movable(worker: WorkerState, num_pages: int) -> list[Copy] | None:
