@@ -607,6 +607,32 @@ def test_under_overload_a_batch_that_leaves_nobody_behind_is_next_before_one_tha
         assert batches(bench.finish_next(Infer))[0] == expected
 
 
+def test_under_overload_the_urgent_are_not_passed_over_for_those_who_can_wait() -> None:
+    for patient_ms, expected in ((20, ("m0", 4)), (500, ("m0", 2))):
+        bench = Fleet()
+        bench.resident(0)
+        bench.resident(1)
+        bench.ask(0, 100)  # the lane is busy for 3 ms
+        bench.ask(0, 3 + 5)
+        bench.ask(0, patient_ms, count=4)
+        refuse_many(bench, 1, 4, Refusal.OVERLOADED)
+        assert batches(bench.finish_next(Infer))[0] == expected
+
+
+def test_under_overload_those_who_can_wait_make_no_batch_denser() -> None:
+    """Two with little time are denser than one and three with much, which are as many per time in all."""
+    for patient_ms, expected in ((12, ("m0", 4)), (500, ("m1", 2))):
+        bench = Fleet(models=3)
+        for model in range(3):
+            bench.resident(model)
+        bench.ask(2, 100)  # the lane is busy for 3 ms
+        bench.ask(0, 3 + 7)
+        bench.ask(0, 3 + patient_ms, count=3)
+        bench.ask(1, 3 + 7.5, count=2)
+        refuse_many(bench, 2, 4, Refusal.OVERLOADED)
+        assert batches(bench.finish_next(Infer))[0] == expected
+
+
 def deferring(deferral: Deferral) -> Callable[[SchedulerConfig], Policy]:
     return lambda config: EdfMhPolicy(config, deferral=deferral)
 

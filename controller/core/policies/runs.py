@@ -6,7 +6,7 @@ deadline order, so a batch is a run of it: the first request sets the latest beg
 * `best_batch` is Appendix B's: the strategy with the earliest required start that is in time. It may pass
   over requests that a smaller batch could still answer.
 * `urgent_run` passes over no request that a batch of one still answers, unless that pays.
-* `largest_run` passes over every request that stands in the way of the largest batch.
+* `largest_run` passes over every request that stands in the way of the largest batch, unless all in that can wait.
 
 The last two leave out sizes that take more time per request than a smaller one (`Estimates.densest`).
 
@@ -36,6 +36,11 @@ Run = Callable[[Copy, int], Batch | None]
 _MULTI_ROW_STARTS = 32
 # A batch of unlike requests is made of so many of the most urgent ones, no more.
 _MOST_UNLIKE = 64
+
+# A request that can wait for so many of the largest batches is in no batch's way, and no reason to run one now: it is
+# worth so much of one that has to go.
+_PATIENT = 8
+_PATIENT_WORTH = 0.25
 
 
 def best_batch(copy: Copy, begin_ns: int) -> Batch | None:
@@ -196,16 +201,27 @@ def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
         last = waiting - sizes[index]
         due_ns = begin_ns + exec_ns[index]
         if queue[last].due_ns >= due_ns:
-            first = (
-                0
-                if queue[0].due_ns >= due_ns
-                else bisect_left(queue, due_ns, 0, last, key=due_ns_of)
-            )
+            first = 0
+            if queue[0].due_ns < due_ns:
+                first = bisect_left(queue, due_ns, 0, last, key=due_ns_of)
+            if queue[first + sizes[index] - 1].due_ns >= begin_ns + _PATIENT * exec_ns[-1]:
+                return _beside_patient(copy, first, index, begin_ns)
             return Batch(
                 copy, first, sizes[index], index, queue[first].due_ns - exec_ns[index], begin_ns
             )
         index = fit[sizes[index] - 1]
     return None
+
+
+def _beside_patient(copy: Copy, first: int, index: int, begin_ns: int) -> Batch:
+    """The batch of a size from a request on, or those that it passes over if all in it can wait."""
+    queue, exec_ns = copy.model.queue, copy.estimates.exec_ns
+    count, wait_ns = copy.estimates.sizes[index], begin_ns + _PATIENT * exec_ns[-1]
+    if first and queue[first].due_ns >= wait_ns and (urgent := urgent_run(copy, begin_ns)):
+        first, count, index = urgent.first, urgent.count, urgent.size_index
+    patient = first + count - bisect_left(queue, wait_ns, first, first + count, key=due_ns_of)
+    worth = count - (1.0 - _PATIENT_WORTH) * patient
+    return Batch(copy, first, count, index, queue[first].due_ns - exec_ns[index], begin_ns, worth)
 
 
 def unlike_run(copy: Copy, begin_ns: int) -> Batch | None:
