@@ -80,6 +80,13 @@ def test_under_more_pressure_what_is_sparse_gives_way_sooner() -> None:
     assert first_kept(jobs, 0, 2.0)[0] == 1
 
 
+def test_within_their_shares_jobs_strike_each_other_out_by_what_of_theirs_is_dropped() -> None:
+    """However much a flood beside them has dropped."""
+    jobs = [job(1, 2, 1.0)._replace(held=True), job(5, 2, 9.0)._replace(held=True)]
+    assert first_kept(jobs, 0, 4.0, held_pressure=4.0)[0] == 1
+    assert first_kept(jobs, 0, 4.0, held_pressure=1.0)[0] == 0
+
+
 def test_where_all_are_struck_out_the_densest_is_first() -> None:
     assert first_kept([job(1, 2, 1.0), job(1, 2, 3.0), job(1, 2, 2.0)], 5 * MS, 1.0)[0] == 1
 

@@ -49,7 +49,7 @@ def first_kept(
         pressure: 1 for the rule as it stands; 0 to begin with the most urgent job, whatever becomes of
             the others; in between, the time that the jobs take counts in part.
         most: so many jobs could be looked at in all.
-        held_pressure: the most pressure where one beyond its fair share may have to go for those within theirs.
+        held_pressure: the most pressure where one may have to go for those within their fair shares.
 
     Returns:
         Its index, and whether further jobs will hardly strike it out: it is kept even if they add a quarter of
@@ -60,7 +60,7 @@ def first_kept(
     left = list(range(len(jobs)))
     while left:
         first = left[0]
-        latest_ns, share_ns, density, held = jobs[first]
+        latest_ns, share_ns, density, _ = jobs[first]
         if begin_ns > latest_ns:
             del left[0]
             continue
@@ -68,7 +68,7 @@ def first_kept(
         for index, other in enumerate(jobs[first + 1 :], first + 1):
             if other.density > density:
                 if begin_ns + pressure * busy_ns > other.latest_ns and (
-                    held or not other.held or begin_ns + held_pressure * busy_ns > other.latest_ns
+                    not other.held or begin_ns + held_pressure * busy_ns > other.latest_ns
                 ):
                     # Whatever is less dense than the first was struck out before it.
                     left = [i for i in left if i > index or jobs[i].density > density]
