@@ -46,7 +46,7 @@ class ExecLanes:
             self._offer(model, model.copies, now_ns)
         else:
             self._offer_to_idle(model, now_ns)
-            if model.queue:
+            if model.queue and model.loose:
                 self._offer_to_loose(model, now_ns)
 
     def _offer(self, model: Model, workers: Iterable[WorkerState], now_ns: int) -> None:

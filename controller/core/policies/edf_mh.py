@@ -196,9 +196,13 @@ class EdfMhPolicy(Policy):
             else:
                 found += batches
             if len(batches) < more or (
-                aside and aside[-1].required_start_ns >= now_ns + clients.slo_ns
+                aside
+                and (
+                    aside[-1].required_start_ns >= now_ns + clients.slo_ns
+                    or len(aside) == len(worker.strategies)
+                )
             ):
-                break  # whatever comes after that has an SLO as long
+                break  # whatever comes after that, if anything, has an SLO as long
             if len(found) == most:
                 break
             if len(found) == sought:
