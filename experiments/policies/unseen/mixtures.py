@@ -274,8 +274,11 @@ FAMILIES: tuple[Load, ...] = (
     _refusal("slos_wide", 15, 1500, 1, 50, 100, 1000, bound=""),
     _refusal("tight", 15, 1500, 2, 25),
     _refusal("long", 15, 1800, 1, 500),
-    # Where some models ask for far more than others and not all can be served, isolation decides whom.
-    _refusal("zipf", 100, 2600, 2, zipf=1.0, bound="memory", compared="small"),
+    # A fifth is for one model, and the others are too many by themselves: as in `popular`, there is no flood, and all
+    # answers count. `edf_mh` answers 26 % of what is asked of models below the mean and 64 of all, `clockwork` 33 and
+    # 59. With 1.5 instead of 1.1 for `fairness._MOST` it has 41 and 60, more of both; but as little as 1.3 costs
+    # the thinking clients of `think` 4 in 100 answers.
+    _refusal("zipf", 100, 2600, 2, zipf=1.0, bound="memory"),
     mixture("refusal_zoo", *_ZOO, group="refusals", gpus=2, begin_s=0, bound="memory"),
     mixture(
         "refusal_flood", _resnets(8, _steady(300, 3), 100), _resnets(1, ((0.5, 3, 2500),), 100),
