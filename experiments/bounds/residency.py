@@ -8,6 +8,7 @@ GPUs hold so many bytes for so long; LOADs take the load lanes' time. So
     answers <= most requests that could be kept while so many LOADs run + these LOADs,
 
 each of the two filled with the cheapest first. A LOAD takes its pages while it runs, when nothing is kept in them, and
+so does the last EXEC from what it loaded: whatever is kept there for a request is kept until that arrives. And
 models whose weights all are a multiple of so many pages leave the rest of a GPU empty. It is the memory bound
 (linear.py) without its intervals, at the cost of a sort, so that it holds for a whole run. There is nothing to be gained by cutting the run into windows,
 each of which may begin with anything resident: where models are asked once in each window, that is a gift.
@@ -45,7 +46,9 @@ def residency_bound(case: BoundProblem) -> int:
         kept.append(cost.num_pages * np.maximum(arrival_ns[1:] - reach_ns[:-1], 0.0))
         from_start.append((float(cost.num_pages * (arrival_ns[0] - case.start_ns)), cost.num_pages))
         loads.append(np.full(len(places), float(cost.load_ns)))
-        load_pages.append(np.full(len(places), float(cost.num_pages * cost.load_ns)))
+        exec_ns = case.deadline_ns[places] - case.latest_ns[places]
+        taken_ns = np.asarray(cost.load_ns + exec_ns, dtype=np.float64)
+        load_pages.append(cost.num_pages * taken_ns)
     multiple = math.gcd(*(cost.num_pages for cost in case.costs)) or 1
     num_pages = case.num_gpus * (case.pages_per_gpu // multiple * multiple)
     half_done_ns = spared = 0
