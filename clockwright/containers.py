@@ -5,6 +5,7 @@
     inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments; BYTES: text
     outputs = { digit = "INT64[]" }
 
+In place of `load`, `command` names a program in any language, and `address` one that runs elsewhere.
 The controller reads it to judge the folder, the worker to run it. Nothing here runs or imports anything.
 """
 
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec
@@ -25,6 +28,7 @@ CONFIG_FILE = "config.toml"
 LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
 
 _SPEC = re.compile(r"([A-Z0-9]+)\[([0-9, ]*)\]")
+_ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}|unix:///[^\s]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # A value beyond these is a typing error.
 _DIMENSION_MAX = 2**31
@@ -36,8 +40,13 @@ _TIME_LIMIT_S_MAX = 3600.0
 class ContainerSpec:
     """A model that is code."""
 
-    #: A file of the version folder, or an import path `package.module:name`.
-    load: str
+    #: Python: a file of the version folder, or an import path `package.module:name`.
+    load: str = ""
+    #: Instead of `load`, a program in any language and its arguments. It starts in the version folder; one of its files
+    #: begins with `./`.
+    command: tuple[str, ...] = ()
+    #: Instead of `load`, where it runs already: `tcp://HOST:PORT` or `unix:///PATH`.
+    address: str = ""
     #: What is called with the rows: a function of a `.py` file, or a method of an object that is not
     #: callable itself.
     method: str = "predict"
@@ -54,8 +63,16 @@ class ContainerSpec:
 
     @property
     def file(self) -> str | None:
-        """The file to load; None for an import path."""
-        return None if ":" in self.load else self.load
+        """The file of the version folder that is loaded or started; None: it needs none."""
+        if self.command:
+            first = self.command[0]
+            return first.removeprefix("./") if first.startswith("./") else None
+        return None if ":" in self.load or not self.load else self.load
+
+    @property
+    def title(self) -> str:
+        """What is loaded, started or asked, for messages."""
+        return self.load or " ".join(self.command) or self.address
 
 
 def latest_version(folder: Path) -> str:
@@ -97,52 +114,90 @@ def parse_container(table: object) -> ContainerSpec:
     """
     if not isinstance(table, Mapping):
         raise _unexpected("container", table, "a table with load, inputs and outputs")
-    known = ("load", "method", "inputs", "outputs", "time_limit_s", "replicas")
+    known = [each.name for each in fields(ContainerSpec)]
     for key in table:
         if key not in known:
             raise ModelError(f"container: unknown key {key!r}; known are {', '.join(known)}")
-    method = table.get("method", "predict")
-    if not isinstance(method, str) or not method.isidentifier():
-        raise _unexpected("container.method", method, "the name of a function or method")
-    limit_s = table.get("time_limit_s", 3.0)
-    if (
-        isinstance(limit_s, bool)
-        or not isinstance(limit_s, int | float)
-        or not 0 < limit_s <= _TIME_LIMIT_S_MAX
-    ):
-        raise _unexpected("container.time_limit_s", limit_s, "a positive number of seconds")
-    replicas = table.get("replicas", 1)
-    if (
-        isinstance(replicas, bool)
-        or not isinstance(replicas, int)
-        or not 1 <= replicas <= _REPLICAS_MAX
-    ):
-        raise _unexpected(
-            "container.replicas", replicas, f"a whole number from 1 to {_REPLICAS_MAX}"
-        )
+    kinds = [key for key in ("load", "command", "address") if key in table]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or "none"
+        raise ModelError(f"container: found {found} of load, command and address, expected one")
+    for key, others in _ONLY_WITH.items():
+        if key in table and kinds[0] not in others:
+            raise ModelError(
+                f"container.{key} is not for {kinds[0]}, expected {' or '.join(others)}"
+            )
+    read = {key: reader(key, table[key]) for key, reader in _READERS.items() if key in table}
     return ContainerSpec(
-        load=_load(table.get("load")),
-        method=method,
         inputs=_specs("inputs", table.get("inputs")),
         outputs=_specs("outputs", table.get("outputs")),
-        time_limit_s=float(limit_s),
-        replicas=replicas,
+        **read,
     )
 
 
-def _load(value: object) -> str:
+def _method(key: str, value: object) -> str:
+    if not isinstance(value, str) or not value.isidentifier():
+        raise _unexpected(f"container.{key}", value, "the name of a function or method")
+    return value
+
+
+def _command(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(map(_is_word, value)):
+        raise _unexpected(f"container.{key}", value, 'a program and its arguments, as ["./server"]')
+    return tuple(value)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value != "" and "\0" not in value
+
+
+def _address(key: str, value: object) -> str:
+    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
+        expected = "tcp://HOST:PORT or unix:///PATH"
+        raise _unexpected(f"container.{key}", value, expected)
+    return value
+
+
+def _positive(key: str, value: object, most: float, of: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise _unexpected(f"container.{key}", value, f"a positive number of {of}")
+    return float(value)
+
+
+def _whole(key: str, value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise _unexpected(f"container.{key}", value, f"a whole number from 1 to {most}")
+    return value
+
+
+def _load(key: str, value: object) -> str:
     expected = (
         f"a file of the version folder ({', '.join(LOADABLE_SUFFIXES)}) or package.module:name"
     )
     if not isinstance(value, str):
-        raise _unexpected("container.load", value, expected)
+        raise _unexpected(f"container.{key}", value, expected)
     if _IMPORT_PATH.fullmatch(value):
         return value
     path = PurePosixPath(value)
     inside = not path.is_absolute() and ".." not in path.parts and "\\" not in value
     if ":" in value or not inside or path.suffix not in LOADABLE_SUFFIXES:
-        raise _unexpected("container.load", value, expected)
+        raise _unexpected(f"container.{key}", value, expected)
     return str(path)
+
+
+#: What reads each setting but the tensors.
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "load": _load,
+    "command": _command,
+    "address": _address,
+    "method": _method,
+    "time_limit_s": partial(_positive, most=_TIME_LIMIT_S_MAX, of="seconds"),
+    "replicas": partial(_whole, most=_REPLICAS_MAX),
+}
+#: The kinds that some settings are for.
+_ONLY_WITH = {
+    "method": ("load",),
+}
 
 
 def _specs(key: str, table: object) -> tuple[TensorSpec, ...]:

@@ -67,8 +67,10 @@ def served(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Lo
 def test_the_blocks_of_a_page_do_what_it_says(
     page: str, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if re.search(r"^\$ curl ", PAGES[page], re.MULTILINE) and shutil.which("curl") is None:
-        pytest.skip("the page asks with curl, which is not installed")
+    needs = re.findall(r"^\$ (curl) |^(g\+\+) |\"(node)\"", PAGES[page], re.MULTILINE)
+    for tool in {name for names in needs for name in names if name}:
+        if shutil.which(tool) is None:
+            pytest.skip(f"the page needs {tool}, which is not installed")
     served = request.getfixturevalue("served") if SERVED in PAGES[page] else None
     with contextlib.chdir(tmp_path), Reader(cache, ENVIRONMENT, served) as reader:
         for block in BLOCKS[page]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 import math
-import queue
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import joblib
@@ -21,24 +18,19 @@ from clockwright import Client, RefusedError
 from clockwright.client.operator import Operator
 from clockwright.containers import ContainerSpec, parse_container
 from clockwright.errors import ConfigError, ModelError, Refusal
-from clockwright.units import ModelId
 from clockwright.wire import worker_messages as pb
 from clockwright.wire.actions import ActionError
-from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
-from controller.models.model_folder import ModelFolder, read_model_folder
+from controller.models.model_folder import read_model_folder
 from experiments.live.local_server import LocalServer
+from tests.kit.container_bench import LIMITS, ContainerBench, bench, write_container
 from tests.kit.processes import PATIENCE_S, lives, until, write_models
-from tests.kit.running_lanes import RunningLanes
 from tests.kit.scripted_controller import Stream, drain, infer, load, play
 from worker.containers.container_process import name_outputs
-from worker.containers.device import Backoff, ContainerDevice, ContainerModel
-from worker.lane_threads import LaneThreads, Outcome
-from worker.models.model_files import Limits
-from worker.models.served_model import Offer, OfferedFile
+from worker.containers.device import Backoff, ContainerDevice
+from worker.models.served_model import OfferedFile
 
 SLO_MS = 30_000
-LIMITS = Limits(arena_bytes=1 << 20, num_pages=4, io_bytes=1 << 20)
 
 # What the first value of a row says happens to its batch.
 PLAIN, RAISE, CRASH, HANG = 0.0, 1.0, 2.0, 3.0
@@ -65,17 +57,6 @@ inputs = { rows = "FP32[3]" }
 outputs = { sums = "FP32[]" }
 time_limit_s = 60
 """
-
-
-def write_container(
-    directory: Path, name: str, table: str, *, head: str = "batch_sizes = [1, 4]", **files: str
-) -> Path:
-    folder = directory / name
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.toml").write_text(f"{head}\n{table}")
-    for stem, text in files.items():
-        (folder / "1" / f"{stem}.py").write_text(text)
-    return folder
 
 
 def row(mood: float) -> np.ndarray:
@@ -126,14 +107,22 @@ def test_a_table_declares_what_to_load_and_its_tensors_in_order() -> None:
         ({"time_limit_s": 0}, "container.time_limit_s is 0, expected a positive number"),
         ({"replicas": True}, "container.replicas is True, expected a whole number from 1 to 256"),
         ({"shape": 3}, "unknown key 'shape'; known are load"),
+        ({"command": ["./a"]}, "found load and command of load, command and address, expected one"),
+        ({"load": ..., "command": "./a"}, "container.command is './a', expected a program and its"),
+        ({"load": ..., "address": "http://a:1"}, "expected tcp://HOST:PORT or unix:///PATH"),
+        ({"load": ..., "command": ["./a"], "method": "f"}, "container.method is not for command"),
     ],
 )
 def test_a_malformed_table_is_refused_with_what_was_found(
     change: dict[str, object], problem: str
 ) -> None:
-    table = {"load": "model.py", "inputs": {"x": "FP32[2]"}, "outputs": {"y": "FP32[]"}}
+    table: dict[str, object] = {
+        "load": "model.py",
+        "inputs": {"x": "FP32[2]"},
+        "outputs": {"y": "FP32[]"},
+    }
     with pytest.raises(ModelError, match=problem):
-        parse_container({**table, **change})
+        parse_container({key: each for key, each in (table | change).items() if each is not ...})
 
 
 def test_the_controller_judges_a_folder_of_code(tmp_path: Path) -> None:
@@ -195,66 +184,6 @@ def test_pauses_grow_while_a_container_keeps_dying_and_are_forgotten_when_it_liv
 
 
 # --- the device -------------------------------------------------------------------------------
-
-
-class ContainerBench:
-    """A container device behind a worker's real lanes."""
-
-    def __init__(self, folder: Path, *, memory: int = 4 << 20) -> None:
-        self.folder: ModelFolder = read_model_folder(folder)
-        self.device = ContainerDevice(
-            folder, limits=LIMITS, io_pool_bytes=memory, start_limit_s=PATIENCE_S
-        )
-        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.lanes: LaneThreads[ContainerModel] = LaneThreads(
-            self.device, self.outcomes.put, self.lost.put
-        )
-        self.running = RunningLanes(self.lanes, self.outcomes)
-        self.progress: list[str] = []
-
-    def offer(self, **changes: object) -> Offer:
-        files = tuple(OfferedFile(f.name, f.num_bytes, f.sha256) for f in self.folder.files)
-        plain = Offer(
-            ModelId("m"), files, self.folder.settings.batch_sizes, {}, profile=self.folder.name
-        )
-        return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
-
-    def prepare(self, **changes: object) -> ContainerModel:
-        async def fetch(files: object) -> None:
-            raise AssertionError("no code comes over the link")
-
-        self.lanes.abandon()
-        offer = self.offer(**changes)
-        model = asyncio.run(self.device.prepare(offer, fetch, self.progress.append))
-        self.lanes.add_model(model)
-        self.running.ok(self.running.load("m"))
-        return model
-
-    def submit(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> int:
-        batch_size = 1 if sum(rows) == 1 else 4
-        payload = [array.tobytes() for array in arrays]
-        return self.running.infer("m", *payload, rows=rows, batch_size=batch_size)
-
-    def infer(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> Sequence[Buffer]:
-        return self.running.ok(self.submit(*arrays, rows=rows))
-
-    def failure(self, *arrays: np.ndarray) -> str:
-        result = self.running.result(self.submit(*arrays))
-        assert result.error is ActionError.DEVICE
-        return result.message
-
-
-@contextmanager
-def bench(folder: Path) -> Iterator[ContainerBench]:
-    made = ContainerBench(folder)
-    made.lanes.start()
-    try:
-        yield made
-        made.lanes.check()
-    finally:
-        made.lanes.stop()
-        asyncio.run(made.device.close())
 
 
 @pytest.fixture(scope="module")

@@ -1,107 +1,71 @@
-"""The process that runs a container's code: `python -m worker.containers.container_process PARENT FD`.
+"""The process that runs a container's Python code: `python -m worker.containers.container_process PARENT JOB`.
 
-Requests and answers are JSON objects, one per line; rows lie in the shared memory FD. The first line says what to
-load, and the answer is `ready` or `refused`. Each further line says where the rows of a batch lie, and the answer
-is `done` or `failed`. `worker.containers.container` is the worker's side.
+It speaks the protocol of `worker.containers.frames`, but rows lie in memory that it shares with the worker. The job, as
+JSON, says what to load and what the tensors are.
 
 The code is not confined. The kernel kills this process first when memory runs out, and it dies with its worker.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import json
 import mmap
-import os
 import pickle
-import signal
+import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clockwright.errors import ModelError
-from clockwright.process import end_with
 from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
-from worker.devices.sized_io import run_carrying, run_joined
+from worker.containers.batches import run_batch
+from worker.containers.frames import Kind
+from worker.containers.launch import connect, settle
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Predict = Callable[..., object]
 
 
 def main() -> int:
-    """Load, then answer batches until standard input ends."""
-    end_with(int(sys.argv[1]), signal.SIGKILL)
-    # The code may print, so the protocol takes standard output and leaves it standard error.
-    replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-    def reply(**message: object) -> None:
-        replies.write(json.dumps(message) + "\n")
-        replies.flush()
-
-    job = json.loads(sys.stdin.readline())
-    memory = mmap.mmap(int(sys.argv[2]), 0)
-    inputs, outputs = _specs(job["inputs"]), _specs(job["outputs"])
+    """Load, then answer batches until the worker ends the connection."""
+    settle(int(sys.argv[1]))
+    job = json.loads(sys.argv[2])
+    memory = np.frombuffer(mmap.mmap(job["memory"], 0), np.uint8)
+    inputs, outputs, method = _specs(job["inputs"]), _specs(job["outputs"]), job["method"]
     try:
-        predict = load(Path(job["folder"]), job["load"], job["method"])
+        predict = load(Path(job["folder"]), job["load"], method)
     except ModelError as error:
-        reply(refused=str(error))
+        connect().send(Kind.ERROR, str(error).encode())
         return 0
-    reply(ready=True)
-    for line in sys.stdin:
-        batch = json.loads(line)
-        rows: int = sum(batch["rows"])
-        if inputs[0].vary is not None:
-            _run_carrying(memory, inputs, outputs, batch, predict, job["method"])
-            reply(done=True)
-            continue
-        arguments = [
-            # Copied, because the code may keep its argument or change it.
-            _view(memory, spec, rows, offset).copy()
-            for spec, offset in zip(inputs, batch["inputs"], strict=True)
-        ]
+
+    def run(arguments: Sequence[Array]) -> list[Array]:
+        # What lies in the memory is copied, because the code may keep its argument or change it.
+        own = [each if each.flags.owndata else each.copy() for each in arguments]
         try:
-            results = name_outputs(predict(*arguments), outputs, rows)
-        except Exception as error:  # whatever the code raises is about this batch
-            reply(failed=f"{job['method']} raised {type(error).__name__}: {error}"[:2000])
-            continue
-        for spec, offset, result in zip(outputs, batch["outputs"], results, strict=True):
-            _view(memory, spec, rows, offset)[...] = result
-        reply(done=True)
-    return 0
-
-
-def _run_carrying(
-    memory: mmap.mmap,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    batch: Mapping[str, Any],
-    predict: Predict,
-    method: str,
-) -> None:
-    """Run a batch of tensors that carry their sizes. The requests that the code fails on get its words."""
-
-    def run(arguments: list[Array]) -> list[Array]:
-        try:
-            return name_outputs(predict(*arguments), outputs, len(arguments[0]))
+            return name_outputs(predict(*own), outputs, len(own[0]))
         except Exception as error:  # whatever the code raises is about these rows
             raise ModelError(f"{method} raised {type(error).__name__}: {error}"[:2000]) from None
 
-    run_carrying(
-        np.frombuffer(memory, np.uint8),
-        list(zip(inputs, batch["inputs"], strict=True)),
-        list(zip(outputs, batch["outputs"], strict=True)),
-        batch["rows"],
-        lambda requests: run_joined(requests, outputs, batch["rows"], run),
-    )
+    worker = connect()
+    worker.send(Kind.READY)
+    while True:
+        try:
+            _, body = worker.receive()
+        except EOFError:
+            return 0
+        num_requests, *rest = struct.unpack(f"<{len(body) // 8}Q", body)
+        rows, places = rest[:num_requests], iter(rest[num_requests:])
+        try:
+            run_batch(memory, _placed(inputs, places), _placed(outputs, places), rows, run)
+        except ModelError as error:
+            worker.send(Kind.ERROR, str(error).encode(errors="replace"))
+        else:
+            worker.send(Kind.DONE)
 
 
 def load(folder: Path, name: str, method: str) -> Predict:
@@ -204,10 +168,8 @@ def _run_file(path: Path) -> object:
     return module
 
 
-def _view(memory: mmap.mmap, spec: TensorSpec, rows: int, offset: int) -> Array:
-    count = rows * prod(spec.row_shape)
-    flat: Array = np.frombuffer(memory, DATATYPES[spec.datatype].dtype, count, offset)
-    return flat.reshape(rows, *spec.row_shape)
+def _placed(specs: Sequence[TensorSpec], places: Iterator[int]) -> list[tuple[TensorSpec, int]]:
+    return [(spec, next(places)) for spec in specs]
 
 
 def _specs(table: Sequence[Sequence[Any]]) -> list[TensorSpec]:

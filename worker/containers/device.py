@@ -3,10 +3,10 @@
 The worker runs the container of one folder, which the operator named and whose files are on this machine: no
 code comes over the link. An offer must match that folder, file by file.
 
-Code has no weights that could be paged, so LOAD does nothing. EXEC hands the IO slot, which both processes map, to
-the container and waits. An exception of the code fails its own batch. A container that crashes or hangs fails the
-batch that it had, and the device is lost: waiting actions go to other workers, and the worker attaches again and
-restarts the container. The pauses grow if the container keeps dying.
+Code has no weights that could be paged, so LOAD does nothing. EXEC hands the batch to the container and waits. What
+the code cannot run fails its own batch. A container that crashes, hangs or goes away fails the batch that it had, and
+the device is lost: waiting actions go to other workers, and the worker attaches again and restarts the container. The
+pauses grow if the container keeps dying.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
 from worker.containers.container import (
     Container,
+    ContainerAwayError,
     ContainerDiedError,
     ContainerFailedError,
     SharedMemory,
 )
+from worker.containers.program import ProgramContainer
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device, DeviceLostError
 from worker.devices.host_io import read_outputs, write_inputs
@@ -48,7 +50,7 @@ _PROFILE_BUDGET_NS = NS_PER_S // 2
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class ContainerModel(ServedModel):
-    """A model whose process runs."""
+    """A model whose container runs."""
 
     container: Container
 
@@ -156,7 +158,7 @@ class ContainerDevice(Device[ContainerModel]):
                     offer.model_id, spec, version_folder, batch_sizes, architecture, progress
                 )
                 break
-            except ModelError as error:
+            except (ModelError, ContainerAwayError) as error:
                 if not served_before:
                     raise
                 # The container has been served before, so the trouble may pass: try again.
@@ -192,7 +194,7 @@ class ContainerDevice(Device[ContainerModel]):
         # A container of an earlier stream is stopped first; that stream's last step may still wait for it.
         if old := self._containers.pop(model_id, None):
             await loop.run_in_executor(self._setup, old.stop)
-        container = self._containers[model_id] = Container(spec, folder, self._memory)
+        container = self._containers[model_id] = self._make(spec, folder)
         self._backoff.started(time.monotonic())
         container.start()
         try:
@@ -214,6 +216,9 @@ class ContainerDevice(Device[ContainerModel]):
             container.stop()
             raise
         return container, {size: self._profile[architecture, size] for size in batch_sizes}
+
+    def _make(self, spec: ContainerSpec, folder: Path) -> Container:
+        return ProgramContainer(spec, folder, self._memory)
 
     # --- steps ----------------------------------------------------------------------------------
 

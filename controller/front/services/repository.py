@@ -169,8 +169,9 @@ class RepositoryService:
             config.platform, config.backend = PLATFORM, BACKEND
             config.default_model_filename = MODEL_FILE
             if model.folder.settings.container is not None:
-                config.platform, config.backend = "", "python"
-                config.default_model_filename = model.folder.settings.container.file or ""
+                container = model.folder.settings.container
+                config.platform, config.backend = "", "python" if container.load else "container"
+                config.default_model_filename = container.file or ""
             config.version_policy.latest.num_versions = 1
             if model.folder.triton.versions:
                 config.version_policy.specific.versions.append(int(model.version))

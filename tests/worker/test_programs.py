@@ -1,0 +1,387 @@
+"""Containers in any language: programs that keep to the protocol and programs that do not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typing_extensions import override
+
+from clockwright import Client, RefusedError
+from clockwright.errors import ModelError, ProtocolError
+from experiments.live.local_server import LocalServer
+from tests.kit.container_bench import ContainerBench, bench, write_container
+from tests.kit.pages import blocks_of
+from tests.kit.processes import PATIENCE_S, lives, until
+from worker.containers.container import ContainerAwayError
+from worker.containers.device import Backoff
+from worker.containers.frames import join_tensors, split_tensors
+
+SLO_MS = 30_000
+ROOT = Path(__file__).parents[2]
+
+# A program that knows nothing of ours. What the first value of a row says happens to its batch.
+(
+    PLAIN,
+    RAISE,
+    CRASH,
+    HANG,
+    TOO_LONG,
+    OLD_VERSION,
+    SHORT_TENSOR,
+    OTHER_TYPE,
+    OTHER_ROWS,
+    OTHER_KIND,
+    CLOSE,
+    NO_ANSWER,
+) = map(float, range(12))
+ODD = """
+import os, signal, socket, struct, sys, threading, time
+
+def frame(kind, body=b"", version=1, length=None):
+    return struct.pack("<IIQ", version, kind, len(body) if length is None else length) + body
+
+def read(worker, n):
+    data = b""
+    while len(data) < n:
+        piece = worker.recv(n - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+
+def tensor(code, shape, data, length=None):
+    head = struct.pack("<IIQ", code, len(shape), len(data) if length is None else length)
+    return head + struct.pack(f"<{len(shape)}q", *shape) + data + bytes(-len(data) % 8)
+
+def answer(mood, rows, sums):
+    floats = struct.pack(f"<{rows}f", *sums)
+    done = lambda *tensors: frame(3, struct.pack("<Q", len(tensors)) + b"".join(tensors))
+    return {
+        1: frame(4, b"this row is not to my taste"),
+        4: frame(3, b"", length=1 << 40),
+        5: frame(3, b"", version=2),
+        6: done(tensor(1, [rows], floats, length=1000)),
+        7: done(tensor(11, [rows], floats * 2)),
+        8: done(tensor(1, [rows + 1], floats + bytes(4))),
+        9: frame(77),
+        11: frame(1),
+    }.get(mood) or done(tensor(1, [rows], floats))
+
+def serve(worker):
+    worker.sendall(frame(1))
+    while True:
+        version, kind, size = struct.unpack("<IIQ", read(worker, 16))
+        assert (version, kind) == (1, 2), (version, kind)
+        body = read(worker, size)
+        count, code, rank, length, rows, width = struct.unpack_from("<QIIQqq", body)
+        assert (count, code, rank, length) == (1, 1, 2, 4 * rows * width)
+        values = struct.unpack_from(f"<{rows * width}f", body, 40)
+        assert len(body) == 40 + length + -length % 8
+        mood = int(values[0])
+        if mood == 2:
+            worker.sendall(frame(3, b"half of it", length=32)[:20])
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mood == 3:
+            threading.Event().wait()
+        if mood == 10:
+            worker.shutdown(socket.SHUT_RDWR)
+            threading.Event().wait()
+        worker.sendall(answer(mood, rows, [sum(values[i * width : (i + 1) * width]) for i in range(rows)]))
+
+if sys.argv[1] == "listen":
+    server = socket.create_server(("127.0.0.1", int(sys.argv[2])))
+    print(server.getsockname()[1], flush=True)
+    while True:
+        try:
+            serve(server.accept()[0])
+        except (EOFError, ConnectionError):
+            pass
+print("programs print")
+worker = socket.socket(socket.AF_UNIX)
+worker.connect(os.environ["CLOCKWRIGHT_SOCKET"])
+match sys.argv[1]:
+    case "refuse":
+        worker.sendall(frame(4, b"there is no licence"))
+    case "old":
+        worker.sendall(frame(1, version=7))
+    case "hasty":
+        worker.sendall(frame(3, struct.pack("<Q", 0)))
+    case "serve":
+        try:
+            serve(worker)
+        except EOFError:
+            pass
+"""
+
+
+def odd_table(*arguments: str, width: int = 3) -> str:
+    command = [sys.executable, "odd.py", *arguments]
+    return f"""
+[container]
+command = {command}
+inputs = {{ rows = "FP32[{width}]" }}
+outputs = {{ sums = "FP32[]" }}
+time_limit_s = 60
+"""
+
+
+def row(mood: float) -> np.ndarray:
+    return np.array([[mood, 5, 6]], np.float32)
+
+
+def sums_of(outputs: object) -> list[float]:
+    return [each for out in outputs for each in np.frombuffer(out, np.float32).tolist()]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backoff, "FORGET_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerBench]:
+    folder = write_container(tmp_path_factory.mktemp("m"), "odd", odd_table("serve"), odd=ODD)
+    with bench(folder) as made:
+        made.prepare()
+        yield made
+
+
+# --- programs -----------------------------------------------------------------------------------
+
+
+def test_a_program_gets_the_rows_that_were_sent_and_its_answers_come_back(
+    odd: ContainerBench,
+) -> None:
+    first, second = np.full((2, 3), 20, np.float32), np.full((1, 3), 40, np.float32)
+    outputs = odd.infer(first, second, rows=(2, 1))
+    assert [np.frombuffer(o, np.float32).tolist() for o in outputs] == [[60, 60], [120]]
+    assert sums_of(odd.infer(row(PLAIN))) == [11]
+    assert "profiling batch 4" in odd.progress
+
+
+@pytest.mark.parametrize(
+    ("mood", "words"),
+    [
+        (RAISE, "this row is not to my taste"),
+        (OTHER_TYPE, r"output 'sums' is FP64 \[1\], expected FP32 \[1\]"),
+        (OTHER_ROWS, r"output 'sums' is FP32 \[2\], expected FP32 \[1\]"),
+    ],
+)
+def test_a_batch_that_a_program_cannot_run_fails_alone(
+    odd: ContainerBench, mood: float, words: str
+) -> None:
+    model = odd.prepare()
+    pid = model.container.pid
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(odd.failure(row(mood)))
+    assert sums_of(odd.infer(row(PLAIN))) == [11]
+    assert odd.lost.empty()
+    assert model.container.pid == pid
+
+
+@pytest.mark.parametrize(
+    ("mood", "words"),
+    [
+        (CRASH, "the container was killed by SIGKILL while running a batch of 1"),
+        (TOO_LONG, "broke the protocol while running a batch of 1: found a frame DONE of 1099511"),
+        (OLD_VERSION, "found version 2 of the protocol in a frame, expected 1"),
+        (SHORT_TENSOR, "found 1000 bytes of datatype 1, of which 8 are there"),
+        (OTHER_KIND, r"found a frame of kind 77, expected 1 \(READY\), 2 \(RUN\)"),
+        (NO_ANSWER, "found a frame READY, expected DONE or ERROR"),
+        (HANG, "the container hung: running a batch of 1 took more than 0.05 s"),
+    ],
+)
+def test_a_program_that_breaks_the_protocol_costs_its_batch_and_starts_again(
+    odd: ContainerBench, mood: float, words: str
+) -> None:
+    model = odd.prepare()
+    pid = model.container.pid
+    assert pid is not None
+    if mood == HANG:
+        # Not declared so short: on a slow machine starting might count as a hang.
+        model.container._spec = dataclasses.replace(model.container._spec, time_limit_s=0.05)
+    message = odd.failure(row(mood))
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(message)
+    assert odd.lost.get(timeout=PATIENCE_S) == message
+    until(lambda: not lives(pid), what="the program's process is gone")
+    odd.prepare()
+    assert sums_of(odd.infer(row(PLAIN))) == [11]
+
+
+def test_a_program_that_only_closes_its_connection_is_ended(
+    odd: ContainerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.containers.program._LEAVE_LIMIT_S", 0.01)
+    pid = odd.prepare().container.pid
+    assert pid is not None
+    message = odd.failure(row(CLOSE))
+    assert "the container closed the connection while running a batch of 1" in message
+    assert odd.lost.get(timeout=PATIENCE_S) == message
+    until(lambda: not lives(pid), what="the program's process is gone")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (odd_table("refuse"), "there is no licence"),
+        (odd_table("old"), "starting .*: found version 7 of the protocol in a frame, expected 1"),
+        (odd_table("hasty"), "found a frame DONE of 8 bytes, expected 0 at most"),
+        (odd_table("leave"), "the container has left while starting"),
+        (
+            odd_table("serve").replace(repr(sys.executable), "'no-such-program'"),
+            "no-such-program cannot be started: No such file or directory",
+        ),
+        (odd_table("serve", width=2).replace("FP32[]", "FP64[]"), "expected FP64"),
+    ],
+)
+def test_a_program_that_cannot_serve_is_refused_with_its_words(
+    tmp_path: Path, table: str, words: str
+) -> None:
+    folder = write_container(tmp_path, "odd", table, odd=ODD)
+    with bench(folder) as made, pytest.raises(ModelError, match=words):
+        made.prepare()
+
+
+def test_inputs_that_no_socket_buffers_at_once_arrive(tmp_path: Path) -> None:
+    width = 60_000
+    folder = write_container(tmp_path, "odd", odd_table("serve", width=width), odd=ODD)
+    rows = np.ones((4, width), np.float32)
+    rows[:, 0] = [0, 10, 20, 30]
+    with bench(folder) as made:
+        made.prepare()
+        assert sums_of(made.infer(rows, rows=(4,))) == [width - 1 + k for k in (0, 10, 20, 30)]
+
+
+def test_a_program_at_an_address_goes_away_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backoff, "FORGET_S", math.inf)  # however slow the machine is
+    script = tmp_path / "odd.py"
+    script.write_text(ODD)
+
+    @contextlib.contextmanager
+    def listening(port: int) -> Iterator[int]:
+        command = [sys.executable, str(script), "listen", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+            process.communicate()
+
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(listening(0))
+        table = odd_table().replace(
+            odd_table().splitlines()[2], f'address = "tcp://127.0.0.1:{port}"'
+        )
+        folder = write_container(tmp_path, "odd", table, odd="")
+        made = stack.enter_context(bench(folder))
+        made.prepare()
+        assert sums_of(made.infer(row(PLAIN))) == [11]
+        message = made.failure(row(CRASH))
+        assert "the container closed the connection while running a batch of 1" in message
+        assert made.lost.get(timeout=PATIENCE_S) == message
+
+        class Progress(list[str]):
+            """Has the program come back once its absence was noticed."""
+
+            @override
+            def append(self, stage: str) -> None:
+                if "refused" in stage and not self:
+                    stack.enter_context(listening(port))
+                    super().append(stage)
+
+        made.progress = Progress()
+        made.prepare()
+        assert f"tcp://127.0.0.1:{port}: [Errno 111] Connection refused" in made.progress[0]
+        assert sums_of(made.infer(row(PLAIN))) == [11]
+
+
+def test_a_program_that_never_was_at_its_address_is_tried_again_later(tmp_path: Path) -> None:
+    table = odd_table().replace(odd_table().splitlines()[2], 'address = "unix:///no/such/socket"')
+    folder = write_container(tmp_path, "odd", table, odd="")
+    with bench(folder) as made, pytest.raises(ContainerAwayError, match="No such file or dir"):
+        made.prepare()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body[:-1], "of which the tensors take"),
+        (lambda body: body[:20], "that are no tensors"),
+        (lambda body: b"\xff" * 8 + body[8:], "that are no tensors"),
+        (
+            lambda body: body[:8] + b"\x63" + body[9:],
+            "4 bytes of datatype 99, of which 4 are there",
+        ),
+        (lambda body: body[:12] + b"\xff" * 4 + body[16:], "that are no tensors"),
+    ],
+)
+def test_a_body_whose_lengths_do_not_add_up_is_refused(
+    change: Callable[[bytes], bytes], words: str
+) -> None:
+    body = b"".join(join_tensors([("FP32", (1,), bytes(4))]))
+    assert [(d, s, bytes(e)) for d, s, e in split_tensors(body)] == [("FP32", (1,), bytes(4))]
+    with pytest.raises(ProtocolError, match=words):
+        split_tensors(change(body))
+
+
+# --- the examples of the documentation ------------------------------------------
+
+
+def write_examples(models: Path) -> None:
+    """The programs of the page, built."""
+    if shutil.which("g++") is None or shutil.which("node") is None:
+        pytest.skip("g++ and node build and run the examples; one of them is not installed")
+    for block in blocks_of("docs/containers.md", (ROOT / "docs/containers.md").read_text()):
+        if block.title.startswith("models/"):
+            path = models / block.title.removeprefix("models/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    flags = ["-Wall", "-Wextra", "-Werror", "-std=c++17", "-o", "deviation", "deviation.cpp"]
+    subprocess.run(["g++", *flags], cwd=models / "deviation" / "1", check=True)
+
+
+def test_a_server_runs_programs(tmp_path: Path) -> None:
+    write_examples(tmp_path / "models")
+    arguments = ["--workers", "0", "--slo-ms", "30000", "--cache-dir", str(tmp_path / "cache")]
+    with contextlib.ExitStack() as stack:
+        write_container(tmp_path / "models", "odd", odd_table("serve"), odd=ODD)
+        models = ["--models", str(tmp_path / "models")]
+        server = stack.enter_context(LocalServer([*models, *arguments]))
+        client = stack.enter_context(Client(server.address))
+
+        rows = np.random.default_rng(1).random((100, 64), np.float32)
+        found = client.infer("deviation", rows, slo_ms=SLO_MS).outputs["deviation"]
+        np.testing.assert_allclose(found, rows.std(axis=1), rtol=1e-5)
+        rows[7, 3] = np.nan
+        with pytest.raises(RefusedError, match="row 7 is not finite"):
+            client.infer("deviation", rows[:8], slo_ms=SLO_MS)
+        words = np.array(["", "ein Wort", "naïve \n three words"] * 30, object)
+        outputs = client.infer("words", words, slo_ms=SLO_MS).outputs
+        assert outputs["upper"].tolist() == [word.upper() for word in words]
+        assert outputs["words"].tolist() == [0, 2, 3] * 30
+        long = np.array(["wort " * 10_000], object)
+        assert client.infer("words", long, slo_ms=SLO_MS).outputs["words"].tolist() == [10_000]
+
+        with pytest.raises(RefusedError, match="was killed by SIGKILL while running a batch of 1"):
+            client.infer("odd", row(CRASH), slo_ms=SLO_MS)
+
+        def serves_odd() -> bool:
+            with contextlib.suppress(RefusedError):
+                return bool(client.infer("odd", row(PLAIN), slo_ms=SLO_MS).outputs["sums"] == 11)
+            return False
+
+        until(serves_odd, what="the program is back")
+        client.infer("deviation", rows[:1], slo_ms=SLO_MS)
