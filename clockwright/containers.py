@@ -5,7 +5,7 @@
     inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments; BYTES: text
     outputs = { digit = "INT64[]" }
 
-In place of `load`, `command` names a program in any language, and `address` one that runs elsewhere.
+In place of `load`, `command` names a program in any language, and `address` one that runs elsewhere, or another server.
 The controller reads it to judge the folder, the worker to run it. Nothing here runs or imports anything.
 """
 
@@ -28,7 +28,7 @@ CONFIG_FILE = "config.toml"
 LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
 
 _SPEC = re.compile(r"([A-Z0-9]+)\[([0-9, ]*)\]")
-_ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}|unix:///[^\s]+")
+_ADDRESS = re.compile(r"(grpc|grpcs|tcp)://[^/\s]+:[0-9]{1,5}|unix:///[^\s]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # A value beyond these is a typing error.
 _DIMENSION_MAX = 2**31
@@ -45,8 +45,11 @@ class ContainerSpec:
     #: Instead of `load`, a program in any language and its arguments. It starts in the version folder; one of its files
     #: begins with `./`.
     command: tuple[str, ...] = ()
-    #: Instead of `load`, where it runs already: `tcp://HOST:PORT` or `unix:///PATH`.
+    #: Instead of `load`, where it runs already: `tcp://HOST:PORT` or `unix:///PATH` for a program;
+    #: `grpc://HOST:PORT`, or `grpcs` with TLS, for a server of the Open Inference Protocol.
     address: str = ""
+    #: The model's name at that server; unset: the folder's name.
+    model: str = ""
     #: What is called with the rows: a function of a `.py` file, or a method of an object that is not
     #: callable itself.
     method: str = "predict"
@@ -153,9 +156,15 @@ def _is_word(value: object) -> bool:
 
 def _address(key: str, value: object) -> str:
     if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
-        expected = "tcp://HOST:PORT or unix:///PATH"
+        expected = "grpc://HOST:PORT, grpcs://HOST:PORT, tcp://HOST:PORT or unix:///PATH"
         raise _unexpected(f"container.{key}", value, expected)
     return value
+
+
+def _name(key: str, value: object) -> str:
+    if not _is_word(value):
+        raise _unexpected(f"container.{key}", value, "the name of a model")
+    return str(value)
 
 
 def _positive(key: str, value: object, most: float, of: str) -> float:
@@ -190,6 +199,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "load": _load,
     "command": _command,
     "address": _address,
+    "model": _name,
     "method": _method,
     "time_limit_s": partial(_positive, most=_TIME_LIMIT_S_MAX, of="seconds"),
     "replicas": partial(_whole, most=_REPLICAS_MAX),
@@ -197,6 +207,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
 #: The kinds that some settings are for.
 _ONLY_WITH = {
     "method": ("load",),
+    "model": ("address",),
 }
 
 

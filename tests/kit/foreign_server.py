@@ -29,6 +29,11 @@ class ForeignServer:
         self.came: Callable[[int], object] = lambda _: None
         #: Inputs of the only model, with open dimensions as -1; name, datatype and shape.
         self.inputs: list[tuple[str, str, list[int]]] = [("x", "FP32", [-1, 3])]
+        self.outputs: list[tuple[str, str, list[int]]] = []
+        #: Fills the answer.
+        self.compute: Callable[[pb.ModelInferRequest, pb.ModelInferResponse], object] = (
+            lambda _, __: None
+        )
 
     def _server_metadata(self, _: object, __: object) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(name="another", version="1")
@@ -38,7 +43,11 @@ class ForeignServer:
         return pb.ModelMetadataResponse(
             name=request.name,
             inputs=[tensor(name=n, datatype=d, shape=s) for n, d, s in self.inputs],
+            outputs=[tensor(name=n, datatype=d, shape=s) for n, d, s in self.outputs],
         )
+
+    def _model_ready(self, _: object, __: object) -> pb.ModelReadyResponse:
+        return pb.ModelReadyResponse(ready=True)
 
     def _infer(
         self, request: pb.ModelInferRequest, context: grpc.ServicerContext
@@ -48,13 +57,16 @@ class ForeignServer:
         self.go.wait()
         if request.model_name == "broken":
             context.abort(grpc.StatusCode.INTERNAL, "out of order")
-        return pb.ModelInferResponse(model_name=request.model_name)
+        response = pb.ModelInferResponse(model_name=request.model_name)
+        self.compute(request, response)
+        return response
 
     def handler(self) -> Any:  # noqa: ANN401
         """Make what a grpcio server mounts."""
         methods: dict[str, tuple[Any, Any]] = {
             "ServerMetadata": (self._server_metadata, pb.ServerMetadataRequest),
             "ModelMetadata": (self._model_metadata, pb.ModelMetadataRequest),
+            "ModelReady": (self._model_ready, pb.ModelReadyRequest),
             "ModelInfer": (self._infer, pb.ModelInferRequest),
         }
         return grpc.method_handlers_generic_handler(

@@ -108,8 +108,9 @@ def test_a_table_declares_what_to_load_and_its_tensors_in_order() -> None:
         ({"replicas": True}, "container.replicas is True, expected a whole number from 1 to 256"),
         ({"shape": 3}, "unknown key 'shape'; known are load"),
         ({"command": ["./a"]}, "found load and command of load, command and address, expected one"),
+        ({"model": "m"}, "container.model is not for load, expected address"),
         ({"load": ..., "command": "./a"}, "container.command is './a', expected a program and its"),
-        ({"load": ..., "address": "http://a:1"}, "expected tcp://HOST:PORT or unix:///PATH"),
+        ({"load": ..., "address": "http://a:1"}, "expected grpc://HOST:PORT, grpcs://HOST:PORT"),
         ({"load": ..., "command": ["./a"], "method": "f"}, "container.method is not for command"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Containers in any language: programs that keep to the protocol and programs that do not."""
+"""Containers in any language: programs that keep to the protocol and programs that do not, other servers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from typing_extensions import override
 
 from clockwright import Client, RefusedError
 from clockwright.errors import ModelError, ProtocolError
+from clockwright.v1 import inference_pb2 as pb
 from experiments.live.local_server import LocalServer
 from tests.kit.container_bench import ContainerBench, bench, write_container
+from tests.kit.foreign_server import foreign_server
 from tests.kit.pages import blocks_of
 from tests.kit.processes import PATIENCE_S, lives, until
 from worker.containers.container import ContainerAwayError
@@ -337,7 +339,7 @@ def test_a_body_whose_lengths_do_not_add_up_is_refused(
         split_tensors(change(body))
 
 
-# --- the examples of the documentation ------------------------------------------
+# --- the examples of the documentation, other servers ------------------------------------------
 
 
 def write_examples(models: Path) -> None:
@@ -353,10 +355,25 @@ def write_examples(models: Path) -> None:
     subprocess.run(["g++", *flags], cwd=models / "deviation" / "1", check=True)
 
 
-def test_a_server_runs_programs(tmp_path: Path) -> None:
+def test_servers_run_programs_and_models_of_other_servers(tmp_path: Path) -> None:
     write_examples(tmp_path / "models")
+    upper = """
+        [container]
+        load = "model.py"
+        inputs = { text = "BYTES[]", numbers = "FP32[100]" }
+        outputs = { upper = "BYTES[]", sums = "FP64[]" }
+        time_limit_s = 60
+    """
+    code = "def predict(text, numbers): return [t.upper() for t in text], numbers.sum(axis=1)"
+    inner_models = write_container(tmp_path / "inner", "shout", upper, model=code).parent
     arguments = ["--workers", "0", "--slo-ms", "30000", "--cache-dir", str(tmp_path / "cache")]
     with contextlib.ExitStack() as stack:
+        inner = LocalServer(["--models", str(inner_models), *arguments])
+        stack.callback(inner.stop)
+        inner.wait_for("ready: ")
+        address = f'address = "grpc://{inner.address}"\nmodel = "shout"'
+        table = upper.replace('load = "model.py"', address)
+        write_container(tmp_path / "models", "remote", table)
         write_container(tmp_path / "models", "odd", odd_table("serve"), odd=ODD)
         models = ["--models", str(tmp_path / "models")]
         server = stack.enter_context(LocalServer([*models, *arguments]))
@@ -378,10 +395,85 @@ def test_a_server_runs_programs(tmp_path: Path) -> None:
         with pytest.raises(RefusedError, match="was killed by SIGKILL while running a batch of 1"):
             client.infer("odd", row(CRASH), slo_ms=SLO_MS)
 
+        inputs = {"text": words[:50], "numbers": np.ones((50, 100), np.float32)}
+
+        def shouts() -> bool:
+            try:
+                outputs = client.infer("remote", inputs, slo_ms=SLO_MS).outputs
+            except RefusedError as refusal:
+                refused.append(str(refusal))
+                return False
+            assert outputs["upper"].tolist() == [word.upper() for word in words[:50]]
+            return bool(outputs["sums"].tolist() == [100] * 50)
+
         def serves_odd() -> bool:
             with contextlib.suppress(RefusedError):
                 return bool(client.infer("odd", row(PLAIN), slo_ms=SLO_MS).outputs["sums"] == 11)
             return False
 
+        refused: list[str] = []
+        assert shouts()
         until(serves_odd, what="the program is back")
+        inner.stop()
+        assert not shouts()
+        inner = LocalServer(
+            ["--models", str(inner_models), *arguments, "--port", inner.address.split(":")[1]]
+        )
+        stack.callback(inner.stop)
+        until(shouts, what="the other server is back")
+        assert any("went away while running a batch" in words for words in refused), refused
         client.infer("deviation", rows[:1], slo_ms=SLO_MS)
+
+
+OTHER_TABLE = """
+[container]
+address = "grpc://ADDRESS"
+inputs = { x = "FP32[3]" }
+outputs = { sums = "FP32[]" }
+time_limit_s = 60
+"""
+
+
+def test_a_model_of_another_server_is_the_one_that_was_declared(tmp_path: Path) -> None:
+    with foreign_server() as other:
+        table = OTHER_TABLE.replace("ADDRESS", other.address)
+        other.inputs = [("x", "FP64", [-1, 3]), ("y", "FP32", [-1])]
+        other.outputs = [("sums", "FP32", [-1]), ("more", "FP32", [-1])]
+        folder = write_container(tmp_path, "sums", table)
+        with bench(folder) as made, pytest.raises(ModelError) as caught:
+            made.prepare()
+        assert str(caught.value).split(" is not what [container] declares: ")[1] == (
+            "x: found FP64 [-1, 3] with the batch; y: not declared. Of the server: inputs = "
+            '{ x = "FP64[3]", y = "FP32[]" }, outputs = { sums = "FP32[]", more = "FP32[]" }'
+        )
+
+
+def test_another_server_that_hangs_costs_its_batch_and_is_asked_again(tmp_path: Path) -> None:
+    def compute(request: pb.ModelInferRequest, response: pb.ModelInferResponse) -> None:
+        (raw,) = request.raw_input_contents
+        rows = np.frombuffer(raw, np.float32).reshape(tuple(request.inputs[0].shape))
+        if rows[0, 0] == OTHER_TYPE:
+            return
+        assert [tensor.name for tensor in request.outputs] == ["sums"]
+        response.outputs.add(name="sums", datatype="FP32", shape=[len(rows)])
+        response.raw_output_contents.append(rows.sum(axis=1).tobytes())
+
+    with foreign_server() as other:
+        other.compute = compute
+        other.outputs = [("sums", "FP32", [-1])]
+        table = OTHER_TABLE.replace("ADDRESS", other.address)
+        with bench(write_container(tmp_path, "sums", table)) as made:
+            model = made.prepare()
+            rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+            assert sums_of(made.infer(rows, rows=(4,))) == [3, 12, 21, 30]
+            assert "found outputs [] with raw contents, expected 'sums'" in made.failure(
+                row(OTHER_TYPE)
+            )
+            other.go.clear()
+            model.container._spec = dataclasses.replace(model.container._spec, time_limit_s=0.05)
+            message = made.failure(row(PLAIN))
+            assert "the server hung: running a batch of 1 took more than its time limit" in message
+            assert made.lost.get(timeout=PATIENCE_S) == message
+            other.go.set()
+            made.prepare()
+            assert sums_of(made.infer(row(PLAIN))) == [11]

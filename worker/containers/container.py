@@ -1,4 +1,4 @@
-"""What runs a container's batches, as its device sees it: a program (`program`)."""
+"""What runs a container's batches, as its device sees it: a program (`program`), or another server (`oip_server`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device for one model that is code in a process of its own.
+"""A device for one model that is code in a process of its own, or that another server has.
 
 The worker runs the container of one folder, which the operator named and whose files are on this machine: no
 code comes over the link. An offer must match that folder, file by file.
@@ -218,6 +218,11 @@ class ContainerDevice(Device[ContainerModel]):
         return container, {size: self._profile[architecture, size] for size in batch_sizes}
 
     def _make(self, spec: ContainerSpec, folder: Path) -> Container:
+        if spec.address.startswith("grpc"):
+            # Imported here, because programs need no gRPC.
+            from worker.containers.oip_server import OipServer
+
+            return OipServer(spec, folder, self._memory)
         return ProgramContainer(spec, folder, self._memory)
 
     # --- steps ----------------------------------------------------------------------------------
