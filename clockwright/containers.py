@@ -34,6 +34,8 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _DIMENSION_MAX = 2**31
 _REPLICAS_MAX = 256
 _TIME_LIMIT_S_MAX = 3600.0
+_MEMORY_MIB_MAX = 2**30
+_CPUS_MAX = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,11 @@ class ContainerSpec:
     time_limit_s: float = 3.0
     #: Processes that `clockwright up` starts; each is a worker.
     replicas: int = 1
+    #: The most memory of each process, in MiB; past it the kernel ends the process. Only where the worker may write to a
+    #: cgroup v2; elsewhere the log says that nothing holds it.
+    memory_mib: int | None = None
+    #: The most processor time of each process, in processors; 0.5 is half of one. As with `memory_mib`.
+    cpus: float | None = None
 
     @property
     def file(self) -> str | None:
@@ -203,11 +210,15 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "method": _method,
     "time_limit_s": partial(_positive, most=_TIME_LIMIT_S_MAX, of="seconds"),
     "replicas": partial(_whole, most=_REPLICAS_MAX),
+    "memory_mib": partial(_whole, most=_MEMORY_MIB_MAX),
+    "cpus": partial(_positive, most=_CPUS_MAX, of="processors"),
 }
 #: The kinds that some settings are for.
 _ONLY_WITH = {
     "method": ("load",),
     "model": ("address",),
+    "memory_mib": ("load", "command"),
+    "cpus": ("load", "command"),
 }
 
 

@@ -108,9 +108,12 @@ def test_a_table_declares_what_to_load_and_its_tensors_in_order() -> None:
         ({"replicas": True}, "container.replicas is True, expected a whole number from 1 to 256"),
         ({"shape": 3}, "unknown key 'shape'; known are load"),
         ({"command": ["./a"]}, "found load and command of load, command and address, expected one"),
+        ({"memory_mib": 0.5}, "container.memory_mib is 0.5, expected a whole number"),
+        ({"cpus": -1}, "container.cpus is -1, expected a positive number of processors"),
         ({"model": "m"}, "container.model is not for load, expected address"),
         ({"load": ..., "command": "./a"}, "container.command is './a', expected a program and its"),
         ({"load": ..., "address": "http://a:1"}, "expected grpc://HOST:PORT, grpcs://HOST:PORT"),
+        ({"load": ..., "address": "tcp://a:1", "cpus": 1}, "container.cpus is not for address"),
         ({"load": ..., "command": ["./a"], "method": "f"}, "container.method is not for command"),
     ],
 )

@@ -1,13 +1,16 @@
-"""Containers in any language: programs that keep to the protocol and programs that do not, other servers."""
+"""Containers in any language: programs that keep to the protocol and programs that do not, other servers, and bounds."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
+import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 from typing_extensions import override
 
 from clockwright import Client, RefusedError
+from clockwright.containers import ContainerSpec
 from clockwright.errors import ModelError, ProtocolError
 from clockwright.v1 import inference_pb2 as pb
 from experiments.live.local_server import LocalServer
@@ -23,6 +27,7 @@ from tests.kit.container_bench import ContainerBench, bench, write_container
 from tests.kit.foreign_server import foreign_server
 from tests.kit.pages import blocks_of
 from tests.kit.processes import PATIENCE_S, lives, until
+from worker.containers.bounds import Bounds
 from worker.containers.container import ContainerAwayError
 from worker.containers.device import Backoff
 from worker.containers.frames import join_tensors, split_tensors
@@ -477,3 +482,99 @@ def test_another_server_that_hangs_costs_its_batch_and_is_asked_again(tmp_path: 
             other.go.set()
             made.prepare()
             assert sums_of(made.infer(row(PLAIN))) == [11]
+
+
+# --- bounds -------------------------------------------------------------------------------------
+
+
+def a_machine(root: Path, *, controllers: str = "cpu memory pids", path: str = "/a/worker") -> Path:
+    """The files of a machine with cgroup v2. Returns the parent of the worker's group."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(f"0::{path}\n")
+    (root / "proc/self/mountinfo").write_text("1 2 0:3 / /sys/cg rw - cgroup2 cgroup2 rw\n")
+    parent = root / f"sys/cg{path}".rstrip("/")
+    if path != "/":
+        parent = parent.parent
+    parent.mkdir(parents=True)
+    (parent / "cgroup.controllers").write_text(f"{controllers}\n")
+    (parent / "cgroup.subtree_control").write_text("\n")
+    return parent
+
+
+SPEC = ContainerSpec(
+    command=("./a",), inputs=(), outputs=(), memory_mib=64, cpus=0.5, time_limit_s=60
+)
+
+
+@pytest.mark.parametrize("path", ["/a/worker", "/"])
+def test_a_group_with_the_bounds_is_made_next_to_the_workers_own(tmp_path: Path, path: str) -> None:
+    parent = a_machine(tmp_path, path=path)
+    bounds = Bounds("m", tmp_path)
+    assert bounds.open() == ""  # none is declared
+    bounds.declare(SPEC)
+    group = Path(bounds.open())
+    assert group.parent == parent
+    assert (parent / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    assert (group / "memory.max").read_text() == str(64 << 20)
+    assert (group / "memory.swap.max").read_text() == "0"
+    assert (group / "cpu.max").read_text() == "50000 100000"
+    (group / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
+    assert bounds.verdict() == ""
+    (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+    assert bounds.verdict() == ", because it took more than memory_mib = 64,"
+    assert bounds.open() != str(group)
+
+
+def test_bounds_that_cannot_be_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_machine(tmp_path, controllers="pids")
+    bounds = Bounds("slim", tmp_path)
+    bounds.declare(SPEC)
+    with caplog.at_level(logging.WARNING):
+        assert bounds.open() == bounds.open() == ""
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("container slim: memory_mib and cpus do not hold: ")
+    assert "found controllers ['pids'], but no cpu and no memory; expected a cgroup v2" in told
+    bounds = Bounds("none", tmp_path / "without")
+    bounds.declare(SPEC)
+    assert bounds.open() == ""
+
+
+def test_a_program_joins_its_group_or_says_that_it_cannot(tmp_path: Path) -> None:
+    for group in (tmp_path, tmp_path / "gone"):
+        command = [sys.executable, "-m", "worker.containers.launch", str(os.getpid()), str(group)]
+        done = subprocess.run(
+            [*command, str(tmp_path), "echo", "started"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
+        )
+        assert done.stdout == "started\n"
+        assert ("do not hold" in done.stderr) == (group != tmp_path), done.stderr
+    assert (tmp_path / "cgroup.procs").read_text() == "0"
+
+
+def test_a_program_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path) -> None:
+    greedy = """
+        def predict(rows):
+            taken = b"x" * (int(rows[0, 0]) << 20)
+            return rows[:, 0]
+    """
+    table = """
+        [container]
+        load = "model.py"
+        inputs = { rows = "FP32[1]" }
+        outputs = { same = "FP32[]" }
+        memory_mib = 256
+        cpus = 1.5
+    """
+    folder = write_container(tmp_path, "greedy", table, model=textwrap.dedent(greedy))
+    with bench(folder) as made:
+        made.prepare()
+        if made.device._bounds._group is None:
+            pytest.skip("this process may make no cgroup v2 with bounds of memory and processor")
+        made.infer(np.array([[1]], np.float32))
+        message = made.failure(np.array([[4096]], np.float32))
+        assert "SIGKILL, because it took more than memory_mib = 256, while running" in message

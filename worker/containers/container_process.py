@@ -1,4 +1,4 @@
-"""The process that runs a container's Python code: `python -m worker.containers.container_process PARENT JOB`.
+"""The process that runs a container's Python code: `python -m worker.containers.container_process PARENT GROUP JOB`.
 
 It speaks the protocol of `worker.containers.frames`, but rows lie in memory that it shares with the worker. The job, as
 JSON, says what to load and what the tensors are.
@@ -33,8 +33,8 @@ Predict = Callable[..., object]
 
 def main() -> int:
     """Load, then answer batches until the worker ends the connection."""
-    settle(int(sys.argv[1]))
-    job = json.loads(sys.argv[2])
+    settle(int(sys.argv[1]), sys.argv[2])
+    job = json.loads(sys.argv[3])
     memory = np.frombuffer(mmap.mmap(job["memory"], 0), np.uint8)
     inputs, outputs, method = _specs(job["inputs"]), _specs(job["outputs"]), job["method"]
     try:

@@ -28,6 +28,7 @@ from clockwright.errors import ConfigError, ModelError, OtherWorkersError
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId
 from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
+from worker.containers.bounds import Bounds
 from worker.containers.container import (
     Container,
     ContainerAwayError,
@@ -118,6 +119,7 @@ class ContainerDevice(Device[ContainerModel]):
         self._memory = SharedMemory(io_pool_bytes + limits.io_bytes)
         self._setup = ThreadPoolExecutor(1, thread_name_prefix="setup")
         self._backoff = Backoff()
+        self._bounds = Bounds(self._folder.name)
         #: Why the last container died; empty when none did.
         self._death = ""
         #: Containers by model, to find one whose step still runs. A container ends with its model.
@@ -223,7 +225,8 @@ class ContainerDevice(Device[ContainerModel]):
             from worker.containers.oip_server import OipServer
 
             return OipServer(spec, folder, self._memory)
-        return ProgramContainer(spec, folder, self._memory)
+        self._bounds.declare(spec)
+        return ProgramContainer(spec, folder, self._memory, self._bounds)
 
     # --- steps ----------------------------------------------------------------------------------
 

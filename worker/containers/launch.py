@@ -1,4 +1,4 @@
-"""Starts a container's program: `python -m worker.containers.launch PARENT FOLDER COMMAND ...`."""
+"""Starts a container's program: `python -m worker.containers.launch PARENT GROUP FOLDER COMMAND ...`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from clockwright.process import end_with
 from worker.containers.frames import SOCKET_VARIABLE, FrameConnection, Kind
 
 
-def settle(parent_pid: int) -> None:
+def settle(parent_pid: int, group: str) -> None:
     """Make this process a container: it dies with its worker, and first when memory runs out.
 
     Args:
         parent_pid: the worker's process.
+        group: the folder of its control group; empty: it is not bounded.
     """
     end_with(parent_pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if group:
+        try:
+            Path(group, "cgroup.procs").write_text("0", encoding="ascii")
+        except OSError as error:
+            # It serves without bounds, as where there are no groups.
+            print(f"memory_mib and cpus do not hold: {group}: {error}", file=sys.stderr)
 
 
 def connect() -> FrameConnection:
@@ -33,8 +40,8 @@ def connect() -> FrameConnection:
 
 def main() -> None:
     """Become the program; tell the worker if that fails."""
-    _, parent_pid, folder, *command = sys.argv
-    settle(int(parent_pid))
+    _, parent_pid, group, folder, *command = sys.argv
+    settle(int(parent_pid), group)
     os.chdir(folder)
     try:
         os.execvp(command[0], command)

@@ -30,6 +30,7 @@ from clockwright.foreign import printable
 from clockwright.process import how_it_ended
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
+from worker.containers.bounds import Bounds
 from worker.containers.container import (
     Container,
     ContainerAwayError,
@@ -65,9 +66,19 @@ _DIAL_LIMIT_S = 5.0
 class ProgramContainer(Container):
     """One program."""
 
-    def __init__(self, spec: ContainerSpec, folder: Path, memory: SharedMemory) -> None:
-        """Set up; as `Container`."""
+    def __init__(
+        self, spec: ContainerSpec, folder: Path, memory: SharedMemory, bounds: Bounds
+    ) -> None:
+        """Set up; starts nothing.
+
+        Args:
+            spec: the container's declaration.
+            folder: the version's folder.
+            memory: holds the rows.
+            bounds: hold its memory and processor time.
+        """
         super().__init__(spec, folder, memory)
+        self._bounds = bounds
         self._listener: _Listener | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: FrameConnection | None = None
@@ -84,7 +95,8 @@ class ProgramContainer(Container):
         if spec.address:
             return
         self._listener = _Listener()
-        parent = str(os.getpid())
+        # The group comes first, so that the program is never outside of it.
+        settings = [str(os.getpid()), self._bounds.open()]
         if spec.load:
             job = {
                 "folder": str(self._folder),
@@ -94,9 +106,9 @@ class ProgramContainer(Container):
                 "outputs": [_plain(tensor) for tensor in spec.outputs],
                 "memory": self._memory.fd,
             }
-            command = ["worker.containers.container_process", parent, json.dumps(job)]
+            command = ["worker.containers.container_process", *settings, json.dumps(job)]
         else:
-            command = ["worker.containers.launch", parent, str(self._folder), *spec.command]
+            command = ["worker.containers.launch", *settings, str(self._folder), *spec.command]
         self._process = subprocess.Popen(
             [sys.executable, "-m", *command],
             stdin=subprocess.DEVNULL,
@@ -212,9 +224,10 @@ class ProgramContainer(Container):
         if process is None:
             return "closed the connection" if self._spec.address else "was stopped"
         try:
-            return how_it_ended(process.wait(_LEAVE_LIMIT_S))
+            ended = how_it_ended(process.wait(_LEAVE_LIMIT_S))
         except subprocess.TimeoutExpired:
             return "closed the connection"
+        return ended + self._bounds.verdict()
 
     @property
     def pid(self) -> int | None:  # type: ignore[override]
@@ -239,6 +252,8 @@ class ProgramContainer(Container):
                 connection.close()
             if listener is not None:
                 listener.close()
+            if process is not None:
+                self._bounds.close()
 
 
 class _Listener:

@@ -1,0 +1,123 @@
+"""Bounds of a container's memory and processor time: a control group of Linux (cgroup v2), where this process may make one.
+
+A group is made in the parent of the worker's own, because a group that has processes has no groups with bounds.
+With systemd 254 or newer, `Delegate=yes` and `DelegateSubgroup=clockwright` give the service such a parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+from pathlib import Path
+
+from clockwright.containers import ContainerSpec
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_US = 100_000
+_groups = itertools.count()
+
+
+class Bounds:
+    """The bounds of one container; each of its processes gets a group of its own."""
+
+    def __init__(self, name: str, root: Path = Path("/")) -> None:
+        """Set up; makes nothing.
+
+        Args:
+            name: the container's, for the log.
+            root: where the machine's files are; a test has others.
+        """
+        self._name = name
+        self._root = root
+        self._memory_mib: int | None = None
+        self._cpus: float | None = None
+        self._group: Path | None = None
+        self._has_told = False
+
+    def declare(self, spec: ContainerSpec) -> None:
+        """Take the bounds that a declaration states."""
+        self._memory_mib, self._cpus = spec.memory_mib, spec.cpus
+
+    def open(self) -> str:
+        """Make a group. Returns its folder; empty: there are no bounds, or none is possible, which the log says once."""
+        wanted: dict[str, str] = {}
+        if self._memory_mib is not None:
+            wanted["memory.max"] = str(self._memory_mib << 20)
+        if self._cpus is not None:
+            wanted["cpu.max"] = f"{round(self._cpus * _PERIOD_US)} {_PERIOD_US}"
+        if not wanted:
+            return ""
+        try:
+            parent = self._parent()
+            _enable(parent, {name.partition(".")[0] for name in wanted})
+            group = parent / f"clockwright-{os.getpid()}-{next(_groups)}"
+            group.mkdir()
+            self._group = group
+            for name, value in wanted.items():
+                (group / name).write_text(value, encoding="ascii")
+            if self._memory_mib is not None:
+                # Otherwise it would swap, and a part of it would be ended.
+                for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+                    with contextlib.suppress(OSError):
+                        (group / name).write_text(value, encoding="ascii")
+        except OSError as error:
+            self.close()
+            if not self._has_told:
+                self._has_told = True
+                logger.warning(
+                    "container %s: memory_mib and cpus do not hold: %s; expected a cgroup v2 that this "
+                    "process may write to",
+                    self._name,
+                    error,
+                )
+            return ""
+        return str(group)
+
+    def verdict(self) -> str:
+        """Say that the kernel has ended a process of the group for its memory; empty: it has not."""
+        if self._group is None:
+            return ""
+        with contextlib.suppress(OSError):
+            events = (self._group / "memory.events").read_text(encoding="ascii").split()
+            if events[events.index("oom_kill") + 1] != "0":
+                return f", because it took more than memory_mib = {self._memory_mib},"
+        return ""
+
+    def close(self) -> None:
+        """Remove the group, whose processes have ended."""
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+    def _parent(self) -> Path:
+        """Find the group in which groups are made.
+
+        Raises:
+            OSError: there is no cgroup v2.
+        """
+        mounts = (self._root / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+        mounted = [line.split()[4] for line in mounts if " - cgroup2 " in line]
+        own = (self._root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        paths = [line.removeprefix("0::/") for line in own if line.startswith("0::/")]
+        if not mounted or not paths:
+            raise OSError("found no cgroup v2")
+        top = self._root / mounted[0].lstrip("/")
+        return (top / paths[0]).parent if paths[0] else top
+
+
+def _enable(parent: Path, controllers: set[str]) -> None:
+    """Have the groups in one be bounded in these ways.
+
+    Raises:
+        OSError: they cannot be.
+    """
+    control = parent / "cgroup.subtree_control"
+    if missing := controllers - set(control.read_text(encoding="ascii").split()):
+        there = (parent / "cgroup.controllers").read_text(encoding="ascii").split()
+        if lacking := sorted(missing - set(there)):
+            raise OSError(f"{parent}: found controllers {there}, but no {' and no '.join(lacking)}")
+        control.write_text(" ".join(f"+{name}" for name in sorted(missing)), encoding="ascii")
