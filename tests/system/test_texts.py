@@ -36,6 +36,14 @@ MODELS = {
     # Fails on text that it does not know, as scikit-learn's default does.
     "strict": """g (string[n,1] x) => (float[n,1,2] y) {
         y = ai.onnx.ml.OneHotEncoder<cats_strings=["yes", "no"], zeros=0>(x) }""",
+    # Reads numbers, and fails on all else.
+    "sums": """g (string[n,2] x) => (string[n] y) {
+        f = Cast<to=1>(x)  axis = Constant<value_ints=[1]>()  s = ReduceSum<keepdims=0>(f, axis)  i = Cast<to=7>(s)
+        y = Cast<to=8>(i) }""",
+    # Text with an open dimension, next to numbers that have it too.
+    "tokens": """g (string[n,length] x, float[n,length] w) => (string[n,length] y, int64[n,length] ids, float[n] sums) {
+        y = StringConcat(x, x)  axis = Constant<value_ints=[1]>()  sums = ReduceSum<keepdims=0>(w, axis)
+        ids = ai.onnx.ml.LabelEncoder<keys_strings=["a", "b"], values_int64s=[1, 2], default_int64=-1>(x) }""",
 }
 CONTAINER = """
 def predict(words, numbers):
@@ -320,6 +328,37 @@ def test_bytes_that_are_no_text_pass_in_binary_only(server: LocalServer, client:
     assert "output 'upper': found bytes that are not UTF-8" in answer.json()["error"]
     with pytest.raises(RefusedError, match=r"FAILED: .*\(found text that is not UTF-8"):
         client.infer("numbers", texts([b"\xff", "a"]), **LONG)
+
+
+def test_texts_have_open_dimensions(client: Client) -> None:
+    assert client.metadata("tokens").inputs[0].shape(-1) == (-1, -1)
+
+    def asked(number: int) -> bool:
+        rows, length = 1 + number % 3, 1 + number % 5
+        words = np.array(["a", "ä", "", f"{number}"] * 20, np.object_)[: rows * length]
+        words, weights = words.reshape(rows, length), np.full((rows, length), number, np.float32)
+        found = client.infer("tokens", {"x": words, "w": weights}, **LONG).outputs
+        ids = np.where(words == "a", 1, -1)
+        told: list[Any] = [found[name].tolist() for name in ("y", "ids", "sums")]
+        return told == [(words + words).tolist(), ids.tolist(), [number * length] * rows]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(asked, range(120)))
+    # One long text in a short row.
+    long = texts(["x" * 2000])
+    found = client.infer("tokens", {"x": long, "w": np.ones((1, 1), np.float32)}, **LONG).outputs
+    assert found["y"].tolist() == [["x" * 4000]]
+    with pytest.raises(BadRequestError, match=r"found length 2 .*, expected 1 as in input 'x'"):
+        client.infer("tokens", {"x": long, "w": np.ones((1, 2), np.float32)}, **LONG)
+    with pytest.raises(RefusedError, match=r"FAILED: .*UTF-8"):
+        client.infer("tokens", {"x": texts([b"\xff"]), "w": np.ones((1, 1), np.float32)}, **LONG)
+
+
+def test_a_model_that_reads_numbers_in_texts_is_served(client: Client) -> None:
+    found = client.infer("sums", texts(["1", "2"], ["30", "-4"]), **LONG).outputs["y"]
+    assert found.tolist() == ["3", "26"]
+    with pytest.raises(RefusedError, match="FAILED: "):
+        client.infer("sums", texts(["1", "two"]), **LONG)
 
 
 def test_classes_of_texts_are_refused(server: LocalServer) -> None:

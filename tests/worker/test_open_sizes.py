@@ -22,7 +22,7 @@ from worker.compiling.compile import compile_model, profile_model, read_weights
 from worker.compiling.open_sizes import SizeSearch
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.devices.sized_io import run_carrying
-from worker.engines.onnxruntime import address_of, open_session
+from worker.engines.onnxruntime import open_session
 from worker.engines.open_kernel import Answer, OpenKernel
 from worker.models.groups import group_requests
 from worker.models.model_files import (
@@ -52,7 +52,7 @@ def prepare(
 def kernel_of(folder: Path, compiled: CompiledModel) -> OpenKernel:
     session = open_session(str(folder / "out" / GRAPH_FILE))
     weights = read_weights(folder / "out", compiled)
-    kernel = OpenKernel(session, compiled, address_of(weights))
+    kernel = OpenKernel(session, compiled, weights)
     kernel.keep = weights  # type: ignore[attr-defined]
     return kernel
 

@@ -30,7 +30,7 @@ from clockwright.elements import Array, array_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
-from worker.compiling.known_texts import draw_known, known_texts
+from worker.compiling.known_texts import NUMERALS, draw_known, known_texts
 from worker.compiling.lift_weights import LIFT_LEVELS, LiftedGraph, lift_weights
 from worker.compiling.onnx_model import (
     describe_outputs,
@@ -55,7 +55,6 @@ from worker.compiling.thread_trial import Launches, choose_threads
 from worker.engines.onnxruntime import (
     Bytes,
     TextKernel,
-    address_of,
     aligned_bytes,
     has_texts,
     open_session,
@@ -72,12 +71,11 @@ from worker.models.model_files import (
     CompiledModel,
     Limits,
     ModelSource,
-    OpenSizes,
     batch_bytes,
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 7
+COMPILE_FORMAT = 8
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
@@ -248,13 +246,6 @@ def compile_model(
     fixed_batch = not rows.is_open
     inputs = opened = input_specs(model.graph, rows, may_be_open=target.takes_open_sizes)
     symbols = symbols_of(opened)
-    kinds = {each.type.tensor_type.elem_type for each in (*model.graph.input, *model.graph.output)}
-    if symbols and onnx.TensorProto.STRING in kinds:
-        names = ", ".join(f"{name} = SIZE" for name in symbols)
-        raise ModelError(
-            "found text, and open dimensions besides the batch; write their sizes under [dimensions] in"
-            f" config.toml: {names}"
-        )
     # Check the limits before the runtime copies the weights, and before sample inputs are made.
     limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))
     limits.usable_batch_sizes(inputs, [1], fixed_batch=fixed_batch)
@@ -285,7 +276,7 @@ def compile_model(
         if symbols:
             progress("finding sizes")
             bounds = {name: -size for name, size in source.fixed_dimensions.items() if size < 0}
-            run_at = _RowRuns(reference, opened, element_types, datatypes).run
+            run_at = _RowRuns(reference, opened, element_types, datatypes, texts).run
             search = SizeSearch(
                 run_at, symbols, bounds, limits.io_bytes // 2, opened, list(datatypes.values())
             )
@@ -297,6 +288,7 @@ def compile_model(
         original = _Original(reference, _bind(inputs, element_types), datatypes, texts)
         del reference
         fill = original.find_fill()
+        texts = original.texts
         samples = {1: sample_inputs(inputs, 1, fill, texts)}
         expected = {1: original.run(1, samples[1])}
         outputs = original.output_specs()
@@ -420,11 +412,13 @@ class _RowRuns:
         inputs: Sequence[TensorSpec],
         element_types: Mapping[str, int],
         outputs: Mapping[str, str],
+        texts: tuple[tuple[str, ...], ...],
     ) -> None:
         self._session = session
         self._inputs = inputs
         self._element_types = element_types
         self._outputs = outputs
+        self._texts = texts
         self._fill: int | None = None
 
     def run(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -434,10 +428,13 @@ class _RowRuns:
             ModelError: the run failed; carries the runtime's words.
         """
         specs = [at_sizes(spec, sizes) for spec in self._inputs]
-        original = _Original(self._session, _bind(specs, self._element_types), self._outputs)
+        original = _Original(
+            self._session, _bind(specs, self._element_types), self._outputs, self._texts
+        )
         if self._fill is None:
             self._fill = original.find_fill()
-        original.run(1, sample_inputs(specs, 1, self._fill))
+            self._texts = original.texts
+        original.run(1, sample_inputs(specs, 1, self._fill, self._texts))
         return original.shapes
 
 
@@ -476,11 +473,11 @@ def _open(
         for side, opened in zip((compiled.inputs, compiled.outputs), specs, strict=True)
     ]
     compiled = replace(compiled, inputs=bound[0], outputs=bound[1], open=sizes)
-    if not compiled.one_by_one and not is_whole:
+    if not compiled.one_by_one and not is_whole and not compiled.has_texts:
         trial = replace(sizes, pads=True, guarded=(False,) * len(inputs))
         session = open_session(lifted.graph, threads=compiled.threads)
         weights = _aligned(lifted.blob)
-        kernel = OpenKernel(session, replace(compiled, open=trial), address_of(weights))
+        kernel = OpenKernel(session, replace(compiled, open=trial), weights)
         kernel.run_elements = 1 << 62
         sizes = prove_padding(kernel.run, inputs, specs[1], sizes, most=most)
     # Profiles are an architecture's, by rows of work.
@@ -557,12 +554,12 @@ def _profile_open(
     counts. The entry of 0 is not a duration: one more run takes as long as so many elements.
     """
     session = open_session(str(folder / GRAPH_FILE), threads=compiled.threads)
-    kernel = OpenKernel(session, compiled, address_of(weights))
+    kernel = OpenKernel(session, compiled, weights)
     sizes = compiled.open
     assert sizes is not None
     inputs = [tensor.spec for tensor in compiled.inputs]
     short = short_sizes(sizes)
-    requests = [sized_request(inputs, sizes, each, compiled.fill) for each in short]
+    requests = [sized_request(inputs, compiled, each) for each in short]
     answers = kernel.run(requests, 1 << 62)
     requests = [
         request
@@ -582,7 +579,7 @@ def _profile_open(
         return _least_ns(launch)
 
     has_rows = any(spec.axis is not None for spec in inputs)
-    largest = sized_request(inputs, sizes, sizes.taken[-1], compiled.fill)
+    largest = sized_request(inputs, compiled, sizes.taken[-1])
     one_ns, largest_ns = measure(requests[:1], 1), measure([largest], sizes.largest)
     more_elements = max(prod(sizes.taken[-1]) - prod(short[0]), 1)
     durations = {0: max(int(one_ns * more_elements / max(largest_ns - one_ns, one_ns / 32)), 1)}
@@ -598,7 +595,7 @@ def _profile_open(
         progress(f"profiling {work} rows of work")
         filling = fullest(sizes, work)
         rows = max(1, work * sizes.unit // prod(filling)) if has_rows else 1
-        full = sized_request(inputs, sizes, filling, compiled.fill, rows=rows)
+        full = sized_request(inputs, compiled, filling, rows=rows)
         many = [requests[index % len(requests)] for index in range(work)]
         durations[work] = max(measure([full], work), measure(many, work))
     # Other load on the machine only adds, so a batch takes no longer than a larger one. Halves between powers of two
@@ -711,14 +708,16 @@ def sample_inputs(
 
 
 def sized_request(
-    inputs: Sequence[TensorSpec], sizes: OpenSizes, at: Sequence[int], fill: int, *, rows: int = 1
+    inputs: Sequence[TensorSpec], compiled: CompiledModel, at: Sequence[int], *, rows: int = 1
 ) -> list[Array]:
     """Make a request of some sizes to run on, an array per input."""
-    named = dict(zip(sizes.symbols, at, strict=True))
+    assert compiled.open is not None
+    named = dict(zip(compiled.open.symbols, at, strict=True))
     specs = [at_sizes(spec, named) for spec in inputs]
+    samples = sample_inputs(specs, rows, compiled.fill, compiled.texts)
     return [
         array_of(spec.datatype, raw, spec.shape(rows))
-        for spec, raw in zip(specs, sample_inputs(specs, rows, fill), strict=True)
+        for spec, raw in zip(specs, samples, strict=True)
     ]
 
 
@@ -736,7 +735,7 @@ class _Original:
         session: ort.InferenceSession,
         inputs: Sequence[BoundTensor],
         outputs: Mapping[str, str],
-        texts: Sequence[Sequence[str]] = (),
+        texts: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         """Take a session.
 
@@ -746,7 +745,8 @@ class _Original:
             outputs: the datatypes of what it gives, by name.
             texts: the lists of texts that it knows.
         """
-        self._texts = texts
+        #: The lists of texts that samples are drawn from.
+        self.texts = texts
         self._session = session
         self._inputs = inputs
         self._outputs = outputs
@@ -770,19 +770,21 @@ class _Original:
         return [array for _, array in found]
 
     def find_fill(self) -> int:
-        """Find what to write into integers, so that the model runs.
+        """Find what to write into integers, so that the model runs; and texts, if it reads numbers in them.
 
         Raises:
             ModelError: it fails on all that was tried; carries the runtime's words of the first try.
         """
         specs = [tensor.spec for tensor in self._inputs]
         failed: ModelError | None = None
-        for fill in _FILLS:
+        has_texts = any(spec.datatype == "BYTES" for spec in specs)
+        for texts, fill in product((self.texts, (NUMERALS,))[: 1 + has_texts], _FILLS):
             try:
-                self._run([1] * len(specs), sample_inputs(specs, 1, fill, self._texts))
+                self._run([1] * len(specs), sample_inputs(specs, 1, fill, texts))
             except ModelError as error:
                 failed = failed or error
             else:
+                self.texts = texts
                 return fill
         assert failed is not None
         raise failed

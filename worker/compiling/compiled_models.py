@@ -119,7 +119,7 @@ class CompiledModels:
         inputs, outputs = (
             tuple(tensor.spec for tensor in side) for side in (compiled.inputs, compiled.outputs)
         )
-        if compiled.has_texts:
+        if compiled.has_texts and compiled.open is None:
             most = 1 if compiled.fixed_batch else max(offered)
             inputs = carrying(inputs, most)
             outputs = carrying(outputs, most, compiled.usual_bytes)

@@ -19,6 +19,8 @@ from worker.engines.onnxruntime import Bytes
 _LOOKED_UP = {"cats_strings", "classes_strings", "keys_strings", "pool_strings"}
 # So many of a list are kept.
 _MOST = 64
+#: What a model takes that reads numbers in texts.
+NUMERALS = ("0", "1", "2", "7", "42")
 
 
 def draw_known(

@@ -20,7 +20,13 @@ from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
 from worker.compiling.row_probes import SAME_SIZE, differ, draw_numbers
 from worker.engines.open_kernel import Answer, RunOpen, open_places
-from worker.models.model_files import WORDS_BYTES, OpenSizes
+from worker.models.model_files import (
+    LARGEST_TOGETHER,
+    TEXT_BATCH_BYTES,
+    WORDS_BYTES,
+    OpenSizes,
+    element_bytes,
+)
 
 #: Where no size is declared, none is tried that is larger,
 SIZE_MAX: Final = 1 << 16
@@ -156,13 +162,16 @@ class SizeSearch:
         named = dict(zip(self.symbols, sizes, strict=True))
         # Not what other load on the machine makes of it: workers are to find the same.
         begin_ns = time.process_time_ns()
-        num_bytes = sum(at_sizes(spec, named).batch_bytes(1) for spec in self.inputs)
+        num_bytes = sum(
+            prod(at_sizes(spec, named).shape(1)) * element_bytes(spec.datatype)
+            for spec in self.inputs
+        )
         try:
             if num_bytes > self.io_bytes:
                 raise ModelError(self._too_large(sizes, num_bytes))
             shapes = self.run(named)
             num_bytes += sum(
-                prod(shape) * DATATYPES[datatype].num_bytes
+                prod(shape) * element_bytes(datatype)
                 for shape, datatype in zip(shapes, self.outputs, strict=True)
             )
             if num_bytes > self.io_bytes:
@@ -280,19 +289,25 @@ def _bounded(
     """
     vary = Variable(0, tuple(symbols), (), sizes.unit)
     made = TensorSpec(spec.name, spec.datatype, row_shape, axis, vary)
-    element_bytes = DATATYPES[spec.datatype].num_bytes
     unit_bytes, most = 0, tuple[int, ...]()
     places = [place for _, place in open_places(made)]
     for each, shape in at.items():
         rows = (
             1 if axis is None else max(1, min(vary.rows_of_unit, sizes.unit // max(prod(each), 1)))
         )
-        num_bytes = rows * prod(shape) * element_bytes
+        num_bytes = rows * prod(shape) * element_bytes(spec.datatype)
         unit_bytes = max(unit_bytes, -(-num_bytes // vary.work(rows, each)))
         here = tuple(shape[place] for place in places)
         most = tuple(map(max, most, here)) if most else here
+    usual_bytes = 0
+    if spec.datatype == "BYTES":
+        # A short row may have one long text.
+        usual_bytes = made.header_bytes + unit_bytes
+        most_work = max(sizes.batch_sizes((LARGEST_TOGETHER,)))
+        unit_bytes = max(unit_bytes, TEXT_BATCH_BYTES // most_work)
     unit_bytes += made.header_bytes + WORDS_BYTES
-    return replace(made, vary=replace(vary, unit_bytes=unit_bytes, most=most))
+    vary = replace(vary, unit_bytes=unit_bytes, most=most, usual_bytes=usual_bytes)
+    return replace(made, vary=vary)
 
 
 def _symbol_of(found: Mapping[Sizes, int], symbols: Sequence[str]) -> str | None:

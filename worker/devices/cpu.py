@@ -260,12 +260,12 @@ class CpuDevice(Device[CpuModel]):
         session = self._session(folder, compiled)
         # As in `_kernel`: the largest row has memory of its own.
         specs = [tensor.spec for tensor in compiled.inputs]
-        largest = sized_request(specs, sizes, sizes.taken[-1], compiled.fill)
-        private = OpenKernel(session, compiled, address_of(weights))
+        largest = sized_request(specs, compiled, sizes.taken[-1])
+        private = OpenKernel(session, compiled, weights)
         (answer,) = private.run([largest], prod(sizes.taken[-1]))
         if isinstance(answer, str):
             raise ModelError(f"a row of {list(sizes.taken[-1])} failed: {answer}")
-        kernel = BoundOpenKernel(OpenKernel(session, compiled, address_of(self._weights.arena)))
+        kernel = BoundOpenKernel(OpenKernel(session, compiled, self._weights.arena))
         self._open_kernels[key] = kernel
         return kernel
 

@@ -12,7 +12,13 @@ import onnxruntime as ort
 from clockwright.elements import Array, array_of, elements_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import TensorSpec
-from worker.engines.onnxruntime import address_of, aligned_bytes, plain_words
+from worker.engines.onnxruntime import (
+    Bytes,
+    TextKernel,
+    address_of,
+    aligned_bytes,
+    plain_words,
+)
 from worker.models.groups import RunGroup, group_requests, run_or_each
 from worker.models.model_files import BoundTensor, CompiledModel, OpenSizes
 
@@ -24,14 +30,14 @@ class OpenKernel:
     """One architecture with open dimensions, bound to fixed weights. Not for two threads at once."""
 
     def __init__(
-        self, session: ort.InferenceSession, compiled: CompiledModel, weights_address: int
+        self, session: ort.InferenceSession, compiled: CompiledModel, weights: Bytes
     ) -> None:
         """Bind the weights.
 
         Args:
             session: the compiled graph's session.
             compiled: the graph's metadata; has open sizes.
-            weights_address: where the weights blob begins at every run.
+            weights: the memory that begins with the weights blob at every run.
         """
         assert compiled.open is not None
         self._open: OpenSizes = compiled.open
@@ -44,15 +50,16 @@ class OpenKernel:
         self._is_apart = bool(compiled.one_by_one) or any(
             tensor.spec.axis is None for tensor in (*self._inputs, *self._outputs)
         )
+        self._texts = TextKernel(session, compiled, weights) if compiled.has_texts else None
         self._binding = session.io_binding()
-        for weight in compiled.weights:
+        for weight in compiled.weights if self._texts is None else ():
             self._binding.bind_input(
                 weight.name,
                 "cpu",
                 0,
                 weight.element_type,
                 list(weight.shape),
-                weights_address + weight.offset,
+                address_of(weights) + weight.offset,
             )
 
     def run(self, requests: Sequence[Sequence[Array]], elements_max: int) -> list[Answer]:
@@ -140,6 +147,8 @@ class OpenKernel:
         return found
 
     def _launch(self, inputs: Sequence[Array]) -> list[Array]:
+        if self._texts is not None:
+            return self._texts.run(inputs)
         binding = self._binding
         for tensor, array in zip(self._inputs, inputs, strict=True):
             binding.bind_input(
@@ -187,7 +196,10 @@ def _join(spec: TensorSpec, arrays: Sequence[Array], wide: dict[str, int]) -> Ar
         shape[0] = sum(len(array) for array in arrays)
         for symbol, place in open_places(spec):
             shape[place] = wide[symbol]
-    joined = aligned_bytes(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    if dtype.hasobject:
+        joined = np.full(shape, "", dtype)
+    else:
+        joined = aligned_bytes(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
     if len(arrays) == 1:
         joined[...] = arrays[0]
         return joined

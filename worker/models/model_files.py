@@ -11,7 +11,7 @@ import msgspec
 
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES
-from clockwright.wire.tensors import ONNX_DATATYPES, TensorSpec, Variable
+from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, TensorSpec, Variable
 from worker.core.io_pool import aligned
 
 #: A batch of a model with open dimensions holds at most so many of its largest rows. Smaller rows: more.
@@ -98,6 +98,11 @@ _TEXT_BYTES = 32
 WORDS_BYTES = 512
 
 
+def element_bytes(datatype: str) -> int:
+    """The bytes of an element; of a short text, where nothing else is known."""
+    return DATATYPES[datatype].num_bytes or _TEXT_BYTES
+
+
 def carrying(
     specs: Sequence[TensorSpec], largest_batch: int, usual_bytes: Sequence[int] = ()
 ) -> tuple[TensorSpec, ...]:
@@ -112,7 +117,7 @@ def carrying(
     for index, spec in enumerate(specs):
         content = usual = spec.batch_bytes(1)
         if spec.datatype == "BYTES":
-            usual = _TEXT_BYTES * prod(spec.shape(1))
+            usual = element_bytes(spec.datatype) * prod(spec.shape(1))
             content = max(TEXT_BATCH_BYTES // largest_batch, usual)
         if usual_bytes:
             usual = usual_bytes[index]
