@@ -295,7 +295,10 @@ class Verdicts:
         self.renew()
         if model.folder is not None:
             try:
-                inputs, outputs = model.folder.triton.checked(inputs, outputs)
+                inputs, outputs = model.folder.triton.checked(
+                    inputs, outputs, one_row=max(event.exec_ns) == 1
+                )
+                _check_labels(model.folder.labels, outputs)
             except ModelError as error:
                 self.model_refused(event.worker_id, event.model_id, str(error))
                 return False
@@ -756,6 +759,15 @@ def generation_id(name: str, generation: int) -> ModelId:
 def name_of(model_id: str) -> str:
     """Find the public name in an id. Users know nothing of generations."""
     return model_id.partition(_SEPARATOR)[0]
+
+
+def _check_labels(labels: Iterable[str], outputs: Iterable[TensorSpec]) -> None:
+    """Raise ModelError if an output has labels that the model lacks."""
+    names = [spec.name for spec in outputs]
+    if lacking := [name for name in labels if name not in names]:
+        raise ModelError(
+            f"labels of output {lacking[0]!r}: expected one of the model's: {', '.join(names)}"
+        )
 
 
 def _load_pins(connection: sqlite3.Connection) -> set[str]:

@@ -33,6 +33,8 @@ BATCH_SIZE_MAX = 1024
 COPIES_MAX = 100_000
 #: A table of some lines is read in the event loop's process; this one takes a millisecond.
 CONFIG_BYTES_MAX = 64 << 10
+#: Twice what the 21,842 classes of ImageNet have.
+LABELS_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class ModelSettings:
     #: model's answers to the same inputs differ. Requests with `explain` always run the model. (Applications use
     #: the cache in any case.)
     cache: bool = False
+    #: By output, a file next to this one: what its classes are called, a line each. Clients that ask for
+    #: `classification` get the names.
+    labels: Mapping[str, str] = field(default_factory=dict)
     #: The model is code, run by container workers; None: it is ONNX.
     container: ContainerSpec | None = None
 
@@ -87,6 +92,8 @@ class ModelFolder:
     triton_text: str = ""
     #: What that says.
     triton: TritonConfig = field(default_factory=TritonConfig)
+    #: By output, what its classes are called.
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write down what was read, for `from_json`."""
@@ -125,7 +132,9 @@ class ModelFolder:
                 raise ModelError(
                     f"{version}/{file.name}: found {found} bytes, expected {file.num_bytes} as they came"
                 )
-        return replace(_with_settings(name, config, triton_text), version=version, files=files)
+        read = _with_settings(name, config, triton_text)
+        labels = _read_labels(parent / name, read.settings)
+        return replace(read, version=version, files=files, labels=labels)
 
     @property
     def instance_names(self) -> tuple[str, ...]:
@@ -161,17 +170,18 @@ def read_model_folder(
     try:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder")
-        config = _read_config(folder / CONFIG_FILE)
-        triton_text = triton_json or _read_config(folder / PBTXT)
+        config = _read_config(folder, CONFIG_FILE)
+        triton_text = triton_json or _read_config(folder, PBTXT)
         read = _with_settings(folder.name, config, triton_text)
         if ignored := read.triton.ignored:
             log.warning("model %s: %s: not used: %s", folder.name, PBTXT, ", ".join(ignored))
         version = _version(folder, read.triton.versions)
         files = _read_files(folder, folder / version, digests or FileDigests())
         _check_files(files, version, read.settings.container)
+        labels = _read_labels(folder, read.settings)
     except OSError as error:
         raise ModelError(f"cannot be read: {error}") from error
-    return replace(read, version=version, files=files)
+    return replace(read, version=version, files=files, labels=labels)
 
 
 def _version(folder: Path, allowed: Sequence[int]) -> str:
@@ -219,19 +229,31 @@ def _check_files(files: Sequence[ModelFile], version: str, container: ContainerS
         raise ModelError(f"{version}/{needed} is empty")
 
 
-def _read_config(path: Path) -> str:
+def _read_labels(folder: Path, settings: ModelSettings) -> dict[str, tuple[str, ...]]:
+    labels = {}
+    for output, name in settings.labels.items():
+        text = _read_config(folder, name, LABELS_BYTES_MAX)
+        if not text.strip():
+            raise ModelError(
+                f"labels of output {output!r}: expected a line for each class in {name}, found none"
+            )
+        labels[output] = tuple(text.splitlines())
+    return labels
+
+
+def _read_config(folder: Path, name: str, most: int = CONFIG_BYTES_MAX) -> str:
+    """Read a text file of a model's folder; empty if it is missing."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{name} leads outside the model's folder")
     if not path.exists():
         return ""
-    if not path.resolve().is_relative_to(path.parent.resolve()):
-        raise ModelError(f"{path.name} leads outside the model's folder")
     try:
-        if (num_bytes := path.stat().st_size) > CONFIG_BYTES_MAX:
-            raise ModelError(
-                f"{path.name}: found {num_bytes} bytes, expected {CONFIG_BYTES_MAX} at most"
-            )
+        if (num_bytes := path.stat().st_size) > most:
+            raise ModelError(f"{name}: found {num_bytes} bytes, expected {most} at most")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{path.name}: {error}") from error
+        raise ModelError(f"{name}: {error}") from error
 
 
 def _with_settings(name: str, config: str, triton_text: str) -> ModelFolder:
@@ -337,6 +359,14 @@ def _profile(value: object) -> str:
     return value
 
 
+def _labels(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(
+        isinstance(name, str) and name for name in value.values()
+    ):
+        raise _unexpected("labels", value, "a table of OUTPUT = FILE")
+    return value
+
+
 def _cache(value: object) -> bool:
     if not isinstance(value, bool):
         raise _unexpected("cache", value, "true or false")
@@ -352,5 +382,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "copies": functools.partial(_integer, "copies", largest=COPIES_MAX),
     "profile": _profile,
     "cache": _cache,
+    "labels": _labels,
     "container": parse_container,
 }

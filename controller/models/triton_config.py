@@ -42,6 +42,8 @@ class TensorClaim:
     #: The whole shape that clients see, and the one that the model has; -1: any size.
     shape: tuple[int, ...]
     model_shape: tuple[int, ...]
+    #: The order of an image's dimensions, for clients that ask; none of an output.
+    format: pb.ModelInput.Format = pb.ModelInput.FORMAT_NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,14 @@ class TritonConfig:
     ignored: tuple[str, ...] = ()
 
     def checked(
-        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, one_row: bool = False
     ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Compare a model's inputs and outputs with what was claimed.
+
+        Args:
+            inputs: the model's.
+            outputs: the model's.
+            one_row: each run has one row.
 
         Returns:
             Both as clients see them.
@@ -72,8 +79,8 @@ class TritonConfig:
         """
         faults: list[str] = []
         seen = (
-            _checked("input", inputs, self.inputs, faults),
-            _checked("output", outputs, self.outputs, faults),
+            _checked("input", inputs, self.inputs, faults, one_row=one_row),
+            _checked("output", outputs, self.outputs, faults, one_row=one_row),
         )
         unsaid = [spec.name for spec in inputs if spec.name not in {c.name for c in self.inputs}]
         if self.inputs and unsaid:
@@ -113,6 +120,8 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
         for tensors in (message.input, message.output)
     ]
     settings = _settings(message, ignored, faults)
+    if labels := {each.name: each.label_filename for each in message.output if each.label_filename}:
+        settings["labels"] = labels
     if faults:
         raise ModelError(f"{PBTXT}: {'; '.join(faults)}")
     inputs, outputs = claims
@@ -260,11 +269,22 @@ def _claim(
     datatype = "BYTES" if tensor.data_type == pb.TYPE_STRING else ""
     if tensor.data_type != pb.TYPE_INVALID:
         datatype = datatype or pb.DataType.Name(tensor.data_type).removeprefix("TYPE_")
-    return TensorClaim(tensor.name, datatype, (*rows, *shape), (*rows, *model_shape))
+    return TensorClaim(
+        tensor.name,
+        datatype,
+        (*rows, *shape),
+        (*rows, *model_shape),
+        tensor.format if isinstance(tensor, pb.ModelInput) else pb.ModelInput.FORMAT_NONE,
+    )
 
 
 def _checked(
-    role: str, specs: Sequence[TensorSpec], claims: Sequence[TensorClaim], faults: list[str]
+    role: str,
+    specs: Sequence[TensorSpec],
+    claims: Sequence[TensorClaim],
+    faults: list[str],
+    *,
+    one_row: bool,
 ) -> tuple[TensorSpec, ...]:
     found = {spec.name: spec for spec in specs}
     for claim in claims:
@@ -290,4 +310,6 @@ def _checked(
             found[claim.name] = dataclasses.replace(spec, row_shape=claim.shape)
         elif claim.shape != claim.model_shape and spec.axis == 0 and claim.shape[0] < 0:
             found[claim.name] = dataclasses.replace(spec, row_shape=claim.shape[1:])
+        elif claim.shape != claim.model_shape and spec.axis == 0 and one_row and spec.vary is None:
+            found[claim.name] = dataclasses.replace(spec, row_shape=claim.shape, axis=None)
     return tuple(found[spec.name] for spec in specs)

@@ -283,6 +283,7 @@ async def running(
             adder=adder,
             door=door,
             client_shm=regions is not None,
+            name=config.server_name,
             fill_statistics=None if page is None else page.fill_statistics,
         )
         control = ControlService(

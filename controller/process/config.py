@@ -201,6 +201,10 @@ class ControllerConfig(ServingConfig):
         unit=MIB,
         help="Largest message: inputs of a request, outputs of a batch.",
     )
+    server_name: str = setting(
+        "clockwright",
+        help="Name that metadata give the server. Some clients look for Triton's, `triton`.",
+    )
     quotas_file: Path | None = setting(
         None,
         flag="quotas",

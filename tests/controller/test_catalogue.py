@@ -65,16 +65,22 @@ def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
         batch_sizes = [4, 1]
         copies = 3
         profile = "resnet50_v1"
+        labels = { y = "names/y.txt" }
         [dimensions]
         height = 224
     """
-    read = read_model_folder(make_folder(tmp_path, config=config))
+    folder = make_folder(tmp_path, config=config)
+    (folder / "names").mkdir()
+    (folder / "names" / "y.txt").write_text("cat\nbär\n")
+    read = read_model_folder(folder)
+    assert read.labels == {"y": ("cat", "bär")}
     assert read.settings == ModelSettings(
         slo_ns=12_500_000,
         batch_sizes=(1, 4),
         dimensions={"height": 224},
         copies=3,
         profile="resnet50_v1",
+        labels={"y": "names/y.txt"},
     )
     assert read.instance_names == ("m-0", "m-1", "m-2")
 
@@ -96,6 +102,13 @@ def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
         ("dimensions = 3", "dimensions is 3"),
         ("[dimensions]\nheight = 'x'", "dimensions.height is 'x'"),
         ("profile = 3", "profile is 3"),
+        ("labels = 3", "labels is 3, expected a table of OUTPUT = FILE"),
+        ("labels = { y = 1 }", "labels is {'y': 1}"),
+        (
+            "labels = { y = 'y.txt' }",
+            "labels of output 'y': expected a line for each class in y.txt",
+        ),
+        ("labels = { y = '../secret' }", "../secret leads outside the model's folder"),
         ("slo_ms = ", "config.toml: Invalid value"),
     ],
 )
@@ -534,6 +547,15 @@ async def test_a_model_that_contradicts_its_configuration_is_not_served_and_one_
     assert bench.state("m") is ModelState.READY
     [model] = bench.catalogue.models
     assert "expected the model's [-1, 4]" in model.refused_by[WorkerId("a")]
+
+
+async def test_labels_of_an_output_that_the_model_lacks_are_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, config="labels = { classes = 'names' }")
+    (folder / "names").write_text("cat\ndog\n")
+    bench = await CatalogueBench.scanned(tmp_path, "a")
+    assert not bench.ready("m", "a")
+    [model] = bench.catalogue.models
+    assert "labels of output 'classes': expected one of" in model.refused_by[WorkerId("a")]
 
 
 async def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:

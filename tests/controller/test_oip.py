@@ -242,7 +242,7 @@ def test_outputs_are_those_asked_for_in_that_order() -> None:
                     GOOD_B,
                 ]
             },
-            "input 'a': found contents as well as raw_input_contents",
+            "contents field must not be specified when using raw_input_contents for 'a' for model 'm'",
         ),
         (
             {

@@ -331,7 +331,7 @@ def test_tritons_client_leaves_inputs_and_finds_outputs(
             "shared_memory_byte_size": SIZE,
             "shared_memory_offset": 20,
         }
-        assert list(result.get_response().raw_output_contents) == []
+        assert list(result.get_response().raw_output_contents) == [b""]
 
 
 def test_each_way_goes_with_the_other_being_plain(

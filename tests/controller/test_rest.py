@@ -201,8 +201,8 @@ def test_tritons_clients_read_a_models_configuration(
     config = client.get_model_config("mixed", "1")
     assert (config["name"], config["platform"]) == ("mixed", "onnxruntime_onnx")
     assert config["input"] == [
-        {"name": "a", "data_type": "TYPE_INT64", "dims": [2]},
-        {"name": "b", "data_type": "TYPE_FP32", "dims": [2, 2]},
+        {"name": "a", "data_type": "TYPE_INT64", "format": "FORMAT_NONE", "dims": [2]},
+        {"name": "b", "data_type": "TYPE_FP32", "format": "FORMAT_NONE", "dims": [2, 2]},
     ]
     assert [each["dims"] for each in config["output"]] == [[2], [2]]
     assert config["version_policy"] == {"latest": {"num_versions": 1}}
@@ -238,7 +238,10 @@ def test_a_model_is_loaded_with_a_configuration_and_files_of_the_clients(
             ({"config": '{"name": "other"}'}, "name is 'other', expected 'worse'"),
             ({"config": '{"max_batch_size": -1}'}, "max_batch_size is -1, expected 0 or more"),
             ({"files": {"file:../model.onnx": b"x"}}, "expected one inside the model's folder"),
-            ({"files": {f"file:1/{'A' * 256}": b"x"}}, "a name of 256 bytes, expected 255 at most"),
+            (
+                {"files": {f"file:1/{'A' * 256}": b"x"}},
+                "failed to poll from model repository: path: found a name of 256 bytes",
+            ),
             ({"files": {"1/model.onnx": b"x"}}, "expected config .JSON. or file:VERSION/NAME"),
         ):
             with pytest.raises(
@@ -251,6 +254,22 @@ def test_a_model_is_loaded_with_a_configuration_and_files_of_the_clients(
         by.unload_model("worse")
         by.load_model("worse")
         assert client.get_model_metadata("worse")["versions"] == ["1"]
+
+
+def test_classes_have_the_names_of_a_models_labels(
+    client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    config = json.dumps(
+        {"output": [{"name": "probabilities", "dims": [-1, 4], "label_filename": "names.txt"}]}
+    )
+    files = {"file:1/model.onnx": b"scripted", "file:names.txt": "Katze\nbär".encode()}
+    client.load_model("worse", config=config, files=files)
+    assert client.get_model_config("worse")["output"][1]["label_filename"] == "names.txt"
+    wanted = triton.InferRequestedOutput("probabilities", class_count=4)
+    x = tensor(np.array([[0, 3, 2]], np.float32))
+    found = client.infer("worse", [x], outputs=[wanted], parameters=LONG).as_numpy("probabilities")
+    names = sorted(text.decode().split(":", 1)[1] for text in found[0])
+    assert names == ["0:Katze", "1:bär", "2", "3"]
 
 
 def test_files_of_a_load_may_have_a_mebibyte_and_more(

@@ -321,7 +321,12 @@ Parameter = pb.InferParameter
     [
         ({"model_name": "nothing"}, "NOT_FOUND", "there is no model 'nothing'"),
         ({"model_name": ""}, "INVALID_ARGUMENT", "model_name: found none"),
-        ({"model_version": "2"}, "NOT_FOUND", "found version '2', expected '1'"),
+        ({"model_version": "2"}, "NOT_FOUND", "model double: found version '2', expected '1'"),
+        (
+            {"model_version": "two"},
+            "NOT_FOUND",
+            "failed to get model version from specified version string 'two'",
+        ),
         (
             {"inputs": [Input(name="x", datatype="FP32", shape=[1, 4])]},
             "INVALID_ARGUMENT",

@@ -47,6 +47,7 @@ def folder(tmp_path: Path, *versions: str, pbtxt: str = "", toml: str = "") -> P
         (path / version / "model.onnx").write_bytes(b"model")
     if pbtxt:
         (path / "config.pbtxt").write_text(pbtxt)
+        (path / "{ x: [").write_text("cat\n\ndog: a\n")
     if toml:
         (path / "config.toml").write_text(toml)
     return path
@@ -65,11 +66,13 @@ def test_what_a_configuration_says_becomes_settings_and_the_rest_is_named_once(
         dimensions={"x[1]": 3},
         profile="resnet",
         cache=True,
+        labels={"y": "{ x: ["},
     )
+    assert read.labels == {"y": ("cat", "", "dog: a")}
     [record] = caplog.records
     assert record.getMessage() == (
-        "model m: config.pbtxt: not used: input.format, output.label_filename,"
-        " dynamic_batching.max_queue_delay_microseconds, dynamic_batching.default_queue_policy.timeout_action,"
+        "model m: config.pbtxt: not used: dynamic_batching.max_queue_delay_microseconds,"
+        " dynamic_batching.default_queue_policy.timeout_action,"
         " dynamic_batching.default_queue_policy.max_queue_size, instance_group.kind, instance_group.gpus,"
         " optimization, parameters.custom"
     )
@@ -84,7 +87,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
     read = read_triton_config(json, "m")
     assert read.settings == {"max_rows": 8, "batch_sizes": [1, 4]}
     assert read.dimensions == {"x[1]": 3}
-    assert read.ignored == ("input.format", "dynamic_batching.preserve_ordering")
+    assert read.ignored == ("dynamic_batching.preserve_ordering",)
 
 
 def test_config_toml_holds_where_both_say_something_and_what_a_client_sends_before_it(
@@ -170,6 +173,14 @@ def test_a_model_is_shown_in_the_shapes_that_its_configuration_has() -> None:
     whole = claims('input { name: "x" dims: [ 2, 5 ] reshape { shape: [ 10 ] } }')
     spec = TensorSpec("x", "FP32", (10,), None)
     assert whole.checked((spec,), ())[0][0].row_shape == (2, 5)
+
+
+def test_a_model_of_one_row_is_shown_without_its_batch() -> None:
+    text = 'input { name: "x" dims: [ 3, 5 ] reshape { shape: [ 1, 3, 5 ] } } output { name: "y" dims: [ 1, 2 ] }'
+    inputs, outputs = claims(text).checked((X,), (Y,), one_row=True)
+    assert inputs == (TensorSpec("x", "FP32", (3, 5), None),)
+    assert outputs == (Y,)
+    assert claims(text).checked((X,), (Y,)) == ((X,), (Y,))
 
 
 def test_without_a_batch_dims_are_whole_shapes() -> None:

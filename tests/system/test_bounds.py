@@ -113,12 +113,13 @@ class Place:
             CONTROL + "AddModel", *(message.SerializeToString() for message in messages)
         )
 
-    def config(self, text: str, name: str = "config.toml") -> str:
+    def config(self, text: str, name: str = "config.toml", **files: str) -> str:
         """What is said of a folder with such a configuration."""
         folder = self.folder / "model"
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.onnx").write_bytes(b"none")
-        (folder / name).write_text(text)
+        for path, content in {name: text, **files}.items():
+            (folder / path).write_text(content)
         return refusal(lambda: read_model_folder(folder))
 
     def application(self, **fields: object) -> str:
@@ -677,6 +678,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "uploads on disk": uploads_on_disk,
     "config.toml": lambda place: place.config("#" * (64 * 1024 + 1)),
     "config.pbtxt": lambda place: place.config("#" * (64 * 1024 + 1), name="config.pbtxt"),
+    "labels of an output": lambda place: place.config("labels = { y = 'y' }", y="a\n" * (1 << 20)),
     "configuration in a load": load_with_much,
     "most rows of a model": lambda place: place.config("max_rows = 16385"),
     "copies in an upload": lambda place: place.upload(

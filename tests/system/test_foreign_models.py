@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 
 from clockwright import BadRequestError, Client
 from clockwright.client.operator import Operator
@@ -17,10 +17,16 @@ from experiments.live.local_server import LocalServer
 TRITON = """
 max_batch_size: 0
 input [
-  { name: "x" data_type: TYPE_FP32 dims: [ -1, 2, 3 ] },
+  { name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ -1, 2, 3 ] },
   { name: "n" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } }
 ]
-output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 2, 3 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 2, 3 ] label_filename: "labels.txt" } ]
+"""
+
+
+ONE_ROW = """
+input { name: "x" data_type: TYPE_FP32 format: FORMAT_NHWC dims: [ 2, 3 ] reshape { shape: [ 1, 2, 3 ] } }
+output { name: "y" data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 1, 6, 1 ] } }
 """
 
 
@@ -34,7 +40,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = ForeignModel("triton", text, ()).build()
     (triton / "3" / "model.onnx").write_bytes(model.SerializeToString())
     (triton / "config.pbtxt").write_text(TRITON)
+    (triton / "labels.txt").write_text("\n".join(["cat", "dog", "hen", "ox: a", "bär"]))
+    one_row = directory / "models" / "one_row"
+    (one_row / "1").mkdir(parents=True)
+    model = ForeignModel(
+        "one_row",
+        "g (float[1,2,3] x) => (float[1,6,1] y) { s = Constant<value_ints=[1,6,1]>()  y = Reshape(x, s) }",
+        (),
+    ).build()
+    (one_row / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    (one_row / "config.pbtxt").write_text(ONE_ROW)
     arguments = ["--pages", "32", "--arena-mib", "16", "--cache-dir", str(directory / "cache")]
+    arguments += ["--server-name", "triton"]
     with LocalServer(["--models", str(directory / "models"), *arguments]) as server:
         yield server.address
 
@@ -95,10 +112,35 @@ def test_a_model_of_tritons_is_served_as_its_configuration_says(address: str) ->
     with InferenceServerClient(address) as client:
         answer = client.infer("triton", [x, n], parameters={"slo_ms": 600_000})
         assert np.array_equal(answer.as_numpy("y"), rows * 5)
+        wanted = [InferRequestedOutput("y", class_count=3)]
+        answer = client.infer("triton", [x, n], outputs=wanted, parameters={"slo_ms": 600_000})
+        # There are five labels, and six elements.
+        texts = [
+            f"{value:f}:{label}" for value, label in ((25, "5"), (20, "4:bär"), (15, "3:ox: a"))
+        ]
+        assert answer.as_numpy("y")[0].tolist() == [text.encode() for text in texts]
         config = client.get_model_config("triton", as_json=True)["config"]
         assert [each["dims"] for each in config["input"]] == [["-1", "2", "3"], ["1"]]
+        assert config["input"][0]["format"] == "FORMAT_NCHW"
+        assert config["output"][0]["label_filename"] == "labels.txt"
         assert "max_batch_size" not in config
         assert client.get_model_metadata("triton").inputs[0].shape == [-1, 2, 3]
         scale = client.get_model_config("one_scale").config
         assert scale.max_batch_size == 16
         assert "ReduceMax" in scale.parameters["one_by_one"].string_value
+
+
+def test_a_model_of_one_row_is_served_without_its_batch(address: str) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    x = InferInput("x", [2, 3], "FP32")
+    x.set_data_from_numpy(rows)
+    with InferenceServerClient(address) as client:
+        assert client.get_server_metadata().name == "triton"
+        config = client.get_model_config("one_row", as_json=True)["config"]
+        assert (config["input"][0]["dims"], config["output"][0]["dims"]) == (["2", "3"], ["6"])
+        assert "max_batch_size" not in config
+        asked = [client.infer("one_row", [x], parameters={"slo_ms": 600_000}) for _ in range(3)]
+        assert [each.as_numpy("y").tolist() for each in asked] == 3 * [list(range(6))]
+        wanted = [InferRequestedOutput("y", class_count=1)]
+        answer = client.infer("one_row", [x], outputs=wanted, parameters={"slo_ms": 600_000})
+        assert answer.as_numpy("y").tolist() == [[b"5.000000:5"]]

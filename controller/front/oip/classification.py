@@ -1,12 +1,14 @@
-"""Triton's classification extension: of each row of an output the largest values, as texts `VALUE:INDEX`."""
+"""Triton's classification extension: of each row of an output the largest values, as texts `VALUE:INDEX[:LABEL]`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from clockwright.elements import elements_of
+from clockwright.elements import elements_of, join_texts
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import DATATYPES, TensorSpec
 
@@ -14,21 +16,28 @@ from clockwright.wire.tensors import DATATYPES, TensorSpec
 CLASSES_MAX: Final = 16_384
 
 
-def classify(raw: Buffer, spec: TensorSpec, rows: int, num_classes: int) -> bytes:
-    """Make the elements of datatype BYTES that stand for an output.
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """What is wanted of an output in place of its values."""
 
-    Args:
-        raw: `rows` rows of the output.
-        spec: the output.
-        rows: how many there are.
-        num_classes: texts per row, not more than a row has elements. The largest value comes first, and of equal
-            ones the first.
-    """
-    is_float = DATATYPES[spec.datatype].is_float
-    parts = []
-    for row in elements_of(spec.datatype, raw).reshape(rows, -1):
-        found = np.argpartition(row, -num_classes)[-num_classes:].tolist()
-        for value, index in sorted((-row[index].item(), index) for index in found):
-            text = f"{-value:f}:{index}" if is_float else f"{-value}:{index}"
-            parts.append(len(text).to_bytes(4, "little") + text.encode())
-    return b"".join(parts)
+    spec: TensorSpec
+    #: Texts per row, not more than a row has elements. The largest value comes first, and of equal ones the first.
+    number: int
+    #: Of the elements of a row, from the first on; may be fewer.
+    labels: Sequence[str] = ()
+
+    @property
+    def texts(self) -> TensorSpec:
+        """The spec of the texts."""
+        return TensorSpec(self.spec.name, "BYTES", (self.number,))
+
+    def classify(self, raw: Buffer, rows: int) -> bytes:
+        """Make the elements of datatype BYTES that stand for so many rows of the output."""
+        is_float = DATATYPES[self.spec.datatype].is_float
+        texts = []
+        for row in elements_of(self.spec.datatype, raw).reshape(rows, -1):
+            found = np.argpartition(row, -self.number)[-self.number :].tolist()
+            for value, index in sorted((-row[index].item(), index) for index in found):
+                text = f"{-value:f}:{index}" if is_float else f"{-value}:{index}"
+                texts.append(f"{text}:{self.labels[index]}" if index < len(self.labels) else text)
+        return join_texts(texts)

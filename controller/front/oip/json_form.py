@@ -28,7 +28,6 @@ from clockwright.foreign import check_name_length
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import ENTRIES_MAX, HEADER_BYTES_MAX, Buffer, total_bytes
 from clockwright.wire.tensors import DATATYPES
-from controller.front.oip.classification import classify
 from controller.front.oip.json_messages import PARAMETER_KINDS, Parameter, set_parameters
 from controller.front.oip.protocol import (
     CheckedRequest,
@@ -341,8 +340,8 @@ def write_answer(
         raw = outputs[index]
         name, datatype, shape = spec.name, spec.datatype, list(spec.shape(asked.rows))
         if wanted is not None:
-            datatype, shape = "BYTES", [asked.rows, wanted[1]]
-            raw = classify(raw, spec, asked.rows, wanted[1])
+            datatype, shape = "BYTES", [asked.rows, wanted.number]
+            raw = wanted.classify(raw, asked.rows)
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
         if part is not None:
             output["parameters"] = part.parameters(spec.batch_bytes(asked.rows))

@@ -14,7 +14,7 @@ import difflib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
@@ -43,7 +43,7 @@ from clockwright.wire.bulk import (
     total_bytes,
 )
 from clockwright.wire.tensors import DATATYPES, TensorSpec
-from controller.front.oip.classification import CLASSES_MAX, classify
+from controller.front.oip.classification import CLASSES_MAX, Classes
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
@@ -143,6 +143,8 @@ class Servable:
     one_by_one: str = ""
     #: Rows of the largest batch; a request of more rows is run in several batches.
     largest_batch: int = 1 << 31
+    #: By output, what its classes are called.
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def varies(self) -> bool:
@@ -187,9 +189,8 @@ class CheckedRequest(msgspec.Struct, gc=False):
     shared_inputs: Sequence[tuple[int, SharedPart]] = ()
     #: Where each of `outputs` belongs in shared memory, None: in the answer; empty: all belong there.
     shared_outputs: Sequence[SharedPart | None] = ()
-    #: What classes are wanted of each of `outputs`: its spec, and how many per row; None: its values are. Empty:
-    #: the values of all are.
-    classes: Sequence[tuple[TensorSpec, int] | None] = ()
+    #: What classes are wanted of each of `outputs`; None: its values are. Empty: the values of all are.
+    classes: Sequence[Classes | None] = ()
     #: The client wants it refused or promised this long after its arrival; 0: the client does not ask for that.
     decide_within_ns: int = 0
     #: What its answer is worth to the client, where that to a usual request is worth 1.
@@ -312,7 +313,7 @@ def read_request(
     context = _string(message, "context") if servable.has_contexts else ""
     specs = tuple(servable.outputs[index] for index in outputs)
     shared_outputs = _shared_outputs(message, rows, specs)
-    classes = _classes(message, rows, specs)
+    classes = _classes(message, rows, specs, servable.labels)
     header = b""
     if not servable.varies:
         header = _answer_header(servable, rows, specs, shared_outputs, classes)
@@ -342,12 +343,11 @@ def _answer_header(
     rows: int,
     specs: tuple[TensorSpec, ...],
     shared_outputs: tuple[SharedPart | None, ...],
-    classes: Sequence[tuple[TensorSpec, int] | None],
+    classes: Sequence[Classes | None],
 ) -> bytes:
     if classes:
         specs = tuple(
-            spec if wanted is None else TensorSpec(spec.name, "BYTES", (wanted[1],))
-            for spec, wanted in zip(specs, classes, strict=True)
+            wanted.texts if wanted else spec for spec, wanted in zip(specs, classes, strict=True)
         )
     return _response_header(servable.name, servable.version, rows, specs, shared_outputs)
 
@@ -373,7 +373,7 @@ def unpack_outputs(
     for spec, wanted in zip(specs, asked.classes, strict=False):
         if wanted:
             asked.rows = spec.row_shape[0]
-            _check_classes(f"output {quote(spec.name)}: ", asked.rows * wanted[1])
+            _check_classes(f"output {quote(spec.name)}: ", asked.rows * wanted.number)
     asked.answer_header = _answer_header(
         servable, asked.rows, specs, tuple(asked.shared_outputs), asked.classes
     )
@@ -510,12 +510,11 @@ def encode_response(
     wanted: list[Buffer] = [outputs[index] for index in asked.outputs]
     for index, classes in enumerate(asked.classes):
         if classes is not None:
-            wanted[index] = classify(wanted[index], classes[0], asked.rows, classes[1])
+            wanted[index] = classes.classify(wanted[index], asked.rows)
     if shared := asked.shared_outputs:
-        # Clients find an output by its position, so those that lie elsewhere have an empty place.
+        # Clients find an output by its position, so those that lie elsewhere have an empty place. Triton's client in C++
+        # reads beyond the end where places are missing.
         wanted = [b"" if part else output for part, output in zip(shared, wanted, strict=True)]
-        if None not in shared:
-            wanted = []
     return add_bulk(header, RAW_OUTPUT_FIELD, wanted)
 
 
@@ -578,6 +577,13 @@ def _read_inputs(
     _check_number("inputs", len(tensors))
     parts = [_shared_part("input", tensor) if tensor.parameters else None for tensor in tensors]
     num_here = parts.count(None)
+    for tensor in tensors if raw else ():
+        if tensor.HasField("contents") and tensor.contents.ByteSize():
+            # Triton's clients look for these words.
+            raise BadRequestError(
+                "contents field must not be specified when using raw_input_contents for"
+                f" {quote(tensor.name)} for model {quote(servable.name)}"
+            )
     if raw and len(raw) != num_here:
         elsewhere = " that lie in no region" if num_here < len(parts) else ""
         raise BadRequestError(
@@ -620,7 +626,7 @@ def _read_inputs(
             _check_shared(tensor, part, sized, rows)
             shared.append((len(buffers), part))
         elif raw:
-            _check_raw(tensor, content, sized, rows)
+            _check_raw(content, sized, rows)
         else:
             content = _typed_bytes(tensor, sized, rows)
         if spec.vary is not None:
@@ -789,12 +795,15 @@ def _check_room(spec: TensorSpec, part: SharedPart | None, rows: int) -> None:
 
 
 def _classes(
-    message: pb.ModelInferRequest, rows: int, specs: Sequence[TensorSpec]
-) -> tuple[tuple[TensorSpec, int] | None, ...]:
+    message: pb.ModelInferRequest,
+    rows: int,
+    specs: Sequence[TensorSpec],
+    labels: Mapping[str, Sequence[str]],
+) -> tuple[Classes | None, ...]:
     """Find out of which outputs texts are wanted, as `CheckedRequest.classes`."""
     if not any(_CLASSES in asked.parameters for asked in message.outputs):
         return ()
-    found: list[tuple[TensorSpec, int] | None] = []
+    found: list[Classes | None] = []
     for asked, spec in zip(message.outputs, specs, strict=True):
         if _CLASSES not in asked.parameters:
             found.append(None)
@@ -817,7 +826,7 @@ def _classes(
         # As Triton: all that there are, where more are wanted.
         number = min(number, math.prod(spec.row_shape))
         _check_classes(where, rows * number)
-        found.append((spec, number))
+        found.append(Classes(spec, number, labels.get(spec.name, ())))
     return tuple(found)
 
 
@@ -897,13 +906,7 @@ def _why_one_row(servable: Servable) -> str:
     return f"; it runs its rows one by one: {servable.one_by_one}" if servable.one_by_one else ""
 
 
-def _check_raw(
-    tensor: pb.ModelInferRequest.InferInputTensor, raw: Buffer, spec: TensorSpec, rows: int
-) -> None:
-    if tensor.HasField("contents") and tensor.contents.ByteSize():
-        raise BadRequestError(
-            f"input {quote(spec.name)}: found contents as well as raw_input_contents, expected one of them"
-        )
+def _check_raw(raw: Buffer, spec: TensorSpec, rows: int) -> None:
     if not spec.fits(len(raw), rows):
         raise BadRequestError(
             f"input {quote(spec.name)}: found {len(raw)} raw bytes, expected"
@@ -922,10 +925,10 @@ def _typed_bytes(
             f"input {quote(spec.name)}: found no raw_input_contents, expected them: {spec.datatype} has no"
             " typed contents"
         )
-    for field, _ in tensor.contents.ListFields():
-        if field.name != wanted:
+    for found, _ in tensor.contents.ListFields():
+        if found.name != wanted:
             raise BadRequestError(
-                f"input {quote(spec.name)}: found contents.{field.name}, expected contents.{wanted} for"
+                f"input {quote(spec.name)}: found contents.{found.name}, expected contents.{wanted} for"
                 f" {spec.datatype}"
             )
     elements = getattr(tensor.contents, wanted)

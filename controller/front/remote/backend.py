@@ -247,6 +247,7 @@ class LocalBackend:
             model.slo_ns,
             one_by_one=model.one_by_one if largest_batch == 1 else "",
             largest_batch=largest_batch,
+            labels=model.folder.labels,
         )
         return LocalDescription(servable, model)
 
@@ -328,9 +329,14 @@ class LocalBackend:
                 f"Request for unknown model: there is no model {quote(name)}{hint}"
             )
         if version and version != model.version:
+            what = f"model {name}: "
+            if not version.isdecimal():
+                # As above.
+                what += (
+                    f"failed to get model version from specified version string {quote(version)}: "
+                )
             raise UnknownModelError(
-                f"model {name}: found version {quote(version)}, expected {quote(model.version)}, which is"
-                " served, or none"
+                f"{what}found version {quote(version)}, expected {quote(model.version)}, which is served, or none"
             )
         return model
 

@@ -87,6 +87,11 @@ class ModelAdder:
             )
 
 
+def is_too_long(path: str) -> bool:
+    """Whether a path has a name that no disk can store."""
+    return any(len(each.encode()) > _NAME_BYTES_MAX for each in PurePosixPath(path).parts)
+
+
 def _create(folder: Path, path: str) -> BinaryIO:
     relative = PurePosixPath(path)
     if (
@@ -102,7 +107,8 @@ def _create(folder: Path, path: str) -> BinaryIO:
         raise BadRequestError(
             f"path: found {len(relative.parts)} names in {quote(path)}, expected {DEPTH_MAX} at most"
         )
-    if (longest := max(len(each.encode()) for each in relative.parts)) > _NAME_BYTES_MAX:
+    if is_too_long(path):
+        longest = max(len(each.encode()) for each in relative.parts)
         raise BadRequestError(
             f"path: found a name of {longest} bytes, expected {_NAME_BYTES_MAX} at most"
         )

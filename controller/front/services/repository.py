@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 from google.protobuf.message import Message
 
 from clockwright import __version__
@@ -23,8 +24,9 @@ from controller.access.caller import Caller
 from controller.front.admission.limits import AdmissionLimits
 from controller.front.methods import INFERENCE, Method, bind
 from controller.front.oip.protocol import quote
+from controller.front.oip.statuses import Status, ToldStatusError
 from controller.front.remote.backend import LocalBackend
-from controller.front.services.adding import ModelAdder
+from controller.front.services.adding import ModelAdder, is_too_long
 from controller.front.services.health import HealthService
 from controller.front.services.reflection import reflection_handlers
 from controller.models.catalogue import Catalogue, Entry, ModelState
@@ -60,6 +62,7 @@ class RepositoryService:
         adder: ModelAdder,
         door: AdmissionLimits,
         client_shm: bool = False,
+        name: str = "clockwright",
         fill_statistics: Callable[[ModelId, pb.ModelStatistics], None] | None = None,
     ) -> None:
         """Serve one controller.
@@ -72,6 +75,7 @@ class RepositoryService:
             adder: adds models from files that are sent.
             door: is shut when there is no memory for requests.
             client_shm: clients may keep tensors in shared memory of theirs.
+            name: what the server calls itself.
             fill_statistics: fills in what the metrics count of a model; None: only telemetry's counts are
                 known.
         """
@@ -82,6 +86,7 @@ class RepositoryService:
         self._adder = adder
         self._door = door
         self._client_shm = client_shm
+        self._name = name
         self._fill_statistics = fill_statistics
         self.health = HealthService(self._is_serving)
 
@@ -121,7 +126,7 @@ class RepositoryService:
         if self._client_shm:
             extensions.append(SHARED_MEMORY_EXTENSION)
         return pb.ServerMetadataResponse(
-            name="clockwright", version=__version__, extensions=extensions
+            name=self._name, version=__version__, extensions=extensions
         )
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, _caller: Caller) -> Message:
@@ -147,6 +152,10 @@ class RepositoryService:
         described = self._backend.find(request.name, request.version)
         servable, model = described.servable, described.subject
         tensors = (*servable.inputs, *servable.outputs)
+        folder = model.folder if isinstance(model, Entry) else None
+        claims = folder.triton.inputs if folder else ()
+        formats = {each.name: each.format for each in claims}
+        label_files = folder.settings.labels if folder else {}
         # Otherwise dims are whole shapes, as metadata have them.
         has_batch = all(spec.axis == 0 for spec in tensors)
 
@@ -158,8 +167,14 @@ class RepositoryService:
             name=servable.name,
             platform=APPLICATION_PLATFORM,
             max_batch_size=servable.max_rows if has_batch else 0,
-            input=[pb.ModelInput(**tensor(spec)) for spec in servable.inputs],
-            output=[pb.ModelOutput(**tensor(spec)) for spec in servable.outputs],
+            input=[
+                pb.ModelInput(**tensor(spec), format=formats.get(spec.name))
+                for spec in servable.inputs
+            ],
+            output=[
+                pb.ModelOutput(**tensor(spec), label_filename=label_files.get(spec.name))
+                for spec in servable.outputs
+            ],
         )
         parameters: dict[str, str] = {
             "slo_ms": f"{(servable.slo_ns or self._backend.default_slo_ns) / NS_PER_MS:g}"
@@ -237,6 +252,7 @@ class RepositoryService:
     ) -> Message:
         """Load a model from the models directory, or from files in the request."""
         name = _model_named(request)
+        files: dict[str, bytes] = {}
         try:
             config, files = _read_load(request)
             if files:
@@ -244,8 +260,12 @@ class RepositoryService:
             else:
                 await self._catalogue.reload(name, config)
         except (BadRequestError, ModelError, NoRoomError, StoreError) as error:
-            # Triton's clients look for the first words.
-            raise type(error)(f"failed to load {quote(name)}: {error}") from None
+            # Triton's clients look for the first words; and for code and words of what no disk can store.
+            told = f"failed to load {quote(name)}: "
+            if any(is_too_long(path) for path in files):
+                told += f"failed to poll from model repository: {error}"
+                raise ToldStatusError(Status(grpc.StatusCode.INTERNAL, told, ())) from None
+            raise type(error)(f"{told}{error}") from None
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(
