@@ -18,6 +18,7 @@ from clockwright.elements import Array
 from clockwright.errors import ModelError, RefusedError
 from clockwright.wire.tensors import TensorSpec
 from experiments.bench.open_models import build, encoder
+from worker.compiling.cache import CompileCache
 from worker.compiling.compile import compile_model, profile_model, read_weights
 from worker.compiling.open_sizes import SizeSearch
 from worker.devices.host_io import read_outputs, write_inputs
@@ -65,6 +66,15 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenKernel]:
         model = encoder(layers=1) if name == "encoder" else build(name)
         found[name] = kernel_of(folder, prepare(model, folder))
     return found
+
+
+def test_a_model_with_open_dimensions_is_found_again_in_the_cache(tmp_path: Path) -> None:
+    compiled = prepare(build("wide"), tmp_path)
+    cache = CompileCache(tmp_path / "cache", target="here")
+    cache.publish(tmp_path / "out", "key")
+    found = CompileCache(tmp_path / "cache", target="here").find("key")
+    assert found is not None
+    assert found[1] == compiled
 
 
 def requests_of(

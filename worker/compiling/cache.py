@@ -88,7 +88,8 @@ class CompileCache:
             compiled = CompiledModel.from_json(text.decode())
             seen = tuple(_identity(folder / name) for name in _FILES)
             sound = self._sound.get(key) == seen or (
-                sha256_of(folder / GRAPH_FILE) == compiled.architecture_id
+                sha256_of(folder / GRAPH_FILE)
+                == (compiled.graph_sha256 or compiled.architecture_id)
                 and sha256_of(folder / WEIGHTS_FILE) == compiled.weights_sha256
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

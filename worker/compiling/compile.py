@@ -482,7 +482,12 @@ def _open(
         sizes = prove_padding(kernel.run, inputs, specs[1], sizes, most=most)
     # Profiles are an architecture's, by rows of work.
     digest = hashlib.sha256(f"{compiled.architecture_id} {sizes}".encode())
-    return replace(compiled, open=sizes, architecture_id=digest.hexdigest())
+    return replace(
+        compiled,
+        open=sizes,
+        architecture_id=digest.hexdigest(),
+        graph_sha256=compiled.architecture_id,
+    )
 
 
 def describe_model(source: ModelSource) -> CompiledModel:

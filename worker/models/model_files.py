@@ -216,6 +216,8 @@ class CompiledModel:
     texts: tuple[tuple[str, ...], ...] = ()
     #: The bytes of a row of each output in a run to try, if the model has texts.
     usual_bytes: tuple[int, ...] = ()
+    #: The graph's hash where that is not `architecture_id`, to notice damage.
+    graph_sha256: str = ""
 
     @property
     def has_texts(self) -> bool:
