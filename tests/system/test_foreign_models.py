@@ -143,4 +143,4 @@ def test_a_model_of_one_row_is_served_without_its_batch(address: str) -> None:
         assert [each.as_numpy("y").tolist() for each in asked] == 3 * [list(range(6))]
         wanted = [InferRequestedOutput("y", class_count=1)]
         answer = client.infer("one_row", [x], outputs=wanted, parameters={"slo_ms": 600_000})
-        assert answer.as_numpy("y").tolist() == [[b"5.000000:5"]]
+        assert answer.as_numpy("y").tolist() == [b"5.000000:5"]

@@ -22,6 +22,7 @@ class Classes:
 
     spec: TensorSpec
     #: Texts per row, not more than a row has elements. The largest value comes first, and of equal ones the first.
+    #: An output that has no rows first is one row, whose texts have one dimension.
     number: int
     #: Of the elements of a row, from the first on; may be fewer.
     labels: Sequence[str] = ()
@@ -29,10 +30,12 @@ class Classes:
     @property
     def texts(self) -> TensorSpec:
         """The spec of the texts."""
-        return TensorSpec(self.spec.name, "BYTES", (self.number,))
+        axis = 0 if self.spec.axis == 0 else None
+        return TensorSpec(self.spec.name, "BYTES", (self.number,), axis)
 
     def classify(self, raw: Buffer, rows: int) -> bytes:
         """Make the elements of datatype BYTES that stand for so many rows of the output."""
+        rows = rows if self.spec.axis == 0 else 1
         is_float = DATATYPES[self.spec.datatype].is_float
         texts = []
         for row in elements_of(self.spec.datatype, raw).reshape(rows, -1):

@@ -340,11 +340,13 @@ def write_answer(
         raw = outputs[index]
         name, datatype, shape = spec.name, spec.datatype, list(spec.shape(asked.rows))
         if wanted is not None:
-            datatype, shape = "BYTES", [asked.rows, wanted.number]
+            datatype, shape = "BYTES", list(wanted.texts.shape(asked.rows))
             raw = wanted.classify(raw, asked.rows)
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
         if part is not None:
-            output["parameters"] = part.parameters(spec.batch_bytes(asked.rows))
+            # Triton's client in C++ needs a size wherever there are parameters.
+            there = part.parameters(spec.batch_bytes(asked.rows))
+            output["parameters"] = {**there, _BINARY_SIZE: 0}
         elif form.is_binary(name):
             output["parameters"] = {_BINARY_SIZE: len(raw)}
             binary.append(raw)

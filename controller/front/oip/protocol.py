@@ -372,7 +372,7 @@ def unpack_outputs(
         specs = tuple([spec.sized(spec.row_shape) for spec in specs])
     for spec, wanted in zip(specs, asked.classes, strict=False):
         if wanted:
-            asked.rows = spec.row_shape[0]
+            asked.rows = spec.row_shape[0] if wanted.spec.axis == 0 else 1
             _check_classes(f"output {quote(spec.name)}: ", asked.rows * wanted.number)
     asked.answer_header = _answer_header(
         servable, asked.rows, specs, tuple(asked.shared_outputs), asked.classes
