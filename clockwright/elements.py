@@ -1,13 +1,12 @@
 """The elements of tensors as numpy arrays. What numpy has no type for is computed as FP32.
 
-Elements of datatype BYTES stand behind their lengths: 4 bytes, little-endian. In Python they are `str`. Bytes that are
-not UTF-8 are as Python's error handler `surrogateescape` makes them, so that nothing is lost.
+Elements of datatype BYTES (`clockwright.wire.texts`) are `str` in Python. Bytes that are not UTF-8 are as Python's error
+handler `surrogateescape` makes them, so that nothing is lost.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes  # tells numpy the names of types that it does not have, such as bfloat16
@@ -15,10 +14,10 @@ import numpy as np
 
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import DATATYPES
+from clockwright.wire.texts import cut_texts, join_texts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LENGTH = struct.Struct("<I")
 # What random texts are made of.
 _WORDS = (
     "",
@@ -36,57 +35,6 @@ _WORDS = (
 )
 
 
-def cut_texts(raw: Buffer | Array) -> list[bytes]:
-    """Cut elements of datatype BYTES.
-
-    Raises:
-        ValueError: the lengths do not add up.
-    """
-    data, texts, begin = bytes(raw), list[bytes](), 0
-    for _ in range(count_texts(data, len(data))):
-        end = skip_texts(data, begin, 1)
-        texts.append(data[begin + 4 : end])
-        begin = end
-    return texts
-
-
-def count_texts(raw: Buffer, most: int) -> int:
-    """Count elements of datatype BYTES, up to one more than `most`.
-
-    Raises:
-        ValueError: the lengths do not add up.
-    """
-    position, count, end, length_at = 0, 0, len(raw), _LENGTH.unpack_from
-    while position < end and count <= most:
-        if position + 4 > end:
-            raise ValueError(f"element {count} has no length of 4 bytes")
-        length = length_at(raw, position)[0]
-        if length > end - position - 4:
-            raise ValueError(
-                f"element {count} has length {length}, but {end - position - 4} bytes are left"
-            )
-        position += 4 + length
-        count += 1
-    return count
-
-
-def skip_texts(raw: Buffer, begin: int, count: int) -> int:
-    """Where so many elements of datatype BYTES end that begin at a place; their lengths have been checked."""
-    length_at = _LENGTH.unpack_from
-    for _ in range(count):
-        begin += 4 + length_at(raw, begin)[0]
-    return begin
-
-
-def join_texts(texts: Iterable[str | bytes]) -> bytes:
-    """Put each text behind its length, as datatype BYTES has them."""
-    parts: list[bytes] = []
-    for text in texts:
-        raw = text.encode(errors="surrogateescape") if isinstance(text, str) else text
-        parts += (_LENGTH.pack(len(raw)), raw)
-    return b"".join(parts)
-
-
 def elements_of(datatype: str, raw: Buffer | Array) -> Array:
     """View the little-endian bytes of a tensor as its elements, in one dimension.
 
@@ -98,7 +46,7 @@ def elements_of(datatype: str, raw: Buffer | Array) -> Array:
     kind = DATATYPES[datatype]
     if not kind.num_bytes:
         return np.array(
-            [text.decode(errors="surrogateescape") for text in cut_texts(raw)], np.object_
+            [text.decode(errors="surrogateescape") for text in cut_texts(bytes(raw))], np.object_
         )
     elements: Array = np.frombuffer(raw, np.dtype(kind.numpy_name).newbyteorder("<"))
     return elements if kind.letter else elements.astype(np.float32)

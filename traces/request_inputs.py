@@ -13,10 +13,10 @@ from clockwright.cli.inference import OPEN_SIZE, check_shape, random_array
 from clockwright.client.channel import Access
 from clockwright.client.client import Array
 from clockwright.client.statuses import error_of
-from clockwright.elements import join_texts
 from clockwright.errors import ConfigError
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.tensors import DATATYPES
+from clockwright.wire.texts import join_texts
 
 _PREFIX = "/inference.GRPCInferenceService/"
 _BYTES = "BYTES"

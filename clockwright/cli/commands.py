@@ -214,7 +214,7 @@ def erase_context(
 @takes_flags
 def give_feedback(
     query_id: Annotated[str, typer.Argument(help="The query_id that came with the answer.")],
-    label: Annotated[int | None, typer.Option(help="The true label.")] = None,
+    label: Annotated[str | None, typer.Option(help="The true label.")] = None,
     reward: Annotated[
         float | None,
         typer.Option(help="How good the answer was, 0 to 1. Policy exp4-full needs labels."),
@@ -229,7 +229,9 @@ def give_feedback(
     from clockwright.client.client import Feedback
 
     with to.client() as client:
-        (outcome,) = client.feedback(Feedback(query_id, label=label, reward=reward))
+        is_number = label is not None and label.removeprefix("-").isdecimal()
+        told = int(label) if is_number and label else label
+        (outcome,) = client.feedback(Feedback(query_id, label=told, reward=reward))
     if json:
         print_json(asdict(outcome))
     else:

@@ -18,13 +18,14 @@ from google.protobuf.message import DecodeError
 from clockwright.client.arguments import check, check_flag, check_text, number, whole_number
 from clockwright.client.channel import Access, check_dialled
 from clockwright.client.statuses import error_of
-from clockwright.elements import array_of, join_texts
+from clockwright.elements import array_of
 from clockwright.errors import BadRequestError, ConfigError, ProtocolError
 from clockwright.foreign import printable
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer, join_bulk, split_bulk
 from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.texts import join_texts
 
 _PREFIX = "/inference.GRPCInferenceService/"
 _FEEDBACK = "/clockwright.v1.ControlService/Feedback"
@@ -67,7 +68,7 @@ class Feedback:
     """
 
     query_id: str
-    label: int | None = None
+    label: int | str | None = None
     #: How good the answer was, from 0 to 1.
     reward: float | None = None
 
@@ -511,8 +512,11 @@ def _feedback_request(items: Sequence[Feedback]) -> bytes:
                 f"feedback for {item.query_id!r}: found label {item.label} and reward {item.reward}, expected"
                 " one of them"
             )
-        if item.label is not None:
-            label = whole_number("label", item.label, "a whole number of 64 bits")
+        if isinstance(item.label, str):
+            check_text("label", item.label)
+            request.items.add(query_id=item.query_id, text=item.label)
+        elif item.label is not None:
+            label = whole_number("label", item.label, "a text, or a whole number of 64 bits")
             request.items.add(query_id=item.query_id, label=label)
         else:
             reward = number("reward", item.reward, "a number from 0 to 1")

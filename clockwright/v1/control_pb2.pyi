@@ -486,14 +486,16 @@ class ListApplicationsResponse(_message.Message):
     def __init__(self, applications: _Optional[_Iterable[_Union[ApplicationInfo, _Mapping]]] = ..., cache_hits: _Optional[int] = ..., cache_joins: _Optional[int] = ..., cache_misses: _Optional[int] = ..., cache_bytes: _Optional[int] = ...) -> None: ...
 
 class FeedbackItem(_message.Message):
-    __slots__ = ("query_id", "label", "reward")
+    __slots__ = ("query_id", "label", "reward", "text")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     query_id: str
     label: int
     reward: float
-    def __init__(self, query_id: _Optional[str] = ..., label: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
+    text: str
+    def __init__(self, query_id: _Optional[str] = ..., label: _Optional[int] = ..., reward: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class FeedbackRequest(_message.Message):
     __slots__ = ("items",)

@@ -1,6 +1,6 @@
 """What travels between processes.
 
-tensors                         shapes and datatypes
+tensors, texts                  shapes and datatypes; elements that are text
 bulk                            tensor bytes pass through messages uncopied
 actions                         what a controller asks of a worker, and what comes back
 frames, frame_headers           actions, results and tensors as frames

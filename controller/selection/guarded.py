@@ -166,7 +166,8 @@ def _checked_choice(choice: object, query: Query) -> Choice:
 def _checked_answer(combined: object, predictions: Mapping[str, Prediction]) -> Combined:
     if not isinstance(combined, Combined):
         raise TypeError(f"found {combined!r}, expected a Combined")
-    label, size = int(combined.label), len(next(iter(predictions.values())).probabilities)
+    label = combined.label if isinstance(combined.label, str) else int(combined.label)
+    size = len(next(iter(predictions.values())).probabilities)
     if len(combined.probabilities) != size:
         raise ValueError(f"found {len(combined.probabilities)} probabilities, expected {size}")
     return Combined(

@@ -95,7 +95,7 @@ def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
     kind = item.WhichOneof("verdict")
     return FeedbackItem(
         item.query_id,
-        label=item.label if kind == "label" else None,
+        label=item.label if kind == "label" else item.text if kind == "text" else None,
         reward=item.reward if kind == "reward" else None,
     )
 

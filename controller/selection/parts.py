@@ -13,10 +13,10 @@ from math import prod
 
 import msgspec
 
-from clockwright.elements import skip_texts
 from clockwright.units import PARTS_MAX, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec, total_bytes
+from clockwright.wire.texts import skip_texts
 from controller.models.catalogue import Entry
 from controller.port import Answered, Ask, PortStage, Sink, Told
 from controller.selection.live_application import LiveApplication

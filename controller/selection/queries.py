@@ -340,7 +340,11 @@ class Queries:
                 if application.combination is not Rule.ONE:
                     try:
                         encoded.append(shape.encode(combined[-1]))
-                    except (struct.error, OverflowError) as error:  # It does not fit the datatype.
+                    except (
+                        struct.error,
+                        OverflowError,
+                        TypeError,
+                    ) as error:  # It does not fit the datatype.
                         raise policy.failed("combine", repr(error)) from None
         except PolicyError as error:
             asking.failed(error)
@@ -419,7 +423,7 @@ class Queries:
                 assert application.default_label is not None
                 default = shape.encode(Combined(application.default_label, 0.0))
                 encoded = [default if asking.is_unsure(row) else encoded[row] for row in rows]
-            outputs = [b"".join(parts) for parts in zip(*encoded, strict=True)]
+            outputs = shape.join(encoded)
         combined = asking.combined or [Combined(0, 0.0, weight_mass=0.0)] * asking.ask.rows
         parameters: dict[str, bool | int | str] = {
             "query_id": query_id,

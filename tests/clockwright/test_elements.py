@@ -10,13 +10,10 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from clockwright.elements import (
     bytes_of,
-    count_texts,
-    cut_texts,
     elements_of,
-    join_texts,
-    skip_texts,
 )
 from clockwright.wire.tensors import TensorSpec, Variable
+from clockwright.wire.texts import count_texts, cut_texts, join_texts, skip_texts
 
 ANY = st.lists(st.binary(max_size=9), max_size=9)
 

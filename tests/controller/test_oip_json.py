@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright.elements import cut_texts
 from clockwright.errors import BadRequestError
 from clockwright.wire.bulk import HEADER_BYTES_MAX
+from clockwright.wire.texts import cut_texts
 from controller.front.oip import json_form
 from controller.front.oip.json_form import read_object, read_request
 

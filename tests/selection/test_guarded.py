@@ -191,7 +191,7 @@ async def test_without_a_default_the_query_is_refused_in_the_policys_words(tmp_p
         ("select", Choice(["right"]), "expected tuples"),  # type: ignore[arg-type]
         ("combine", 3, "expected a Combined"),
         ("combine", Combined(1 << 70, 1.0), "combine"),
-        ("combine", Combined("three", 1.0), "combine"),  # type: ignore[arg-type]
+        ("combine", Combined("three", 1.0), "combine"),
         ("combine", Combined(1, 1.0, probabilities=(1.0,)), "found 1 probabilities, expected 0"),
     ],
 )

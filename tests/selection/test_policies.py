@@ -91,7 +91,7 @@ def play(
             votes=votes,
             losses={m: 1.0 - v for m, v in votes.items()},
             served=combined.label,
-            served_loss=1.0 - combined.label,
+            served_loss=1.0 - int(combined.label),
             served_propensity=combined.propensity,
         )
         state = chosen.observe(state, seen)
@@ -270,7 +270,7 @@ def rewarded(
                 application="app",
                 context="",
                 choice=choice,
-                votes=votes,
+                votes={**votes},
                 combined=combined.label,
                 propensity=combined.propensity,
                 is_default=False,

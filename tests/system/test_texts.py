@@ -20,9 +20,11 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
-from clockwright import BadRequestError, Client, RefusedError
-from clockwright.elements import join_texts
+from clockwright import BadRequestError, Client, Feedback, ModelError, RefusedError
+from clockwright.client.operator import Operator
+from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
+from clockwright.wire.texts import join_texts
 from experiments.live.local_server import LocalServer
 
 LONG: dict[str, Any] = {"slo_ms": 600_000}
@@ -45,6 +47,16 @@ MODELS = {
         y = StringConcat(x, x)  axis = Constant<value_ints=[1]>()  sums = ReduceSum<keepdims=0>(w, axis)
         ids = ai.onnx.ml.LabelEncoder<keys_strings=["a", "b"], values_int64s=[1, 2], default_int64=-1>(x) }""",
 }
+# Three of a kind for an application; the last fails on what it does not know.
+for _name, _values in (
+    ("says_a", '"cat", "dog"'),
+    ("says_b", '"cat", "hen"'),
+    ("says_c", '"ox", "hen"'),
+):
+    MODELS[_name] = f"""g (string[n] x) => (string[n] label) {{
+        label = ai.onnx.ml.LabelEncoder<keys_strings=["a", "b"], values_strings=[{_values}], default_string="?">(x) }}"""
+MODELS["says_number"] = """g (string[n] x) => (string[n] label) {
+    f = Cast<to=7>(x)  label = Cast<to=8>(f) }"""
 CONTAINER = """
 def predict(words, numbers):
     if any(word == "raise" for word in words):
@@ -193,6 +205,21 @@ def test_texts_lie_in_regions_of_clients(server: LocalServer) -> None:
             assert output.parameters["shared_memory_byte_size"].int64_param == 13
             inside = shared_memory.get_contents_as_numpy(region, np.object_, [2], 128)
             assert inside.tolist() == [b"HELLO", b""]
+            # Triton's client in C++ looks for these entries, and for a size over REST.
+            assert list(found.get_response().raw_output_contents) == [b""]
+            there = {
+                "shared_memory_region": "r",
+                "shared_memory_byte_size": 64,
+                "shared_memory_offset": 192,
+            }
+            [told] = post(
+                server,
+                "code",
+                {"name": "words", "datatype": "BYTES", "shape": [1], "data": ["a"]},
+                {"name": "numbers", "datatype": "INT64", "shape": [1], "data": [1]},
+                outputs=[{"name": "upper", "parameters": there}],
+            )["outputs"]
+            assert told["parameters"]["binary_data_size"] == 0
             upper.set_shared_memory("r", 12, 128)
             with pytest.raises(
                 InferenceServerException, match="found shared_memory_byte_size 12, expected 13"
@@ -431,6 +458,66 @@ def test_code_that_raises_on_a_request_answers_the_others(client: Client) -> Non
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(asked, range(60)))
+
+
+# --- applications -----------------------------------------------------------------------------------
+
+
+def test_an_application_votes_on_texts_and_learns_from_texts(
+    server: LocalServer, client: Client
+) -> None:
+    application = control_pb2.Application(
+        name="votes",
+        models=["says_a", "says_b", "says_c"],
+        policy="exp4-full",
+        slo_ns=60_000_000_000,
+    )
+    with Operator(server.address) as operator:
+        operator.put_application(application)
+        assert client.metadata("votes").outputs[0].datatype == "BYTES"
+        found = client.infer("votes", texts("a", "b", "c"), **LONG)
+        assert found.outputs["label"].tolist() == ["cat", "hen", "?"]
+        assert found.explanation["confidence"] == (0.6667, 0.6667, 1.0)
+        (outcome,) = client.feedback(Feedback(f"{found.query_id}/0", label="ox"))
+        assert (outcome.status, outcome.losses) == (
+            "APPLIED",
+            {"says_a": 1, "says_b": 1, "says_c": 0},
+        )
+        assert outcome.weights["says_c"] > outcome.weights["says_a"]
+        with tritonclient.grpc.InferenceServerClient(server.address) as triton:
+            tensor = tritonclient.grpc.InferInput("x", [1], "BYTES")
+            tensor.set_data_from_numpy(texts("a"))
+            assert triton.infer("votes", [tensor], parameters=LONG).as_numpy("label").tolist() == [
+                b"cat"
+            ]
+        operator.remove_application("votes")
+
+
+def test_a_member_that_fails_on_a_text_has_no_vote(server: LocalServer, client: Client) -> None:
+    application = control_pb2.Application(
+        name="numbers_too", models=["says_number", "says_a"], slo_ns=60_000_000_000
+    )
+    with Operator(server.address) as operator:
+        operator.put_application(application)
+        found = client.infer("numbers_too", texts("a"), **LONG)
+        assert found.outputs["label"].tolist() == ["cat"]
+        assert (found.explanation["models"], found.explanation["missing"]) == (
+            "says_a",
+            "says_number",
+        )
+        found = client.infer("numbers_too", texts("7"), **LONG)
+        assert found.explanation["missing"] == ""
+        operator.remove_application("numbers_too")
+        for changes, words in (
+            (
+                {"default_label": 3},
+                "default_label: found 3, expected none, because the label is text",
+            ),
+            ({"models": ["tokens"]}, "whose sizes vary"),
+        ):
+            settings: dict[str, Any] = {"name": "odd", "models": ["says_a"], **changes}
+            with pytest.raises(ModelError, match=words):
+                operator.put_application(control_pb2.Application(**settings))
 
 
 # --- commands ---------------------------------------------------------------------------------------

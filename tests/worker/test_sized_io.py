@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from clockwright.elements import Array, array_of, join_texts
+from clockwright.elements import Array, array_of
 from clockwright.errors import ModelError, RefusedError
 from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.texts import join_texts
 from worker.devices.sized_io import run_carrying, run_joined
 from worker.models.model_files import carrying
 

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from clockwright.elements import count_texts
 from clockwright.errors import OtherWorkersError, RefusedError
 from clockwright.units import ArchitectureId, ModelId
 from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.texts import count_texts
 from worker.core.io_pool import aligned
 from worker.core.model import LoadedModel
 from worker.models.model_files import MODEL_FILE, batch_bytes

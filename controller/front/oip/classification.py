@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from clockwright.elements import elements_of, join_texts
+from clockwright.elements import elements_of
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.texts import join_texts
 
 #: Texts of an output, of all of its rows: each takes a microsecond.
 CLASSES_MAX: Final = 16_384
@@ -24,7 +25,7 @@ class Classes:
     #: Texts per row, not more than a row has elements. The largest value comes first, and of equal ones the first.
     #: An output that has no rows first is one row, whose texts have one dimension.
     number: int
-    #: Of the elements of a row, from the first on; may be fewer.
+    #: Names of the elements of a row, from the first on; may be fewer.
     labels: Sequence[str] = ()
 
     @property

@@ -22,12 +22,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clockwright.elements import cut_texts, elements_of, join_texts
+from clockwright.elements import elements_of
 from clockwright.errors import BadRequestError
 from clockwright.foreign import check_name_length
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import ENTRIES_MAX, HEADER_BYTES_MAX, Buffer, total_bytes
 from clockwright.wire.tensors import DATATYPES
+from clockwright.wire.texts import cut_texts, join_texts
 from controller.front.oip.json_messages import PARAMETER_KINDS, Parameter, set_parameters
 from controller.front.oip.protocol import (
     CheckedRequest,

@@ -20,7 +20,6 @@ from functools import lru_cache
 import msgspec
 from google.protobuf.message import DecodeError
 
-from clockwright.elements import count_texts, join_texts, skip_texts
 from clockwright.errors import BadRequestError, ProtocolError
 from clockwright.foreign import check_name_length
 from clockwright.units import (
@@ -43,6 +42,7 @@ from clockwright.wire.bulk import (
     total_bytes,
 )
 from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.texts import count_texts, join_texts, skip_texts
 from controller.front.oip.classification import CLASSES_MAX, Classes
 
 RAW_INPUT_FIELD = 7

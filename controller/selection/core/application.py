@@ -32,7 +32,7 @@ class Application:
     #: Answers with less confidence than this are not served.
     confidence_threshold: float = 0.0
     combination: Rule = Rule.VOTE
-    #: Name of the models' output that is the label: integers, one per row.
+    #: Name of the models' output that is the label: integers or texts, one per row.
     label_output: str = "label"
     #: Name of the models' output that is probabilities by class; for `average`.
     probability_output: str = "probabilities"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 
-from controller.selection.core.query import Combined, Prediction
+from controller.selection.core.query import Combined, Label, Prediction
 
 
 class Rule(enum.Enum):
@@ -55,8 +55,9 @@ def combine(
     Returns:
         The answer. If two labels weigh the same, it is the one that an earlier member said.
     """
-    mass: dict[int, float] = {}
-    votes: dict[int, int] = {}
+    mass: dict[Label, float] = {}
+    votes: dict[Label, int] = {}
+    winner: Label
     answered = [member for member in members if member in predictions]
     # When the weights of all that answered are 0, they count alike.
     heard = sum(weights[member] for member in answered)

@@ -12,7 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controller.selection.core.query import Choice, Observation
+from controller.selection.core.query import Choice, Label, Observation
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class AnsweredQuery:
     context: str
     choice: Choice
     #: Label of each model that has answered. Shadows and late members are added as their answers come.
-    votes: dict[str, int]
+    votes: dict[str, Label]
     #: Label that was combined from the votes; None: no model answered.
-    combined: int | None
+    combined: Label | None
     #: Probability with which that label was served.
     propensity: float
     #: The default was served instead.
@@ -62,7 +62,7 @@ class FeedbackItem:
 
     query_id: str
     #: The true label; None: `reward` is given.
-    label: int | None = None
+    label: Label | None = None
     #: How good the answer was, from 0 to 1; None: `label` is given.
     reward: float | None = None
 
@@ -111,7 +111,7 @@ class Journal:
         records[query_id] = record
         self._ids[record.application][record.context].add(query_id)
 
-    def add_vote(self, query_id: str, model: str, label: int) -> None:
+    def add_vote(self, query_id: str, model: str, label: Label) -> None:
         """Add a shadow's or a late member's vote to a query. It is too late once feedback has been given."""
         record = self._records.get(query_id)
         if record is not None and not record.closed:
@@ -171,8 +171,10 @@ def _losses(record: AnsweredQuery, feedback: FeedbackItem) -> tuple[dict[str, fl
     if not record.labelled and (feedback.label is not None or len(record.votes) > 1):
         return {}, None
     if feedback.label is not None:
-        losses = {model: float(vote != feedback.label) for model, vote in record.votes.items()}
-        served = None if record.combined is None else float(record.combined != feedback.label)
+        # A text that is a number may come as a number.
+        label = str(feedback.label)
+        losses = {model: float(str(vote) != label) for model, vote in record.votes.items()}
+        served = None if record.combined is None else float(str(record.combined) != label)
         return losses, served
     # A reward is for the label that was served. It says nothing about models that said another.
     if feedback.reward is None or record.is_default or record.combined is None:

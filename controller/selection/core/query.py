@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     # Generators come in seeded. A policy never makes one.
     from random import Random
+
+
+#: What a model says a row is: an integer or a text.
+Label: TypeAlias = int | str
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class Choice:
 class Prediction:
     """One model's answer to one query."""
 
-    label: int
+    label: Label
     #: Probability of each class, where the application averages; all numbers of all outputs, where it takes
     #: their mean; else empty.
     probabilities: tuple[float, ...] = ()
@@ -77,7 +81,7 @@ class Prediction:
 class Combined:
     """One answer made of several."""
 
-    label: int
+    label: Label
     #: Number from 0 to 1 that is compared with the application's threshold.
     confidence: float
     #: Share of the chosen members with this label. Members without an answer count as other labels.
@@ -96,12 +100,12 @@ class Observation:
     choice: Choice
     #: Label of each model that answered, shadows and late members included. A model that is missing here had
     #: not answered when the feedback came. That is not a wrong answer and never counts as one.
-    votes: Mapping[str, int]
+    votes: Mapping[str, Label]
     #: Loss of each model, 0 to 1, as far as it follows from the feedback. A label gives the loss of every
     #: model that answered; a reward, only of those that said the label that was served.
     losses: Mapping[str, float]
     #: Label that was combined from the votes; None: no model answered, and the default was served.
-    served: int | None
+    served: Label | None
     #: Loss of that label; None where `served` is None.
     served_loss: float | None
     #: `Combined.propensity` when the query was answered.

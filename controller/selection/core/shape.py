@@ -10,32 +10,56 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Final
 
-from clockwright.wire.tensors import DATATYPES, PLAIN_DATATYPES, TensorSpec, describe
+from clockwright.errors import RefusedError
+from clockwright.wire.bulk import Buffer
+from clockwright.wire.tensors import DATATYPES, PLAIN_DATATYPES, TensorSpec, Variable, describe
+from clockwright.wire.texts import cut_texts, join_texts
 from controller.selection.core.application import Application
 from controller.selection.core.combination import Rule
-from controller.selection.core.query import Combined, Prediction
+from controller.selection.core.query import Combined, Label, Prediction
+
+#: Votes are kept until their feedback comes, so a label that is a text is short.
+LABEL_BYTES_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How one model's outputs are read."""
 
-    #: Index and form of the output that is the label; None: the model has no label.
-    label: tuple[int, struct.Struct] | None
+    #: Index and form of the output that is the label, no form: it is text; None: the model has no label.
+    label: tuple[int, struct.Struct | None] | None
     #: Index and form of each output that is combined as numbers: probabilities, or all with `mean`.
     numbers: tuple[tuple[int, struct.Struct], ...] = ()
     #: The label is the class with the largest number.
     takes_largest: bool = False
+    #: The model's outputs if they carry their sizes, as all do of a model with texts.
+    carrying: tuple[TensorSpec, ...] = ()
 
-    def read(self, outputs: Sequence[bytes], rows: int) -> list[Prediction] | None:
-        """Read all rows; None: a number is not finite, so no answer can be made of them."""
-        labels = [0] * rows
+    def read(self, outputs: Sequence[Buffer], rows: int) -> list[Prediction] | None:
+        """Read all rows. Returns None if no answer can be made of them.
+
+        A number is not finite, a text is no short label, or the model failed on the query.
+        """
+        labels: list[Label] = [0] * rows
+        if self.carrying:
+            specs = zip(self.carrying, outputs, strict=True)
+            try:
+                outputs = [spec.unpack(raw)[1] for spec, raw in specs]
+            except RefusedError:
+                return None
         if self.label is not None:
             index, form = self.label
-            labels = [int(label) for (label,) in form.iter_unpack(outputs[index])]
+            if form is None:
+                texts = cut_texts(outputs[index])
+                if max(map(len, texts), default=0) > LABEL_BYTES_MAX:
+                    return None
+                labels = [text.decode(errors="surrogateescape") for text in texts]
+            else:
+                labels = [int(label) for (label,) in form.iter_unpack(outputs[index])]
         columns = [form.iter_unpack(outputs[index]) for index, form in self.numbers]
         numbers = [sum(parts, ()) for parts in zip(*columns, strict=True)] or [()] * rows
         if not all(math.isfinite(number) for row in numbers for number in row):
@@ -60,12 +84,27 @@ class Shape:
         """Encode one row of a combined answer. Not used with `one`, whose outputs are a model's."""
         if self.numeric:
             return self._encode_numbers(combined)
-        row = [struct.pack("<" + DATATYPES[self.outputs[0].datatype].letter, combined.label)]
+        label = combined.label
+        if self.outputs[0].datatype == "BYTES":
+            if not isinstance(label, str):
+                raise TypeError(f"label: found {label!r}, expected a text")
+            row = [join_texts([label])]
+        else:
+            row = [struct.pack("<" + DATATYPES[self.outputs[0].datatype].letter, label)]
         if len(self.outputs) > 1:
             spec = self.outputs[1]
             values = combined.probabilities or _even(math.prod(spec.row_shape))
             row.append(struct.pack(f"<{len(values)}{DATATYPES[spec.datatype].letter}", *values))
         return row
+
+    def join(self, rows: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """Join encoded rows to tensors."""
+        tensors = []
+        for spec, parts in zip(self.outputs, zip(*rows, strict=True), strict=True):
+            content = b"".join(parts)
+            header = spec.header(spec.shape(len(parts)), len(content)) if spec.vary else b""
+            tensors.append(header + content)
+        return tensors
 
     def _encode_numbers(self, combined: Combined) -> list[bytes]:
         forms = [_numbers_of(spec) for spec in self.outputs]
@@ -91,15 +130,15 @@ def shape_of(
         raise MisfitError(
             f"found {describe(odd)} without rows, expected rows in the first dimension"
         )
-    if odd := [spec for spec in (*inputs, *outputs) if spec.datatype == "BYTES"]:
-        raise MisfitError(f"found {describe(odd)}, expected models without text")
-    if odd := [spec for spec in (*inputs, *outputs) if spec.vary]:
+    if odd := [spec for spec in (*inputs, *outputs) if spec.vary and spec.vary.unit]:
         raise MisfitError(
             f"found {describe(odd)}, whose sizes vary; expected fixed sizes; write them under [dimensions] in the"
             " config.toml of each of its models"
         )
     reading = _reading(application, outputs)
     label = TensorSpec(application.label_output, "INT64", ())
+    if any(spec.vary for spec in inputs):
+        label = replace(label, vary=Variable(label.header_bytes + label.batch_bytes(1)))
     match application.combination:
         case Rule.VOTE:
             given: tuple[TensorSpec, ...] = (_named(outputs, application.label_output),)
@@ -108,6 +147,10 @@ def shape_of(
         case Rule.MEAN | Rule.ONE:
             given = outputs
     if application.combination is not Rule.MEAN and application.default_label is not None:
+        if given[0].datatype == "BYTES":
+            raise MisfitError(
+                f"default_label: found {application.default_label}, expected none, because the label is text"
+            )
         form = struct.Struct("<" + DATATYPES[given[0].datatype].letter)
         try:
             form.pack(application.default_label)
@@ -130,10 +173,9 @@ def reading_of(
     Raises:
         MisfitError: the model's inputs are not the application's, or an output that is combined is missing.
     """
-    if inputs != shape.inputs:
-        raise MisfitError(f"found inputs {describe(inputs)}, expected {describe(shape.inputs)}")
-    if application.combination in (Rule.MEAN, Rule.ONE) and outputs != shape.outputs:
-        raise MisfitError(f"found outputs {describe(outputs)}, expected {describe(shape.outputs)}")
+    _compare("inputs", inputs, shape.inputs)
+    if application.combination in (Rule.MEAN, Rule.ONE):
+        _compare("outputs", outputs, shape.outputs)
     reading = _reading(application, outputs)
     if application.combination is Rule.VOTE:
         # The answer has one datatype. A label of another datatype might not fit into it.
@@ -144,12 +186,25 @@ def reading_of(
         found, expected = _named(outputs, application.probability_output), shape.outputs[1]
         if found.row_shape != expected.row_shape:
             raise MisfitError(f"found output {describe([found])}, expected {describe([expected])}")
-    return reading
+    return replace(reading, carrying=outputs) if any(s.vary for s in outputs) else reading
+
+
+def _compare(what: str, found: Sequence[TensorSpec], expected: Sequence[TensorSpec]) -> None:
+    if [replace(each, vary=None) for each in found] != [
+        replace(each, vary=None) for each in expected
+    ]:
+        raise MisfitError(f"found {what} {describe(found)}, expected {describe(expected)}")
+    rooms = [[spec.batch_bytes(1) for spec in specs] for specs in (found, expected)]
+    if rooms[0] != rooms[1]:
+        raise MisfitError(
+            f"found room for {rooms[0]} bytes in a row of {what}, expected {rooms[1]}; give models with text the same"
+            " batch_sizes"
+        )
 
 
 def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading:
     names = [spec.name for spec in outputs]
-    label = None
+    label: tuple[int, struct.Struct | None] | None = None
     if application.combination is Rule.MEAN:
         return Reading(None, tuple(enumerate(map(_numbers_of, outputs))))
     if application.combination is Rule.AVERAGE:
@@ -158,10 +213,15 @@ def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading
     if application.label_output in names:
         spec = _named(outputs, application.label_output)
         datatype = DATATYPES[spec.datatype]
-        if datatype.letter and not datatype.is_float and math.prod(spec.row_shape) == 1:
+        is_one = math.prod(spec.row_shape) == 1
+        if is_one and datatype.letter and not datatype.is_float:
             label = names.index(spec.name), struct.Struct("<" + datatype.letter)
+        elif is_one and not datatype.num_bytes:
+            label = names.index(spec.name), None
         elif application.combination is Rule.VOTE:
-            raise MisfitError(f"found output {describe([spec])}, expected one integer per row")
+            raise MisfitError(
+                f"found output {describe([spec])}, expected one integer or text per row"
+            )
     elif application.combination is Rule.VOTE:
         _named(outputs, application.label_output)
     return Reading(label)
