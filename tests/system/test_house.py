@@ -39,6 +39,9 @@ REASONS = {
     "Http2Connection": "the one state machine of a connection: every frame may change all of it",
 }
 
+#: Folders that are read first have no more entries than these.
+MOST_ENTRIES = {"controller": 14, "controller/front": 7}
+
 #: What imports what, by name.
 Arrows = Mapping[str, set[str]]
 
@@ -151,6 +154,12 @@ def test_no_scripts_of_a_page_import_each_other_in_a_circle() -> None:
 def test_no_rooms_import_each_other_in_a_circle() -> None:
     found = circle(arrows_between_rooms())
     assert found == [], through(found, arrows_between_files())
+
+
+@pytest.mark.parametrize(("folder", "most"), MOST_ENTRIES.items())
+def test_a_floor_is_seen_at_a_glance(folder: str, most: int) -> None:
+    entries = {path.name for path in (ROOT / folder).iterdir()} - {"__init__.py", "__pycache__"}
+    assert len(entries) <= most, sorted(entries)
 
 
 # --- the size of classes ---------------------------------------------------------------------------
