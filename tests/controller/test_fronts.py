@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -270,14 +270,6 @@ def test_a_cancelled_call_ends_its_handler(running: Running, channel: Any) -> No
     running.until(lambda: running.service.left == ["b"])
 
 
-def test_a_client_that_vanishes_ends_its_handlers(running: Running) -> None:
-    with running.channel() as channel:
-        calls = [unary(channel, "Wait").future(a_text("c")) for _ in range(3)]
-        running.until(lambda: running.service.waiting == 3)
-    running.until(lambda: running.service.left == ["c", "c", "c"])
-    assert all(call.code() is not grpc.StatusCode.OK for call in calls)
-
-
 def test_many_messages_make_one_answer(channel: Any) -> None:  # noqa: ANN401
     count: Any = channel.stream_unary(f"/{SERVICE}/Count")
     assert count(bytes(1 << 20) for _ in range(50)) == b"%d" % (50 << 20)
@@ -297,24 +289,6 @@ def test_a_conversation_goes_on_after_the_client_has_closed_its_half(channel: An
         next(answers)
     error: Any = caught.value
     assert (error.code(), error.details()) == (grpc.StatusCode.ABORTED, "enough")
-
-
-def test_many_calls_at_once_by_the_asynchronous_client(running: Running) -> None:
-    async def main() -> None:
-        channel: Any = running.channel(grpc.aio)
-        async with channel:
-            echo: Any = channel.unary_unary(f"/{SERVICE}/Echo")
-            contents = [b"%d" % number * (number % 7 * 3000 + 1) for number in range(500)]
-            calls: list[Awaitable[bytes]] = [echo(content) for content in contents]
-            assert await asyncio.gather(*calls) == contents
-            talk: Any = channel.stream_stream(f"/{SERVICE}/Talk")()
-            for content in contents[:50]:
-                await talk.write(content)
-                assert await talk.read() == content * 2
-            await talk.done_writing()
-            assert await talk.code() is grpc.StatusCode.ABORTED
-
-    asyncio.run(main())
 
 
 def test_a_call_that_a_stop_cuts_short_hears_that_the_server_drains() -> None:

@@ -273,17 +273,6 @@ def test_empty_messages_are_not_free(tmp_path: Path) -> None:
         assert refused.status == OVERLOADED
 
 
-def test_a_second_message_ends_a_call_that_takes_one(tmp_path: Path) -> None:
-    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
-        stream_id = client.next_id()
-        client.send(
-            frame(HEADERS, END_HEADERS, stream_id, headers())
-            + frame(DATA, 0, stream_id, 2 * message(b"x"))
-        )
-        [end] = client.wait([stream_id])
-        assert end.text == "found 2 messages, expected one"
-
-
 def sweep_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave it to the test to sweep, which counts how often."""
     monkeypatch.setattr(http2_server, "_SWEEP_S", 1e6)

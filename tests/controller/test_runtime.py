@@ -6,8 +6,7 @@ import asyncio
 import gc
 import re
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from typing_extensions import override
@@ -26,7 +25,7 @@ from controller.runtime import Runtime, refused_figures
 from controller.selection.live_application import LiveApplication
 from controller.selection.parts import PartStage
 from controller.telemetry.tables import Telemetry
-from tests.kit import asking, virtual_time
+from tests.kit import asking
 from tests.kit.asking import FutureSink, Reply
 from tests.kit.virtual_time import now_ns
 
@@ -117,10 +116,6 @@ class RuntimeBench:
             self.succeed(action)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_time.run(test)
-
-
 async def test_an_answer_carries_the_outputs_and_where_the_time_went() -> None:
     bench = RuntimeBench()
     future = bench.submit(b"in-a", b"in-b")
@@ -185,23 +180,6 @@ async def test_a_refusal_is_an_exception_with_the_predicted_times() -> None:
     (row,) = bench.telemetry.requests
     assert row.outcome == "INFEASIBLE"
     assert row.departure_ns >= row.arrival_ns
-
-
-async def test_a_cancelled_request_that_waits_is_never_sent() -> None:
-    bench = RuntimeBench(exec_ns=5 * S)
-    first = bench.submit(b"first")
-    action, _ = await bench.infer()
-    withdrawn, kept = bench.submit(b"withdrawn"), bench.submit(b"kept")
-    withdrawn.cancel()
-    await asyncio.sleep(0)
-    bench.succeed(action, [b"out"])
-    await first
-    action, payload = await bench.infer()
-    assert payload == [b"kept"]
-    bench.succeed(action, [b"out"])
-    await kept
-    assert [row.outcome for row in bench.telemetry.requests] == ["CANCELLED", "OK", "OK"]
-    assert bench.runtime.num_waiting == 0
 
 
 class Heard:
@@ -331,25 +309,6 @@ async def test_a_sink_that_withdraws_or_fails_stops_no_command_of_its_event(
     assert len(runtime_errors) == fails
     if fails:
         assert "ValueError: a bug" in runtime_errors.pop()
-
-
-def test_cancelling_the_task_that_awaits_withdraws_the_request() -> None:
-    async def test() -> None:
-        bench = RuntimeBench()
-
-        async def ask() -> Reply:
-            return await bench.submit(b"x")
-
-        task = asyncio.create_task(ask())
-        action, _ = await bench.infer()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert bench.runtime.num_waiting == 0
-        bench.succeed(action, [b"out"])
-        (row,) = bench.telemetry.requests
-        assert row.outcome == "CANCELLED"
-
-    run(test)
 
 
 async def test_an_answer_after_the_deadline_is_a_late_refusal() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import queue
 import time
@@ -14,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 from google.rpc import error_details_pb2, status_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -25,11 +23,8 @@ from controller.front.oip.protocol import ParsedRequest
 from controller.front.oip.statuses import CODES, status_of
 from tests.kit.front_end import (
     MESSAGE_BYTES_MAX,
-    FrontEnd,
     FrontEndInThread,
-    serving,
     serving_in_thread,
-    until,
 )
 from tests.kit.processes import PATIENCE_S
 from tests.kit.processes import until as until_so
@@ -83,14 +78,6 @@ def request(**fields: object) -> pb.ModelInferRequest:
 
 
 # --- good requests --------------------------------------------------------------------------------
-
-
-def test_the_sync_client_infers(client: triton.InferenceServerClient) -> None:
-    result = client.infer("double", [vector(1.0)], request_id="seven", parameters=SLO)
-    np.testing.assert_array_equal(result.as_numpy("y"), np.array([[2, 4, 6]], np.float32))
-    response = result.get_response()
-    assert (response.id, response.model_name, response.model_version) == ("seven", "double", "1")
-    assert not response.parameters
 
 
 def test_a_request_of_several_rows_runs_whole(
@@ -147,23 +134,6 @@ def test_tritons_timeout_is_microseconds(client: triton.InferenceServerClient) -
 
 
 # --- streams --------------------------------------------------------------------------------------
-
-
-def test_a_stream_answers_every_request_and_survives_errors(
-    client: triton.InferenceServerClient,
-) -> None:
-    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    for n in range(10):
-        client.async_stream_infer("double", [vector(n)], request_id=str(n), parameters=SLO)
-        client.async_stream_infer("nothing", [vector(n)], request_id=f"bad {n}", parameters=SLO)
-    got = [answers.get(timeout=60) for _ in range(20)]
-    client.stop_stream()
-    results = {r.get_response().id: r.as_numpy("y")[0, 0] for r, error in got if error is None}
-    assert results == {str(n): 2 * n for n in range(10)}
-    errors = [str(error) for _, error in got if error is not None]
-    assert len(errors) == 10
-    assert all("there is no model 'nothing'" in error for error in errors)
 
 
 def test_requests_of_a_stream_are_in_flight_together_and_a_refusal_starts_with_its_reason(
@@ -240,63 +210,6 @@ def test_without_a_worker_requests_are_refused_as_unavailable(tmp_path: Path) ->
         assert error_info(error).reason == "NO_WORKER"
 
 
-def test_a_model_removed_while_requests_wait_is_not_found(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            serving(tmp_path) as front_end,
-            triton_aio.InferenceServerClient(front_end.address) as client,
-        ):
-            front_end.worker.hold = True
-            # These are more requests than a GPU is given ahead of time, so some are still waiting.
-            tasks = [
-                asyncio.create_task(client.infer("double", [vector(n)], parameters=SLO))
-                for n in range(50)
-            ]
-            await until(lambda: front_end.runtime.num_waiting == 50)
-            front_end.catalogue.remove("double")
-            front_end.worker.release()
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-            failed = [o for o in outcomes if isinstance(o, InferenceServerException)]
-            assert failed
-            assert {error.message().split(":")[0] for error in failed} == {"MODEL_REMOVED"}
-            assert {error.status() for error in failed} == {"StatusCode.NOT_FOUND"}
-            assert (await client.infer("image", [image()], parameters=SLO)) is not None
-
-    def image() -> triton.InferInput:
-        return tensor("image", np.zeros((1, 3, 224, 224), np.float32), "FP32")
-
-    asyncio.run(main())
-
-
-def test_a_client_that_cancels_withdraws_its_request(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as front_end:
-            front_end.worker.hold = True
-            await withdraw(front_end)
-            assert not front_end.runtime.num_waiting
-            sent = len(front_end.worker.infers)
-            front_end.worker.release()
-            async with triton_aio.InferenceServerClient(front_end.address) as client:
-                result = await client.infer("double", [vector(1)], parameters=SLO)
-            assert result.as_numpy("y")[0, 0] == 2
-            rows = sum(sum(infer.rows) for infer in front_end.worker.infers[sent:])
-            assert rows == 1  # None of the cancelled ones was sent any more.
-
-    async def withdraw(front_end: FrontEnd) -> None:
-        async with triton_aio.InferenceServerClient(front_end.address) as client:
-            tasks = [
-                asyncio.create_task(client.infer("double", [vector(n)], parameters=SLO))
-                for n in range(50)
-            ]
-            await until(lambda: front_end.runtime.num_waiting == 50)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: front_end.runtime.num_waiting == 0)
-
-    asyncio.run(main())
-
-
 def test_a_stream_whose_client_goes_away_withdraws_its_requests(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path) as server:
         server.do(lambda front_end: setattr(front_end.worker, "hold", True))
@@ -326,26 +239,6 @@ Parameter = pb.InferParameter
             {"model_version": "two"},
             "NOT_FOUND",
             "failed to get model version from specified version string 'two'",
-        ),
-        (
-            {"inputs": [Input(name="x", datatype="FP32", shape=[1, 4])]},
-            "INVALID_ARGUMENT",
-            r"found shape \[1, 4\], expected \[-1, 3\] with 1 to 64",
-        ),
-        (
-            {"raw_input_contents": [bytes(11)]},
-            "INVALID_ARGUMENT",
-            "found 11 raw bytes, expected 12",
-        ),
-        (
-            {"parameters": {"slo_ms": Parameter(int64_param=0)}},
-            "INVALID_ARGUMENT",
-            "parameter slo_ms: found 0, expected more than 0",
-        ),
-        (
-            {"parameters": {"slo_ms": Parameter(double_param=-1.5)}},
-            "INVALID_ARGUMENT",
-            "parameter slo_ms: found -1.5, expected more than 0",
         ),
     ],
 )
@@ -378,14 +271,6 @@ def test_every_method_answers_garbage_with_invalid_argument(server: FrontEndInTh
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_message_that_is_too_big_harms_nobody(server: FrontEndInThread) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        call(server, bytes(MESSAGE_BYTES_MAX + 1))
-    error: Any = caught.value
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert call(server, request().SerializeToString())
-
-
 def test_what_is_refused_is_not_kept_until_the_garbage_collector_comes(
     server: FrontEndInThread,
 ) -> None:
@@ -405,13 +290,6 @@ def test_what_is_refused_is_not_kept_until_the_garbage_collector_comes(
         )
     finally:
         gc.enable()
-
-
-def test_error_texts_stay_short_enough_for_a_header(server: FrontEndInThread) -> None:
-    with pytest.raises(grpc.RpcError, match="there is no model") as caught:
-        call(server, request(model_name="ü" * 256).SerializeToString())
-    error: Any = caught.value
-    assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
 # --- health, metadata, repository -----------------------------------------------------------------
@@ -499,18 +377,6 @@ def test_kserve_sends_the_models_name_in_the_first_field(tmp_path: Path) -> None
         assert server.do(lambda front_end: front_end.catalogue.find("double")) is not None
         with pytest.raises(grpc.RpcError, match="model_name: found none"):
             stub.unary_unary(service + "Load")(b"")
-
-
-def test_a_draining_server_is_not_ready_and_says_why_it_refuses(tmp_path: Path) -> None:
-    with (
-        serving_in_thread(tmp_path) as server,
-        triton.InferenceServerClient(server.address) as client,
-    ):
-        server.do(lambda front_end: front_end.runtime.close_admission())
-        assert not client.is_server_ready()
-        with pytest.raises(InferenceServerException, match="DRAINING") as caught:
-            client.infer("double", [vector(1)], parameters=SLO)
-        assert caught.value.status() == "StatusCode.UNAVAILABLE"
 
 
 def test_bfloat16_goes_through_raw(server: FrontEndInThread) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import struct
@@ -11,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from clockwright.client.channel import OPTIONS
 from clockwright.errors import ConfigError
@@ -46,45 +43,6 @@ def question() -> bytes:
     request.inputs.add(name="x", datatype="FP32", shape=(1, 3))
     request.raw_input_contents.append(struct.pack("<3f", 0, 1, 2))
     return request.SerializeToString()
-
-
-def test_grpcs_clients_infer_over_tls(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    with serving_in_thread(tmp_path, tls=server_context(*files)) as server:
-        with secure_channel(server.address, files) as channel:
-            infer = channel.unary_unary(MODEL_INFER)
-            answers = [pb.ModelInferResponse.FromString(infer(question())) for _ in range(3)]
-        assert {struct.unpack("<3f", a.raw_output_contents[0]) for a in answers} == {(0, 2, 4)}
-
-        async def main() -> None:
-            channel: Any = grpc.aio.secure_channel(server.address, credentials(files))
-            async with channel:
-                infer = channel.unary_unary(MODEL_INFER)
-                data = await asyncio.gather(*(infer(question()) for _ in range(50)))
-                assert len(set(data)) == 1
-
-        asyncio.run(main())
-        client = triton.InferenceServerClient(
-            server.address, ssl=True, root_certificates=str(files[0])
-        )
-        with client:
-            tensor = triton.InferInput("x", [1, 3], "FP32")
-            tensor.set_data_from_numpy(np.array([[1, 2, 3]], np.float32))
-            result = client.infer("double", [tensor], parameters={"slo_ms": 600_000})
-            assert result.as_numpy("y").tolist() == [[2, 4, 6]]
-
-
-def test_a_large_message_comes_whole_over_tls(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    image = np.random.default_rng(1).random((2, 3, 224, 224), np.float32)
-    request = pb.ModelInferRequest(model_name="image", raw_input_contents=[image.tobytes()])
-    request.parameters["slo_ms"].int64_param = 600_000
-    request.inputs.add(name="image", datatype="FP32", shape=image.shape)
-    with (
-        serving_in_thread(tmp_path, tls=server_context(*files)) as server,
-        secure_channel(server.address, files) as channel,
-    ):
-        answer = channel.unary_unary(MODEL_INFER)(request.SerializeToString())
-        tensor = pb.ModelInferResponse.FromString(answer).raw_output_contents[0]
-        assert tensor == image.tobytes()[:8]
 
 
 def test_on_this_machine_nobody_needs_tls(tmp_path: Path, files: tuple[Path, Path]) -> None:
