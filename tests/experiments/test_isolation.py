@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from clockwright.units import NS_PER_S
 from controller.core import EdfMhConfig, SchedulerConfig
 from experiments.policies.scenarios import scenarios
 from experiments.policies.unseen import FAMILIES
@@ -52,6 +53,29 @@ def test_a_flooding_tenant_gets_no_more_than_eight_others_together(name: str) ->
     isolated, alone = answered(name, 1.0), answered(name, 0.0)
     assert 0 < isolated["flood"] < isolated["innocent"]
     assert alone["flood"] > 4 * alone["innocent"]
+
+
+def test_beside_large_clients_no_policy_isolates_the_small_for_two_points() -> None:
+    """`isolation_cost_points_small_clients`, by GPU time alone."""
+    case = FAMILIES["small_clients"].case(1)
+    loops = case.workload.closed_loops
+    large, small = loops[0], loops[1:]
+    exec_ns = case.cluster.models[0].row.exec_ns
+    # Two clients of a model fill no more than a batch of two.
+    small_ns = min(exec_ns[size] / size for size in exec_ns if size <= small[0].concurrency)
+    large_ns = min(exec_ns[size] / size for size in exec_ns)
+    assert large.concurrency >= max(exec_ns)
+    # Each client asks at least once in an SLO.
+    asked_rps = sum(loop.concurrency * NS_PER_S / loop.slo_ns for loop in small)
+    most_rps = case.cluster.num_workers * NS_PER_S / large_ns
+
+    def of_most(share: float) -> float:
+        """The most answers, as a part of what is possible, where the small have such a share of theirs."""
+        return 1 - share * asked_rps * (small_ns / large_ns - 1) / most_rps
+
+    # Without isolation they are 95 % of it.
+    assert of_most(0.85) < 0.71
+    assert of_most(0.2) < 0.935
 
 
 @pytest.mark.long
