@@ -57,6 +57,9 @@ def within(key: str, limit: float, obstacle: str = "") -> Aim:
 # Supposed, and not proven by a record: to receive, look at and answer a read costs so much, whatever it brings.
 _READS = "64 connections are not read and answered within a quarter of 10 ms"
 
+# Counted by `experiments.bench.core_lines`, and timed on the machine of `core.json`.
+_LINES = "a request runs 300 to 560 lines of the core, of some 0.12 us each in Python"
+
 # The model on which most is measured on a GPU.
 _MAIN = "resnet50_v1"
 
@@ -97,13 +100,21 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("worst_vs_clockwork_points", at_least=-0.2),
         # One or the other of 137 medians is a little longer by chance; on average none is.
         Aim("p50_ratio_max_at_low_utilisation", at_most=1.1),
-        Aim("p50_ratio_mean_at_low_utilisation", at_most=1.0),
+        Aim(
+            "p50_ratio_mean_at_low_utilisation",
+            at_most=1.0,
+            obstacle="edf_mh answers more, and what it adds waited long; where both answer all, no median is longer",
+        ),
         # The bound takes each request to be in the best batch that its neighbours allow, as if a policy
         # knew them before they come. None reaches it; without fairness the policy comes to 0.95.
         Aim("overload_share_min", at_least=0.92),
         # A batch of 8 takes 9.78 of the 10 ms, so batches of 4 are the densest that can be back in time: 4 in
         # 5.88 ms is 680 r/s, and 99 % of it is asked for. The bound (fig5_slo10_bound_rps) has batches of 8.
-        Aim("fig5_slo10_rps", at_least=673),
+        Aim(
+            "fig5_slo10_rps",
+            at_least=673,
+            obstacle="one batch in 16 is of two requests, which take 3.95 ms where four take 5.88",
+        ),
         Aim("fig7_left_multiple", at_most=3.4),
         Aim("fig7_right_ls_pct", at_least=97),
         Aim(
@@ -113,23 +124,44 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         ),
         Aim("zoo_share", at_least=0.85),
         # The model that is served least but for a twentieth, compared with what all at once could have.
-        Aim("p5_model_share_of_bound", at_least=0.85),
+        Aim(
+            "p5_model_share_of_bound",
+            at_least=0.85,
+            obstacle="of 196 models alike, the tenth-least served has 0.82 if chance alone decides 140 requests of each",
+        ),
         Aim("azure_exact_late_per_million", at_most=0),
         Aim("azure_late_per_million", at_most=10),
     ),
-    "serve": (Aim("core_us_4026x20", at_most=25), Aim("core_us_p999_4026x20", at_most=1000)),
+    "serve": (
+        Aim("core_us_4026x20", at_most=25, obstacle=_LINES),
+        Aim("core_us_p999_4026x20", at_most=1000),
+    ),
     "unseen": (
         *(
             Aim(f"{part}_share", at_least=0.95)
             for part in ("spikes", "links", "thin_links", "profiles", "stalls", "lost")
         ),
-        *(
-            Aim(f"isolation_cost_points_{case}", at_most=2)
-            for case in ("popular", "think", "small_clients")
+        *(Aim(f"isolation_cost_points_{case}", at_most=2) for case in ("popular", "think")),
+        Aim(
+            "isolation_cost_points_small_clients",
+            at_most=2,
+            obstacle="no policy can: 85 % for the small leave 70 % of all answers at most, and without isolation it is 95",
         ),
         Aim("flood_innocent_share", at_least=0.85),
-        Aim("timers_share", at_least=0.96),
-        Aim("averse_bound_share", at_least=0.96),
+        # `edf_mh` has all LOADs that the lane can do, and 93 % of what is kept.
+        Aim(
+            "timers_share",
+            at_least=0.96,
+            obstacle="the bound knows how late each timer will be, and keeps weights 47 of 1,000 ms less, since each "
+            "answer may wait until its last moment",
+        ),
+        # With 4 ms less the bound is 1.5 % less, and `edf_mh` has 97 % of it.
+        Aim(
+            "averse_bound_share",
+            at_least=0.96,
+            obstacle="the bound lets four requests gather for all of the 34 ms that an SLO of 40 leaves; the margin "
+            "and the EXEC that the lane still runs take 1 to 4 of them",
+        ),
         Aim("worst_vs_best_policy_points", at_least=-1),
         Aim("burst_wrong_refusals", at_most=0),
         Aim("unlike_violated_pct", at_most=1),
