@@ -1,10 +1,11 @@
-"""Prepares the models that the controller offers, one at a time.
+"""Prepares the models that the controller offers, several at once if the device can.
 
 Files come in chunks. Another thread writes and hashes each chunk, which is then acknowledged. So the
 controller can keep a few chunks in flight, and actions never queue behind a file. Chunks of withdrawn offers are
 acknowledged too: the controller counts them as in flight, and would otherwise send no other file.
 
-Small models come first, so that most are ready soon.
+Small models come first, so that most are ready soon. A model whose files are another's that is under way waits for
+that one: most of its work is done then.
 
 An offer whose compiler was killed, or whose files could not be written, is tried again after a pause. Other offers
 go first meanwhile.
@@ -48,6 +49,7 @@ RETRY_PAUSES_S = (1.0, 10.0, 60.0)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Chunk = tuple[ModelChunk, Buffer]
+Contents = tuple[object, ...]
 
 
 class Offers(Generic[M]):
@@ -81,11 +83,12 @@ class Offers(Generic[M]):
         self._num_queued = 0
         #: Offers that are neither answered nor withdrawn.
         self._open: dict[ModelId, Offer] = {}
-        #: The offer that is being answered, and the task that does it.
-        self._current: tuple[Offer, asyncio.Task[None]] | None = None
-        self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
-        #: The model whose files are on their way.
-        self._fetching: ModelId | None = None
+        #: What answers offers, by the id of each offer object that is being answered.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        #: By what they are made of, the offers that wait for one that is being answered.
+        self._alike: dict[Contents, list[tuple[Offer, int]]] = {}
+        #: Chunks that have come, by the model whose files are on their way.
+        self._chunks: dict[ModelId, asyncio.Queue[Chunk]] = {}
 
     def offer(self, message: ModelOffer) -> None:
         """Queue an offer; replaces an unanswered one of the same model.
@@ -111,30 +114,48 @@ class Offers(Generic[M]):
         """
         offer = self._open.pop(model_id, None)
         self._digests.pop(model_id, None)
-        if self._current is not None and self._current[0] is offer:
-            self._current[1].cancel()
+        if offer is not None and id(offer) in self._tasks:
+            self._tasks[id(offer)].cancel()
 
     def chunk(self, message: ModelChunk, payload: Buffer) -> None:
         """Take a chunk of a file. A chunk of a withdrawn offer is dropped."""
-        if message.model_id == self._fetching:
-            self._chunks.put_nowait((message, payload))
+        if (chunks := self._chunks.get(ModelId(message.model_id))) is not None:
+            chunks.put_nowait((message, payload))
         else:
             self._acknowledge(message)
 
     async def run(self) -> None:
         """Answer offers until cancelled."""
+        places = [asyncio.create_task(self._run_one()) for _ in range(self._device.at_once)]
+        try:
+            done, _ = await asyncio.wait(places, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for each in places:
+                each.cancel()
+            await asyncio.wait(places)
+
+    async def _run_one(self) -> None:
+        """Answer one offer after the other until cancelled."""
         while True:
             *_, offer, num_tries = await self._queue.get()
             if self._open.get(offer.model_id) is not offer:
                 continue
-            task = asyncio.create_task(self._answer(offer, num_tries))
-            self._current = offer, task
+            contents = _contents(offer)
+            if contents in self._alike:
+                self._alike[contents].append((offer, num_tries))
+                continue
+            self._alike[contents] = []
+            task = self._tasks[id(offer)] = asyncio.create_task(self._answer(offer, num_tries))
             try:
                 await asyncio.wait([task])
             finally:
-                self._current = None
+                del self._tasks[id(offer)]
                 task.cancel()
                 await asyncio.wait([task])
+                for each in self._alike.pop(contents):
+                    self._put(*each)
             if not task.cancelled():
                 task.result()
 
@@ -189,12 +210,11 @@ class Offers(Generic[M]):
         """
         wanted = {file.sha256: file for file in files}
         incoming: dict[str, _Incoming] = {}
-        self._chunks = asyncio.Queue()
-        self._fetching = model_id
+        chunks = self._chunks[model_id] = asyncio.Queue()
         self._send(ModelNeeded(model_id, tuple(wanted)))
         try:
             while wanted:
-                message, payload = await self._chunks.get()
+                message, payload = await chunks.get()
                 sha256, num_bytes = message.sha256, 0
                 try:
                     if sha256 not in wanted:
@@ -210,9 +230,11 @@ class Offers(Generic[M]):
                     await asyncio.to_thread(file.finish)
                     del wanted[sha256]
         finally:
-            self._fetching = None
-            while not self._chunks.empty():
-                self._acknowledge(self._chunks.get_nowait()[0])
+            # An offer of the same model may have begun meanwhile.
+            if self._chunks.get(model_id) is chunks:
+                del self._chunks[model_id]
+            while not chunks.empty():
+                self._acknowledge(chunks.get_nowait()[0])
             for file in incoming.values():
                 file.close()
 
@@ -276,6 +298,15 @@ def _decode(message: ModelOffer) -> Offer:
         batch_sizes=message.batch_sizes,
         fixed_dimensions=message.fixed_dimensions,
         profile=message.profile,
+    )
+
+
+def _contents(offer: Offer) -> Contents:
+    """What decides the work that an offer needs."""
+    return (
+        tuple(sorted(offer.contents.items())),
+        tuple(sorted(offer.fixed_dimensions.items())),
+        offer.batch_sizes,
     )
 
 

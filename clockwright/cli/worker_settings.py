@@ -96,7 +96,7 @@ class WorkerSettings:
         # onnxruntime and torch are loaded in less.
         least=512 * _MIB,
         help="Memory limit for compiling a model; by default six times the arena plus 2048 for "
-        "activations.",
+        "activations. As many models are compiled at once as cores and free memory allow.",
     )
     #: For each thread that a model may have.
     compile_cpu_s: float = setting(

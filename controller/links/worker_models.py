@@ -191,7 +191,8 @@ class WorkerModels:
             case ModelProgress():
                 if message.model_id in self._unanswered:
                     stage = printable(message.stage)
-                    self._catalogue.model_progress(ModelId(message.model_id), stage)
+                    model_id = ModelId(message.model_id)
+                    self._catalogue.model_progress(self.worker_id, model_id, stage)
             case messages.ReadyModel():
                 self._take_ready(message)
             case ModelRefused():

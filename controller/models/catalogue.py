@@ -91,12 +91,17 @@ class Entry:
     not_for: set[WorkerId] = field(default_factory=set)
     #: Those of them who describe its tensors otherwise than an earlier one that has it ready.
     disagreeing: set[WorkerId] = field(default_factory=set)
-    #: PortStage that a worker is at with the model ("compiling"); empty when none has said so.
-    progress: str = ""
+    #: The stages that workers are at with the model ("optimising"), the latest last.
+    progress: dict[WorkerId, str] = field(default_factory=dict)
     #: A digest of what workers are offered; empty until it is needed.
     offer_digest: bytes = b""
     #: What brought its files; None: they are not ours.
     upload: Upload | None = None
+
+    @property
+    def stage(self) -> str:
+        """The stage that a worker is at with the model; empty when none is at it."""
+        return next(reversed(self.progress.values()), "")
 
     @property
     def version(self) -> str:
@@ -174,7 +179,8 @@ class Verdicts:
             case ModelState.LOADING if not self._workers:
                 return "waiting for a worker"
             case ModelState.LOADING:
-                return model.progress or _before(self._place(model))
+                place, retry_s = self._expected(model)
+                return model.stage or f"in about {retry_s} s: {_before(place)}"
 
     def refusal(self, model: Entry) -> RefusedError | None:
         """Say why requests to a model are refused before the scheduler sees them. Returns None if they are not.
@@ -183,13 +189,12 @@ class Verdicts:
         """
         state, name = self.state(model), model.name
         if state is ModelState.LOADING and self._workers:
-            place = self._place(model)
-            retry_ns = self._preparing.retry_ns(place)
-            stage = model.progress or _before(place)
+            place, retry_s = self._expected(model)
+            stage = model.stage or _before(place)
             return RefusedError(
                 Refusal.LOADING,
-                f"model {name} is being prepared ({stage}); try again in about {-(-retry_ns // NS_PER_S)} s",
-                figures={"models_before": place, "retry_ns": retry_ns},
+                f"model {name} is being prepared ({stage}); try again in about {retry_s} s",
+                figures={"models_before": place, "retry_ns": retry_s * NS_PER_S},
             )
         if model.outputs or state is ModelState.READY:
             return None
@@ -202,8 +207,10 @@ class Verdicts:
             Refusal.NO_WORKER, f"model {name} is {state.value}: {self.reason(model)}"
         )
 
-    def _place(self, model: Entry) -> int:
-        return self._preparing.place(model.model_id, self._sizes)
+    def _expected(self, model: Entry) -> tuple[int, int]:
+        """How many models come before one that is being prepared, and in how many seconds it may be ready."""
+        place = self._preparing.place(model.model_id, self._sizes)
+        return place, -(-self._preparing.retry_ns(model.model_id, place) // NS_PER_S)
 
     def _sizes(self) -> list[tuple[int, ModelId]]:
         return [
@@ -257,6 +264,7 @@ class Verdicts:
             model.refused_by.pop(worker_id, None)
             model.not_for.discard(worker_id)
             model.disagreeing.discard(worker_id)
+            self._ended(worker_id, model)
             if not model.ready_on and model.disagreeing:
                 self._ask_again(model)
         self._announce_change()
@@ -269,10 +277,17 @@ class Verdicts:
             self._workers[worker_id].offer(model)
         model.disagreeing.clear()
 
-    def model_progress(self, model_id: ModelId, stage: str) -> None:
+    def model_progress(self, worker_id: WorkerId, model_id: ModelId, stage: str) -> None:
         """Note what a worker is doing with a model."""
-        if model := self._by_id.get(model_id):
-            model.progress = stage
+        if (model := self._by_id.get(model_id)) and worker_id in self._workers:
+            self._preparing.begun(model_id)
+            model.progress.pop(worker_id, None)
+            model.progress[worker_id] = stage
+
+    def _ended(self, worker_id: WorkerId, model: Entry) -> None:
+        """A worker does nothing with a model any more."""
+        if model.progress.pop(worker_id, None) is not None and not model.progress:
+            self._preparing.stopped(model.model_id)
 
     def model_ready(
         self,
@@ -303,7 +318,8 @@ class Verdicts:
                 self.model_refused(event.worker_id, event.model_id, str(error))
                 return False
         if not model.ready_on:
-            self._preparing.judged()
+            self._preparing.judged(model.model_id)
+        self._ended(event.worker_id, model)
         described = (model.inputs, model.outputs)
         if model.ready_on and described != (inputs, outputs):
             reason = (
@@ -321,7 +337,6 @@ class Verdicts:
         model.one_by_one = one_by_one
         model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
         model.refused_by.pop(event.worker_id, None)
-        model.progress = ""
         self._runtime.tell(event)
         log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
         self._announce_change()
@@ -338,7 +353,8 @@ class Verdicts:
         if model is None:
             return
         if not model.ready_on and not model.refused_by:
-            self._preparing.judged()
+            self._preparing.judged(model_id)
+        self._ended(worker_id, model)
         model.refused_by[worker_id] = reason
         if for_others:
             model.not_for.add(worker_id)
@@ -743,6 +759,7 @@ class Catalogue(Verdicts):
         # A malformed model was never announced, and its id may be its successor's.
         if self._by_id.get(model.model_id) is model:
             del self._by_id[model.model_id]
+            self._preparing.stopped(model.model_id)
             self._runtime.tell(ModelRemoved(model_id=model.model_id))
             self._runtime.telemetry.remove_model(model.model_id)
             for worker in self._workers.values():

@@ -29,7 +29,8 @@ class Preparation:
         self._console = console
         self._bar = _bar(console) if console.is_terminal else None
         self._stages: dict[str, str] = {}
-        self._counted = (0, time.monotonic())
+        self._begin_s = time.monotonic()
+        self._counted = (0, self._begin_s)
 
     def show(self, models: Iterable[pb.ModelInfo]) -> None:
         """Take in the models' states."""
@@ -66,7 +67,12 @@ class Preparation:
             if model.state == "LOADING" and not model.reason.endswith(_UNTOLD)
         ]
         now = f"; {', '.join(doing[:_MODELS_NAMED])}" if doing else ""
-        self._console.print(f"preparing: {num_ready} of {len(models)} models are ready{now}")
+        num_left = sum(model.state == "LOADING" for model in models)
+        left = ""
+        if num_left and num_left < len(models):
+            left_s = (time.monotonic() - self._begin_s) * num_left / (len(models) - num_left)
+            left = f", the rest in about {max(round(left_s), 1)} s"
+        self._console.print(f"preparing: {num_ready} of {len(models)} models are ready{left}{now}")
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -84,13 +90,21 @@ class Preparation:
 
 def _bar(console: Console) -> Progress:
     # A controller that starts where one was killed has no terminal, as a rule, and no time for the import.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     bar = Progress(
         TextColumn("preparing models"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.description}"),
         console=console,
         transient=True,

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from clockwright.elements import bytes_of, elements_of
 from clockwright.errors import ModelError
+from clockwright.units import NS_PER_MS
 from clockwright.wire.tensors import DATATYPES, TensorSpec
 from tests.kit.processes import lives, until
 from worker.compiling import compile
@@ -733,6 +734,30 @@ def test_a_profile_that_takes_long_is_cut_short_and_says_so(
     ]
 
 
+@pytest.mark.parametrize(
+    ("per_row", "num_measured"),
+    [
+        # One row may run by itself faster than as one of two.
+        ([10, 12, 9, 8, 7], 5),
+        ([10, 8, 7.9, 8.2, 5], 4),
+        ([10, 9.9, 9.8, 1, 1], 3),
+    ],
+)
+def test_batches_that_gain_nothing_are_not_measured(
+    per_row: list[float], num_measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [1, 2, 4, 8, 16]
+    measured = iter([round(size * ms * NS_PER_MS) for size, ms in zip(sizes, per_row, strict=True)])
+    monkeypatch.setattr(compile, "_least_ns", lambda _: next(measured))
+    compiled(write(dense(), tmp_path / "source"), tmp_path / "out")
+    said: list[str] = []
+    profile = profile_model(tmp_path / "out", sizes, said.append)
+    last = num_measured - 1
+    expected = [size * per_row[min(at, last)] for at, size in enumerate(sizes)]
+    assert [each / NS_PER_MS for each in profile.values()] == pytest.approx(expected)
+    assert sum("larger batches gain nothing" in each for each in said) == 5 - num_measured
+
+
 def test_profiles_are_remembered_and_nonsense_is_not(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path, target="here")
     assert cache.read_profile("a") == {}
@@ -829,7 +854,7 @@ def test_a_compiler_that_never_ends_dies_with_its_worker(tmp_path: Path) -> None
         "from worker.models.model_files import Limits, ModelSource\n"
         "compiler = Compiler(time_limit_s=600, long_s=600)\n"
         "def told(stage):\n"
-        "    print(compiler.pid if stage == 'optimising' else '', flush=True)\n"
+        "    print(compiler.pids[0] if stage == 'optimising' else '', flush=True)\n"
         "source, out = ModelSource(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
         "asyncio.run(compiler.compile(source, out, Limits(1 << 26, 8, 1 << 20), told))\n"
     )
@@ -858,8 +883,8 @@ def test_a_compiler_that_dies_costs_a_refusal_and_is_replaced(tmp_path: Path) ->
 
         def kill(stage: str) -> None:
             if stage == "optimising":
-                assert compiler.pid is not None
-                os.kill(compiler.pid, signal.SIGKILL)
+                (pid,) = compiler.pids
+                os.kill(pid, signal.SIGKILL)
 
         bad = write(endless(), tmp_path / "bad")
         try:

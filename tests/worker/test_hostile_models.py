@@ -23,7 +23,7 @@ from clockwright.errors import ModelError
 from tests.kit.hostile_models import FLOAT, bomb, endless, honest, model_of
 from worker.compiling.cache import CompileCache
 from worker.compiling.compile import compile_model
-from worker.compiling.compiler import Compiler, CompilerKilledError
+from worker.compiling.compiler import Compiler, CompilerKilledError, jobs_at_once
 from worker.models.model_files import Limits, ModelSource
 
 LIMITS = Limits(arena_bytes=64 << 20, num_pages=8, io_bytes=1 << 20)
@@ -104,6 +104,69 @@ async def test_a_model_that_never_ends_lets_others_pass(tmp_path: Path) -> None:
         await check_serves(compiler, tmp_path / "last")
 
 
+async def test_several_are_compiled_at_once_and_those_that_never_end_leave_room_for_others(
+    tmp_path: Path,
+) -> None:
+    async with compiler_with(at_once=2, long_s=0.1) as compiler:
+        hang = []
+        for name in ("one", "two"):
+            (tmp_path / name / "out").mkdir(parents=True)
+            source = write(endless(), tmp_path / name / "in")
+            compiling = compiler.compile(source, tmp_path / name / "out", LIMITS, silent)
+            hang.append(asyncio.create_task(compiling))
+            await asyncio.sleep(0)
+        await asyncio.gather(*(check_serves(compiler, tmp_path / f"honest{n}") for n in range(4)))
+        assert not any(each.done() for each in hang)
+        # Two hang, and two are kept for what comes.
+        assert len(compiler.pids) == 4
+        for each in hang:
+            each.cancel()
+        await asyncio.wait(hang)
+        await check_serves(compiler, tmp_path / "last")
+    assert compiler.pids == []
+
+
+async def test_two_are_not_measured_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    may_end = asyncio.Event()
+
+    async def exchange(_: object, job: dict[str, Any], __: object) -> dict[str, Any]:
+        name = Path(job.get("folder", "described")).name
+        events.append(f"{name} begins")
+        if job["kind"] == "profile":
+            await may_end.wait()
+        events.append(f"{name} ends")
+        return {"done": {} if job["kind"] == "profile" else "{}"}
+
+    async with compiler_with(at_once=2) as compiler:
+        monkeypatch.setattr(compiler, "_ask_at", exchange)
+        measured = [
+            asyncio.create_task(compiler.profile(tmp_path / name, (1,), silent))
+            for name in ("first", "second")
+        ]
+        with pytest.raises(Exception, match="missing required field"):
+            await compiler.describe(ModelSource(tmp_path))
+        may_end.set()
+        await asyncio.gather(*measured)
+    # The first has begun, or begins, while the other job runs; the second waits.
+    assert events.index("described ends") < events.index("first ends")
+    ordered = [each for each in events if not each.startswith("described")]
+    assert ordered == ["first begins", "first ends", "second begins", "second ends"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "free_gib", "expected"),
+    [(1, 64, 1), (2, 64, 2), (64, 1024, 4), (8, 30, 3), (8, 3, 1), (0, 64, 1), (3, None, 3)],
+)
+def test_as_many_are_compiled_at_once_as_cores_and_memory_allow(
+    cores: int, free_gib: int | None, expected: int
+) -> None:
+    free = None if free_gib is None else free_gib << 30
+    assert jobs_at_once(cores, free, 5 << 30) == expected
+
+
 async def test_the_compiler_has_limits_and_neither_the_network_nor_others_memory(
     tmp_path: Path,
 ) -> None:
@@ -114,7 +177,7 @@ async def test_the_compiler_has_limits_and_neither_the_network_nor_others_memory
     allowed = unshare.returncode == 0
     async with compiler_with(memory_bytes=3 << 30) as compiler:
         await check_serves(compiler, tmp_path)
-        pid = compiler.pid
+        (pid,) = compiler.pids
         text, status = (read(f"/proc/{pid}/{name}") for name in ("limits", "status"))
         for name, value in (
             ("data size", 3 << 30),
@@ -143,8 +206,8 @@ def test_what_libraries_print_is_logged_and_does_not_reach_the_terminal_as_it_is
         async with compiler_with() as compiler:
             source = write(honest(), tmp_path)
             await compiler.describe(source)
-            assert compiler.pid is not None
-            os.kill(compiler.pid, signal.SIGABRT)
+            (pid,) = compiler.pids
+            os.kill(pid, signal.SIGABRT)
             with pytest.raises(CompilerKilledError, match="SIGABRT"):
                 await compiler.describe(source)
             while "the compiler: Fatal Python error: Aborted" not in caplog.text:  # noqa: ASYNC110

@@ -94,6 +94,9 @@ _PROFILE_BUDGET_NS = NS_PER_S // 2
 #: After so long, larger batches are not measured. A second per row takes a minute for the usual sizes.
 PROFILE_LIMIT_NS = 10 * NS_PER_S
 
+# A batch that takes more of what its rows take in smaller ones gains nothing. The least of some runs differs by less.
+_NO_GAIN = 0.97
+
 # The larger batch of the trial of threads: per row it says nearly what larger ones say, in less time.
 _TRIAL_BATCH = 4
 
@@ -518,7 +521,8 @@ def profile_model(
 ) -> dict[int, int]:
     """Measure a compiled model's kernels, in ns by batch size, without the copies around them.
 
-    When that takes too long, the larger batches are taken to last as long per row as the last one measured.
+    When that takes too long, or larger batches gain nothing, the others are taken to last as long per row as the last
+    one measured.
     """
     compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
     weights = read_weights(folder, compiled)
@@ -527,12 +531,9 @@ def profile_model(
     durations: dict[int, int] = {}
     limit_ns = time.monotonic_ns() + PROFILE_LIMIT_NS
     for batch_size in sorted(batch_sizes):
-        if durations and time.monotonic_ns() > limit_ns:
+        if durations and (why := _why_enough(durations, limit_ns)):
             measured = max(durations)
-            progress(
-                f"profiling cut short after {PROFILE_LIMIT_NS // NS_PER_S} s: batch {batch_size} is estimated from"
-                f" {measured}"
-            )
+            progress(f"{why}: batch {batch_size} is estimated from {measured}")
             durations[batch_size] = durations[measured] * batch_size // measured
             continue
         progress(f"profiling batch {batch_size}")
@@ -544,6 +545,20 @@ def profile_model(
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
     return durations
+
+
+def _why_enough(durations: Mapping[int, int], limit_ns: int) -> str:
+    """Say why larger batches are not measured; empty if they are to be.
+
+    Those that follow one another need not be alike: one row may run by itself faster than as one of two. So the last two
+    have to gain nothing over smaller ones.
+    """
+    if time.monotonic_ns() > limit_ns:
+        return f"profiling cut short after {PROFILE_LIMIT_NS // NS_PER_S} s"
+    per_row = [durations[size] / size for size in sorted(durations) if size]
+    if len(per_row) > 2 and min(per_row[-2:]) > _NO_GAIN * min(per_row[:-2]):
+        return "larger batches gain nothing"
+    return ""
 
 
 def _profile_open(
@@ -591,7 +606,7 @@ def _profile_open(
     kernel.run_elements = durations[0]
     limit_ns = time.monotonic_ns() + PROFILE_LIMIT_NS
     for work in sorted(batch_sizes):
-        if len(durations) > 1 and time.monotonic_ns() > limit_ns:
+        if len(durations) > 1 and _why_enough(durations, limit_ns):
             measured = max(durations)
             durations[work] = durations[measured] * work // measured
             continue

@@ -7,22 +7,27 @@ thread, which keeps slow work off the event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
+from weakref import WeakValueDictionary
 
+from clockwright.cores import granted_cores
 from clockwright.wire.tensors import TensorSpec
 from worker.compiling.cache import CompileCache
-from worker.compiling.compiler import Compiler
+from worker.compiling.compiler import Compiler, jobs_at_once
 from worker.engines.choice import Engine
 from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits, ModelSource, carrying
 from worker.models.precision import Precision
 from worker.models.served_model import Fetch, Offer, io_bytes_of
 from worker.timing import tune_background_thread
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -64,6 +69,7 @@ class CompiledModels:
         engines: Sequence[Engine] = (),
         thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
+        available_bytes: int | None = None,
     ) -> None:
         """Open the cache; the compiler's process and the thread start when they are needed.
 
@@ -77,6 +83,7 @@ class CompiledModels:
             engines: the engines that may run a model on that GPU, the preferred one first.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
             cores: those to run on, in addition to the process's own.
+            available_bytes: the host's free memory, which limits how many models are compiled at once; None: not known.
 
         Raises:
             OSError: the cache folder cannot be made.
@@ -86,17 +93,34 @@ class CompiledModels:
         self._precision = precision
         self._engines = engines
         self.cache = CompileCache(cache_dir, target=target)
+        # Most of a job is on one thread, whatever a run may have.
+        cores_each = min(max(thread_counts), 2)
+        at_once = jobs_at_once(
+            max(len(cores), granted_cores()) // cores_each, available_bytes, limits.compile_bytes
+        )
         self.compiler = Compiler(
+            at_once=at_once,
             time_limit_s=compile_limit_s,
             memory_bytes=limits.compile_bytes,
             cpu_limit_s=limits.compile_cpu_s,
             thread_counts=thread_counts,
             cores=cores,
         )
+        logger.info(
+            "compiles %d models at once, and as many that take long; each takes %d MiB of memory at most",
+            at_once,
+            limits.compile_bytes >> 20,
+        )
+        self._profiling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # One thread: models are set up one after the other.
         self._setup = ThreadPoolExecutor(
             1, thread_name_prefix="setup", initializer=tune_background_thread
         )
+
+    @property
+    def at_once(self) -> int:
+        """How many models may be under way at once: those that compile, and those that take long."""
+        return 2 * self.compiler.at_once
 
     async def get(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
@@ -129,6 +153,10 @@ class CompiledModels:
             fixed_batch=compiled.fixed_batch and compiled.open is None,
         )
         return FittingModel(folder, compiled, inputs, outputs, batch_sizes, from_cache)
+
+    def profiling(self, architecture_id: str) -> asyncio.Lock:
+        """The lock of who profiles an architecture. The next finds the profile in the cache."""
+        return self._profiling.setdefault(architecture_id, asyncio.Lock())
 
     async def set_up(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run a slow function on the setup thread, so that the event loop goes on."""

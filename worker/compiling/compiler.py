@@ -1,8 +1,8 @@
 """The worker's side of the compiler process, which may crash or hang at any time.
 
-Jobs run one after the other, because a job also measures, and two would disturb each other's measurements. A slow
-job steps aside: it goes on in its process, and the next jobs get another process. So a model that never ends
-delays others by some seconds, not until its time limit. One job at a time may be aside.
+Several jobs run at once, each in a process of its own. Those that profile run one after the other: two would disturb
+each other's measurements. A slow job steps aside: it goes on in its process, and the next job has its turn. So a
+model that never ends delays others by some seconds, not until its time limit. As many jobs may be aside as have turns.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,21 @@ logger = logging.getLogger(__name__)
 #: Most models are compiled and measured in less.
 LONG_S = 15.0
 
+# More at once read the same disk, and each process has libraries of 300 MiB in memory.
+_AT_ONCE_MAX = 4
+
+
+def jobs_at_once(cores: int, available_bytes: int | None, memory_bytes: int) -> int:
+    """How many jobs have a turn at once: as many as there are cores and memory for, those aside counted; at least 1.
+
+    Args:
+        cores: those that compiling keeps busy.
+        available_bytes: the host's free memory; None: not known.
+        memory_bytes: what one job may take.
+    """
+    most = _AT_ONCE_MAX if available_bytes is None else available_bytes // (2 * memory_bytes)
+    return max(min(cores, most, _AT_ONCE_MAX), 1)
+
 
 class CompilerKilledError(ModelError):
     """A signal ended the compiler: short memory, an operator or a crash, which may not come again."""
@@ -49,8 +65,6 @@ class _Seat:
     """A place for a process."""
 
     process: subprocess.Popen[bytes] | None = None
-    #: Its job has stepped aside.
-    is_aside: bool = False
 
     async def close(self) -> None:
         """Kill the process, whatever it is doing."""
@@ -61,7 +75,7 @@ class _Seat:
 
 
 class Compiler:
-    """Starts a compiler process for the first job, after one died, and while a slow job keeps its own."""
+    """Starts compiler processes for jobs, and keeps those that were not killed for later jobs."""
 
     def __init__(
         self,
@@ -72,6 +86,7 @@ class Compiler:
         long_s: float = LONG_S,
         thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
+        at_once: int = 1,
     ) -> None:
         """Start nothing yet.
 
@@ -82,6 +97,7 @@ class Compiler:
             long_s: a job that takes longer steps aside.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
             cores: those to use in addition to the process's own.
+            at_once: so many jobs have a turn at once, and as many may be aside.
         """
         self._time_limit_s = time_limit_s
         self._memory_bytes = memory_bytes
@@ -92,9 +108,12 @@ class Compiler:
             "cpu_s": self._cpu_limit_s,
         }
         self._long_s = long_s
-        self._seat = _Seat()
-        self._seats = {self._seat}
-        self._turn, self._aside = asyncio.Lock(), asyncio.Lock()
+        self.at_once = at_once
+        self._turns, self._aside = asyncio.Semaphore(at_once), asyncio.Semaphore(at_once)
+        self._measuring = asyncio.Lock()
+        #: Those whose process has no job, the one that has the next job last.
+        self._idle: list[_Seat] = []
+        self._busy: set[_Seat] = set()
 
     async def compile(
         self,
@@ -133,48 +152,45 @@ class Compiler:
         return {int(size): ns for size, ns in reply["done"].items()}
 
     @property
-    def pid(self) -> int | None:
-        """The id of the process that has the next job, if there is a process."""
-        return self._seat.process.pid if self._seat.process is not None else None
+    def pids(self) -> list[int]:
+        """The ids of all processes."""
+        seats = (*self._idle, *self._busy)
+        return [seat.process.pid for seat in seats if seat.process is not None]
 
     async def close(self) -> None:
         """Kill the processes, whatever they are doing."""
-        for seat in list(self._seats):
+        idle, self._idle = self._idle, []
+        for seat in (*idle, *self._busy):
             await seat.close()
 
     async def _ask(self, job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-        await self._turn.acquire()
-        seat = self._seat
-        stepping = asyncio.create_task(self._step_aside(seat))
-        try:
-            reply = await self._ask_at(seat, job, progress)
-        finally:
-            stepping.cancel()
-            if seat.is_aside:
-                self._aside.release()
-                await self._come_back(seat)
-            else:
-                self._turn.release()
+        async with AsyncExitStack() as turn:
+            if job["kind"] == "profile":
+                await turn.enter_async_context(self._measuring)
+            await turn.enter_async_context(self._turns)
+            stepping = asyncio.create_task(self._step_aside(turn))
+            seat = self._idle.pop() if self._idle else _Seat()
+            self._busy.add(seat)
+            try:
+                reply = await self._ask_at(seat, job, progress)
+            finally:
+                stepping.cancel()
+                self._busy.discard(seat)
+                if seat.process is not None and len(self._idle) < self.at_once:
+                    self._idle.append(seat)
+                else:
+                    await seat.close()
         if "refused" in reply:
             raise ModelError(reply["refused"])
         return reply
 
-    async def _step_aside(self, seat: _Seat) -> None:
+    async def _step_aside(self, turn: AsyncExitStack) -> None:
         """Let others have their turn when a job has taken long."""
         await asyncio.sleep(self._long_s)
         await self._aside.acquire()
-        seat.is_aside = True
-        self._seat = _Seat()
-        self._seats.add(self._seat)
-        self._turn.release()
-
-    async def _come_back(self, seat: _Seat) -> None:
-        """Keep the process of a job that was aside, if no other was started."""
-        if self._seat.process is None and not self._turn.locked():
-            seat, self._seat = self._seat, seat
-            self._seat.is_aside = False
-        self._seats.discard(seat)
-        await seat.close()
+        given_up = turn.pop_all()
+        turn.callback(self._aside.release)
+        await given_up.aclose()
 
     async def _ask_at(
         self, seat: _Seat, job: dict[str, Any], progress: Callable[[str], None]

@@ -31,6 +31,7 @@ from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
 from worker.devices.host_io import read_outputs, write_inputs
+from worker.devices.host_memory import available_bytes
 from worker.devices.paged_arena import PagedArena
 from worker.devices.sized_io import run_carrying, run_joined
 from worker.engines.onnxruntime import (
@@ -163,7 +164,9 @@ class CpuDevice(Device[CpuModel]):
             limits=limits,
             thread_counts=thread_counts,
             cores=cores,
+            available_bytes=available_bytes(),
         )
+        self.at_once = self._models.at_once
         if cores:
             self.exec_core = cores[0]
             apart = not set(cores) & os.sched_getaffinity(0)
@@ -200,12 +203,13 @@ class CpuDevice(Device[CpuModel]):
     ) -> CpuModel:
         fitting = await self._models.get(offer, fetch, progress)
         folder, compiled, cache = fitting.folder, fitting.compiled, self._models.cache
-        profile = cache.read_profile(compiled.architecture_id)
-        if unknown := [size for size in fitting.batch_sizes if size not in profile]:
-            # Some sizes of work are taken to lie between others.
-            sizes = unknown if compiled.open is None else fitting.batch_sizes
-            profile |= await self._models.compiler.profile(folder, sizes, progress)
-            cache.write_profile(compiled.architecture_id, profile)
+        async with self._models.profiling(compiled.architecture_id):
+            profile = cache.read_profile(compiled.architecture_id)
+            if unknown := [size for size in fitting.batch_sizes if size not in profile]:
+                # Some sizes of work are taken to lie between others.
+                sizes = unknown if compiled.open is None else fitting.batch_sizes
+                profile |= await self._models.compiler.profile(folder, sizes, progress)
+                cache.write_profile(compiled.architecture_id, profile)
         progress(f"setting up kernels (threads: {compiled.threads})")
         weights = await self._models.set_up(read_weights, folder, compiled)
         kernels: Mapping[int, Kernel]

@@ -46,6 +46,8 @@ class Device(Protocol[M]):
     exec_core: int | None = None
     #: Whether nothing else runs on that core, so that EXEC's thread may compute at real-time priority.
     exec_core_is_own: bool = False
+    #: How many calls of `prepare` may be under way at once.
+    at_once: int = 1
 
     async def prepare(self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]) -> M:
         """Get a model ready for `LoadWeights`.

@@ -35,6 +35,7 @@ from worker.devices.exec_queue import CapturedKernel, ExecLaunch, ExecQueue
 from worker.devices.gpu_health import GpuMonitor
 from worker.devices.gpu_memory import GpuMemory, workspace_limit
 from worker.devices.host_io import read_outputs, write_inputs
+from worker.devices.host_memory import available_bytes
 from worker.devices.host_weights import HostWeights, HostWeightsStore
 from worker.devices.kernels import Kernels
 from worker.engines.choice import Engine, Way, ways_to_try
@@ -103,6 +104,7 @@ def compiled_models(
         precision=precision,
         engines=engines,
         thread_counts=(threads,),
+        available_bytes=available_bytes(),
     )
 
 
@@ -177,6 +179,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             engines=engines,
             threads=compile_threads,
         )
+        self.at_once = self._models.at_once
         try:
             file = None if host_file is None else os.open(host_file, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
