@@ -22,7 +22,8 @@ ClockwrightError
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 
 class ClockwrightError(Exception):
@@ -43,6 +44,27 @@ class TraceFormatError(ClockwrightError):
 
 class ModelError(ClockwrightError):
     """A model is not fit to be served."""
+
+
+class ModelFaults:
+    """Collects what is wrong with a model, so that all is said at once."""
+
+    def __init__(self) -> None:
+        #: Each in words.
+        self.found: list[str] = []
+
+    @contextmanager
+    def collected(self, where: str = "") -> Iterator[None]:
+        """Note the ModelError that ends the block, with the file in which the fault is."""
+        try:
+            yield
+        except ModelError as error:
+            self.found.append(f"{where}: {error}" if where else str(error))
+
+    def check(self) -> None:
+        """Raise a ModelError that names all, if there are any."""
+        if self.found:
+            raise ModelError("; ".join(dict.fromkeys(self.found)))
 
 
 class OtherWorkersError(ModelError):

@@ -42,9 +42,6 @@ class WorkerConfig(WorkerSettings):
     access: Access = field(default_factory=Access)
     #: Unique among the controller's workers; HOST-PID if None.
     worker_id: str | None = None
-    #: Room for inputs and outputs of Infers in hand. Too little: Infers wait for one another. One
-    #: Infer may use a quarter of it, which caps batch sizes; 32 MiB is 53 images of 602 kB.
-    io_bytes: int = 128 * _MIB
     #: A model that takes longer to compile, or to profile, is refused; other models queue behind it till then.
     compile_limit_s: float = 600.0
     #: How long to wait for the controller's consent when told to leave.
@@ -55,8 +52,6 @@ class WorkerConfig(WorkerSettings):
         parse_addresses(self.controller)
         parse_precision(self.precision)
         parse_engine(self.engine)
-        if self.io_bytes < _MIB:
-            raise ConfigError(f"io_bytes is {self.io_bytes}, expected {_MIB} or more")
         if self.worker_id is not None and not self.worker_id:
             raise ConfigError("worker id: found '', expected a name")
         if self.num_devices > 1 and not self.device.startswith("modelled:"):

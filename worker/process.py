@@ -31,14 +31,11 @@ from worker.devices.modelled import ModelledDevice
 from worker.engines.choice import parse_engine
 from worker.link import ControllerLink
 from worker.models.file_store import FileStore
-from worker.models.model_files import Limits
+from worker.models.model_files import IO_SHARE, Limits
 from worker.models.precision import parse_precision
 from worker.timing import tune_process
 
 logger = logging.getLogger(__name__)
-
-#: One Infer may use a quarter of the IO memory, so that there is always room for others.
-IO_SHARE = 4
 
 
 def run_worker(config: WorkerConfig) -> int:

@@ -59,6 +59,13 @@ class WorkerSettings:
     arena_bytes: int = setting(
         512 * _MIB, unit=MIB, least=_MIB, help="Largest size of a model's weights."
     )
+    #: Too little: batches wait for one another. A quarter caps batch sizes; 32 MiB is 53 images of 602 kB.
+    io_bytes: int = setting(
+        128 * _MIB,
+        unit=MIB,
+        least=_MIB,
+        help="Memory for inputs and outputs of batches in hand; one batch may use a quarter.",
+    )
     precision: str = setting("float32", help="Precision on a GPU: float32, tf32 or float16.")
     engine: str = setting("auto", help="Engine on a GPU: auto (the faster), torch or onnxruntime.")
     #: Too little: large models are refused. Too much: it is missing elsewhere.

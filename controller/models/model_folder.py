@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, parse_container
-from clockwright.errors import ModelError
+from clockwright.errors import ModelError, ModelFaults
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, PARTS_MAX, SLO_NS_MAX
 from controller.models.digests import FileDigests
 from controller.models.triton_config import MODEL_FILE, PBTXT, TritonConfig, read_triton_config
@@ -170,17 +170,27 @@ def read_model_folder(
     try:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder")
-        config = _read_config(folder, CONFIG_FILE)
-        triton_text = triton_json or _read_config(folder, PBTXT)
-        read = _with_settings(folder.name, config, triton_text)
-        if ignored := read.triton.ignored:
-            log.warning("model %s: %s: not used: %s", folder.name, PBTXT, ", ".join(ignored))
-        version = _version(folder, read.triton.versions)
-        files = _read_files(folder, folder / version, digests or FileDigests())
-        _check_files(files, version, read.settings.container)
-        labels = _read_labels(folder, read.settings)
+        faults = ModelFaults()
+        config, triton_text, read, version, labels = "", triton_json, None, "", {}
+        with faults.collected():
+            config = _read_config(folder, CONFIG_FILE)
+        with faults.collected():
+            triton_text = triton_json or _read_config(folder, PBTXT)
+        with faults.collected():
+            read = _with_settings(folder.name, config, triton_text)
+        with faults.collected():
+            version = _version(folder, () if read is None else read.triton.versions)
+            files = _read_files(folder, folder / version, digests or FileDigests())
+            if read is not None:
+                _check_files(files, version, read.settings.container)
+        with faults.collected():
+            labels = _read_labels(folder, read.settings) if read is not None else {}
+        faults.check()
     except OSError as error:
         raise ModelError(f"cannot be read: {error}") from error
+    assert read is not None
+    if ignored := read.triton.ignored:
+        log.warning("model %s: %s: not used: %s", folder.name, PBTXT, ", ".join(ignored))
     return replace(read, version=version, files=files, labels=labels)
 
 
@@ -261,18 +271,17 @@ def _with_settings(name: str, config: str, triton_text: str) -> ModelFolder:
 
     Where both say something, `config.toml` holds; but JSON, which a client has sent to load the model, holds before it.
     """
-    try:
-        own = tomllib.loads(config)
+    faults = ModelFaults()
+    own, foreign, triton = dict[str, Any](), dict[str, Any](), TritonConfig()
+    with faults.collected(CONFIG_FILE):
+        own = _read_toml(config)
         _parse_settings(own)
-    except (ValueError, RecursionError, ModelError) as error:
-        # A number of many digits is no TOMLDecodeError, nor is a list that is nested deeply.
-        raise ModelError(f"{CONFIG_FILE}: {error}") from error
-    triton = read_triton_config(triton_text, name, is_code="container" in own)
-    foreign = dict(triton.settings)
-    try:
+    with faults.collected():
+        triton = read_triton_config(triton_text, name, is_code="container" in own)
+    with faults.collected(PBTXT):
+        foreign = dict(triton.settings)
         _parse_settings(foreign)
-    except ModelError as error:
-        raise ModelError(f"{PBTXT}: {error}") from None
+    faults.check()
     if triton.dimensions:
         own["dimensions"] = {**triton.dimensions, **own.get("dimensions", {})}
     is_sent = triton_text.lstrip().startswith("{")
@@ -287,6 +296,14 @@ def _with_settings(name: str, config: str, triton_text: str) -> ModelFolder:
     )
 
 
+def _read_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # A number of many digits is no TOMLDecodeError, nor is a list that is nested deeply.
+        raise ModelError(str(error)) from error
+
+
 def _parse_settings(table: dict[str, Any]) -> ModelSettings:
     """Check settings.
 
@@ -294,23 +311,20 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
         ModelError: names all that cannot be.
     """
     values: dict[str, Any] = {}
-    faults = []
+    faults = ModelFaults()
     for key, value in table.items():
         if key not in _READERS:
-            faults.append(f"unknown key {key!r}; known are {', '.join(_READERS)}")
+            faults.found.append(f"unknown key {key!r}; known are {', '.join(_READERS)}")
             continue
-        try:
+        with faults.collected():
             values["slo_ns" if key == "slo_ms" else key] = _READERS[key](value)
-        except ModelError as error:
-            faults.append(str(error))
     if "container" in table:
-        faults.extend(
+        faults.found.extend(
             f"{key} is a setting of ONNX models, expected it without [container]"
             for key in ("dimensions", "copies", "profile")
             if key in table
         )
-    if faults:
-        raise ModelError("; ".join(faults))
+    faults.check()
     return ModelSettings(**values)
 
 

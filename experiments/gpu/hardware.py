@@ -30,10 +30,9 @@ from worker.devices.device import Launched
 from worker.devices.gpu import TorchDevice, TorchModel, compiled_models
 from worker.devices.gpu_health import open_gpu
 from worker.models.file_store import FileStore
-from worker.models.model_files import CompiledModel, Limits
+from worker.models.model_files import IO_SHARE, CompiledModel, Limits
 from worker.models.precision import Precision
 from worker.models.served_model import Offer
-from worker.process import IO_SHARE
 
 GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5

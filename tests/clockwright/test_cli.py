@@ -272,7 +272,7 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     monkeypatch.setattr("worker.process.granted_bytes", lambda: None)
     settings = ["--pages=7", "--arena-mib=32", "--precision=tf32", "--engine=torch"]
     settings += ["--host-mib=64", f"--cache-dir={tmp_path}", "--payload-port=0"]
-    settings += ["--compile-memory-mib=900", "--compile-cpu-s=60.0", "--devices=1"]
+    settings += ["--compile-memory-mib=900", "--compile-cpu-s=60.0", "--devices=1", "--io-mib=128"]
     token_file = tmp_path / "token"
     token_file.write_text("a token")
     who = ["--controller", "there:1", "--device", "cuda", "--id", "host"]

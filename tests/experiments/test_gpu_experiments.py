@@ -46,8 +46,8 @@ from worker.devices.gpu import TorchModel
 from worker.engines.choice import Way
 from worker.engines.torch_operators import OPERATORS
 from worker.engines.torch_program import Program
+from worker.models.model_files import IO_SHARE
 from worker.models.precision import Precision
-from worker.process import IO_SHARE
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,7 +27,7 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from clockwright.elements import Array, array_of, raw_of
-from clockwright.errors import ModelError
+from clockwright.errors import ModelError, ModelFaults
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
 from worker.compiling.known_texts import NUMERALS, draw_known, known_texts
@@ -244,14 +244,22 @@ def compile_model(
     """
     target = target or OnnxruntimeTarget()
     progress("checking")
-    model = read_model(source)
+    faults = ModelFaults()
+    model = read_model(source, faults)
     rows = find_rows(model.graph)
     fixed_batch = not rows.is_open
-    inputs = opened = input_specs(model.graph, rows, may_be_open=target.takes_open_sizes)
+    inputs = opened = list[TensorSpec]()
+    given = {} if faults.found else source.fixed_dimensions
+    with faults.collected():
+        inputs = opened = input_specs(model.graph, rows, given, may_be_open=target.takes_open_sizes)
     symbols = symbols_of(opened)
     # Check the limits before the runtime copies the weights, and before sample inputs are made.
-    limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))
-    limits.usable_batch_sizes(inputs, [1], fixed_batch=fixed_batch)
+    with faults.collected():
+        limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))
+    if inputs:
+        with faults.collected():
+            limits.usable_batch_sizes(inputs, [1], fixed_batch=fixed_batch)
+    faults.check()
 
     progress("optimising")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -466,10 +474,7 @@ def _open(
         if batch_bytes((*specs[0], *specs[1]), sizes.largest) <= limits.io_bytes:
             break
         if len(sizes.taken) == 1:
-            raise ModelError(
-                f"inputs and outputs of one row have more than an action's {limits.io_bytes} bytes; start the worker"
-                " with more IO memory"
-            )
+            limits.refuse_batch(1, batch_bytes((*specs[0], *specs[1]), sizes.largest))
         sizes = open_sizes_of(sizes.symbols, sizes.taken[:-1])
     bound = [
         tuple(replace(tensor, spec=spec) for tensor, spec in zip(side, opened, strict=True))
@@ -499,9 +504,13 @@ def describe_model(source: ModelSource) -> CompiledModel:
     Raises:
         ModelError: the model cannot be served. Faults that only a run shows are not found.
     """
-    model = read_model(source)
+    faults = ModelFaults()
+    model = read_model(source, faults)
     rows = find_rows(model.graph)
-    inputs = input_specs(model.graph, rows)
+    with faults.collected():
+        given = {} if faults.found else source.fixed_dimensions
+        inputs = input_specs(model.graph, rows, given)
+    faults.check()
     element_types = _element_types(model)
     outputs = describe_outputs(model, rows)
     return CompiledModel(

@@ -5,8 +5,6 @@ Everything here is about the file. `worker.compiling.compile` finds out whether 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
@@ -16,24 +14,31 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, ValueInfoProto
 
-from clockwright.errors import ModelError
+from clockwright.errors import ModelError, ModelFaults
 from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, TensorSpec, Variable
 from worker.compiling.plain_values import make_plain
 from worker.engines.onnxruntime import plain_words
-from worker.models.model_files import MODEL_FILE, ModelSource
+from worker.models.model_files import MODEL_FILE, ModelSource, sizes_to_write
+
+# What domains of operators that onnxruntime has begin with; that of ONNX itself is empty, too.
+_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms.", "org.pytorch.aten")
+
+# More of a kind are counted.
+_NAMED = 3
 
 # A limit far above any real tensor, and far below an overflow when multiplied by a batch size.
 _MOST_ROW_BYTES = 1 << 40
 
-# A key that TOML takes without quotes.
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
-
-def read_model(source: ModelSource) -> onnx.ModelProto:
+def read_model(source: ModelSource, faults: ModelFaults) -> onnx.ModelProto:
     """Parse and check a model, fix its open dimensions and read external data in.
 
+    Args:
+        source: the model.
+        faults: gets what is wrong: it is not valid, or refers to files outside its folder, for example.
+
     Raises:
-        ModelError: the file is not a valid ONNX model, or refers to files outside its folder.
+        ModelError: the file is not an ONNX model.
     """
     path = source.folder / MODEL_FILE
     try:
@@ -46,32 +51,39 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
         raise ModelError(
             f"{MODEL_FILE} is not an ONNX file: found no graph, or no operator set version"
         )
-    _check_external_data(model, source.folder)
-    try:
-        onnx.load_external_data_for_model(model, str(source.folder))
-    except (onnx.checker.ValidationError, OSError, ValueError) as error:
-        raise ModelError(f"{MODEL_FILE}: its external data cannot be read: {error}") from None
+    outside = list(_external_faults(model, source.folder))
+    faults.found += outside[:_NAMED]
+    if len(outside) > _NAMED:
+        faults.found.append(f"{len(outside) - _NAMED} more initializers have such external data")
+    if not faults.found:
+        try:
+            onnx.load_external_data_for_model(model, str(source.folder))
+        except (onnx.checker.ValidationError, OSError, ValueError) as error:
+            faults.found.append(f"{MODEL_FILE}: its external data cannot be read: {error}")
     is_as_read = not _sort_nodes(model.graph)
     # The checker wants shapes of outputs. A run tells them, whatever the file says.
     shapes = [each.type.tensor_type for each in model.graph.output if _is_tensor(each)]
     shapes = [each for each in shapes if not each.HasField("shape")]
     for kind in shapes:
         kind.shape.SetInParent()
-    try:
-        # Checked by path, because a model in memory must not be larger than 2 GiB.
-        onnx.checker.check_model(str(path) if is_as_read and not shapes else model)
-    except (onnx.checker.ValidationError, ValueError) as error:
-        raise ModelError(f"{MODEL_FILE} is not valid ONNX: {plain_words(error)}") from None
+    if not faults.found:
+        try:
+            # Checked by path, because a model in memory must not be larger than 2 GiB.
+            onnx.checker.check_model(str(path) if is_as_read and not shapes else model)
+        except (onnx.checker.ValidationError, ValueError) as error:
+            faults.found.append(f"{MODEL_FILE} is not valid ONNX: {plain_words(error)}")
     for kind in shapes:
         kind.ClearField("shape")
-    _refuse_training(model.graph)
-    make_plain(model)
+    faults.found += (*_foreign_faults(model), *_training_faults(model.graph))
+    if not faults.found:
+        make_plain(model)
     for value in (*model.graph.input, *model.graph.output):
         for dimension in _dimensions(value):
             if dimension.dim_value < 0:
                 dimension.Clear()  # Paddle writes an open dimension as -1
     _name_dimensions(model.graph)
-    fix_dimensions(model.graph, source.fixed_dimensions)
+    with faults.collected():
+        fix_dimensions(model.graph, source.fixed_dimensions)
     return model
 
 
@@ -79,20 +91,36 @@ def _is_tensor(value: ValueInfoProto) -> bool:
     return value.type.HasField("tensor_type")
 
 
-def _refuse_training(graph: onnx.GraphProto) -> None:
-    """Refuse operators that write to their weights, which all runs share.
+def _training_faults(graph: onnx.GraphProto) -> Iterator[str]:
+    """Name operators that write to their weights, which all runs share."""
+    made = [
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "BatchNormalization"
+        and any(each.name == "training_mode" and each.i for each in node.attribute)
+    ]
+    if made:
+        yield (
+            f"BatchNormalization that makes {', '.join(map(repr, made))} is in training mode, expected"
+            " training_mode = 0; export the model in evaluation mode (in PyTorch: model.eval())"
+        )
 
-    Raises:
-        ModelError: names one.
-    """
-    for node in graph.node:
-        if node.op_type == "BatchNormalization" and any(
-            each.name == "training_mode" and each.i for each in node.attribute
-        ):
-            raise ModelError(
-                f"BatchNormalization that makes {node.output[0]!r} is in training mode, expected"
-                " training_mode = 0; export the model in evaluation mode (in PyTorch: model.eval())"
-            )
+
+def _foreign_faults(model: onnx.ModelProto) -> Iterator[str]:
+    """Name operators of domains that the runtime does not have, and that the model does not define."""
+    own = {(each.domain, each.name) for each in model.functions}
+    foreign = dict.fromkeys(
+        f"{node.domain}.{node.op_type}"
+        for node in model.graph.node
+        if node.domain
+        and not node.domain.startswith(_DOMAINS)
+        and (node.domain, node.op_type) not in own
+    )
+    if foreign:
+        yield (
+            f"onnxruntime does not have the operators {', '.join(foreign)}; export the model with ONNX's own"
+            " operators, or serve it with its runtime in a container"
+        )
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> bool:
@@ -262,9 +290,19 @@ def _by_symbol(
 
 
 def input_specs(
-    graph: onnx.GraphProto, rows: RowAxes, *, may_be_open: bool = False
+    graph: onnx.GraphProto,
+    rows: RowAxes,
+    given: Mapping[str, int],
+    *,
+    may_be_open: bool = False,
 ) -> list[TensorSpec]:
     """The specs of all inputs. Of open sizes only the symbols are known.
+
+    Args:
+        graph: the model's.
+        rows: where it has the batch.
+        given: the sizes that its owner gives.
+        may_be_open: dimensions besides the batch may be open.
 
     Raises:
         ModelError: an input or output cannot be served, or dimensions other than the batch are open; names all.
@@ -296,12 +334,9 @@ def input_specs(
                     " it once; export the model with a size or a name of its own there"
                 )
     if missing and not may_be_open:
-        sizes = ", ".join(
-            f"{name if _BARE_KEY.fullmatch(name) else json.dumps(name)} = SIZE" for name in missing
-        )
         faults.append(
-            f"found open dimensions besides the batch: {', '.join(map(repr, missing))}; write their sizes under"
-            f" [dimensions] in config.toml: {sizes}"
+            f"found open dimensions besides the batch: {', '.join(map(repr, missing))}; write their sizes in"
+            f" config.toml: {sizes_to_write(missing, given)}"
         )
     if faults:
         raise ModelError("; ".join(faults))
@@ -388,7 +423,8 @@ def _output_axis(value: ValueInfoProto, rows: RowAxes) -> int | None:
     return next(iter(axes), 0 if is_row else None)
 
 
-def _check_external_data(model: onnx.ModelProto, folder: Path) -> None:
+def _external_faults(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
+    """Name tensors whose data are not in a file of the model."""
     root = folder.resolve()
     for tensor in _tensors(model):
         if tensor.data_location != TensorProto.EXTERNAL:
@@ -396,21 +432,13 @@ def _check_external_data(model: onnx.ModelProto, folder: Path) -> None:
         # A key may come twice, and onnx takes the last.
         for location in [e.value for e in tensor.external_data if e.key == "location"] or [""]:
             path = PurePosixPath(location)
+            where = f"initializer {tensor.name!r}: external data in {location!r}"
             if not location or path.is_absolute() or ".." in path.parts or "\\" in location:
-                raise ModelError(
-                    f"initializer {tensor.name!r}: external data in {location!r}, expected a file "
-                    f"inside the model's folder"
-                )
-            if not (folder / path).is_file():
-                raise ModelError(
-                    f"initializer {tensor.name!r}: external data in {location!r}, "
-                    f"which is not among the model's files"
-                )
-            if not (folder / path).resolve().is_relative_to(root):
-                raise ModelError(
-                    f"initializer {tensor.name!r}: external data in {location!r}, which leads outside "
-                    f"the model's folder"
-                )
+                yield f"{where}, expected a file inside the model's folder"
+            elif not (folder / path).is_file():
+                yield f"{where}, which is not among the model's files"
+            elif not (folder / path).resolve().is_relative_to(root):
+                yield f"{where}, which leads outside the model's folder"
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:

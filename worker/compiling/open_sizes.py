@@ -26,6 +26,7 @@ from worker.models.model_files import (
     WORDS_BYTES,
     OpenSizes,
     element_bytes,
+    sizes_to_write,
 )
 
 #: Where no size is declared, none is tried that is larger,
@@ -91,7 +92,7 @@ class SizeSearch:
         if first is None:
             raise ModelError(
                 f"it fails at all sizes that were tried of {', '.join(map(repr, self.symbols))}: {self.why}; write"
-                " those that it takes under [dimensions] in config.toml"
+                f" those that it takes in config.toml: {sizes_to_write(self.symbols, {})}"
             )
         everything = range(len(self.symbols))
         for size in range(1, max(first)):

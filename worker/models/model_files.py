@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -23,6 +26,31 @@ GRAPH_FILE, WEIGHTS_FILE, METADATA_FILE = "graph.onnx", "weights.bin", "model.js
 #: Default limits of compiling a model: memory, and processor time over all threads. A network takes five times its
 #: weights, and in addition what its activations need.
 COMPILE_BYTES, COMPILE_CPU_S = 5 << 30, 300.0
+
+
+#: One Infer may use a quarter of the IO memory, so that there is always room for others.
+IO_SHARE = 4
+
+# A key that TOML takes without quotes.
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def sizes_to_write(symbols: Iterable[str], given: Mapping[str, int]) -> str:
+    """The line of `config.toml` that gives dimensions their sizes.
+
+    Args:
+        symbols: dimensions whose sizes are not known; SIZE stands for them.
+        given: what the file says now; a negative size is the largest of an open one.
+    """
+    sizes = {
+        name: str(size) if size > 0 else f"{{ max = {-size} }}" for name, size in given.items()
+    }
+    sizes |= dict.fromkeys(symbols, "SIZE")
+    entries = (
+        f"{name if _BARE_KEY.fullmatch(name) else json.dumps(name)} = {size}"
+        for name, size in sizes.items()
+    )
+    return f"dimensions = {{ {', '.join(entries)} }}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +77,13 @@ class Limits:
         if weights_bytes > self.arena_bytes:
             raise ModelError(
                 f"the weights have {weights_bytes} bytes, more than the weight arena's "
-                f"{self.arena_bytes}; start the worker with a larger arena"
+                f"{self.arena_bytes}; start the worker with --arena-mib {-(-weights_bytes // (1 << 20))}"
             )
         if weights_bytes > self.num_pages * PAGE_BYTES:
             raise ModelError(
                 f"the weights have {weights_bytes} bytes, more than the weights cache's "
-                f"{self.num_pages} pages of {PAGE_BYTES}; start the worker with more pages"
+                f"{self.num_pages} pages of {PAGE_BYTES}; start the worker with --pages "
+                f"{-(-weights_bytes // PAGE_BYTES)}"
             )
 
     def usable_batch_sizes(
@@ -82,12 +111,19 @@ class Limits:
             )
         usable = tuple(size for size in sizes if batch_bytes(tensors, size) <= self.io_bytes)
         if not usable:
-            raise ModelError(
-                f"inputs and outputs of a batch of {sizes[0]} have "
-                f"{batch_bytes(tensors, sizes[0])} bytes, more than an action's {self.io_bytes}; "
-                f"start the worker with more IO memory"
-            )
+            self.refuse_batch(sizes[0], batch_bytes(tensors, sizes[0]))
         return usable
+
+    def refuse_batch(self, size: int, num_bytes: int) -> NoReturn:
+        """Refuse a model whose smallest batch has no room.
+
+        Raises:
+            ModelError: always; names the room, and how to get more.
+        """
+        raise ModelError(
+            f"inputs and outputs of a batch of {size} have {num_bytes} bytes, more than an action's "
+            f"{self.io_bytes}; start the worker with --io-mib {-(-num_bytes * IO_SHARE // (1 << 20))}"
+        )
 
 
 #: The bytes of text of a batch, for each of its tensors of datatype BYTES: those of a row are a part of them.
