@@ -85,6 +85,8 @@ class Entry:
     one_by_one: str = ""
     #: Batch sizes, ascending, of each worker that has the model ready.
     ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
+    #: The largest batch of the worker that had it ready last; 0: none had.
+    had_batch: int = 0
     #: Reason of each worker that refused the model.
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
     #: Those of them that did not look at the model, because workers of another kind are to serve it.
@@ -125,8 +127,8 @@ class Entry:
 
     @property
     def largest_batch(self) -> int:
-        """Most rows that a request may have; 0 while no worker has the model."""
-        return max((sizes[-1] for sizes in self.ready_on.values()), default=0)
+        """Most rows of a batch on the workers that have the model, or on the one that had it last; 0: none had."""
+        return max((sizes[-1] for sizes in self.ready_on.values()), default=self.had_batch)
 
 
 class OfferTo(Protocol):
@@ -260,7 +262,8 @@ class Verdicts:
         self._workers.pop(worker_id, None)
         self.renew()
         for model in self._by_id.values():
-            model.ready_on.pop(worker_id, None)
+            if sizes := model.ready_on.pop(worker_id, ()):
+                model.had_batch = sizes[-1]
             model.refused_by.pop(worker_id, None)
             model.not_for.discard(worker_id)
             model.disagreeing.discard(worker_id)

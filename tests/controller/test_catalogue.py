@@ -17,7 +17,7 @@ from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler
 from controller.core.events import ModelReady, WorkerJoined
 from controller.models import catalogue
-from controller.models.catalogue import Catalogue, Entry, ModelState
+from controller.models.catalogue import NOT_BEGUN, Catalogue, Entry, ModelState
 from controller.models.model_folder import ModelSettings, read_model_folder
 from controller.models.state_file import StateFile
 from controller.models.uploads import Uploads
@@ -119,6 +119,22 @@ def test_a_wrong_config_names_the_key_what_was_found_and_what_is_expected(
     with pytest.raises(ModelError) as caught:
         read_model_folder(folder)
     assert message in str(caught.value)
+
+
+def test_all_that_is_wrong_with_a_folder_is_said_at_once(tmp_path: Path) -> None:
+    config = "slo_ms = -1\nbatch_sizes = []\nspeed = 9"
+    folder = make_folder(tmp_path, config=config)
+    (folder / "config.pbtxt").write_text('name: "other"\nmax_batch_size: -1\n')
+    (folder / "1").rename(folder / "first")
+    with pytest.raises(ModelError) as caught:
+        read_model_folder(folder)
+    first, *others = str(caught.value).split("; ")
+    assert first.startswith("config.toml: slo_ms is -1, expected a positive number")
+    assert others[0] == "batch_sizes is [], expected a list of batch sizes"
+    assert others[1].startswith("unknown key 'speed'")
+    assert others[-3].startswith("config.pbtxt: name is 'other', expected 'm'")
+    assert others[-2] == "max_batch_size is -1, expected 0 or more"
+    assert others[-1].startswith("expected a version folder with a number as its name, found conf")
 
 
 def test_a_folder_that_holds_no_model_says_what_it_holds(tmp_path: Path) -> None:
@@ -678,3 +694,53 @@ async def test_no_model_takes_a_reserved_name_until_it_is_released(tmp_path: Pat
     bench.ready((await bench.offers.offered.get()).model_id, "w")
     await adding
     assert bench.state("m") is ModelState.READY
+
+
+async def test_a_model_that_lost_its_workers_still_takes_what_it_took(tmp_path: Path) -> None:
+    """Requests are refused as the scheduler says, and not for their size: that of open sizes is in no file."""
+    make_folder(tmp_path, "m")
+    bench = await CatalogueBench.scanned(tmp_path, "a")
+    model = bench.catalogue.find("m")
+    assert model is not None
+    assert model.largest_batch == 0
+    bench.ready("m", "a")
+    bench.leave("a")
+    assert not model.ready_on
+    assert model.largest_batch == 4
+
+
+async def test_models_under_way_at_once_say_their_stages_and_the_others_their_place(
+    tmp_path: Path,
+) -> None:
+    for number, name in enumerate(("small", "middle", "large")):
+        make_folder(tmp_path, name, data=b"x" * (number + 1))
+    bench = await CatalogueBench.scanned(tmp_path, "a", "b")
+
+    def said(name: str) -> tuple[str, int]:
+        model = bench.catalogue.find(name)
+        assert model is not None
+        refused = bench.catalogue.refusal(model)
+        assert refused is not None
+        assert refused.refusal is Refusal.LOADING
+        return refused.message, refused.figures["models_before"]
+
+    assert said("middle")[0].endswith("prepared (1 model before it); try again in about 4 s")
+    for worker, name, stage in (
+        ("a", "small", "optimising"),
+        ("a", "middle", "checking"),
+        ("b", "middle", "finding sizes"),
+    ):
+        bench.catalogue.model_progress(WorkerId(worker), ModelId(name), stage)
+    small, middle = said("small"), said("middle")
+    assert small == ("model small is being prepared (optimising); try again in about 4 s", 0)
+    assert middle == ("model middle is being prepared (finding sizes); try again in about 4 s", 0)
+    assert said("large")[0].endswith("(2 models before it); try again in about 6 s")
+    # A worker that leaves takes its stages along.
+    bench.leave("b")
+    assert "(checking)" in said("middle")[0]
+    bench.leave("a")
+    bench.join("c")
+    assert "(1 model before it)" in said("middle")[0]
+    large = bench.catalogue.find("large")
+    assert large is not None
+    assert bench.catalogue.reason(large).endswith(NOT_BEGUN)

@@ -235,7 +235,7 @@ class LocalBackend:
         if (refused := self._catalogue.refusal(model)) is not None:
             raise refused
         assert model.folder is not None
-        # While no worker has the model, the configured sizes stand in: the scheduler then refuses the
+        # Before a worker has the model, the configured sizes stand in: the scheduler then refuses the
         # request in its own words.
         largest_batch = model.largest_batch or model.folder.settings.batch_sizes[-1]
         servable = Servable(
