@@ -83,6 +83,7 @@ class FoldingDevice(Device[FoldingModel]):
     gpu_kind = "simulated"
     exec_core = None
     exec_core_is_own = False
+    at_once = 2
 
     def __init__(
         self, process: WorldProcess, *, limits: Limits, io_pool_bytes: int, files: FileStore

@@ -553,7 +553,7 @@ def test_a_feedback_that_teaches_twice_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_what_clients_send_twice_and_again_is_answered_each_time_and_teaches_once() -> None:
     said: Counter[str] = Counter()
-    for seed in (0, 2, 5):
+    for seed in (0, 2, 4):
         outcome = play(story_of(seed, ("duplicate", "duplicate", "reset"), learns=True))
         assert not outcome.violation, "\n".join((f"seed {seed}", *outcome.transcript))
         said.update(re.findall("is sent again|is told again", "\n".join(outcome.transcript)))
