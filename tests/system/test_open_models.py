@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from clockwright import BadRequestError, Client, RefusedError
+from clockwright import BadRequestError, Client, RefusedError, UnknownModelError
 from clockwright.client.operator import Operator
 from experiments.bench.open_models import Array, build, encoder
 from experiments.live.local_server import LocalServer
@@ -41,10 +42,15 @@ MODELS["bounded"] = MODELS["encoder"]
 MODELS["beyond"] = MODELS["encoder"]
 MODELS["fixed"] = MODELS["encoder"]
 CONFIGS = {
+    "nameless": "cache = true\n",
     "bounded": "[dimensions]\nsequence = { max = 20 }\n",
     "beyond": "[dimensions]\nsequence = { max = 4096 }\n",
     "fixed": "[dimensions]\nsequence = 20\n",
 }
+
+
+#: Those that take any size that works.
+SERVED = [name for name in MODELS if "dimensions" not in CONFIGS.get(name, "")]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +128,7 @@ def request(name: str, random: np.random.Generator) -> dict[str, Array]:
             return {"x": floats(rows, length)}
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in CONFIGS])
+@pytest.mark.parametrize("name", SERVED)
 def test_a_request_carries_its_own_sizes(name: str, client: Client) -> None:
     random = np.random.default_rng(1)
     for _ in range(6):
@@ -130,7 +136,7 @@ def test_a_request_carries_its_own_sizes(name: str, client: Client) -> None:
 
 
 def test_clients_of_other_sizes_at_once_get_their_own_answers(client: Client) -> None:
-    names = [name for name in MODELS if name not in CONFIGS]
+    names = SERVED
     begin = threading.Barrier(8)
 
     def ask(seed: int) -> None:
@@ -158,6 +164,48 @@ def test_fronts_near_and_far_carry_sizes(memory: str, server: LocalServer) -> No
             check(far, "encoder", tokens(random, 2, 1 + width % POSITIONS))
         with pytest.raises(RefusedError, match="out of data bounds"):
             far.infer("table", {"x": np.array([[99]])}, slo_ms=SLO_MS)
+
+
+def test_the_cache_tells_shapes_of_equal_bytes_apart(client: Client) -> None:
+    numbers = np.arange(12, dtype=np.float32) - 5
+    for _ in range(2):
+        for shape in ((1, 12), (12, 1), (3, 4), (4, 3)):
+            check(client, "nameless", {"x": numbers.reshape(shape)})
+
+
+def test_a_model_is_replaced_by_one_of_other_sizes_and_removed(
+    server: LocalServer, client: Client, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(4)
+    (tmp_path / "added" / "1").mkdir(parents=True)
+    content = MODELS["encoder"].SerializeToString()
+    (tmp_path / "added" / "1" / "model.onnx").write_bytes(content)
+    MODELS["added"] = MODELS["encoder"]
+    with Operator(server.address) as operator:
+        for sizes, largest in (("{ max = 20 }", 20), ("9", 9), ("{ max = 30 }", 30)):
+            config = f"batch_sizes = [1, 2]\ndimensions = {{ sequence = {sizes} }}\n"
+            (tmp_path / "added" / "config.toml").write_text(config)
+            operator.add_model(tmp_path / "added", name="added", replace=True)
+            check(client, "added", tokens(random, 2, largest))
+            with pytest.raises(BadRequestError):
+                client.infer("added", tokens(random, 1, largest + 1), slo_ms=SLO_MS)
+        operator.remove_model("added")
+    with pytest.raises(UnknownModelError):
+        client.infer("added", tokens(random, 1, 3), slo_ms=SLO_MS)
+
+
+def test_a_request_of_its_own_size_is_explained(server: LocalServer, client: Client) -> None:
+    answer = client.infer(
+        "encoder", tokens(np.random.default_rng(5), 1, 31), slo_ms=SLO_MS, explain=True
+    )
+    said = answer.explanation
+    # 31 of 48 tokens, of which a row of work has 2.
+    assert said["batch_size"] == 16
+    assert 0 < said["exec_us"] <= said["measured_us"]
+    assert said["predicted_exec_us"] > 0
+    with Operator(server.address) as operator:
+        explained = operator.explain(str(said["request_id"]))
+    assert (explained.model_id, explained.outcome, explained.rows) == ("encoder", "OK", 16)
 
 
 def test_the_largest_size_is_found_and_named(client: Client) -> None:
