@@ -242,6 +242,20 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         ],
         Aim("dashboard_stall_ms", at_most=5),
     ),
+    "shapes": (
+        Aim("open_to_padded", at_least=1.5),
+        Aim(
+            "open_to_alone",
+            at_least=2,
+            obstacle="plain onnxruntime gains no more from batches of equal lengths than bound_to_alone says",
+        ),
+        # The rest is for lengths that are not equal, and for requests that do not come together.
+        Aim("open_to_alone_share_of_bound", at_least=0.8),
+        # What is not saturated says nothing of how much can be answered.
+        *(Aim(f"{form}_refused_share", at_least=0.1) for form in ("open", "padded", "alone")),
+        Aim("late_success", at_most=0),
+        Aim("unseen_prediction_error", at_most=0.3),
+    ),
     # Without a GPU; requests and faults are those of the oldest and the newest torch together.
     "gpu_ready": (
         Aim("requests", at_least=2000),
