@@ -66,6 +66,11 @@ def _maps_of_labels(model: onnx.ModelProto) -> None:
     model.graph.output[0].type.CopyFrom(kind)
 
 
+def _trees_alone(model: onnx.ModelProto) -> None:
+    _maps_of_labels(model)
+    del model.opset_import[0]
+
+
 def _floats(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -162,6 +167,44 @@ MODELS = (
         "g (float[b,3] x) => (float[b,3] p) { s = Softmax<axis=1>(x)  p = ai.onnx.ml.ZipMap(s) }",
         _X,
         _maps_of_labels,
+    ),
+    ForeignModel(
+        "maps_of_trees_alone",
+        "g (float[b,3] x) => (float[b,3] p) { s = ai.onnx.ml.Scaler<offset=[1.0], scale=[2.0]>(x)  p = ai.onnx.ml.ZipMap(s) }",
+        _X,
+        _trees_alone,
+    ),
+    ForeignModel(
+        "kept_by_value",
+        """g (float[n,3] x) => (float[k,3] y) <int64[1] ax = {1}, float zero = {0}> {
+            s = ReduceSum<keepdims=0>(x, ax)  c = Greater(s, zero)  y = Compress<axis=0>(x, c)
+        }""",
+        (*_X, {"x": _floats(9, 3, seed=2)}),
+    ),
+    ForeignModel(
+        "shaped_as_asked",
+        "g (float[2,3] x, int64[2] s) => (float[c,d] y) { y = Reshape(x, s) }",
+        ({"x": _floats(2, 3), "s": _int64([3, 2])}, {"x": _floats(2, 3), "s": _int64([-1, 6])}),
+    ),
+    ForeignModel(
+        "as_many_as_asked",
+        "g (int64 n) => (int64[k] y) <int64 zero = {0}, int64 one = {1}> { y = Range(zero, n, one) }",
+        ({"n": _int64(7)}, {"n": _int64(0)}, {"n": _int64(99)}),
+    ),
+    ForeignModel(
+        "every_row_with_every_other",
+        "g (float[n,2] x, float[n,n] near) => (float[n,2] y) { y = MatMul(near, x) }",
+        ({"x": _floats(3, 2), "near": _floats(3, 3)}, {"x": _floats(1, 2), "near": _floats(1, 1)}),
+    ),
+    ForeignModel(
+        "unequal_rows",
+        "g (float[m,2] x, float[n,2] z) => (float[k,2] y) { y = Concat<axis=0>(x, z) }",
+        ({"x": _floats(3, 2), "z": _floats(1, 2)}, {"x": _floats(2, 2), "z": _floats(5, 2)}),
+    ),
+    ForeignModel(
+        "rows_by_rows",
+        "g (float[b,3] x) => (float[b,c] y) { t = Transpose(x)  y = MatMul(x, t) }",
+        _X,
     ),
     ForeignModel(
         "sequence",

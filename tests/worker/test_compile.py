@@ -370,12 +370,12 @@ SUM_OF_ALL = (
 )
 
 
-def test_inputs_whose_first_dimensions_need_not_be_equal_are_refused_by_name(
-    tmp_path: Path,
-) -> None:
+def test_where_first_dimensions_need_not_be_equal_a_request_is_one_run(tmp_path: Path) -> None:
     model = bags(*SUM_OF_ALL, helper.make_node("Expand", ["sum", "shape"], ["y"]))
-    with pytest.raises(ModelError, match="'n' of input 'ids', 'bags' of input 'offsets'"):
-        compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    done = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert done.open is not None
+    assert done.open.symbols == ("n", "bags")
+    assert {tensor.spec.axis for tensor in (*done.inputs, *done.outputs)} == {None}
 
 
 def test_a_batch_with_a_symbol_in_each_input_is_served_row_by_row_where_rows_meet(
@@ -415,22 +415,6 @@ def relu(
         ),
         (
             make_model(
-                [
-                    helper.make_node("Greater", ["x", "half"], ["c"]),
-                    helper.make_node("Compress", ["x", "c"], ["z"]),
-                    helper.make_node("Unsqueeze", ["z", "axis"], ["y"]),
-                ],
-                inputs=[("x", TensorProto.FLOAT, ["n"])],
-                outputs=[("y", TensorProto.FLOAT, [1, "some"])],
-                weights={
-                    "half": np.array(0.5, dtype=np.float32),
-                    "axis": np.array([0], dtype=np.int64),
-                },
-            ),
-            "output 'y' has shape .*expected rows of one fixed shape",
-        ),
-        (
-            make_model(
                 [helper.make_node("Constant", [], ["y"], value_float=1.0)],
                 inputs=[],
                 outputs=[("y", TensorProto.FLOAT, [])],
@@ -455,7 +439,6 @@ def relu(
             ),
             r"makes 'y' is in training mode.*model\.eval\(\)",
         ),
-        (relu(["n", "n"]), "'n' in dimension 1, which is the batch elsewhere.*export the model"),
         (make_model([helper.make_node("Relu", ["nobody"], ["y"])]), "not valid ONNX: .*nobody"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -517,8 +500,52 @@ def test_an_output_of_some_rows_of_a_batch_belongs_to_a_request(most: int, tmp_p
         write(model, tmp_path / "source"), batch_sizes=(1, 2, 4, 8, 16)[: most // 2 + 1]
     )
     found = compiled(source, tmp_path / "out")
-    assert "expected rows of one fixed shape" in found.one_by_one
-    assert [tensor.spec.axis for tensor in (*found.inputs, *found.outputs)] == [None, None]
+    assert found.open is not None
+    assert found.open.symbols == ("n",)
+    assert [tensor.spec.shape(-1) for tensor in (*found.inputs, *found.outputs)] == [(-1, 4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "inputs", "shape"),
+    [
+        (
+            [
+                helper.make_node("Greater", ["x", "half"], ["c"]),
+                helper.make_node("Compress", ["x", "c"], ["z"]),
+                helper.make_node("Unsqueeze", ["z", "axis"], ["y"]),
+            ],
+            {"half": np.array(0.5, np.float32), "axis": np.array([0])},
+            [("x", TensorProto.FLOAT, ["n"])],
+            (1, -1),
+        ),
+        (
+            [helper.make_node("Expand", ["x", "s"], ["y"])],
+            {},
+            [("x", TensorProto.FLOAT, [1, 4]), ("s", TensorProto.INT64, [3])],
+            (-1, -1, 4),
+        ),
+        (
+            [helper.make_node("Relu", ["x"], ["y"])],
+            {},
+            [("x", TensorProto.FLOAT, ["n", "n"])],
+            (-1, -1),
+        ),
+    ],
+    ids=["chosen", "asked for", "square"],
+)
+def test_an_output_whose_shape_follows_from_values_has_open_dimensions(
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, np.ndarray],
+    inputs: list[tuple[str, int, Shape]],
+    shape: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
+    model = make_model(
+        nodes, inputs=inputs, outputs=[("y", TensorProto.FLOAT, None)], weights=constants
+    )
+    found = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert found.open is not None
+    assert found.outputs[0].spec.shape(1) == shape
 
 
 def test_an_output_that_counts_rows_belongs_to_a_request(tmp_path: Path) -> None:

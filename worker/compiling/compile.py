@@ -39,6 +39,8 @@ from worker.compiling.onnx_model import (
     read_model,
 )
 from worker.compiling.open_sizes import (
+    Shapes,
+    Sizes,
     SizeSearch,
     at_sizes,
     fullest,
@@ -50,7 +52,7 @@ from worker.compiling.open_sizes import (
     symbols_of,
 )
 from worker.compiling.row_flow import follow_rows
-from worker.compiling.row_probes import RowProbes, Run
+from worker.compiling.row_probes import RowProbes, Run, is_by_chance
 from worker.compiling.thread_trial import Launches, choose_threads
 from worker.engines.onnxruntime import (
     Bytes,
@@ -71,6 +73,7 @@ from worker.models.model_files import (
     CompiledModel,
     Limits,
     ModelSource,
+    OpenSizes,
     batch_bytes,
 )
 
@@ -83,8 +86,10 @@ _TOLERANCE = 1e-3
 # Linux 5.14: bring all pages of a mapping in now.
 _MADV_POPULATE_READ = 22
 
-# What to write into integers of the first runs, until the model takes it: a count of 0 may divide.
-_FILLS = (0, 1, 2)
+# What to write into integers of the first runs, until the model takes it: a count of 0 may divide, axes have to differ.
+# Then floats are 1, too: they may be scales.
+_COUNTED, _ONES = -1, -2
+_FILLS = (0, 1, 2, 3, _COUNTED, _ONES)
 
 _CHANCE = "it answers by chance: the same row asked again is answered otherwise"
 
@@ -243,10 +248,33 @@ def compile_model(
         ModelError: the model cannot be served; says what was found and what is expected.
     """
     target = target or OnnxruntimeTarget()
+    arguments = source, folder, limits, progress, target, otherwise
+    try:
+        return _compile(*arguments, is_whole=False)
+    except _NoRowsError:
+        return _compile(*arguments, is_whole=True)
+
+
+class _NoRowsError(Exception):
+    """Answers are not made of rows, so a request has to be one run, and its batch a dimension as any other."""
+
+
+def _compile(
+    source: ModelSource,
+    folder: Path,
+    limits: Limits,
+    progress: Callable[[str], None],
+    target: Target,
+    otherwise: Target | None,
+    *,
+    is_whole: bool,
+) -> CompiledModel:
     progress("checking")
     faults = ModelFaults()
-    model = read_model(source, faults)
-    rows = find_rows(model.graph)
+    model = read_model(source, faults, is_whole=is_whole)
+    rows = find_rows(model.graph, is_whole=is_whole)
+    if rows.is_square and target.takes_open_sizes:
+        raise _NoRowsError
     fixed_batch = not rows.is_open
     inputs = opened = list[TensorSpec]()
     given = {} if faults.found else source.fixed_dimensions
@@ -272,7 +300,7 @@ def compile_model(
         datatypes = {v.name: ONNX_DATATYPES[element_types[v.name]].name for v in model.graph.output}
         in_batches = not fixed_batch and max(source.batch_sizes) > 1
         # Files are large, so the model does not stay in memory with its session, but where sizes are to be found first.
-        flow = None if symbols else follow_rows(model)
+        flow = None if symbols else follow_rows(model, rows=rows)
         texts = known_texts(model.graph) if "BYTES" in {each.datatype for each in inputs} else ()
         if not symbols:
             del model
@@ -283,7 +311,8 @@ def compile_model(
             threads=target.check_threads,
         )
         del serialised
-        search = None
+        found_sizes: OpenSizes | None = None
+        taken: dict[Sizes, Shapes] = {}
         if symbols:
             progress("finding sizes")
             bounds = {name: -size for name, size in source.fixed_dimensions.items() if size < 0}
@@ -292,8 +321,9 @@ def compile_model(
                 run_at, symbols, bounds, limits.io_bytes // 2, opened, list(datatypes.values())
             )
             sizes = dict(zip(symbols, search.find(), strict=True))
+            taken, found_sizes = search.taken, search.open_sizes()
             inputs = [at_sizes(spec, sizes) for spec in opened]
-            flow = follow_rows(model, sizes)
+            flow = follow_rows(model, sizes, rows)
             del model
         assert flow is not None
         original = _Original(reference, _bind(inputs, element_types), datatypes, texts)
@@ -308,11 +338,20 @@ def compile_model(
             for size in sorted(source.batch_sizes)
             if in_batches and size > 1 and batch_bytes((*inputs, *outputs), size) <= limits.io_bytes
         ]
-        probes = RowProbes(original.run, inputs, texts)
-        original.output_specs()
-        is_chance = flow.chance or probes.is_chance(original.run)
-        one_by_one, has_whole = "", False
-        if larger:
+        # Tensors that carry their sizes may have any.
+        carries = target.takes_open_sizes and onnx.TensorProto.STRING not in element_types.values()
+        by_value = original.by_value(flow.by_value) if carries else {}
+        probes = None
+        if not by_value:  # Any numbers in place of a size could be more than there is memory for.
+            probes = RowProbes(original.run, inputs, texts)
+            by_value = original.by_value({}) if carries else {}
+        if by_value and rows.is_open:
+            raise _NoRowsError
+        if not by_value:
+            original.output_specs()
+        is_chance = flow.chance or is_by_chance(original.run, samples[1])
+        one_by_one, has_whole = "", bool(by_value)
+        if larger and probes is not None:
             try:
                 pair = sample_inputs(inputs, 2, fill, texts)
                 expected[2] = original.run(2, pair)
@@ -336,6 +375,8 @@ def compile_model(
                 )
             except ModelError as error:
                 one_by_one = str(error)
+            if has_whole and carries:
+                raise _NoRowsError
             if has_whole:
                 # An output of several rows is not made of the outputs of each: a request is one run of one row.
                 inputs, outputs = (
@@ -344,8 +385,12 @@ def compile_model(
                 )
             if not one_by_one:
                 samples[2] = pair
-            elif len(set(rows.symbols.values())) > 1:
-                original.refuse_unequal(rows.symbols)
+            elif len(set(rows.symbols.values())) > 1 and (
+                why := original.takes_unequal(rows.symbols)
+            ):
+                if carries:
+                    raise _NoRowsError
+                raise ModelError(why)
         del original
 
         progress("lifting weights")
@@ -379,7 +424,7 @@ def compile_model(
                 break
         else:
             raise ModelError("; ".join(map(_why_refused, reasons.values())))
-        if larger and not one_by_one:
+        if larger and probes is not None and not one_by_one:
             # What sizes of a batch change does not depend on weights.
             seen = (compiled.architecture_id, tuple(larger))
             if seen not in target.seen_apart:
@@ -397,11 +442,21 @@ def compile_model(
                     target.seen_apart.add(seen)
     usual = tuple(array.nbytes for array in expected[1]) if compiled.has_texts else ()
     compiled = replace(compiled, one_by_one=one_by_one, tried=(1, *larger), usual_bytes=usual)
-    if search is not None:
+    if by_value and not symbols:
+        taken = {(): [spec.shape(1) for spec in outputs]}
+        found_sizes = open_sizes_of((), [()])
+    if found_sizes is not None:
         progress("trying sizes")
-        is_whole = fixed_batch or has_whole
         compiled = _open(
-            compiled, lifted, search, opened, limits, is_whole=is_whole, most=probes.most
+            compiled,
+            lifted,
+            found_sizes,
+            taken,
+            opened,
+            limits,
+            by_value,
+            is_whole=fixed_batch or has_whole,
+            most=probes.most if probes is not None else 0,
         )
     limits.check_weights(compiled.weights_bytes)
     (folder / GRAPH_FILE).write_bytes(lifted.graph)
@@ -452,24 +507,36 @@ class _RowRuns:
 def _open(
     compiled: CompiledModel,
     lifted: LiftedGraph,
-    search: SizeSearch,
+    sizes: OpenSizes,
+    taken: Mapping[Sizes, Shapes],
     inputs: Sequence[TensorSpec],
     limits: Limits,
+    by_value: Mapping[str, tuple[int, ...]],
     *,
     is_whole: bool,
     most: int,
 ) -> CompiledModel:
     """Describe a model that was compiled at some sizes for all that it takes.
 
+    Args:
+        compiled: at some sizes.
+        lifted: its graph and weights.
+        sizes: all that it takes.
+        taken: the shapes of its outputs at those.
+        inputs: with their open dimensions.
+        limits: what there is room for.
+        by_value: see `RowFlow`.
+        is_whole: a request is one run.
+        most: integers to try are below this.
+
     Raises:
         ModelError: no size leaves room, or an output has not always as many dimensions.
     """
     outputs = [tensor.spec for tensor in compiled.outputs]
-    sizes = search.open_sizes()
     while True:
         specs = (
             open_inputs(inputs, sizes, whole=is_whole),
-            open_outputs(outputs, search.taken, sizes, whole=is_whole),
+            open_outputs(outputs, taken, sizes, by_value, limits.io_bytes, whole=is_whole),
         )
         if batch_bytes((*specs[0], *specs[1]), sizes.largest) <= limits.io_bytes:
             break
@@ -729,9 +796,11 @@ def sample_inputs(
         array = aligned_bytes(spec.batch_bytes(batch_size))
         if dtype := _float_type(spec):
             numbers = array.view(dtype)
-            numbers[:] = generator.random(len(numbers), dtype=np.float32)
+            numbers[:] = 1 if fill == _ONES else generator.random(len(numbers), dtype=np.float32)
         elif fill and not DATATYPES[spec.datatype].is_float:
-            array.view(DATATYPES[spec.datatype].dtype)[:] = fill
+            numbers = array.view(DATATYPES[spec.datatype].dtype)
+            counted = np.resize(np.arange(1, 9), len(numbers))
+            numbers[:] = counted if fill == _COUNTED else max(fill, 1)
         arrays.append(array)
     return arrays
 
@@ -818,16 +887,13 @@ class _Original:
         assert failed is not None
         raise failed
 
-    def refuse_unequal(self, symbols: Mapping[str, str]) -> None:
-        """Refuse a model that takes other numbers of rows of one input than of another: its rows are no batch.
+    def takes_unequal(self, symbols: Mapping[str, str]) -> str:
+        """Say that a model takes other numbers of rows of one input than of another: its rows are no batch.
 
-        Exporters may give the batch a symbol in each input. Then the model fails on unequal numbers.
+        Exporters may give the batch a symbol in each input. Then the model fails on unequal numbers, and nothing is said.
 
         Args:
             symbols: the first dimension of each input, by the input's name; not all are equal.
-
-        Raises:
-            ModelError: the model ran.
         """
         names = list(dict.fromkeys(symbols.values()))
         specs = [tensor.spec for tensor in self._inputs]
@@ -836,9 +902,9 @@ class _Original:
         try:
             self._run(rows, samples)
         except ModelError:
-            return
+            return ""
         found = ", ".join(f"{symbol!r} of input {name!r}" for name, symbol in symbols.items())
-        raise ModelError(
+        return (
             f"found several first dimensions, which need not be equal: {found}; expected the batch as the first"
             " dimension of all inputs"
         )
@@ -846,6 +912,26 @@ class _Original:
     def _run(self, rows: Sequence[int], inputs: list[Bytes]) -> list[tuple[tuple[int, ...], Bytes]]:
         tensors = list(zip(self._inputs, rows, inputs, strict=True))
         return run_unshaped(self._session, tensors, list(self._outputs))
+
+    def by_value(self, suspected: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Find the outputs whose shapes follow from values, as the graph or runs tell; -1: a dimension does.
+
+        Args:
+            suspected: what the graph tells, by output.
+        """
+        found = {}
+        for index, name in enumerate(self._outputs):
+            shapes = [shapes[index] for size, shapes in self._shapes if size == 1]
+            told = suspected.get(name, ())
+            if name in suspected or len(set(shapes)) > 1:
+                rank = len(told or shapes[0])
+                alike = [shape for shape in shapes if len(shape) == rank]
+                columns = list(zip(*alike, strict=True)) or [(-1,)] * rank
+                fixed = [size for size in told] or [
+                    column[0] if len(set(column)) == 1 else -1 for column in columns
+                ]
+                found[name] = tuple(fixed)
+        return found
 
     def output_specs(self) -> list[TensorSpec]:
         """Read output specs off what runs returned: shapes in files are often missing, and sometimes wrong.

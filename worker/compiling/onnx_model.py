@@ -30,12 +30,15 @@ _NAMED = 3
 _MOST_ROW_BYTES = 1 << 40
 
 
-def read_model(source: ModelSource, faults: ModelFaults) -> onnx.ModelProto:
+def read_model(
+    source: ModelSource, faults: ModelFaults, *, is_whole: bool = False
+) -> onnx.ModelProto:
     """Parse and check a model, fix its open dimensions and read external data in.
 
     Args:
         source: the model.
         faults: gets what is wrong: it is not valid, or refers to files outside its folder, for example.
+        is_whole: its batch is an open dimension as any other.
 
     Raises:
         ModelError: the file is not an ONNX model.
@@ -81,7 +84,7 @@ def read_model(source: ModelSource, faults: ModelFaults) -> onnx.ModelProto:
         for dimension in _dimensions(value):
             if dimension.dim_value < 0:
                 dimension.Clear()  # Paddle writes an open dimension as -1
-    _name_dimensions(model.graph)
+    _name_dimensions(model.graph, find_rows(model.graph, is_whole=is_whole))
     with faults.collected():
         fix_dimensions(model.graph, source.fixed_dimensions)
     return model
@@ -126,7 +129,7 @@ def _foreign_faults(model: onnx.ModelProto) -> Iterator[str]:
 def _sort_nodes(graph: onnx.GraphProto) -> bool:
     """Put each node behind those that make its inputs, as runtimes do. Returns whether a node moved."""
     makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    needs = [{makers[name] for name in _used(node) if name in makers} for node in graph.node]
+    needs = [{makers[name] for name in used_names(node) if name in makers} for node in graph.node]
     if all(max(before, default=-1) < index for index, before in enumerate(needs)):
         return False
     try:
@@ -139,13 +142,13 @@ def _sort_nodes(graph: onnx.GraphProto) -> bool:
     return True
 
 
-def _used(node: onnx.NodeProto) -> Iterator[str]:
+def used_names(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node uses, in the graphs inside it too."""
     yield from node.input
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):
             for inner in body.node:
-                yield from _used(inner)
+                yield from used_names(inner)
 
 
 def model_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
@@ -164,10 +167,12 @@ class RowAxes:
     is_open: bool
     #: By input, the symbol of an open batch dimension; of those that have one.
     symbols: Mapping[str, str] = field(default_factory=dict)
+    #: Whether an input has the batch in another dimension, too: every row with every other.
+    is_square: bool = False
 
 
-def find_rows(graph: onnx.GraphProto) -> RowAxes:
-    """Find the batch dimension of the inputs.
+def find_rows(graph: onnx.GraphProto, *, is_whole: bool = False) -> RowAxes:
+    """Find the batch dimension of the inputs; none if a request is one run whatever the file says (`is_whole`).
 
     It is the open first dimension of all inputs. Elsewhere it is an open dimension that all inputs with open
     dimensions share and that is first in one of them or is called batch, or their only one. A first dimension of 1 in all inputs is a
@@ -175,13 +180,19 @@ def find_rows(graph: onnx.GraphProto) -> RowAxes:
     """
     inputs = model_inputs(graph)
     shapes = {value.name: [_symbol(each) for each in _dimensions(value)] for value in inputs}
-    axes = _shared_axes(shapes)
+    axes = None if is_whole else _shared_axes(shapes)
     if axes is not None:
         symbols = {
             name: shapes[name][axis] or "" for name, axis in axes.items() if axis is not None
         }
-        return RowAxes(axes, True, {name: symbol for name, symbol in symbols.items() if symbol})
-    if inputs and all(_is_one(_dimensions(value)) for value in inputs):
+        names = {name: symbol for name, symbol in symbols.items() if symbol}
+        is_square = any(
+            each and each in names.values() and index != axes[name]
+            for name, shape in shapes.items()
+            for index, each in enumerate(shape)
+        )
+        return RowAxes(axes, True, names, is_square)
+    if inputs and not is_whole and all(_is_one(_dimensions(value)) for value in inputs):
         return RowAxes(dict.fromkeys(shapes, 0), False)
     return RowAxes(dict.fromkeys(shapes), False)
 
@@ -222,14 +233,13 @@ def _shared_axes(shapes: Mapping[str, Sequence[str | None]]) -> dict[str, int | 
     return None
 
 
-def _name_dimensions(graph: onnx.GraphProto) -> None:
+def _name_dimensions(graph: onnx.GraphProto, rows: RowAxes) -> None:
     """Name the open dimensions of inputs that have no name and are not the batch: `INPUT[INDEX]`."""
-    axes = find_rows(graph).axes
     opened = [
         (dimension, f"{value.name}[{place}]")
         for value in model_inputs(graph)
         for place, dimension in enumerate(_dimensions(value))
-        if _symbol(dimension) in ("", "?") and place != axes[value.name]
+        if _symbol(dimension) in ("", "?") and place != rows.axes[value.name]
     ]
     # Paddle calls all of them "?".
     is_said = [dimension.dim_param for dimension, _ in opened].count("?") == 1

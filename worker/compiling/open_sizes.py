@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +42,9 @@ _FIRST = (16, 32, 64, 128, 256, 8, 4, 3, 2, 1, 512)
 # Each of more than five dimensions smallest or largest would be too many to try.
 _CORNERS_MAX = 32
 _NO_LIMIT = 1 << 62
+# An output whose shape follows from values has room for so many times what a run to try gave, and for so many bytes
+# or a part of what a batch has.
+_ROOM_FACTOR, _ROOM_BYTES, _ROOM_PART = 4, 1 << 20, 8
 # Requests of unlike sizes that a profile asks together, and again.
 _UNLIKE = 16
 
@@ -231,7 +235,13 @@ def open_inputs(specs: Sequence[TensorSpec], sizes: OpenSizes, *, whole: bool) -
 
 
 def open_outputs(
-    specs: Sequence[TensorSpec], shapes: Mapping[Sizes, Shapes], sizes: OpenSizes, *, whole: bool
+    specs: Sequence[TensorSpec],
+    shapes: Mapping[Sizes, Shapes],
+    sizes: OpenSizes,
+    by_value: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    io_bytes: int = 0,
+    *,
+    whole: bool,
 ) -> list[TensorSpec]:
     """The specs of outputs.
 
@@ -239,14 +249,19 @@ def open_outputs(
         specs: theirs at some sizes.
         shapes: their whole shapes in runs of one row.
         sizes: what the model takes.
+        by_value: what is known of shapes that follow from values, by output; -1: a dimension does.
+        io_bytes: the room for inputs and outputs of a batch.
         whole: as in `open_inputs`.
 
     Raises:
         ModelError: an output has not always as many dimensions.
     """
     found = []
+    room = min(_ROOM_BYTES, io_bytes // _ROOM_PART)
     for index, spec in enumerate(specs):
         at = {each: shapes[each][index] for each in sizes.taken}
+        if (told := by_value.get(spec.name)) is not None:
+            at = {each: shape if len(shape) == len(told) else told for each, shape in at.items()}
         ranks = sorted({len(shape) for shape in at.values()})
         if len(ranks) > 1:
             raise ModelError(
@@ -258,12 +273,17 @@ def open_outputs(
             if place == axis:
                 continue
             here = {each: shape[place] for each, shape in at.items()}
-            if len(set(here.values())) == 1:
+            if len(set(here.values())) == 1 and (told is None or told[place] >= 0):
                 row_shape.append(next(iter(here.values())))
             else:
                 row_shape.append(-1)
                 symbols.append(_symbol_of(here, sizes.symbols) or f"{spec.name}[{place}]")
-        found.append(_bounded(spec, tuple(row_shape), axis, symbols, at, sizes))
+        made = _bounded(spec, tuple(row_shape), axis, symbols, at, sizes)
+        if told is not None and made.vary is not None:
+            most = max(_ROOM_FACTOR * made.vary.unit_bytes, room // sizes.largest)
+            usual = made.vary.unit_bytes
+            made = replace(made, vary=replace(made.vary, unit_bytes=most, usual_bytes=usual))
+        found.append(made)
     return found
 
 
@@ -290,8 +310,8 @@ def _bounded(
     """
     vary = Variable(0, tuple(symbols), (), sizes.unit)
     made = TensorSpec(spec.name, spec.datatype, row_shape, axis, vary)
-    unit_bytes, most = 0, tuple[int, ...]()
     places = [place for _, place in open_places(made)]
+    unit_bytes, most = 0, (1,) * len(places)
     for each, shape in at.items():
         rows = (
             1 if axis is None else max(1, min(vary.rows_of_unit, sizes.unit // max(prod(each), 1)))
@@ -299,7 +319,7 @@ def _bounded(
         num_bytes = rows * prod(shape) * element_bytes(spec.datatype)
         unit_bytes = max(unit_bytes, -(-num_bytes // vary.work(rows, each)))
         here = tuple(shape[place] for place in places)
-        most = tuple(map(max, most, here)) if most else here
+        most = tuple(map(max, most, here))
     usual_bytes = 0
     if spec.datatype == "BYTES":
         # A short row may have one long text.

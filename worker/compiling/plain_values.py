@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
 _ML = "ai.onnx.ml"
+_OPSET = 13
 
 #: By ONNX's number, the type that clients see, which has all the values.
 WIDER = {
@@ -37,6 +38,9 @@ WIDER = {
 def make_plain(model: onnx.ModelProto) -> None:
     """Rewrite a model's graph in place."""
     graph = model.graph
+    if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
+        # CatBoost imports none but those for trees.
+        model.opset_import.append(helper.make_opsetid("", _OPSET))
     for node in graph.node:
         if node.op_type == "ZipMap" and node.domain == _ML:
             name = node.output[0]

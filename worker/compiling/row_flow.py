@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,7 @@ import onnx.inliner
 import onnxruntime as ort
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
-from worker.compiling.onnx_model import RowAxes, find_rows, model_inputs
+from worker.compiling.onnx_model import RowAxes, find_rows, model_inputs, used_names
 from worker.engines.onnxruntime import open_session
 
 # Two primes: no product of other dimensions grows with both of them by accident.
@@ -71,6 +71,40 @@ _SIZES_AND_PLACES = {
 }
 #: Those of them that repeat or only arrange what they are given.
 _REPEATS = {"ConstantOfShape", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"}
+#: Operators whose answer's shape follows from values, and the inputs of others that decide it, besides those above.
+_SHAPED_BY_VALUES = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"}
+_SHAPES = {
+    **_SIZES_AND_PLACES,
+    "AffineGrid": {1},
+    "CenterCropPad": {1},
+    "Col2Im": {1},
+    "DFT": {1, 2},
+    "If": {0},
+    "Loop": {0, 1},
+    "MaxUnpool": {2},
+    "Range": {0, 1, 2},
+    "STFT": {1, 3},
+    "BlackmanWindow": {0},
+    "HammingWindow": {0},
+    "HannWindow": {0},
+    **{
+        f"Reduce{name}": {1}
+        for name in (
+            "L1",
+            "L2",
+            "LogSum",
+            "LogSumExp",
+            "Max",
+            "Mean",
+            "Min",
+            "Prod",
+            "Sum",
+            "SumSquare",
+        )
+    },
+}
+# What is gathered or scattered has the shape of the places, whatever they are.
+_PLACES = {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu"}
 _FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 _COARSE_WORDS = ("Quantize", "QLinear", "Integer", "NBits")
 
@@ -90,16 +124,25 @@ class RowFlow:
     coarse: bool
     #: The outputs that do not depend on rows.
     constant: frozenset[str] = frozenset()
+    #: The outputs whose shapes may follow from the values of inputs, with what is known of them; -1: unknown.
+    by_value: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def follow_rows(model: onnx.ModelProto, sizes: Mapping[str, int] = MappingProxyType({})) -> RowFlow:
-    """Find out whether a graph makes one thing of all rows. The model's batch is open; `model` is not changed.
+def follow_rows(
+    model: onnx.ModelProto,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    rows: RowAxes | None = None,
+) -> RowFlow:
+    """Find out whether a graph makes one thing of all rows, and which shapes follow from values.
 
-    `sizes` are those to look at of other open dimensions, by their symbols.
+    Args:
+        model: is not changed.
+        sizes: those to look at of other open dimensions, by their symbols.
+        rows: where its inputs have the batch; by default where they say.
     """
+    rows = rows or find_rows(model.graph)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    rows = find_rows(model.graph)
     types = [dict(_inferred_types(model, rows, batch, sizes)) for batch in _BATCHES]
     mixed = {name: "" for name, axis in rows.axes.items() if axis is not None}
     counts = _find_counts(model, types)
@@ -116,7 +159,45 @@ def follow_rows(model: onnx.ModelProto, sizes: Mapping[str, int] = MappingProxyT
         coarse=any(kind.tensor_type.elem_type in _COARSE_TYPES for kind in types[0].values())
         or any(word in name for name in operators for word in _COARSE_WORDS),
         constant=frozenset(value.name for value in model.graph.output if value.name not in mixed),
+        by_value=_shaped_by_values(model.graph, types[0]),
     )
+
+
+def _shaped_by_values(
+    graph: GraphProto, types: Mapping[str, TypeProto]
+) -> dict[str, tuple[int, ...]]:
+    """Find the outputs whose shapes may follow from values: not inferred, behind an operator that shapes by values."""
+    values = {value.name for value in model_inputs(graph)}
+    shaped: set[str] = set()
+    for node in graph.node:
+        if node.op_type in ("Shape", "Size"):
+            # A size that follows from values is one.
+            if not shaped.isdisjoint(node.input):
+                values.update(node.output)
+            continue
+        used = set(used_names(node))
+        if values.isdisjoint(used):
+            continue
+        values.update(node.output)
+        places = set() if node.op_type in _PLACES else _SHAPES.get(node.op_type, set())
+        inner = {each.op_type for each in _inner_nodes(node)}
+        if not shaped.isdisjoint(used) or not _SHAPED_BY_VALUES.isdisjoint({node.op_type, *inner}):
+            shaped.update(node.output)
+        elif any(name in values for index, name in enumerate(node.input) if index in places):
+            # What a loop carries keeps its shape; what it collects is as long as it runs.
+            shaped.update(node.output[len(node.input) - 2 if node.op_type == "Loop" else 0 :])
+    found = {}
+    for value in graph.output:
+        kind = types.get(value.name)
+        if value.name in shaped and _shape(kind) is None:
+            has_shape = kind is not None and kind.tensor_type.HasField("shape")
+            # Where not even their number is known, the file may say it.
+            dimensions = (kind if has_shape and kind else value.type).tensor_type.shape.dim
+            found[value.name] = tuple(
+                each.dim_value if has_shape and each.HasField("dim_value") else -1
+                for each in dimensions
+            )
+    return found
 
 
 def _find_counts(
@@ -292,8 +373,12 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
     """The nodes of a graph and of all graphs inside it."""
     for node in graph.node:
         yield node
-        for body in _bodies(node):
-            yield from _nodes(body)
+        yield from _inner_nodes(node)
+
+
+def _inner_nodes(node: NodeProto) -> Iterator[NodeProto]:
+    for body in _bodies(node):
+        yield from _nodes(body)
 
 
 def _shape(kind: TypeProto | None) -> tuple[int, ...] | None:

@@ -66,12 +66,6 @@ class RowProbes:
         self._texts = texts
         self._kept, self._unlike_rows = self._find_rows(run)
 
-    def is_chance(self, run: Run) -> bool:
-        """Whether the same row, asked twice, is answered differently."""
-        kept = self._kept[0]
-        once, again = ([each.copy() for each in run(1, kept)] for _ in range(2))
-        return any(not np.array_equal(a, b) for a, b in zip(once, again, strict=True))
-
     def why_mixed(
         self, run: Run, outputs: Sequence[TensorSpec], batch_size: int, *, coarse: bool
     ) -> str:
@@ -201,6 +195,12 @@ def _is_taken(run: Run, row: _Row) -> bool:
     except ModelError:
         return False
     return True
+
+
+def is_by_chance(run: Run, row: _Row) -> bool:
+    """Whether the same row, asked twice, is answered differently."""
+    once, again = ([each.copy() for each in run(1, row)] for _ in range(2))
+    return any(not np.array_equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 def run_rows(run: Run, outputs: Sequence[TensorSpec], rows: Sequence[_Row]) -> list[_Numbers]:
