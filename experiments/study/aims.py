@@ -132,6 +132,12 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("azure_exact_late_per_million", at_most=0),
         Aim("azure_late_per_million", at_most=10),
     ),
+    "models": (
+        Aim("served_as_shipped_share", at_least=0.95),
+        Aim("equal_share", at_least=1.0),
+        Aim("mixed_answers", at_most=0),
+        Aim("onnx_cases_share", at_least=0.97),
+    ),
     "serve": (
         Aim("core_us_4026x20", at_most=25, obstacle=_LINES),
         Aim("core_us_p999_4026x20", at_most=1000),
