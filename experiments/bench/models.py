@@ -46,7 +46,7 @@ from experiments.live.local_server import LocalServer
 from experiments.study.bench import Findings, bench
 from worker.compiling.compile import OnnxruntimeTarget, compile_model, read_weights
 from worker.compiling.lift_weights import LiftedGraph
-from worker.engines.onnxruntime import address_of, open_session
+from worker.engines.onnxruntime import open_session
 from worker.engines.open_kernel import OpenKernel
 from worker.models.model_files import GRAPH_FILE, MODEL_FILE, CompiledModel, Limits, ModelSource
 
@@ -315,7 +315,7 @@ def _run(folder: Path, compiled: CompiledModel, inputs: dict[str, Array]) -> lis
     weights = read_weights(folder, compiled)
     if compiled.open is not None:
         session = open_session(graph)
-        kernel = OpenKernel(session, compiled, address_of(weights))
+        kernel = OpenKernel(session, compiled, weights)
         arrays = [
             array_of(spec.datatype, each, inputs[spec.name].shape)
             for spec, each in zip(specs, raw, strict=True)
