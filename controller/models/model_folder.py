@@ -33,8 +33,10 @@ BATCH_SIZE_MAX = 1024
 COPIES_MAX = 100_000
 #: A table of some lines is read in the event loop's process; this one takes a millisecond.
 CONFIG_BYTES_MAX = 64 << 10
-#: Twice what the 21,842 classes of ImageNet have.
+#: All labels of a model: twice what the 21,842 classes of ImageNet have.
 LABELS_BYTES_MAX = 1 << 20
+#: An answer has up to 16,384 labels.
+LABEL_BYTES_MAX = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +242,24 @@ def _check_files(files: Sequence[ModelFile], version: str, container: ContainerS
 
 
 def _read_labels(folder: Path, settings: ModelSettings) -> dict[str, tuple[str, ...]]:
-    labels = {}
+    labels, num_bytes = {}, 0
     for output, name in settings.labels.items():
         text = _read_config(folder, name, LABELS_BYTES_MAX)
+        where = f"labels of output {output!r}:"
         if not text.strip():
+            raise ModelError(f"{where} expected a line for each class in {name}, found none")
+        num_bytes += len(text.encode())
+        if num_bytes > LABELS_BYTES_MAX:
             raise ModelError(
-                f"labels of output {output!r}: expected a line for each class in {name}, found none"
+                f"labels: found {num_bytes} bytes and more, expected {LABELS_BYTES_MAX} at most"
             )
-        labels[output] = tuple(text.splitlines())
+        # `splitlines` would cut a name at other characters too, and move all names behind it.
+        labels[output] = tuple(text.removesuffix("\n").split("\n"))
+        longest = max(len(label.encode()) for label in labels[output])
+        if longest > LABEL_BYTES_MAX:
+            raise ModelError(
+                f"{where} found a line of {longest} bytes in {name}, expected {LABEL_BYTES_MAX} at most"
+            )
     return labels
 
 
@@ -375,7 +387,7 @@ def _profile(value: object) -> str:
 
 def _labels(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(
-        isinstance(name, str) and name for name in value.values()
+        isinstance(name, str) and name and name.isprintable() for name in value.values()
     ):
         raise _unexpected("labels", value, "a table of OUTPUT = FILE")
     return value

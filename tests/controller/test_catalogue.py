@@ -109,6 +109,7 @@ def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
             "labels of output 'y': expected a line for each class in y.txt",
         ),
         ("labels = { y = '../secret' }", "../secret leads outside the model's folder"),
+        (r'labels = { y = "a\u0000b" }', "expected a table of OUTPUT = FILE"),
         ("slo_ms = ", "config.toml: Invalid value"),
     ],
 )
@@ -135,6 +136,24 @@ def test_all_that_is_wrong_with_a_folder_is_said_at_once(tmp_path: Path) -> None
     assert others[-3].startswith("config.pbtxt: name is 'other', expected 'm'")
     assert others[-2] == "max_batch_size is -1, expected 0 or more"
     assert others[-1].startswith("expected a version folder with a number as its name, found conf")
+
+
+def test_only_a_line_feed_ends_a_label(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, config="labels = { y = 'y.txt' }")
+    (folder / "y.txt").write_text("a\u2028b\x0cc\r\nd\n\n", newline="")
+    assert read_model_folder(folder).labels == {"y": ("a\u2028b\x0cc", "d", "")}
+
+
+def test_a_models_labels_are_bounded_together_and_each(tmp_path: Path) -> None:
+    outputs = ", ".join(f"y{index} = 'y.txt'" for index in range(2_000))
+    folder = make_folder(tmp_path, config=f"labels = {{ {outputs} }}")
+    (folder / "y.txt").write_text("cat\n" * 1_000)
+    with pytest.raises(ModelError, match="labels: found 1052000 bytes and more, expected 1048576"):
+        read_model_folder(folder)
+    # An answer may have 16,384 of them.
+    (folder / "y.txt").write_text("cat\n" + "ä" * 600)
+    with pytest.raises(ModelError, match="'y0': found a line of 1200 bytes"):
+        read_model_folder(folder)
 
 
 def test_a_folder_that_holds_no_model_says_what_it_holds(tmp_path: Path) -> None:
