@@ -229,9 +229,7 @@ def give_feedback(
     from clockwright.client.client import Feedback
 
     with to.client() as client:
-        is_number = label is not None and label.removeprefix("-").isdecimal()
-        told = int(label) if is_number and label else label
-        (outcome,) = client.feedback(Feedback(query_id, label=told, reward=reward))
+        (outcome,) = client.feedback(Feedback(query_id, label=label, reward=reward))
     if json:
         print_json(asdict(outcome))
     else:

@@ -23,6 +23,7 @@ from clockwright import (
     RefusedError,
 )
 from clockwright.cli.main import main
+from clockwright.client.client import FeedbackOutcome
 from clockwright.client.operator import Operator
 from clockwright.errors import StoreError
 from clockwright.settings import Flags
@@ -213,6 +214,21 @@ def test_the_command_line_adds_shows_and_removes(run: Run, server: FrontEndInThr
     assert out == "digits knows nothing of ann\n"
     assert run("app", "remove", "digits")[1] == "removed digits\n"
     assert run("app", "list")[1] == "no applications\n"
+
+
+def test_a_label_on_the_command_line_is_sent_as_it_is_written(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Feedback] = []
+
+    def feedback(_: Client, *items: Feedback) -> list[FeedbackOutcome]:
+        sent.extend(items)
+        return [FeedbackOutcome("q", "APPLIED", {}, {})]
+
+    monkeypatch.setattr(Client, "feedback", feedback)
+    for label in ("007", "-1", "123456789012345678901234567890", "cat"):
+        assert run("app", "feedback", "q", "--label", label)[0] == 0
+        assert sent.pop().label == label
 
 
 @pytest.mark.parametrize(
