@@ -28,7 +28,7 @@ CONFIG_FILE = "config.toml"
 LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
 
 _SPEC = re.compile(r"([A-Z0-9]+)\[([0-9, ]*)\]")
-_ADDRESS = re.compile(r"(grpc|grpcs|tcp)://[^/\s]+:[0-9]{1,5}|unix:///[^\s]+")
+_ADDRESS = re.compile(r"(grpc|grpcs|tcp)://[^/\s]+:([0-9]{1,5})|unix:///[^\s]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # A value beyond these is a typing error.
 _DIMENSION_MAX = 2**31
@@ -162,10 +162,12 @@ def _is_word(value: object) -> bool:
 
 
 def _address(key: str, value: object) -> str:
-    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    # A larger port would be cut to 16 bits.
+    if found is None or (found[2] and int(found[2]) not in range(1, 1 << 16)):
         expected = "grpc://HOST:PORT, grpcs://HOST:PORT, tcp://HOST:PORT or unix:///PATH"
         raise _unexpected(f"container.{key}", value, expected)
-    return value
+    return found[0]
 
 
 def _name(key: str, value: object) -> str:

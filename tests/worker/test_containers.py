@@ -113,6 +113,8 @@ def test_a_table_declares_what_to_load_and_its_tensors_in_order() -> None:
         ({"model": "m"}, "container.model is not for load, expected address"),
         ({"load": ..., "command": "./a"}, "container.command is './a', expected a program and its"),
         ({"load": ..., "address": "http://a:1"}, "expected grpc://HOST:PORT, grpcs://HOST:PORT"),
+        ({"load": ..., "address": "tcp://a:65536"}, "expected grpc://HOST:PORT"),
+        ({"load": ..., "address": "grpc://a:0"}, "expected grpc://HOST:PORT"),
         ({"load": ..., "address": "tcp://a:1", "cpus": 1}, "container.cpus is not for address"),
         ({"load": ..., "command": ["./a"], "method": "f"}, "container.method is not for command"),
     ],
