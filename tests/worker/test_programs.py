@@ -8,8 +8,10 @@ import logging
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,9 +30,10 @@ from tests.kit.foreign_server import foreign_server
 from tests.kit.pages import blocks_of
 from tests.kit.processes import PATIENCE_S, lives, until
 from worker.containers.bounds import Bounds
-from worker.containers.container import ContainerAwayError
+from worker.containers.container import ContainerAwayError, SharedMemory
 from worker.containers.device import Backoff
 from worker.containers.frames import join_tensors, split_tensors
+from worker.containers.program import ProgramContainer
 
 SLO_MS = 30_000
 ROOT = Path(__file__).parents[2]
@@ -147,6 +150,15 @@ def row(mood: float) -> np.ndarray:
 
 def sums_of(outputs: object) -> list[float]:
     return [each for out in outputs for each in np.frombuffer(out, np.float32).tolist()]  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def shared_memory() -> Iterator[SharedMemory]:
+    memory = SharedMemory(1 << 12)
+    try:
+        yield memory
+    finally:
+        memory.close()
 
 
 @pytest.fixture(autouse=True)
@@ -320,6 +332,49 @@ def test_a_program_that_never_was_at_its_address_is_tried_again_later(tmp_path: 
     folder = write_container(tmp_path, "odd", table, odd="")
     with bench(folder) as made, pytest.raises(ContainerAwayError, match="No such file or dir"):
         made.prepare()
+
+
+def test_an_address_that_is_no_name_is_told_with_it(tmp_path: Path) -> None:
+    table = odd_table().replace(odd_table().splitlines()[2], 'address = "tcp://a..b:1"')
+    folder = write_container(tmp_path, "odd", table, odd="")
+    with (
+        bench(folder) as made,
+        pytest.raises(ContainerAwayError, match=r"tcp://a\.\.b:1: encoding"),
+    ):
+        made.prepare()
+
+
+def test_a_container_that_is_stopped_while_it_connects_leaves_no_connection(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, shared_memory() as memory:
+        spec = ContainerSpec(
+            address=f"tcp://127.0.0.1:{server.getsockname()[1]}", inputs=(), outputs=()
+        )
+        container = ProgramContainer(spec, tmp_path, memory, Bounds("late"))
+        container.stop()
+        with pytest.raises(ModelError, match="the container closed the connection"):
+            container.wait_ready(PATIENCE_S)
+        server.settimeout(PATIENCE_S)
+        with server.accept()[0] as accepted:
+            accepted.settimeout(PATIENCE_S)
+            assert accepted.recv(1) == b""
+
+
+def test_a_program_that_the_system_does_not_start_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_container(tmp_path / "m", "odd", odd_table("serve"), odd=ODD)
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+
+    def popen(*_: object, **__: object) -> None:
+        raise BlockingIOError("too many processes")
+
+    with bench(folder) as made:
+        monkeypatch.setattr(subprocess, "Popen", popen)
+        # The exception keeps what it passed through, so nothing goes by itself.
+        with pytest.raises(OSError, match="too many") as caught:
+            made.prepare()
+        assert list((tmp_path / "t").iterdir()) == [], caught
 
 
 @pytest.mark.parametrize(
@@ -510,19 +565,29 @@ SPEC = ContainerSpec(
 def test_a_group_with_the_bounds_is_made_next_to_the_workers_own(tmp_path: Path, path: str) -> None:
     parent = a_machine(tmp_path, path=path)
     bounds = Bounds("m", tmp_path)
-    assert bounds.open() == ""  # none is declared
-    bounds.declare(SPEC)
-    group = Path(bounds.open())
+    assert bounds.open(dataclasses.replace(SPEC, memory_mib=None, cpus=None)) is None
+    made = bounds.open(SPEC)
+    assert made is not None
+    group = made.folder
     assert group.parent == parent
     assert (parent / "cgroup.subtree_control").read_text() == "+cpu +memory"
     assert (group / "memory.max").read_text() == str(64 << 20)
     assert (group / "memory.swap.max").read_text() == "0"
     assert (group / "cpu.max").read_text() == "50000 100000"
     (group / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
-    assert bounds.verdict() == ""
+    assert made.verdict() == ""
     (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
-    assert bounds.verdict() == ", because it took more than memory_mib = 64,"
-    assert bounds.open() != str(group)
+    # A container that is about to replace this one has a group of its own.
+    other = bounds.open(SPEC)
+    assert other is not None
+    assert other.folder != group
+    assert other.verdict() == ""
+    assert made.verdict() == ", because it took more than memory_mib = 64,"
+    for file in group.iterdir():
+        file.unlink()  # as the kernel does
+    made.close()
+    assert not group.exists()
+    assert other.folder.exists()
 
 
 def test_bounds_that_cannot_be_are_said_once(
@@ -530,15 +595,12 @@ def test_bounds_that_cannot_be_are_said_once(
 ) -> None:
     a_machine(tmp_path, controllers="pids")
     bounds = Bounds("slim", tmp_path)
-    bounds.declare(SPEC)
     with caplog.at_level(logging.WARNING):
-        assert bounds.open() == bounds.open() == ""
+        assert bounds.open(SPEC) is bounds.open(SPEC) is None
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith("container slim: memory_mib and cpus do not hold: ")
     assert "found controllers ['pids'], but no cpu and no memory; expected a cgroup v2" in told
-    bounds = Bounds("none", tmp_path / "without")
-    bounds.declare(SPEC)
-    assert bounds.open() == ""
+    assert Bounds("none", tmp_path / "without").open(SPEC) is None
 
 
 def test_a_program_joins_its_group_or_says_that_it_cannot(tmp_path: Path) -> None:
@@ -572,8 +634,9 @@ def test_a_program_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path) -
     """
     folder = write_container(tmp_path, "greedy", table, model=textwrap.dedent(greedy))
     with bench(folder) as made:
-        made.prepare()
-        if made.device._bounds._group is None:
+        container = made.prepare().container
+        assert isinstance(container, ProgramContainer)
+        if container._group is None:
             pytest.skip("this process may make no cgroup v2 with bounds of memory and processor")
         made.infer(np.array([[1]], np.float32))
         message = made.failure(np.array([[4096]], np.float32))

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from clockwright.containers import ContainerSpec
@@ -20,8 +21,29 @@ _PERIOD_US = 100_000
 _groups = itertools.count()
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The group of one process."""
+
+    folder: Path
+    memory_mib: int | None
+
+    def verdict(self) -> str:
+        """Say that the kernel has ended a process of the group for its memory; empty: it has not."""
+        with contextlib.suppress(OSError):
+            events = (self.folder / "memory.events").read_text(encoding="ascii").split()
+            if events[events.index("oom_kill") + 1] != "0":
+                return f", because it took more than memory_mib = {self.memory_mib},"
+        return ""
+
+    def close(self) -> None:
+        """Remove the group, whose processes have ended."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+
 class Bounds:
-    """The bounds of one container; each of its processes gets a group of its own."""
+    """Makes the groups of a container's processes."""
 
     def __init__(self, name: str, root: Path = Path("/")) -> None:
         """Set up; makes nothing.
@@ -32,39 +54,38 @@ class Bounds:
         """
         self._name = name
         self._root = root
-        self._memory_mib: int | None = None
-        self._cpus: float | None = None
-        self._group: Path | None = None
         self._has_told = False
 
-    def declare(self, spec: ContainerSpec) -> None:
-        """Take the bounds that a declaration states."""
-        self._memory_mib, self._cpus = spec.memory_mib, spec.cpus
+    def open(self, spec: ContainerSpec) -> Group | None:
+        """Make a group with the bounds that a declaration states.
 
-    def open(self) -> str:
-        """Make a group. Returns its folder; empty: there are no bounds, or none is possible, which the log says once."""
+        Returns:
+            The group; None: there are no bounds, or none is possible, which the log says once.
+        """
         wanted: dict[str, str] = {}
-        if self._memory_mib is not None:
-            wanted["memory.max"] = str(self._memory_mib << 20)
-        if self._cpus is not None:
-            wanted["cpu.max"] = f"{round(self._cpus * _PERIOD_US)} {_PERIOD_US}"
+        if spec.memory_mib is not None:
+            wanted["memory.max"] = str(spec.memory_mib << 20)
+        if spec.cpus is not None:
+            wanted["cpu.max"] = f"{round(spec.cpus * _PERIOD_US)} {_PERIOD_US}"
         if not wanted:
-            return ""
+            return None
+        group: Group | None = None
         try:
             parent = self._parent()
             _enable(parent, {name.partition(".")[0] for name in wanted})
-            group = parent / f"clockwright-{os.getpid()}-{next(_groups)}"
-            group.mkdir()
-            self._group = group
+            folder = parent / f"clockwright-{os.getpid()}-{next(_groups)}"
+            folder.mkdir()
+            group = Group(folder, spec.memory_mib)
             for name, value in wanted.items():
-                (group / name).write_text(value, encoding="ascii")
-            if self._memory_mib is not None:
+                (folder / name).write_text(value, encoding="ascii")
+            if spec.memory_mib is not None:
                 # Otherwise it would swap, and a part of it would be ended.
                 for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
                     with contextlib.suppress(OSError):
-                        (group / name).write_text(value, encoding="ascii")
+                        (folder / name).write_text(value, encoding="ascii")
         except OSError as error:
-            self.close()
+            if group is not None:
+                group.close()
             if not self._has_told:
                 self._has_told = True
                 logger.warning(
@@ -73,25 +94,8 @@ class Bounds:
                     self._name,
                     error,
                 )
-            return ""
-        return str(group)
-
-    def verdict(self) -> str:
-        """Say that the kernel has ended a process of the group for its memory; empty: it has not."""
-        if self._group is None:
-            return ""
-        with contextlib.suppress(OSError):
-            events = (self._group / "memory.events").read_text(encoding="ascii").split()
-            if events[events.index("oom_kill") + 1] != "0":
-                return f", because it took more than memory_mib = {self._memory_mib},"
-        return ""
-
-    def close(self) -> None:
-        """Remove the group, whose processes have ended."""
-        group, self._group = self._group, None
-        if group is not None:
-            with contextlib.suppress(OSError):
-                group.rmdir()
+            return None
+        return group
 
     def _parent(self) -> Path:
         """Find the group in which groups are made.

@@ -198,8 +198,8 @@ class ContainerDevice(Device[ContainerModel]):
             await loop.run_in_executor(self._setup, old.stop)
         container = self._containers[model_id] = self._make(spec, folder)
         self._backoff.started(time.monotonic())
-        container.start()
         try:
+            container.start()
             await loop.run_in_executor(self._setup, container.wait_ready, self._start_limit_s)
             for size in batch_sizes:
                 if (architecture, size) not in self._profile:
@@ -225,7 +225,6 @@ class ContainerDevice(Device[ContainerModel]):
             from worker.containers.oip_server import OipServer
 
             return OipServer(spec, folder, self._memory)
-        self._bounds.declare(spec)
         return ProgramContainer(spec, folder, self._memory, self._bounds)
 
     # --- steps ----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from clockwright.foreign import printable
 from clockwright.process import how_it_ended
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
-from worker.containers.bounds import Bounds
+from worker.containers.bounds import Bounds, Group
 from worker.containers.container import (
     Container,
     ContainerAwayError,
@@ -79,6 +79,7 @@ class ProgramContainer(Container):
         """
         super().__init__(spec, folder, memory)
         self._bounds = bounds
+        self._group: Group | None = None
         self._listener: _Listener | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: FrameConnection | None = None
@@ -96,7 +97,8 @@ class ProgramContainer(Container):
             return
         self._listener = _Listener()
         # The group comes first, so that the program is never outside of it.
-        settings = [str(os.getpid()), self._bounds.open()]
+        self._group = self._bounds.open(spec)
+        settings = [str(os.getpid()), str(self._group.folder) if self._group else ""]
         if spec.load:
             job = {
                 "folder": str(self._folder),
@@ -128,6 +130,8 @@ class ProgramContainer(Container):
 
         def connect() -> tuple[Kind, bytearray]:
             connection = self._connection = FrameConnection(self._connect(end_s))
+            if self.stopped:  # before there was a connection to interrupt
+                raise EOFError
             return connection.receive(most_bytes=0, deadline_s=end_s)
 
         try:
@@ -161,7 +165,7 @@ class ProgramContainer(Container):
                 dialled = socket.socket(socket.AF_UNIX)
                 dialled.settimeout(limit_s)
                 dialled.connect(place)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second: no DNS name
             if dialled is not None:
                 dialled.close()
             raise ContainerAwayError(f"{spec.address}: {error}") from None
@@ -227,7 +231,8 @@ class ProgramContainer(Container):
             ended = how_it_ended(process.wait(_LEAVE_LIMIT_S))
         except subprocess.TimeoutExpired:
             return "closed the connection"
-        return ended + self._bounds.verdict()
+        group = self._group
+        return ended + (group.verdict() if group else "")
 
     @property
     def pid(self) -> int | None:  # type: ignore[override]
@@ -241,6 +246,7 @@ class ProgramContainer(Container):
             process, self._process = self._process, None
             connection, self._connection = self._connection, None
             listener, self._listener = self._listener, None
+            group, self._group = self._group, None
             if connection is not None:
                 connection.interrupt()
             if process is not None:
@@ -252,8 +258,8 @@ class ProgramContainer(Container):
                 connection.close()
             if listener is not None:
                 listener.close()
-            if process is not None:
-                self._bounds.close()
+            if group is not None:
+                group.close()
 
 
 class _Listener:
