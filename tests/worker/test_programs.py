@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 from typing_extensions import override
 
 from clockwright import Client, RefusedError
@@ -483,6 +485,35 @@ def test_servers_run_programs_and_models_of_other_servers(tmp_path: Path) -> Non
         until(shouts, what="the other server is back")
         assert any("went away while running a batch" in words for words in refused), refused
         client.infer("deviation", rows[:1], slo_ms=SLO_MS)
+
+
+def test_what_a_client_declares_starts_nothing_and_connects_nowhere(tmp_path: Path) -> None:
+    write_container(tmp_path / "models", "odd", odd_table("serve"), odd=ODD)
+    flags = ["--workers", "0", "--slo-ms", "30000", "--cache-dir", str(tmp_path / "cache")]
+    started = tmp_path / "started"
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listening.getsockname()[1]
+        server = stack.enter_context(LocalServer(["--models", str(tmp_path / "models"), *flags]))
+        loader = stack.enter_context(tritonclient.grpc.InferenceServerClient(server.address))
+        client = stack.enter_context(Client(server.address))
+        place = odd_table("serve").splitlines()[2]
+        for kind in (f"command = ['touch', '{started}']", f'address = "tcp://127.0.0.1:{port}"'):
+            table = odd_table("serve").replace(place, kind)
+            files = {"file:config.toml": table.encode(), "file:1/odd.py": ODD.encode()}
+            with pytest.raises(InferenceServerException, match="that of another model"):
+                loader.load_model("another", files=files)
+            # With the operator's files the operator's declaration runs,
+            loader.load_model("odd", files=files)
+            assert client.infer("odd", row(PLAIN), slo_ms=SLO_MS).outputs["sums"] == 11
+            # and other files do not.
+            with pytest.raises(InferenceServerException, match="is not what this worker has"):
+                loader.load_model("odd", files=files | {"file:1/odd.py": b"print()"})
+            assert client.infer("odd", row(PLAIN), slo_ms=SLO_MS).outputs["sums"] == 11
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+        assert not started.exists()
 
 
 OTHER_TABLE = """
