@@ -67,7 +67,7 @@ class Access:
         key = self._read_key()
         return (("authorization", f"Bearer {key}"),) if key else ()
 
-    def channel(self, address: str) -> Any:  # noqa: ANN401  the stubs' channels want serializers
+    def channel(self, address: str, *, options: Sequence[tuple[str, Any]] = OPTIONS) -> Any:  # noqa: ANN401  the stubs' channels want serializers
         """Open a channel to HOST:PORT, which connects when it is first needed.
 
         Raises:
@@ -77,8 +77,8 @@ class Access:
 
         credentials = self._credentials()
         if credentials is None:
-            return grpc.insecure_channel(address, options=OPTIONS)
-        return grpc.secure_channel(address, credentials, options=OPTIONS)
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, credentials, options=options)
 
     def async_channel(self, address: str, *, options: Sequence[tuple[str, Any]] = OPTIONS) -> Any:  # noqa: ANN401
         """Open a channel for asyncio; as `channel`."""

@@ -539,6 +539,16 @@ def test_a_model_of_another_server_is_the_one_that_was_declared(tmp_path: Path) 
         )
 
 
+def test_an_answer_of_another_server_is_bounded(tmp_path: Path) -> None:
+    with foreign_server() as other:
+        other.outputs = [("sums", "FP32", [-1])]
+        other.compute = lambda _, response: response.raw_output_contents.append(bytes(16 << 20))
+        table = OTHER_TABLE.replace("ADDRESS", other.address)
+        folder = write_container(tmp_path, "sums", table)
+        with bench(folder) as made, pytest.raises(ModelError, match="larger than max"):
+            made.prepare()
+
+
 def test_another_server_that_hangs_costs_its_batch_and_is_asked_again(tmp_path: Path) -> None:
     def compute(request: pb.ModelInferRequest, response: pb.ModelInferResponse) -> None:
         (raw,) = request.raw_input_contents

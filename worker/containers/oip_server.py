@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from clockwright.client.channel import Access
+from clockwright.client.channel import OPTIONS, Access
 from clockwright.client.statuses import error_of
 from clockwright.containers import ContainerSpec
 from clockwright.errors import ConfigError, ModelError
@@ -27,6 +27,10 @@ from worker.containers.frames import Tensor
 
 # A server that says nothing for so long about a model is away.
 _ASK_LIMIT_S = 10.0
+# What an answer has besides the elements of outputs.
+_WORDS_BYTES = 1 << 20
+# gRPC's own limit.
+_MESSAGE_BYTES_MAX = (1 << 31) - 1
 _PREFIX = "/inference.GRPCInferenceService/"
 
 
@@ -43,7 +47,10 @@ class OipServer(Container):
 
     @override
     def start(self) -> None:
-        self._channel = self._access.channel(self._address)
+        # The outputs of a batch fit into the memory.
+        most_bytes = min(len(self._memory.bytes) + _WORDS_BYTES, _MESSAGE_BYTES_MAX)
+        options = dict(OPTIONS) | {"grpc.max_receive_message_length": most_bytes}
+        self._channel = self._access.channel(self._address, options=tuple(options.items()))
 
     @override
     def wait_ready(self, limit_s: float) -> None:
