@@ -310,6 +310,8 @@ def test_an_import_path_takes_several_inputs_and_gives_several_outputs(tmp_path:
         ("def guess(rows): ...", r"model.py: expected a function 'predict', found guess"),
         ("import os\nos.abort()", "the container was killed by SIGABRT while loading model.py"),
         ("raise SystemExit(3)", "cannot be loaded: SystemExit: 3"),
+        (r"raise OSError('no \udcff')", r"cannot be loaded: OSError: no \?$"),
+        ("raise OSError(100_000 * 'long ')", "cannot be loaded: OSError: long long"),
         (
             "def predict(rows): return rows",
             r"a batch of 1 zeros: predict raised ValueError: output",

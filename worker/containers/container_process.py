@@ -40,7 +40,7 @@ def main() -> int:
     try:
         predict = load(Path(job["folder"]), job["load"], method)
     except ModelError as error:
-        connect().send(Kind.ERROR, str(error).encode())
+        connect().send(Kind.ERROR, _words(error))
         return 0
 
     def run(arguments: Sequence[Array]) -> list[Array]:
@@ -49,7 +49,7 @@ def main() -> int:
         try:
             return name_outputs(predict(*own), outputs, len(own[0]))
         except Exception as error:  # whatever the code raises is about these rows
-            raise ModelError(f"{method} raised {type(error).__name__}: {error}"[:2000]) from None
+            raise ModelError(f"{method} raised {type(error).__name__}: {error}") from None
 
     worker = connect()
     worker.send(Kind.READY)
@@ -63,7 +63,7 @@ def main() -> int:
         try:
             run_batch(memory, _placed(inputs, places), _placed(outputs, places), rows, run)
         except ModelError as error:
-            worker.send(Kind.ERROR, str(error).encode(errors="replace"))
+            worker.send(Kind.ERROR, _words(error))
         else:
             worker.send(Kind.DONE)
 
@@ -166,6 +166,11 @@ def _run_file(path: Path) -> object:
     sys.modules["model"] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _words(error: ModelError) -> bytes:
+    # The code's own words may be of any length, and no text.
+    return str(error)[:2000].encode(errors="replace")
 
 
 def _placed(specs: Sequence[TensorSpec], places: Iterator[int]) -> list[tuple[TensorSpec, int]]:
