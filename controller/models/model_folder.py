@@ -268,13 +268,13 @@ def _read_config(folder: Path, name: str, most: int = CONFIG_BYTES_MAX) -> str:
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ModelError(f"{name} leads outside the model's folder")
-    if not path.exists():
-        return ""
     try:
+        if not path.exists():
+            return ""
         if (num_bytes := path.stat().st_size) > most:
             raise ModelError(f"{name}: found {num_bytes} bytes, expected {most} at most")
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{name}: {error}") from error
 
 

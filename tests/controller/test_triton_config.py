@@ -77,6 +77,10 @@ def test_what_a_configuration_says_becomes_settings_and_the_rest_is_named_once(
         " optimization, parameters.custom"
     )
     assert ModelFolder.from_json(read.to_json(), tmp_path) == read
+    (tmp_path / "m" / "{ x: [").unlink()
+    (tmp_path / "m" / "{ x: [").mkdir()
+    with pytest.raises(ModelError, match="Is a directory"):
+        ModelFolder.from_json(read.to_json(), tmp_path)
 
 
 def test_json_says_the_same(tmp_path: Path) -> None:
