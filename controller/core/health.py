@@ -17,7 +17,8 @@ for it. A worker that fails everything, is overdue or slow is suspended for all 
 A model is never suspended on the last worker that offers it, with the one exception of the table: else no
 probe could show whether it works again. A suspension ends when a probe succeeds there. A probe is a load, or a run of
 one request that waits or runs elsewhere all the same, so it costs no answer. Where the worker did not answer, any answer
-ends it, once none is late. The pause before the next probe doubles with every failure. What a worker remembers of a model's failures ends with the model's next success.
+ends it, once none is late. The pause before the next probe doubles with every failure. What a worker remembers of a
+model's failures ends with the model's next success.
 
 What a slow worker measures is kept from the estimates that it shares with its kind, while another worker is
 there to be asked instead. Where all are slow, the last one teaches, and the others' probes are in time again.
