@@ -340,11 +340,7 @@ class Queries:
                 if application.combination is not Rule.ONE:
                     try:
                         encoded.append(shape.encode(combined[-1]))
-                    except (
-                        struct.error,
-                        OverflowError,
-                        TypeError,
-                    ) as error:  # It does not fit the datatype.
+                    except (struct.error, OverflowError, ValueError) as error:
                         raise policy.failed("combine", repr(error)) from None
         except PolicyError as error:
             asking.failed(error)

@@ -56,8 +56,13 @@ def test_labels_that_are_texts_are_read_and_answered() -> None:
     [joined] = shape.join([shape.encode(Combined(each.label, 1.0)) for each in said])
     assert cut_texts(shape.outputs[0].unpack(joined)[1]) == [b"cat", b"\xff"]
     # The answer of a policy that thinks of numbers does not fit.
-    with pytest.raises(TypeError, match="label: found 3, expected a text"):
-        shape.encode(Combined(3, 1.0))
+    for odd, words in (
+        (3, "label: found 3, expected a text"),
+        ("\ud800", "surrogates not allowed"),
+        ("x" * 257, "label: found 257 bytes, expected 256 at most"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            shape.encode(Combined(odd, 1.0))
     assert reading.read([LABEL.failed("no such category"), scores], 2) is None
     long = "x" * (LABEL_BYTES_MAX + 1)
     assert reading.read([tensor(LABEL, 2, join_texts(["a", long])), scores], 2) is None

@@ -81,14 +81,23 @@ class Shape:
     numeric: bool = False
 
     def encode(self, combined: Combined) -> list[bytes]:
-        """Encode one row of a combined answer. Not used with `one`, whose outputs are a model's."""
+        """Encode one row of a combined answer. Not used with `one`, whose outputs are a model's.
+
+        Raises:
+            ValueError, OverflowError, struct.error: it does not fit the datatype, or is a text that is too long.
+        """
         if self.numeric:
             return self._encode_numbers(combined)
         label = combined.label
         if self.outputs[0].datatype == "BYTES":
             if not isinstance(label, str):
-                raise TypeError(f"label: found {label!r}, expected a text")
-            row = [join_texts([label])]
+                raise ValueError(f"label: found {label!r}, expected a text")
+            text = label.encode(errors="surrogateescape")
+            if len(text) > LABEL_BYTES_MAX:
+                raise ValueError(
+                    f"label: found {len(text)} bytes, expected {LABEL_BYTES_MAX} at most"
+                )
+            row = [join_texts([text])]
         else:
             row = [struct.pack("<" + DATATYPES[self.outputs[0].datatype].letter, label)]
         if len(self.outputs) > 1:
