@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -346,15 +348,32 @@ def test_an_address_that_is_no_name_is_told_with_it(tmp_path: Path) -> None:
         made.prepare()
 
 
-def test_a_container_that_is_stopped_while_it_connects_leaves_no_connection(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, shared_memory() as memory:
-        spec = ContainerSpec(
-            address=f"tcp://127.0.0.1:{server.getsockname()[1]}", inputs=(), outputs=()
-        )
+def test_a_container_that_is_stopped_while_it_connects_leaves_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    connect = socket.create_connection
+
+    def dial(place: tuple[str, int], limit_s: float) -> socket.socket:
+        begun.set()
+        assert go.wait(PATIENCE_S), "whoever stops it waits for an address that does not answer"
+        return connect(place, limit_s)
+
+    monkeypatch.setattr(socket, "create_connection", dial)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        shared_memory() as memory,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        spec = ContainerSpec(address=address, inputs=(), outputs=())
         container = ProgramContainer(spec, tmp_path, memory, Bounds("late"))
+        ready = pool.submit(container.wait_ready, PATIENCE_S)
+        assert begun.wait(PATIENCE_S)
         container.stop()
+        go.set()
         with pytest.raises(ModelError, match="the container closed the connection"):
-            container.wait_ready(PATIENCE_S)
+            ready.result(PATIENCE_S)
         server.settimeout(PATIENCE_S)
         with server.accept()[0] as accepted:
             accepted.settimeout(PATIENCE_S)

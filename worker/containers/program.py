@@ -128,8 +128,11 @@ class ProgramContainer(Container):
         doing = f"loading {spec.load}" if spec.load else f"starting {spec.title}"
         end_s = time.monotonic() + limit_s
 
+        # Before the lock, because whoever stops it waits for the lock.
+        dialled = self._dial(end_s) if spec.address else None
+
         def connect() -> tuple[Kind, bytearray]:
-            connection = self._connection = FrameConnection(self._connect(end_s))
+            connection = self._connection = FrameConnection(dialled or self._accept(end_s))
             if self.stopped:  # before there was a connection to interrupt
                 raise EOFError
             return connection.receive(most_bytes=0, deadline_s=end_s)
@@ -145,15 +148,16 @@ class ProgramContainer(Container):
             raise ModelError(_words(body))
         raise ModelError(f"found a frame {kind.name} while {doing}, expected READY")
 
-    def _connect(self, end_s: float) -> socket.socket:
-        spec, process = self._spec, self._process
-        if not spec.address:
-            if process is None or self._listener is None:
-                raise EOFError  # it was stopped
-            with contextlib.closing(self._listener):
-                return self._listener.accept(process.pid, end_s)
+    def _accept(self, end_s: float) -> socket.socket:
+        process = self._process
+        if process is None or self._listener is None:
+            raise EOFError  # it was stopped
+        with contextlib.closing(self._listener):
+            return self._listener.accept(process.pid, end_s)
+
+    def _dial(self, end_s: float) -> socket.socket:
         limit_s = min(_DIAL_LIMIT_S, end_s - time.monotonic())
-        kind, _, place = spec.address.partition("://")
+        kind, _, place = self._spec.address.partition("://")
         host, _, port = place.rpartition(":")
         dialled: socket.socket | None = None
         try:
@@ -168,7 +172,7 @@ class ProgramContainer(Container):
         except (OSError, UnicodeError) as error:  # the second: no DNS name
             if dialled is not None:
                 dialled.close()
-            raise ContainerAwayError(f"{spec.address}: {error}") from None
+            raise ContainerAwayError(f"{self._spec.address}: {error}") from None
         return dialled
 
     @override
@@ -213,8 +217,6 @@ class ProgramContainer(Container):
             process = self._process
             try:
                 return talk()
-            except ContainerAwayError:
-                raise
             except TimeoutError:
                 why = f"hung: {doing} took more than {limit_s:g} s, the time limit"
             except ProtocolError as error:
