@@ -356,7 +356,7 @@ def test_a_container_that_is_stopped_while_it_connects_leaves_no_connection(
 
     def dial(place: tuple[str, int], limit_s: float) -> socket.socket:
         begun.set()
-        assert go.wait(PATIENCE_S), "whoever stops it waits for an address that does not answer"
+        assert go.wait(PATIENCE_S), "stop waits for an address that does not answer"
         return connect(place, limit_s)
 
     monkeypatch.setattr(socket, "create_connection", dial)

@@ -22,7 +22,7 @@ _groups = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ControlGroup:
     """The group of one process."""
 
     folder: Path
@@ -56,7 +56,7 @@ class Bounds:
         self._root = root
         self._has_told = False
 
-    def open(self, spec: ContainerSpec) -> Group | None:
+    def open(self, spec: ContainerSpec) -> ControlGroup | None:
         """Make a group with the bounds that a declaration states.
 
         Returns:
@@ -69,13 +69,13 @@ class Bounds:
             wanted["cpu.max"] = f"{round(spec.cpus * _PERIOD_US)} {_PERIOD_US}"
         if not wanted:
             return None
-        group: Group | None = None
+        group: ControlGroup | None = None
         try:
             parent = self._parent()
             _enable(parent, {name.partition(".")[0] for name in wanted})
             folder = parent / f"clockwright-{os.getpid()}-{next(_groups)}"
             folder.mkdir()
-            group = Group(folder, spec.memory_mib)
+            group = ControlGroup(folder, spec.memory_mib)
             for name, value in wanted.items():
                 (folder / name).write_text(value, encoding="ascii")
             if spec.memory_mib is not None:

@@ -30,7 +30,7 @@ from clockwright.foreign import printable
 from clockwright.process import how_it_ended
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
-from worker.containers.bounds import Bounds, Group
+from worker.containers.bounds import Bounds, ControlGroup
 from worker.containers.container import (
     Container,
     ContainerAwayError,
@@ -79,7 +79,7 @@ class ProgramContainer(Container):
         """
         super().__init__(spec, folder, memory)
         self._bounds = bounds
-        self._group: Group | None = None
+        self._group: ControlGroup | None = None
         self._listener: _Listener | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: FrameConnection | None = None
@@ -128,7 +128,7 @@ class ProgramContainer(Container):
         doing = f"loading {spec.load}" if spec.load else f"starting {spec.title}"
         end_s = time.monotonic() + limit_s
 
-        # Before the lock, because whoever stops it waits for the lock.
+        # Before the lock, because `stop` waits for the lock.
         dialled = self._dial(end_s) if spec.address else None
 
         def connect() -> tuple[Kind, bytearray]:
