@@ -56,7 +56,8 @@ ROOT = Path(__file__).parents[2]
     OTHER_KIND,
     CLOSE,
     NO_ANSWER,
-) = map(float, range(12))
+    TWICE,
+) = map(float, range(13))
 ODD = """
 import os, signal, socket, struct, sys, threading, time
 
@@ -78,6 +79,8 @@ def tensor(code, shape, data, length=None):
 
 def answer(mood, rows, sums):
     floats = struct.pack(f"<{rows}f", *sums)
+    if mood == 12:
+        return answer(1, rows, sums) + answer(0, rows, sums)
     done = lambda *tensors: frame(3, struct.pack("<Q", len(tensors)) + b"".join(tensors))
     return {
         1: frame(4, b"this row is not to my taste"),
@@ -237,6 +240,16 @@ def test_a_program_that_breaks_the_protocol_costs_its_batch_and_starts_again(
         raise AssertionError(message)
     assert odd.lost.get(timeout=PATIENCE_S) == message
     until(lambda: not lives(pid), what="the program's process is gone")
+    odd.prepare()
+    assert sums_of(odd.infer(row(PLAIN))) == [11]
+
+
+def test_a_second_answer_is_not_taken_for_that_of_the_next_batch(odd: ContainerBench) -> None:
+    odd.prepare()
+    assert "this row is not to my taste" in odd.failure(row(TWICE))
+    message = odd.failure(row(PLAIN))
+    assert "running a batch of 1: found more than one answer to the batch before" in message
+    assert odd.lost.get(timeout=PATIENCE_S) == message
     odd.prepare()
     assert sums_of(odd.infer(row(PLAIN))) == [11]
 

@@ -72,6 +72,17 @@ class FrameConnection:
         head = _HEAD.pack(VERSION, kind, sum(len(piece) for piece in body))
         self._socket.sendall(b"".join((head, *body)))
 
+    def expect_silence(self) -> None:
+        """Check that nothing lies here unread: it would be taken for the answer to the next RUN.
+
+        Raises:
+            ProtocolError: something does.
+        """
+        self._socket.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            if self._socket.recv(1, socket.MSG_PEEK):
+                raise ProtocolError("found more than one answer to the batch before")
+
     def receive(
         self, *, most_bytes: int = 1 << 62, deadline_s: float | None = None
     ) -> tuple[Kind, bytearray]:
