@@ -254,7 +254,7 @@ def _read_labels(folder: Path, settings: ModelSettings) -> dict[str, tuple[str, 
                 f"labels: found {num_bytes} bytes and more, expected {LABELS_BYTES_MAX} at most"
             )
         # `splitlines` would cut a name at other characters too, and move all names behind it.
-        labels[output] = tuple(text.removesuffix("\n").split("\n"))
+        labels[output] = tuple(text.removeprefix("\ufeff").removesuffix("\n").split("\n"))
         longest = max(len(label.encode()) for label in labels[output])
         if longest > LABEL_BYTES_MAX:
             raise ModelError(

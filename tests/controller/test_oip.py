@@ -17,6 +17,8 @@ from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire import bulk
 from clockwright.wire.bulk import ENTRIES_MAX, FIELDS_MAX, SMALL_MESSAGE_BYTES
 from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
+from clockwright.wire.texts import cut_texts
+from controller.front.oip.classification import Classes
 from controller.front.oip.protocol import (
     CheckedRequest,
     Servable,
@@ -741,6 +743,22 @@ def test_tensors_of_open_sizes_carry_them_inside() -> None:
     response = pb.ModelInferResponse.FromString(b"".join(encode_response(asked, found)))
     assert [list(output.shape) for output in response.outputs] == [[2, 3, 2], [2, 3]]
     assert list(response.raw_output_contents) == [b"s" * 48, b"l" * 24]
+
+
+@pytest.mark.parametrize(
+    ("row", "number", "expected"),
+    [
+        ([0, 1, 1, 1, 1, 0], 2, ["1.000000:1", "1.000000:2"]),
+        ([0] * 1000, 1, ["0.000000:0"]),
+        ([math.nan, 1, 2, math.nan, -math.inf], 3, ["2.000000:2", "1.000000:1", "nan:0"]),
+    ],
+)
+def test_of_equal_values_the_first_are_the_classes_and_nan_is_the_least(
+    row: list[float], number: int, expected: list[str]
+) -> None:
+    classes = Classes(TensorSpec("y", "FP32", (len(row),)), number)
+    raw = struct.pack(f"<{2 * len(row)}f", *row, *row)
+    assert [text.decode() for text in cut_texts(classes.classify(raw, 2))] == expected * 2
 
 
 def test_only_the_outputs_asked_for_are_sent() -> None:

@@ -22,7 +22,8 @@ class Classes:
     """What is wanted of an output in place of its values."""
 
     spec: TensorSpec
-    #: Texts per row, not more than a row has elements. The largest value comes first, and of equal ones the first.
+    #: Texts per row, not more than a row has elements. The largest value comes first, and of equal ones the first;
+    #: NaN is the least.
     #: An output that has no rows first is one row, whose texts have one dimension.
     number: int
     #: Names of the elements of a row, from the first on; may be fewer.
@@ -40,8 +41,16 @@ class Classes:
         is_float = DATATYPES[self.spec.datatype].is_float
         texts = []
         for row in elements_of(self.spec.datatype, raw).reshape(rows, -1):
-            found = np.argpartition(row, -self.number)[-self.number :].tolist()
-            for value, index in sorted((-row[index].item(), index) for index in found):
-                text = f"{-value:f}:{index}" if is_float else f"{-value}:{index}"
+            # What is no number counts as the least.
+            ranked = np.where(np.isnan(row), -np.inf, row) if is_float else row
+            least = np.partition(ranked, -self.number)[-self.number]
+            larger = np.flatnonzero(ranked > least)
+            equal = np.flatnonzero(ranked == least)[: self.number - len(larger)]
+            order = sorted(
+                (-ranked[index].item(), index) for index in (*larger.tolist(), *equal.tolist())
+            )
+            for _, index in order:
+                value = row[index].item()
+                text = f"{value:f}:{index}" if is_float else f"{int(value)}:{index}"
                 texts.append(f"{text}:{self.labels[index]}" if index < len(self.labels) else text)
         return join_texts(texts)
