@@ -174,6 +174,14 @@ def test_what_code_returns_is_checked_against_what_was_declared(
         name_outputs(result, outputs, 2)
 
 
+def test_texts_keep_the_zeros_at_their_end() -> None:
+    outputs = (TensorSpec("a", "BYTES", ()), TensorSpec("b", "BYTES", (1,)))
+    found = name_outputs((["x\0", b"\0"], [["\0"], ["yy"]]), outputs, 2)
+    assert [each.tolist() for each in found] == [["x\0", b"\0"], [["\0"], ["yy"]]]
+    with pytest.raises(ValueError, match="'a' has NoneType and str, expected str or bytes"):
+        name_outputs((["x", None], [["y"], ["z"]]), outputs, 2)
+
+
 def test_pauses_grow_while_a_container_keeps_dying_and_are_forgotten_when_it_lives() -> None:
     backoff = Backoff()
     assert backoff.pause_s == 0

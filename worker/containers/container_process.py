@@ -144,7 +144,8 @@ def name_outputs(result: object, outputs: Sequence[TensorSpec], rows: int) -> li
 
 
 def _fit(value: object, spec: TensorSpec, rows: int) -> Array:
-    array: Array = np.asarray(value)
+    # NumPy's own kinds of text drop zeros at the end.
+    array: Array = np.asarray(value, np.object_ if spec.datatype == "BYTES" else None)
     expected = (rows, *spec.row_shape)
     if array.shape != expected:
         raise ValueError(
@@ -152,7 +153,10 @@ def _fit(value: object, spec: TensorSpec, rows: int) -> Array:
         )
     if spec.datatype == "BYTES":
         if not all(isinstance(each, str | bytes) for each in array.reshape(-1).tolist()):
-            raise ValueError(f"output {spec.name!r} is {array.dtype}, expected str or bytes")
+            found = sorted({type(each).__name__ for each in array.reshape(-1).tolist()})
+            raise ValueError(
+                f"output {spec.name!r} has {' and '.join(found)}, expected str or bytes"
+            )
     elif not np.can_cast(array.dtype, DATATYPES[spec.datatype].dtype, "same_kind"):
         raise ValueError(f"output {spec.name!r} is {array.dtype}, expected {spec.datatype}")
     return array.astype(DATATYPES[spec.datatype].dtype, copy=False)
