@@ -25,6 +25,8 @@ class ForeignServer:
         #: Answers wait for it.
         self.go = threading.Event()
         self.go.set()
+        #: It refuses all requests with it.
+        self.refusal: grpc.StatusCode | None = None
         #: Called with the number of each request, from 1, before it waits.
         self.came: Callable[[int], object] = lambda _: None
         #: Inputs of the only model, with open dimensions as -1; name, datatype and shape.
@@ -57,6 +59,9 @@ class ForeignServer:
         self.go.wait()
         if request.model_name == "broken":
             context.abort(grpc.StatusCode.INTERNAL, "out of order")
+        if self.refusal is not None:
+            context.set_trailing_metadata((("said-by", "the server"),))
+            context.abort(self.refusal, "busy")
         response = pb.ModelInferResponse(model_name=request.model_name)
         self.compute(request, response)
         return response

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -578,6 +579,28 @@ def test_an_answer_of_another_server_is_bounded(tmp_path: Path) -> None:
         table = OTHER_TABLE.replace("ADDRESS", other.address)
         folder = write_container(tmp_path, "sums", table)
         with bench(folder) as made, pytest.raises(ModelError, match="larger than max"):
+            made.prepare()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, r"the server went away .*\(busy\)"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "the server said: LATE"),
+    ],
+)
+def test_another_server_that_is_busy_at_the_start_is_tried_again_later(
+    tmp_path: Path, status: grpc.StatusCode, words: str
+) -> None:
+    with foreign_server() as other:
+        other.outputs = [("sums", "FP32", [-1])]
+        other.refusal = status
+        table = OTHER_TABLE.replace("ADDRESS", other.address)
+        folder = write_container(tmp_path, "sums", table)
+        with (
+            bench(folder) as made,
+            pytest.raises(ContainerAwayError, match=f"grpc://.*: a batch of 1 zeros: {words}"),
+        ):
             made.prepare()
 
 

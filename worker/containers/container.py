@@ -34,6 +34,10 @@ class ContainerFailedError(ModelError):
     """It could not run a batch; it can run others."""
 
 
+class ContainerBusyError(ContainerFailedError):
+    """It refused a batch; it may run the same one later."""
+
+
 class SharedMemory:
     """Bytes that other processes can map; the memory is freed with its last user."""
 

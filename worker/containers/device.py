@@ -32,6 +32,7 @@ from worker.containers.bounds import Bounds
 from worker.containers.container import (
     Container,
     ContainerAwayError,
+    ContainerBusyError,
     ContainerDiedError,
     ContainerFailedError,
     SharedMemory,
@@ -306,6 +307,7 @@ def _profile(
 
     Raises:
         ModelError: the code cannot run it.
+        ContainerAwayError: what runs elsewhere went away, or is busy.
     """
     layout = IoLayout.of(spec.inputs, spec.outputs, size)
     # The measurement of another size left its outputs in this memory.
@@ -323,6 +325,10 @@ def _profile(
             _run(container, layout, [size], begin)
             samples.append(max(time.monotonic_ns() - begin_ns, 1))
     except (ContainerDiedError, ContainerFailedError) as error:
-        raise ModelError(f"a batch of {size} zeros: {error}") from None
+        why = f"a batch of {size} zeros: {error}"
+        died = isinstance(error, ContainerDiedError)
+        if spec.address and (died or isinstance(error, ContainerBusyError)):
+            raise ContainerAwayError(f"{spec.address}: {why}") from None
+        raise ModelError(why) from None
     # Take the least, because other load on the machine only adds.
     return min(samples)

@@ -13,12 +13,13 @@ from typing_extensions import override
 from clockwright.client.channel import OPTIONS, Access
 from clockwright.client.statuses import error_of
 from clockwright.containers import ContainerSpec
-from clockwright.errors import ConfigError, ModelError
+from clockwright.errors import ConfigError, ModelError, Refusal, RefusedError
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.tensors import TensorSpec
 from worker.containers.container import (
     Container,
     ContainerAwayError,
+    ContainerBusyError,
     ContainerDiedError,
     ContainerFailedError,
     SharedMemory,
@@ -123,7 +124,7 @@ class OipServer(Container):
 
         Raises:
             ContainerDiedError: it is away, or takes too long.
-            ContainerFailedError: it refuses.
+            ContainerFailedError: it refuses; a ContainerBusyError if it may take the same call later.
         """
         remaining_s = self._batch_end_s - time.monotonic()
         try:
@@ -140,7 +141,10 @@ class OipServer(Container):
                 ) from None
             if isinstance(named, ConfigError) or code is grpc.StatusCode.CANCELLED:
                 raise ContainerDiedError(f"the server went away while {doing}: {named}") from None
-            raise ContainerFailedError(f"the server said: {named}") from None
+            why = f"the server said: {named}"
+            if isinstance(named, RefusedError) and named.refusal is not Refusal.FAILED:
+                raise ContainerBusyError(why) from None
+            raise ContainerFailedError(why) from None
         except ValueError:  # the channel was closed
             raise ContainerDiedError(f"the server was left while {doing}") from None
         return answer
