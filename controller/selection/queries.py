@@ -530,7 +530,8 @@ def _refused(asking: _Open) -> Refused:
             f" {application.confidence_threshold:g}"
         )
     else:
-        why = asking.fault or "no model answered in time"
+        in_time = "" if refusal is Refusal.FAILED else " in time"
+        why = asking.fault or f"no model answered{in_time}"
     figures = {"slo_ns": asking.ask.slo_ns, "request_id": asking.request_id}
     words = f"application {application.name}: {why}, and it has no default"
     return Refused(refusal, figures, message=words)
