@@ -377,6 +377,10 @@ def test_texts_have_open_dimensions(client: Client) -> None:
     assert found["y"].tolist() == [["x" * 4000]]
     with pytest.raises(BadRequestError, match=r"found length 2 .*, expected 1 as in input 'x'"):
         client.infer("tokens", {"x": long, "w": np.ones((1, 2), np.float32)}, **LONG)
+    with pytest.raises(BadRequestError, match="at most for a request of such sizes; send shorter"):
+        client.infer(
+            "tokens", {"x": texts(["x" * 2**20]), "w": np.ones((1, 1), np.float32)}, **LONG
+        )
     with pytest.raises(RefusedError, match=r"FAILED: .*UTF-8"):
         client.infer("tokens", {"x": texts([b"\xff"]), "w": np.ones((1, 1), np.float32)}, **LONG)
 

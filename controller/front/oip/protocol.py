@@ -639,9 +639,12 @@ def _read_inputs(
         rows = _rows_of_work(servable, rows, sizes)
         for spec, content in zip(servable.inputs, buffers, strict=True):
             if len(content) > spec.batch_bytes(rows):
+                help_ = (
+                    "send shorter texts" if spec.datatype == "BYTES" else "make one of them smaller"
+                )
                 raise BadRequestError(
                     f"input {quote(spec.name)}: found {len(content)} bytes, expected"
-                    f" {spec.batch_bytes(rows)} at most for a request of such sizes; make one of them smaller"
+                    f" {spec.batch_bytes(rows)} at most for a request of such sizes; {help_}"
                 )
     if servable.varies:
         in_regions = {index for index, _ in shared}
