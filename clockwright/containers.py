@@ -35,6 +35,8 @@ _DIMENSION_MAX = 2**31
 _REPLICAS_MAX = 256
 _TIME_LIMIT_S_MAX = 3600.0
 _MEMORY_MIB_MAX = 2**30
+# The kernel takes no quota below a millisecond of each tenth of a second.
+_CPUS_LEAST = 0.01
 _CPUS_MAX = 2**16
 
 
@@ -176,9 +178,9 @@ def _name(key: str, value: object) -> str:
     return str(value)
 
 
-def _positive(key: str, value: object, most: float, of: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        raise _unexpected(f"container.{key}", value, f"a positive number of {of}")
+def _amount(key: str, value: object, least: float, most: float, of: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise _unexpected(f"container.{key}", value, f"{of}, from {least:g} to {most:g}")
     return float(value)
 
 
@@ -210,10 +212,10 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "address": _address,
     "model": _name,
     "method": _method,
-    "time_limit_s": partial(_positive, most=_TIME_LIMIT_S_MAX, of="seconds"),
+    "time_limit_s": partial(_amount, least=1e-3, most=_TIME_LIMIT_S_MAX, of="seconds"),
     "replicas": partial(_whole, most=_REPLICAS_MAX),
     "memory_mib": partial(_whole, most=_MEMORY_MIB_MAX),
-    "cpus": partial(_positive, most=_CPUS_MAX, of="processors"),
+    "cpus": partial(_amount, least=_CPUS_LEAST, most=_CPUS_MAX, of="processors"),
 }
 #: The kinds that some settings are for.
 _ONLY_WITH = {

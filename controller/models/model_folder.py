@@ -246,6 +246,10 @@ def _read_labels(folder: Path, settings: ModelSettings) -> dict[str, tuple[str, 
     for output, name in settings.labels.items():
         text = _read_config(folder, name, LABELS_BYTES_MAX)
         where = f"labels of output {output!r}:"
+        # Who may set labels need not be allowed to read code and settings.
+        first = (folder / name).resolve().relative_to(folder.resolve()).parts[0]
+        if first in (CONFIG_FILE, PBTXT) or first.isdigit():
+            raise ModelError(f"{where} found {name}, expected a file next to {CONFIG_FILE}")
         if not text.strip():
             raise ModelError(f"{where} expected a line for each class in {name}, found none")
         num_bytes += len(text.encode())

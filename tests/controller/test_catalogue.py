@@ -145,6 +145,13 @@ def test_only_a_line_feed_ends_a_label(tmp_path: Path) -> None:
     assert read_model_folder(folder).labels == {"y": ("a\u2028b\x0cc", "d", "")}
 
 
+@pytest.mark.parametrize("name", ["config.toml", "1/model.onnx", "./1/../1/model.onnx"])
+def test_labels_show_no_file_of_a_model_that_is_not_for_clients(tmp_path: Path, name: str) -> None:
+    folder = make_folder(tmp_path, config=f"labels = {{ y = {name!r} }}")
+    with pytest.raises(ModelError, match=r"expected a file next to config\.toml"):
+        read_model_folder(folder)
+
+
 def test_a_models_labels_are_bounded_together_and_each(tmp_path: Path) -> None:
     outputs = ", ".join(f"y{index} = 'y.txt'" for index in range(2_000))
     folder = make_folder(tmp_path, config=f"labels = {{ {outputs} }}")

@@ -92,6 +92,8 @@ class ContainerDevice(Device[ContainerModel]):
     computing_lanes: frozenset[Lane] = frozenset()
     # Its process takes as long as it likes.
     exec_anywhere = False
+    # A program that says nothing is waited for, while offers of other models are refused next to it.
+    at_once = 2
 
     def __init__(
         self, folder: Path, *, limits: Limits, io_pool_bytes: int, start_limit_s: float

@@ -59,6 +59,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 _REAP_LIMIT_S = 10.0
 # A process is gone a moment after its end of the connection. One that is not has closed it.
 _LEAVE_LIMIT_S = 2.0
+# The path of a socket has 107 bytes, and TMPDIR may be long.
+_FOLDER_BYTES_MAX = 100
 # A machine that is not there does not answer at all.
 _DIAL_LIMIT_S = 5.0
 
@@ -270,6 +272,9 @@ class _Listener:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="clockwright-")
+        if len(os.fsencode(self._folder.name)) > _FOLDER_BYTES_MAX:
+            self._folder.cleanup()
+            self._folder = tempfile.TemporaryDirectory(prefix="clockwright-", dir="/tmp")
         self.path = f"{self._folder.name}/socket"
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(self.path)
