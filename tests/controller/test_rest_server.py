@@ -371,16 +371,15 @@ def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
 
             server.do(work)
 
-        slow, busy, third = (dial(server.rest) for _ in range(3))
-        with slow, busy, third:
+        with dial(server.rest) as slow, dial(server.rest) as busy:
             busy.sendall(request_of())
             assert answer(busy)[0] == 200
             slow.sendall(request_of()[:-1])
-            third.sendall(request_of())
-            status, told = answer(third)
+            with dial(server.rest) as third:
+                third.sendall(request_of())
+                status, told = answer(third)
             assert (status, told["reason"]) == (429, "OVERLOADED")
             assert "connections, expected 2 at most" in told["error"]
-            third.close()
             server.until(lambda _: len(door.connections) == 2)
             sweep(3)  # `busy` has nothing open since; `slow` may still come.
             assert is_served(server)

@@ -56,8 +56,8 @@ EXEC = {1: 3 * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS}
 # --- Moore and Hodgson ----------------------------------------------------------------------------
 
 
-def job(latest_ms: float, share_ms: float, density: float = 1.0) -> Job:
-    return Job(int(latest_ms * MS), share_ms * MS, density)
+def job(latest_ms: float, share_ms: float, density: float = 1.0, *, held: bool = False) -> Job:
+    return Job(int(latest_ms * MS), share_ms * MS, density, held)
 
 
 def test_while_there_is_time_for_all_the_most_urgent_is_first() -> None:
@@ -82,7 +82,7 @@ def test_under_more_pressure_what_is_sparse_gives_way_sooner() -> None:
 
 def test_within_their_shares_jobs_strike_each_other_out_by_what_of_theirs_is_dropped() -> None:
     """However much a flood beside them has dropped."""
-    jobs = [job(1, 2, 1.0)._replace(held=True), job(5, 2, 9.0)._replace(held=True)]
+    jobs = [job(1, 2, 1.0, held=True), job(5, 2, 9.0, held=True)]
     assert first_kept(jobs, 0, 4.0, held_pressure=4.0)[0] == 1
     assert first_kept(jobs, 0, 4.0, held_pressure=1.0)[0] == 0
 
