@@ -501,11 +501,12 @@ def test_an_object_that_shrinks_while_it_is_served_ends_that_request_only(
 def test_bytes_of_regions_count_at_the_door_and_leave_it(tmp_path: Path) -> None:
     message = pb.ModelInferRequest(model_name="double")
     message.parameters["slo_ms"].int64_param = 30_000
-    tensor = message.inputs.add(name="x", datatype="FP32", shape=[4, 3])
+    # More than what a message counts besides its bytes while its parts come.
+    tensor = message.inputs.add(name="x", datatype="FP32", shape=[64, 3])
     tensor.parameters["shared_memory_region"].string_param = "r"
-    tensor.parameters["shared_memory_byte_size"].int64_param = 4 * SIZE
+    tensor.parameters["shared_memory_byte_size"].int64_param = 64 * SIZE
     request = message.SerializeToString()
-    door = AdmissionLimits(max_requests=10, max_bytes=len(request) + 4 * SIZE)
+    door = AdmissionLimits(max_requests=10, max_bytes=len(request) + 64 * SIZE)
     with (
         serving_in_thread(tmp_path, client_shm=True, door=door) as server,
         triton.InferenceServerClient(server.address) as client,
