@@ -161,9 +161,10 @@ class Dispatch:
     def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Load the model on the first worker from which that takes nothing but what the reason may take."""
         lanes = self._books.load_lanes
-        if reason is REFUSED_COLD or reason is WANTED:
+        is_asked_for = reason is REFUSED_COLD or reason is WANTED
+        if is_asked_for:
             # Those that are idle for longest, so that each in turn gives up a copy; a few with free pages before them.
-            rest = lanes.by_rest(model.ready)
+            rest = (worker for *_, worker in lanes.among(model.ready))
             few = sorted(islice(rest, _FEW), key=lambda worker: _is_full(worker, model))
             workers: Iterable[WorkerState] = chain(few, rest)
         else:
@@ -174,7 +175,7 @@ class Dispatch:
             readiness = model.ready.get(worker)
             if readiness is None or worker in model.copies:
                 continue
-            if reason is REFUSED_COLD or reason is WANTED:
+            if is_asked_for:
                 if not self._evict_all(self._policy.victims(worker, readiness.num_pages, now_ns)):
                     continue
             elif worker.num_free_pages < readiness.num_pages:

@@ -10,7 +10,7 @@ The order is a plain list, which loses and gains a place twice per load. In a `S
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from controller.core.link import LinkPlan
 from controller.core.state import WorkerState
@@ -52,11 +52,6 @@ class LoadLanes:
         """The order of some of the workers; of all that are there, if they are most of them."""
         order = self.order
         return order if 2 * len(workers) >= len(order) else sorted(map(_place, workers))
-
-    def by_rest(self, workers: Collection[WorkerState]) -> Iterator[WorkerState]:
-        """Some of the workers, first those whose load lanes are idle for longest, and others, in that order."""
-        for _, _, worker in self.among(workers):
-            yield worker
 
     def maybe_idle(self, workers: Collection[WorkerState], now_ns: int) -> Iterable[WorkerState]:
         """Those of some workers whose load lanes may be empty, and maybe others.
