@@ -174,6 +174,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     ),
     "clipper_fig8": (Aim("cumulative_error", at_most=0.048),),
     "selection": (
+        Aim("whole_path_application_1_more_controller_cpu_us", at_most=150),
         Aim("select_combine_us_4models", at_most=60),
         Aim("contexts_mib_100k", at_most=1024),
         Aim("cache_feedback_speedup", at_least=1.6),
