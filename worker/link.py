@@ -71,6 +71,8 @@ logger = logging.getLogger(__name__)
 
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
+    # The answer names all models to keep.
+    ("grpc.max_receive_message_length", -1),
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),
     *leader_search.OPTIONS,

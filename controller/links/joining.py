@@ -13,7 +13,6 @@ import msgspec
 
 from clockwright.errors import ProtocolError
 from clockwright.wire import peer
-from clockwright.wire.frame_headers import HEADER_BYTES_MAX
 from clockwright.wire.frame_socket import SocketListener
 from clockwright.wire.leadership import Term
 from clockwright.wire.peer import Welcome
@@ -24,6 +23,8 @@ _Register = TypeVar("_Register", bound=msgspec.Struct)
 
 # A peer that asked for a connection connects at once.
 DIAL_LIMIT_S = 10.0
+# A worker names every model that it has ready, in some 300 bytes: this is enough for twice `MODELS_MAX` of the catalogue.
+_REGISTER_BYTES_MAX = 64 << 20
 # Peers that have asked and not connected; beyond that the first of them are forgotten.
 _EXPECTED_MAX = 1024
 
@@ -76,8 +77,8 @@ async def answer(
 
 def _decode(kind: type[_Register], data: bytes) -> _Register:
     what = kind.__name__
-    if len(data) > HEADER_BYTES_MAX:
-        raise ProtocolError(f"{what} of {len(data)} bytes, expected {HEADER_BYTES_MAX} at most")
+    if len(data) > _REGISTER_BYTES_MAX:
+        raise ProtocolError(f"{what} of {len(data)} bytes, expected {_REGISTER_BYTES_MAX} at most")
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
