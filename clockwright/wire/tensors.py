@@ -91,6 +91,8 @@ class Variable:
     unit: int = 0
     #: The bytes of a tensor of one row of work, as far as that is known beforehand; 0: `unit_bytes`.
     usual_bytes: int = 0
+    #: Whether some tensors have fewer dimensions, as a network that drops those of size 1 answers.
+    may_lack: bool = False
 
     @property
     def rows_of_unit(self) -> int:
@@ -193,8 +195,9 @@ class TensorSpec:
         return size + abs(int(self._header.unpack_from(raw, begin)[0]))
 
     def header(self, shape: Sequence[int], num_bytes: int) -> bytes:
-        """Make what stands before the bytes of a tensor of a shape."""
-        return self._header.pack(num_bytes, *shape)
+        """Make what stands before the bytes of a tensor of a shape. -1 stands for a dimension that is lacking."""
+        lacking = self._header.size // 8 - 1 - len(shape)
+        return self._header.pack(num_bytes, *shape, *[-1] * lacking)
 
     def failed(self, why: str) -> bytes:
         """Make what stands for a tensor of a request that failed while others of its batch did not."""
@@ -229,6 +232,8 @@ class TensorSpec:
             raise ValueError(f"tensor {self.name!r}: found {len(view)} bytes, which say otherwise")
         if num_bytes < 0:
             raise RefusedError(Refusal.FAILED, bytes(view[size:]).decode(errors="replace"))
+        if -1 in shape:
+            shape = shape[: shape.index(-1)]
         sized = self.sized(shape, num_bytes)
         if not self.allows(shape) or not sized.fits(num_bytes, 1):
             raise ValueError(f"tensor {self.name!r}: found shape {shape} and {num_bytes} bytes")
@@ -243,6 +248,8 @@ class TensorSpec:
     def allows(self, shape: Sequence[int]) -> bool:
         """Whether a whole shape is one of this spec, however large."""
         expected = self.shape(-1)
+        if self.vary and self.vary.may_lack:
+            expected = expected[: len(shape)]
         return len(shape) == len(expected) and all(
             found >= 0 and (size < 0 or found == size)
             for found, size in zip(shape, expected, strict=True)

@@ -86,6 +86,8 @@ def model_fault(
             f"it has {len(ready.inputs)} inputs and {len(ready.outputs)} outputs,"
             f" expected 1 to {_TENSORS_MAX} each"
         )
+    if any(spec.vary and spec.vary.may_lack for spec in ready.inputs):
+        return "it has inputs that may lack dimensions, expected that of outputs only"
     for spec in (*ready.inputs, *ready.outputs):
         if fault := _text_fault(spec.name):
             return f"a tensor's name {fault}"

@@ -187,6 +187,31 @@ MODELS = (
         ({"x": _floats(2, 3), "s": _int64([3, 2])}, {"x": _floats(2, 3), "s": _int64([-1, 6])}),
     ),
     ForeignModel(
+        "flat_as_asked",
+        "g (float[2,3] x, int64[1] s) => (float[c] y) { y = Reshape(x, s) }",
+        ({"x": _floats(2, 3), "s": _int64([6])}, {"x": _floats(2, 3), "s": _int64([-1])}),
+    ),
+    ForeignModel(
+        "cut_as_asked",
+        """g (float[4,3] x, int64[2] start, int64[2] end, int64[2] ax, int64[2] step) => (float[c,d] y) {
+            y = Slice(x, start, end, ax, step)
+        }""",
+        (
+            {
+                "x": _floats(4, 3),
+                "start": _int64([3, 0]),
+                "end": _int64([0, 2]),
+                "ax": _int64([0, 1]),
+                "step": _int64([-2, 1]),
+            },
+        ),
+    ),
+    ForeignModel(
+        "squeezed",
+        "g (float[b,3] x) => (float[c] y) <int64[1] ax = {1}> { z = ReduceMax(x, ax)  y = Squeeze(z) }",
+        _X,
+    ),
+    ForeignModel(
         "as_many_as_asked",
         "g (int64 n) => (int64[k] y) <int64 zero = {0}, int64 one = {1}> { y = Range(zero, n, one) }",
         ({"n": _int64(7)}, {"n": _int64(0)}, {"n": _int64(99)}),
@@ -237,6 +262,24 @@ MODELS = (
                 "x": np.array([["naïve "], ["x"]], np.object_),
                 "z": np.array([["€"], [""]], np.object_),
             },
+        ),
+    ),
+    ForeignModel(
+        "words_of_text",
+        'g (string[b] x) => (string[b,c] y, int64[b] n) { y, n = StringSplit<delimiter=" ">(x) }',
+        (
+            {"x": np.array(["the cat sat", "on"], np.object_)},
+            {"x": np.array(["", "a b c d e"], np.object_)},
+        ),
+    ),
+    ForeignModel(
+        "text_without_some",
+        """g (string[4] x) => (string[c] y) {
+            y = StringNormalizer<is_case_sensitive=1, stopwords=["monday"], case_change_action="NONE">(x)
+        }""",
+        (
+            {"x": np.array(["monday", "tuesday", "monday", "friday"], np.object_)},
+            {"x": np.array(["a", "b", "c", "d"], np.object_)},
         ),
     ),
     ForeignModel(

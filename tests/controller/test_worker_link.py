@@ -28,7 +28,7 @@ from clockwright.wire import worker_messages as pb
 from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.leadership import Term
-from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec, Variable
 from controller.core import SchedulerConfig
 from controller.core.events import Event, ModelReady
 from controller.links import joining, worker_link, worker_models
@@ -470,6 +470,10 @@ async def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) 
         ({"inputs": [TensorSpec("x", "TEXT", ())]}, "datatype 'TEXT'"),
         ({"inputs": [TensorSpec("x", "BYTES", ())]}, "tensor x of BYTES does not carry its size"),
         ({"architecture_id": ""}, "empty architecture_id"),
+        (
+            {"inputs": [TensorSpec("x", "FP32", (), None, Variable(64, may_lack=True))]},
+            "inputs that may lack dimensions",
+        ),
     ],
 )
 async def test_a_description_that_cannot_be_true_makes_the_model_unavailable(

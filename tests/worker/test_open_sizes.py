@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from clockwright.elements import Array
 from clockwright.errors import ModelError, RefusedError
-from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec, Variable
 from experiments.bench.open_models import build, encoder
 from worker.compiling.cache import CompileCache
 from worker.compiling.compile import compile_model, profile_model, read_weights
@@ -344,3 +345,14 @@ def test_profiles_are_by_work(tmp_path: Path) -> None:
     ascending = [durations[size] for size in sizes]
     assert ascending == sorted(ascending)
     assert CompiledModel.from_json((tmp_path / "out" / "model.json").read_text()) == compiled
+
+
+def test_an_answer_without_its_dimensions_of_size_1_comes_back_as_it_was() -> None:
+    vary = Variable(64, ("n", "s"), (8, 8), 8, may_lack=True)
+    spec = TensorSpec("y", "FP32", (-1, -1), None, vary)
+    for shape in ((), (3,), (2, 3), (0,)):
+        raw = spec.header(shape, 4 * prod(shape)) + bytes(4 * prod(shape))
+        assert spec.unpack(raw)[0].row_shape == shape
+    strict = replace(spec, vary=replace(vary, may_lack=False))
+    with pytest.raises(ValueError, match="found shape"):
+        strict.unpack(strict.header((3,), 12) + bytes(12))

@@ -39,6 +39,7 @@ from worker.compiling.onnx_model import (
     read_model,
 )
 from worker.compiling.open_sizes import (
+    RanksError,
     Shapes,
     Sizes,
     SizeSearch,
@@ -78,7 +79,7 @@ from worker.models.model_files import (
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 8
+COMPILE_FORMAT = 9
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
@@ -87,9 +88,15 @@ _TOLERANCE = 1e-3
 _MADV_POPULATE_READ = 22
 
 # What to write into integers of the first runs, until the model takes it: a count of 0 may divide, axes have to differ.
-# Then floats are 1, too: they may be scales.
-_COUNTED, _ONES = -1, -2
-_FILLS = (0, 1, 2, 3, _COUNTED, _ONES)
+# Then floats are 1, too: they may be scales. The last two are for the shape of a Reshape, and for the steps and axes of
+# a Slice.
+_COUNTED, _ONES, _REST, _BACK = -1, -2, -3, -4
+_PATTERNS = {
+    _COUNTED: np.arange(1, 9),
+    _REST: np.array([-1, 1, 1, 1, 1, 1, 1, 1]),
+    _BACK: np.arange(-1, -9, -1),
+}
+_FILLS = (0, 1, 2, 3, _COUNTED, _ONES, _REST, _BACK)
 
 _CHANCE = "it answers by chance: the same row asked again is answered otherwise"
 
@@ -251,7 +258,7 @@ def compile_model(
     arguments = source, folder, limits, progress, target, otherwise
     try:
         return _compile(*arguments, is_whole=False)
-    except _NoRowsError:
+    except (_NoRowsError, RanksError):
         return _compile(*arguments, is_whole=True)
 
 
@@ -338,8 +345,7 @@ def _compile(
             for size in sorted(source.batch_sizes)
             if in_batches and size > 1 and batch_bytes((*inputs, *outputs), size) <= limits.io_bytes
         ]
-        # Tensors that carry their sizes may have any.
-        carries = target.takes_open_sizes and onnx.TensorProto.STRING not in element_types.values()
+        carries = target.takes_open_sizes  # Tensors that carry their sizes may have any.
         by_value = original.by_value(flow.by_value) if carries else {}
         probes = None
         if not by_value:  # Any numbers in place of a size could be more than there is memory for.
@@ -799,8 +805,7 @@ def sample_inputs(
             numbers[:] = 1 if fill == _ONES else generator.random(len(numbers), dtype=np.float32)
         elif fill and not DATATYPES[spec.datatype].is_float:
             numbers = array.view(DATATYPES[spec.datatype].dtype)
-            counted = np.resize(np.arange(1, 9), len(numbers))
-            numbers[:] = counted if fill == _COUNTED else max(fill, 1)
+            numbers[:] = np.resize(_PATTERNS.get(fill, max(fill, 1)), len(numbers))
         arrays.append(array)
     return arrays
 

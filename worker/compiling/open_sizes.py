@@ -67,6 +67,10 @@ def at_sizes(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
     return TensorSpec(spec.name, spec.datatype, shape, spec.axis)
 
 
+class RanksError(ModelError):
+    """Answers of some sizes have fewer dimensions than others, so there are no rows of one rank."""
+
+
 @dataclass(slots=True)
 class SizeSearch:
     """What a model takes, as far as it was tried."""
@@ -117,6 +121,9 @@ class SizeSearch:
                     f"[dimensions] says that {symbol!r} goes up to {self.bounds[symbol]}, but {found} is the largest"
                     f" size that works: {self.why}"
                 )
+        for index in everything:
+            # A network may drop dimensions of size 1.
+            self._takes((*first[:index], 1, *first[index + 1 :]))
         # How much an output grows with each of them.
         for corner in islice(product(*zip(least, largest, strict=True)), _CORNERS_MAX):
             self._takes(corner)
@@ -254,7 +261,7 @@ def open_outputs(
         whole: as in `open_inputs`.
 
     Raises:
-        ModelError: an output has not always as many dimensions.
+        RanksError: an output of rows has not always as many dimensions.
     """
     found = []
     room = min(_ROOM_BYTES, io_bytes // _ROOM_PART)
@@ -263,22 +270,26 @@ def open_outputs(
         if (told := by_value.get(spec.name)) is not None:
             at = {each: shape if len(shape) == len(told) else told for each, shape in at.items()}
         ranks = sorted({len(shape) for shape in at.values()})
-        if len(ranks) > 1:
-            raise ModelError(
+        if len(ranks) > 1 and not whole:
+            raise RanksError(
                 f"output {spec.name!r} has {' or '.join(map(str, ranks))} dimensions, expected as many for all sizes"
             )
+        at = {each: (*shape, *[1] * (ranks[-1] - len(shape))) for each, shape in at.items()}
         axis = None if whole else spec.axis
         row_shape, symbols = [], []
-        for place in range(ranks[0]):
+        for place in range(ranks[-1]):
             if place == axis:
                 continue
             here = {each: shape[place] for each, shape in at.items()}
-            if len(set(here.values())) == 1 and (told is None or told[place] >= 0):
+            is_fixed = len(set(here.values())) == 1 and len(ranks) == 1
+            if is_fixed and (told is None or told[place] >= 0):
                 row_shape.append(next(iter(here.values())))
             else:
                 row_shape.append(-1)
                 symbols.append(_symbol_of(here, sizes.symbols) or f"{spec.name}[{place}]")
         made = _bounded(spec, tuple(row_shape), axis, symbols, at, sizes)
+        if len(ranks) > 1 and made.vary is not None:
+            made = replace(made, vary=replace(made.vary, may_lack=True))
         if told is not None and made.vary is not None:
             most = max(_ROOM_FACTOR * made.vary.unit_bytes, room // sizes.largest)
             usual = made.vary.unit_bytes

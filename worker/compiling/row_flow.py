@@ -68,11 +68,19 @@ _SIZES_AND_PLACES = {
     "TopK": {1},
     "Trilu": {1},
     "Unsqueeze": {1},
+    "Upsample": {1},
 }
 #: Those of them that repeat or only arrange what they are given.
 _REPEATS = {"ConstantOfShape", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"}
 #: Operators whose answer's shape follows from values, and the inputs of others that decide it, besides those above.
-_SHAPED_BY_VALUES = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"}
+_SHAPED_BY_VALUES = {
+    "Compress",
+    "NonMaxSuppression",
+    "NonZero",
+    "StringNormalizer",
+    "StringSplit",
+    "Unique",
+}
 _SHAPES = {
     **_SIZES_AND_PLACES,
     "AffineGrid": {1},
