@@ -168,5 +168,8 @@ class Alarms:
         return sent.expected_end_ns + min(late_ns, self._action_timeout_ns)
 
     def overdue_ns(self, sent: SentAction) -> int:
-        """From this time on an action has waited for its result for too long."""
-        return sent.expected_end_ns + self._action_timeout_ns
+        """From this time on an action has waited for its result for too long.
+
+        One that takes long may take twice as long, on a host that is busy with something else.
+        """
+        return sent.expected_end_ns + max(self._action_timeout_ns, sent.action.expected_duration_ns)

@@ -120,7 +120,8 @@ class SchedulerConfig:
     #: over, on as many GPUs at once as leaves the others' requests in time.
     batch_slo_ns: int = 10 * NS_PER_S
     edf_mh: EdfMhConfig = field(default_factory=EdfMhConfig)
-    #: An action this long past its predicted end means that the worker hangs: its link is closed.
+    #: An action this long past its predicted end, or as long as it should take, means that the worker hangs: its link
+    #: is closed.
     action_timeout_ns: int = 5 * NS_PER_S
 
     def __post_init__(self) -> None:

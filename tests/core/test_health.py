@@ -324,6 +324,23 @@ def test_a_worker_whose_loads_all_fail_is_avoided_for_loads() -> None:
 # --- overdue and slow ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("exec_ms", "late_ms"), [(10, 5000), (14_000, 14_000)])
+def test_a_worker_is_given_up_when_a_result_is_late_by_the_limit_or_the_actions_duration(
+    exec_ms: float, late_ms: float
+) -> None:
+    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0))
+    bench.join(GPU)
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A, GPU, exec_ms={1: exec_ms}, resident=True)
+    begin_ms = bench.now_ms
+    (sent,) = infers(bench.request(A, slo_ms=60_000))
+    end_ms = begin_ms + exec_ms + late_ms
+    bench.wait(round((end_ms - 500) * MS))
+    assert bench.scheduler.statistics().workers
+    bench.wait(round((end_ms + 2000) * MS))
+    assert not bench.scheduler.statistics().workers
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_a_worker_does_not_answer_runs_elsewhere_and_the_first_answer_counts(
     policy: str,
