@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from experiments.bench.open_models import draw_weights
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HEADER = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 3]>\n'
@@ -180,6 +182,17 @@ MODELS = (
             s = ReduceSum<keepdims=0>(x, ax)  c = Greater(s, zero)  y = Compress<axis=0>(x, c)
         }""",
         (*_X, {"x": _floats(9, 3, seed=2)}),
+    ),
+    ForeignModel(
+        "heard_by_value",
+        """g (float[n,2] x) => (float[k,1,1,2] y, float[1,k,2] h)
+        <float[1,8,2] w, float[1,8,2] r, float[1,6,2] gw, float[1,6,2] gr, int64[1] ax = {1}, float zero = {0}> {
+            s = ReduceSum<keepdims=0>(x, ax)  c = Greater(s, zero)  kept = Compress<axis=0>(x, c)
+            steps = Unsqueeze(kept, ax)  y, hidden = GRU<hidden_size=2>(steps, gw, gr)
+            rows = Transpose<perm=[1,0,2]>(steps)  all, h = LSTM<hidden_size=2>(rows, w, r)
+        }""",
+        ({"x": np.ones((1, 2), np.float32)}, {"x": np.ones((3, 2), np.float32)}),
+        lambda model: draw_weights(model.graph),
     ),
     ForeignModel(
         "shaped_as_asked",

@@ -36,6 +36,13 @@ TEXTS = {
     "halves": """g (float[n,length] x) => (float[n,half] y) { y = Slice(x, zero, end, one, two) }""",
     # A value beyond the table fails, and that request alone.
     "table": """g (int64[n,length] x) => (float[n,length] y) <float[10] t> { y = Gather(t, x) }""",
+    # The GRU gets one step less, so of one step none.
+    "changes": """g (float[n,2,time] x) => (float[n,3] y) <float[1,9,2] w, float[1,9,3] r> {
+            later = Slice(x, one, end, two)
+            steps = Transpose<perm=[2,0,1]>(later)
+            all, last = GRU<hidden_size=3>(steps, w, r)
+            y = Squeeze(last, zero)
+        }""",
     "nameless": """g (float[n,?] x) => (float[n,?] y) { y = Relu(x) }""",
 }
 
@@ -44,15 +51,8 @@ def build(name: str) -> onnx.ModelProto:
     """Make one of `TEXTS`."""
     text = TEXTS[name]
     model = onnx.parser.parse_model(_HEADER + text)
-    random = np.random.default_rng(0)
     graph = model.graph
-    declared = {value.name: value for value in graph.value_info}
-    for each, value in declared.items():
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        graph.initializer.append(
-            numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), each)
-        )
-    del graph.value_info[:]
+    draw_weights(graph)
     constants = {
         "axes": [2, 3],
         "zero": [0],
@@ -67,6 +67,17 @@ def build(name: str) -> onnx.ModelProto:
     if name == "halves":
         graph.node[0].input[3], graph.node[0].input[4] = "one", "two"
     return model
+
+
+def draw_weights(graph: onnx.GraphProto) -> None:
+    """Draw what a graph's text declares without values."""
+    random = np.random.default_rng(0)
+    for value in graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        graph.initializer.append(
+            numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), value.name)
+        )
+    del graph.value_info[:]
 
 
 def encoder(

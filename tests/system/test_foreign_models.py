@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 
-from clockwright import BadRequestError, Client
+from clockwright import BadRequestError, Client, RefusedError
 from clockwright.client.operator import Operator
 from experiments.bench.foreign_models import MODELS, ForeignModel
 from experiments.bench.models import is_right, judge, operator_cases, write_models
@@ -60,6 +60,19 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_model_is_served_as_its_exporter_wrote_it(model: ForeignModel, address: str) -> None:
     with Client(address) as client:
         assert is_right(client, model)
+
+
+def test_a_request_that_gives_recurrent_layers_nothing_fails_and_no_worker_with_it(
+    address: str,
+) -> None:
+    (model,) = [each for each in MODELS if each.name == "heard_by_value"]
+    with Client(address) as client, Operator(address) as operator:
+        before = [worker.worker_id for worker in operator.workers()]
+        for rows in (1, 3):
+            with pytest.raises(RefusedError, match="the engine failed on this request"):
+                client.infer(model.name, -np.ones((rows, 2), np.float32), slo_ms=600_000)
+        assert is_right(client, model)
+        assert [worker.worker_id for worker in operator.workers()] == before
 
 
 def test_metadata_and_refusals_name_the_same_most_rows(address: str) -> None:

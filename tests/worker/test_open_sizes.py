@@ -281,6 +281,16 @@ def test_batches_lie_in_a_slot_and_come_back(kernels: dict[str, OpenKernel]) -> 
         outputs[0].unpack(found_outputs[4])
 
 
+def test_steps_too_few_for_a_gru_fail_alone(tmp_path: Path) -> None:
+    kernel = kernel_of(tmp_path, prepare(build("changes"), tmp_path))
+    assert kernel.compiled.open is not None
+    assert min(kernel.compiled.open.taken) == (2,)
+    few, enough = (np.ones((1, 2, time), np.uint32) for time in (1, 9))
+    failed, answer = kernel.run([[few], [enough]], NO_LIMIT)
+    assert isinstance(failed, str)
+    assert not isinstance(answer, str)
+
+
 # --- sizes ----------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from clockwright.elements import Array, array_of, raw_of
 from clockwright.errors import ModelError, ModelFaults
 from clockwright.units import NS_PER_S
 from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
+from worker.compiling.empty_sequences import guard_recurrent
 from worker.compiling.known_texts import NUMERALS, draw_known, known_texts
 from worker.compiling.lift_weights import LIFT_LEVELS, LiftedGraph, lift_weights
 from worker.compiling.onnx_model import (
@@ -52,7 +53,7 @@ from worker.compiling.open_sizes import (
     short_sizes,
     symbols_of,
 )
-from worker.compiling.row_flow import follow_rows
+from worker.compiling.row_flow import follow_rows, shaped_by_values
 from worker.compiling.row_probes import RowProbes, Run, is_by_chance
 from worker.compiling.thread_trial import Launches, choose_threads
 from worker.engines.onnxruntime import (
@@ -288,6 +289,8 @@ def _compile(
     with faults.collected():
         inputs = opened = input_specs(model.graph, rows, given, may_be_open=target.takes_open_sizes)
     symbols = symbols_of(opened)
+    if target.takes_open_sizes:
+        guard_recurrent(model, None if symbols else shaped_by_values(model.graph))
     # Check the limits before the runtime copies the weights, and before sample inputs are made.
     with faults.collected():
         limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))

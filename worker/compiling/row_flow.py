@@ -167,14 +167,12 @@ def follow_rows(
         coarse=any(kind.tensor_type.elem_type in _COARSE_TYPES for kind in types[0].values())
         or any(word in name for name in operators for word in _COARSE_WORDS),
         constant=frozenset(value.name for value in model.graph.output if value.name not in mixed),
-        by_value=_shaped_by_values(model.graph, types[0]),
+        by_value=_outputs_by_value(model.graph, types[0]),
     )
 
 
-def _shaped_by_values(
-    graph: GraphProto, types: Mapping[str, TypeProto]
-) -> dict[str, tuple[int, ...]]:
-    """Find the outputs whose shapes may follow from values: not inferred, behind an operator that shapes by values."""
+def shaped_by_values(graph: GraphProto) -> set[str]:
+    """Find the values of a graph behind an operator that shapes by values."""
     values = {value.name for value in model_inputs(graph)}
     shaped: set[str] = set()
     for node in graph.node:
@@ -194,7 +192,14 @@ def _shaped_by_values(
         elif any(name in values for index, name in enumerate(node.input) if index in places):
             # What a loop carries keeps its shape; what it collects is as long as it runs.
             shaped.update(node.output[len(node.input) - 2 if node.op_type == "Loop" else 0 :])
-    found = {}
+    return shaped
+
+
+def _outputs_by_value(
+    graph: GraphProto, types: Mapping[str, TypeProto]
+) -> dict[str, tuple[int, ...]]:
+    """Find the outputs whose shapes may follow from values, which are not inferred."""
+    shaped, found = shaped_by_values(graph), {}
     for value in graph.output:
         kind = types.get(value.name)
         if value.name in shaped and _shape(kind) is None:
