@@ -595,33 +595,47 @@ def test_an_application_is_not_asked_to_decide_within_a_time() -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("slo-ms", "slo_ms"), ("slo", "slo_ms"), ("SLO_MS", "slo_ms"), ("explian", "explain")],
+    [
+        ("slo-ms", "slo_ms"),
+        ("slo", "slo_ms"),
+        ("SLO_MS", "slo_ms"),
+        ("explian", "explain"),
+        ("timeout_ms", "timeout"),
+        ("tenant_id", "tenant"),
+    ],
 )
-def test_an_unknown_parameter_is_refused_with_the_nearest_that_is_known(
+def test_a_misspelt_parameter_is_refused_with_the_nearest_that_is_known(
     name: str, nearest: str
 ) -> None:
     with pytest.raises(BadRequestError) as caught:
         decode(message(parameters={name: Parameter(int64_param=25)}))
-    assert str(caught.value) == (
-        f"found parameter '{name}', expected some of slo_ms, timeout, explain, context, tenant,"
-        f" decide_within_ms, weight, work_ahead_ms; did you mean {nearest}?"
+    assert str(caught.value) == f"found parameter '{name}', which is none; did you mean {nearest}?"
+
+
+def test_a_misspelt_parameter_of_a_tensor_is_refused_with_its_place() -> None:
+    odd = Input(
+        name="a", datatype="FP32", shape=[1, 2], parameters={"shared_memory_regoin": Parameter()}
     )
-
-
-def test_a_parameter_like_no_other_is_refused_without_a_guess() -> None:
     with pytest.raises(
-        BadRequestError,
-        match=r"found parameter 'foo', .* tenant, decide_within_ms, weight, work_ahead_ms$",
-    ):
-        decode(message(parameters={"foo": Parameter(string_param="bar")}))
-    odd = Input(name="a", datatype="FP32", shape=[1, 2], parameters={"foo": Parameter()})
-    with pytest.raises(
-        BadRequestError, match=r"^input 'a': found parameter 'foo', expected some of"
+        BadRequestError, match=r"^input 'a': .*; did you mean shared_memory_region[?]"
     ):
         decode(message(inputs=[odd, GOOD_B]))
     wanted = Output(name="y", parameters={"binary_date": Parameter()})
     with pytest.raises(BadRequestError, match=r"^output 'y': .*; did you mean binary_data[?]"):
         decode(message(outputs=[wanted]))
+
+
+def test_parameters_for_models_of_other_makes_are_ignored_but_not_many() -> None:
+    others = ("temperature", "max_tokens", "stream", "text", "request_id", "lora_weights", "user")
+    told = {name: Parameter(string_param="1") for name in others}
+    asked = decode(message(parameters={**told, "slo_ms": Parameter(int64_param=25)}))
+    assert asked.slo_ns == 25_000_000
+    odd = Input(name="a", datatype="FP32", shape=[1, 2], parameters={"foo": Parameter()})
+    wanted = Output(name="y", parameters={"foo": Parameter()})
+    decode(message(inputs=[odd, GOOD_B], outputs=[wanted]))
+    many = {f"x{index}": Parameter(bool_param=True) for index in range(65)}
+    with pytest.raises(BadRequestError, match="found 65 parameters, expected 64 at most"):
+        decode(message(parameters=many))
 
 
 def test_what_clients_of_other_makes_send_as_a_matter_of_course_passes() -> None:

@@ -80,14 +80,17 @@ def test_what_stands_beside_data_has_a_bound() -> None:
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}])
 def test_a_parameter_is_a_plain_value(value: object) -> None:
-    for where in (
-        {"parameters": {"a": value}},
-        {"outputs": [{"name": "y", "parameters": {"a": value}}]},
-    ):
-        with pytest.raises(
-            BadRequestError, match="parameter 'a': expected a truth value, a number"
+    for name in ("slo_ms", "sequence_id", "classification", "headers"):
+        for where in (
+            {"parameters": {name: value}},
+            {"outputs": [{"name": "y", "parameters": {name: value}}]},
         ):
-            read(json.dumps({"inputs": [], **where}))
+            told = json.dumps({**json.loads(asked("[1]", "INT8")), **where})
+            if name == "headers":  # as MLServer's clients say it
+                assert read(told)[0] == b"\1"
+                continue
+            with pytest.raises(BadRequestError, match=f"{name}': expected a truth value, a number"):
+                read(told)
 
 
 def test_no_number_beside_data_is_infinite() -> None:

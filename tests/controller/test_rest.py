@@ -577,7 +577,11 @@ def test_a_model_that_is_being_prepared_says_when_to_come_again_and_an_unfit_one
         ({"parameters": {"slo_ms": "soon"}}, 400, "slo_ms"),
         ({"parameters": {"priority": 1 << 70}}, 400, "priority"),
         ({"outputs": [{"name": "z"}]}, 400, "output 'z': found no such output"),
-        ({"outputs": [{"name": "y", "parameters": {"x": 1}}]}, 400, "parameter 'x'"),
+        (
+            {"outputs": [{"name": "y", "parameters": {"clasification": 1}}]},
+            400,
+            "did you mean classification?",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(

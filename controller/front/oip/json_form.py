@@ -31,6 +31,7 @@ from clockwright.wire.tensors import DATATYPES
 from clockwright.wire.texts import cut_texts, join_texts
 from controller.front.oip.json_messages import PARAMETER_KINDS, Parameter, set_parameters
 from controller.front.oip.protocol import (
+    KNOWN_PARAMETERS,
     CheckedRequest,
     ParsedRequest,
     PeekedRequest,
@@ -412,17 +413,18 @@ def _read_parameters(text: msgspec.Raw, where: str) -> dict[str, Parameter]:
     """Read parameters, if there are any.
 
     Raises:
-        BadRequestError: they are no object of plain values.
+        BadRequestError: they are no object, or one of those known here is no plain value.
     """
     if bytes(text) in (b"", b"null"):
         return {}
     parameters: dict[str, Parameter] = read_json(text, read_object)
-    for name, value in parameters.items():
-        if type(value) not in PARAMETER_KINDS:
+    plain = {name: each for name, each in parameters.items() if type(each) in PARAMETER_KINDS}
+    for name in parameters.keys() - plain.keys():
+        if name in KNOWN_PARAMETERS:
             raise BadRequestError(
                 f"{where}parameter {quote(name)}: expected a truth value, a number or a string"
             )
-    return parameters
+    return plain
 
 
 _OPENED: Final = re.compile(rb"[\s\[]*")
