@@ -262,6 +262,37 @@ def _branch(value: str, added: str) -> onnx.GraphProto:
     )
 
 
+def test_a_quantised_table_lies_in_pages_and_a_quantised_factor_in_the_graph(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(0)
+    model = make_model(
+        [
+            helper.make_node("Gather", ["table", "i"], ["q"]),
+            helper.make_node("DequantizeLinear", ["q", "scale"], ["e"]),
+            helper.make_node("DynamicQuantizeLinear", ["e"], ["r", "rs", "rz"]),
+            helper.make_node("MatMulInteger", ["r", "factor", "rz"], ["p"]),
+            helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT),
+        ],
+        inputs=[("i", TensorProto.INT64, ["n"])],
+        outputs=[("y", TensorProto.FLOAT, ["n", 64])],
+        weights={
+            "table": random.integers(-128, 128, (100, 64)).astype(np.int8),
+            "factor": random.integers(-128, 128, (64, 64)).astype(np.int8),
+            "scale": np.array(0.5, np.float32),
+        },
+    )
+    source = write(model, tmp_path / "source")
+    found = compiled(source, tmp_path / "out")
+    kinds = [weight.element_type for weight in found.weights if weight.num_bytes >= 1024]
+    assert kinds == [TensorProto.INT8]
+    assert found.weights_bytes < 2 * 100 * 64
+    (raw,) = run_compiled(tmp_path / "out", found, [np.array([99], np.int64)])
+    session = ort.InferenceSession(str(source.folder / "model.onnx"))
+    (wanted,) = session.run(None, {"i": np.array([99], np.int64)})
+    assert raw == wanted.tobytes()
+
+
 def test_a_fixed_batch_of_one_is_served_one_by_one(tmp_path: Path) -> None:
     model = make_model(
         [helper.make_node("Relu", ["x"], ["y"])],

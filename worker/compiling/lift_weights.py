@@ -21,6 +21,13 @@ from worker.models.model_files import WeightTensor
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
+_BYTES = {TensorProto.INT8, TensorProto.UINT8}
+# Operators that read a quantised table as it lies. Those that multiply pack a constant one when a session is made, and
+# one from a page at each run: an 8-bit product of 768 columns took 2.9 times as long for one row and 1.5 times for 16,
+# a convolution 1.3 to 1.6 times, an LSTM 2.8 times, all with the same answers.
+_READERS = {"DequantizeLinear", "Gather", "GatherElements", "GatherND"}
+_LEAST_TABLE = 1024
+
 #: The smallest float initializer to lift, as (dimensions, elements). The levels lift ever less, because some
 #: operators insist on constant scalars or small vectors.
 LIFT_LEVELS = ((0, 1), (1, 16), (2, 1024))
@@ -43,7 +50,7 @@ def lift_weights(
     level: tuple[int, int],
     static: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> LiftedGraph:
-    """Lift the float initializers of an optimised model; `model` is changed.
+    """Lift the float initializers of an optimised model, and quantised tables; `model` is changed.
 
     Args:
         model: the model as onnxruntime saved it, with its weights inside.
@@ -64,9 +71,16 @@ def lift_weights(
     fixed = {value.name for value in graph.output}
     for node in graph.node:
         fixed.update(node.input[i] for i in static.get(node.op_type, ()) if i < len(node.input))
+    multiplied = _multiplied(graph)
     for tensor in graph.initializer:
         large = len(tensor.dims) >= least_dimensions and _elements(tensor) >= least_elements
-        liftable = tensor.data_type in _FLOATS and large and tensor.name not in fixed
+        is_table = (
+            tensor.data_type in _BYTES
+            and _elements(tensor) >= _LEAST_TABLE
+            and tensor.name not in multiplied
+        )
+        is_weight = (tensor.data_type in _FLOATS and large) or is_table
+        liftable = is_weight and tensor.name not in fixed
         (lifted if liftable else kept).append(tensor)
     # Sort by first use: the order in the file follows names that a client chose.
     first_use = _first_uses(graph)
@@ -178,6 +192,17 @@ def _first_uses(graph: onnx.GraphProto) -> dict[str, int]:
     for tensor in graph.initializer:
         uses.setdefault(tensor.name, len(uses))
     return uses
+
+
+def _multiplied(graph: onnx.GraphProto) -> set[str]:
+    """The values that a node uses as more than a table to read."""
+    names: set[str] = set()
+    for node in graph.node:
+        names.update(node.input[node.op_type in _READERS :])
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                names |= _multiplied(body)
+    return names
 
 
 def _elements(tensor: TensorProto) -> int:
