@@ -58,12 +58,15 @@ ROOT = Path(__file__).parents[2]
     CLOSE,
     NO_ANSWER,
     TWICE,
-) = map(float, range(13))
+    TWICE_LATER,
+) = map(float, range(14))
 ODD = """
 import os, signal, socket, struct, sys, threading, time
 
+number, late = 0, b""
+
 def frame(kind, body=b"", version=1, length=None):
-    return struct.pack("<IIQ", version, kind, len(body) if length is None else length) + body
+    return struct.pack("<IIQQ", version, kind, len(body) if length is None else length, number) + body
 
 def read(worker, n):
     data = b""
@@ -95,9 +98,13 @@ def answer(mood, rows, sums):
     }.get(mood) or done(tensor(1, [rows], floats))
 
 def serve(worker):
+    global number, late
+    number = 0
     worker.sendall(frame(1))
     while True:
-        version, kind, size = struct.unpack("<IIQ", read(worker, 16))
+        version, kind, size, number = struct.unpack("<IIQQ", read(worker, 24))
+        worker.sendall(late)
+        late = b""
         assert (version, kind) == (1, 2), (version, kind)
         body = read(worker, size)
         count, code, rank, length, rows, width = struct.unpack_from("<QIIQqq", body)
@@ -113,6 +120,8 @@ def serve(worker):
         if mood == 10:
             worker.shutdown(socket.SHUT_RDWR)
             threading.Event().wait()
+        if mood == 13:
+            late = answer(0, rows, [0] * rows)
         worker.sendall(answer(mood, rows, [sum(values[i * width : (i + 1) * width]) for i in range(rows)]))
 
 if sys.argv[1] == "listen":
@@ -245,11 +254,17 @@ def test_a_program_that_breaks_the_protocol_costs_its_batch_and_starts_again(
     assert sums_of(odd.infer(row(PLAIN))) == [11]
 
 
-def test_a_second_answer_is_not_taken_for_that_of_the_next_batch(odd: ContainerBench) -> None:
+@pytest.mark.parametrize("mood", [TWICE, TWICE_LATER])
+def test_a_second_answer_is_not_taken_for_that_of_the_next_batch(
+    odd: ContainerBench, mood: float
+) -> None:
     odd.prepare()
-    assert "this row is not to my taste" in odd.failure(row(TWICE))
+    if mood == TWICE:
+        assert "this row is not to my taste" in odd.failure(row(mood))
+    else:
+        assert sums_of(odd.infer(row(mood))) == [24]
     message = odd.failure(row(PLAIN))
-    assert "running a batch of 1: found more than one answer to the batch before" in message
+    assert "running a batch of 1: found a frame DONE of number" in message
     assert odd.lost.get(timeout=PATIENCE_S) == message
     odd.prepare()
     assert sums_of(odd.infer(row(PLAIN))) == [11]

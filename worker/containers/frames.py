@@ -1,7 +1,8 @@
 """The protocol between a worker and the program of a container; docs/containers.md describes the bytes.
 
 A connection carries frames: a head, then a body. The program says READY or ERROR once; then the worker asks, and the
-program answers each RUN with DONE or ERROR.
+program answers each RUN with DONE or ERROR. An answer has its RUN's number, so that a second one is never taken for
+that of the next batch.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SOCKET_VARIABLE = "CLOCKWRIGHT_SOCKET"
 #: Longer words of an ERROR are a broken frame.
 TEXT_BYTES_MAX = 64 << 10
 
-# Version, kind, bytes of the body.
-_HEAD = struct.Struct("<IIQ")
+# Version, kind, bytes of the body, number.
+_HEAD = struct.Struct("<IIQQ")
 # Datatype, dimensions, bytes of the elements. The shape follows, then the elements.
 _TENSOR = struct.Struct("<IIQ")
 _COUNT = struct.Struct("<Q")
@@ -50,11 +51,16 @@ class Kind(enum.IntEnum):
     RUN_IN_MEMORY = 5
 
 
+_ASKING = (Kind.RUN, Kind.RUN_IN_MEMORY)
+
+
 class FrameConnection:
     """One end of a connection, for one thread at a time."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        #: The number of the latest RUN; 0: there was none.
+        self._number = 0
 
     def send(self, kind: Kind, *body: Buffer, deadline_s: float | None = None) -> None:
         """Send a frame.
@@ -69,19 +75,9 @@ class FrameConnection:
             OSError: the connection is gone.
         """
         self._limit(deadline_s)
-        head = _HEAD.pack(VERSION, kind, sum(len(piece) for piece in body))
+        self._number += kind in _ASKING
+        head = _HEAD.pack(VERSION, kind, sum(len(piece) for piece in body), self._number)
         self._socket.sendall(b"".join((head, *body)))
-
-    def expect_silence(self) -> None:
-        """Check that nothing lies here unread: it would be taken for the answer to the next RUN.
-
-        Raises:
-            ProtocolError: something does.
-        """
-        self._socket.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
-            if self._socket.recv(1, socket.MSG_PEEK):
-                raise ProtocolError("found more than one answer to the batch before")
 
     def receive(
         self, *, most_bytes: int = 1 << 62, deadline_s: float | None = None
@@ -89,12 +85,12 @@ class FrameConnection:
         """Wait for a frame. Returns what it says, and its body.
 
         Raises:
-            ProtocolError: it is none, or its body has more than `most_bytes`.
+            ProtocolError: it is none, its body has more than `most_bytes`, or it answers another RUN.
             TimeoutError: it did not come in time.
             EOFError: the connection ended.
             OSError: the connection is gone.
         """
-        version, kind, num_bytes = _HEAD.unpack(self._read(_HEAD.size, deadline_s))
+        version, kind, num_bytes, number = _HEAD.unpack(self._read(_HEAD.size, deadline_s))
         if version != VERSION:
             raise ProtocolError(
                 f"found version {version} of the protocol in a frame, expected {VERSION}"
@@ -102,6 +98,12 @@ class FrameConnection:
         if kind not in Kind.__members__.values():
             raise ProtocolError(
                 f"found a frame of kind {kind}, expected {', '.join(f'{k} ({k.name})' for k in Kind)}"
+            )
+        if kind in _ASKING:
+            self._number = number
+        elif number != self._number:
+            raise ProtocolError(
+                f"found a frame {Kind(kind).name} of number {number}, expected {self._number}, that of the latest RUN"
             )
         most = TEXT_BYTES_MAX if kind == Kind.ERROR else most_bytes
         if num_bytes > most:

@@ -199,7 +199,6 @@ class ProgramContainer(Container):
             connection = self._connection
             if connection is None:
                 raise EOFError
-            connection.expect_silence()
             connection.send(kind, *body, deadline_s=end_s)
             said, answer = connection.receive(most_bytes=most_bytes, deadline_s=end_s)
             if said is Kind.ERROR:
