@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clockwright.errors import ModelError
+from clockwright.errors import ModelError, ModelFaults
 from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec
 
 CONFIG_FILE = "config.toml"
@@ -35,6 +35,8 @@ _DIMENSION_MAX = 2**31
 _REPLICAS_MAX = 256
 _TIME_LIMIT_S_MAX = 3600.0
 _MEMORY_MIB_MAX = 2**30
+# With unix://; Linux has no longer paths of sockets.
+_UNIX_BYTES_MAX = 7 + 107
 # The kernel takes no quota below a millisecond of each tenth of a second.
 _CPUS_LEAST = 0.01
 _CPUS_MAX = 2**16
@@ -122,29 +124,33 @@ def parse_container(table: object) -> ContainerSpec:
     """Read the table.
 
     Raises:
-        ModelError: what was found and what is expected.
+        ModelError: all that was found amiss, and what is expected.
     """
     if not isinstance(table, Mapping):
         raise _unexpected("container", table, "a table with load, inputs and outputs")
     known = [each.name for each in fields(ContainerSpec)]
-    for key in table:
-        if key not in known:
-            raise ModelError(f"container: unknown key {key!r}; known are {', '.join(known)}")
+    faults = ModelFaults()
+    faults.found += [
+        f"container: unknown key {key!r}; known are {', '.join(known)}"
+        for key in table
+        if key not in known
+    ]
     kinds = [key for key in ("load", "command", "address") if key in table]
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"
-        raise ModelError(f"container: found {found} of load, command and address, expected one")
+        faults.found.append(f"container: found {found} of load, command and address, expected one")
     for key, others in _ONLY_WITH.items():
-        if key in table and kinds[0] not in others:
-            raise ModelError(
+        if key in table and len(kinds) == 1 and kinds[0] not in others:
+            faults.found.append(
                 f"container.{key} is not for {kinds[0]}, expected {' or '.join(others)}"
             )
-    read = {key: reader(key, table[key]) for key, reader in _READERS.items() if key in table}
-    return ContainerSpec(
-        inputs=_specs("inputs", table.get("inputs")),
-        outputs=_specs("outputs", table.get("outputs")),
-        **read,
-    )
+    read: dict[str, Any] = {}
+    for key, reader in _READERS.items():
+        with faults.collected():
+            if key in table or key in ("inputs", "outputs"):
+                read[key] = reader(key, table.get(key))
+    faults.check()
+    return ContainerSpec(**read)
 
 
 def _method(key: str, value: object) -> str:
@@ -165,6 +171,9 @@ def _is_word(value: object) -> bool:
 
 def _address(key: str, value: object) -> str:
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is not None and found[1] is None and len(found[0].encode()) > _UNIX_BYTES_MAX:
+        expected = f"unix:// and a path of {_UNIX_BYTES_MAX - 7} bytes at most"
+        raise _unexpected(f"container.{key}", value, expected)
     # A larger port would be cut to 16 bits.
     if found is None or (found[2] and int(found[2]) not in range(1, 1 << 16)):
         expected = "grpc://HOST:PORT, grpcs://HOST:PORT, tcp://HOST:PORT or unix:///PATH"
@@ -205,7 +214,18 @@ def _load(key: str, value: object) -> str:
     return str(path)
 
 
-#: What reads each setting but the tensors.
+def _specs(key: str, table: object) -> tuple[TensorSpec, ...]:
+    if not isinstance(table, Mapping) or not table:
+        raise _unexpected(f"container.{key}", table, 'a table such as { image = "FP32[64]" }')
+    faults, specs = ModelFaults(), list[TensorSpec]()
+    for name, value in table.items():
+        with faults.collected():
+            specs.append(_spec(f"container.{key}.{name}", name, value))
+    faults.check()
+    return tuple(specs)
+
+
+#: What reads each setting.
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "load": _load,
     "command": _command,
@@ -216,6 +236,8 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "replicas": partial(_whole, most=_REPLICAS_MAX),
     "memory_mib": partial(_whole, most=_MEMORY_MIB_MAX),
     "cpus": partial(_amount, least=_CPUS_LEAST, most=_CPUS_MAX, of="processors"),
+    "inputs": _specs,
+    "outputs": _specs,
 }
 #: The kinds that some settings are for.
 _ONLY_WITH = {
@@ -224,12 +246,6 @@ _ONLY_WITH = {
     "memory_mib": ("load", "command"),
     "cpus": ("load", "command"),
 }
-
-
-def _specs(key: str, table: object) -> tuple[TensorSpec, ...]:
-    if not isinstance(table, Mapping) or not table:
-        raise _unexpected(f"container.{key}", table, 'a table such as { image = "FP32[64]" }')
-    return tuple(_spec(f"container.{key}.{name}", name, value) for name, value in table.items())
 
 
 def _spec(key: str, name: str, value: object) -> TensorSpec:

@@ -51,10 +51,12 @@ def test_labels_that_are_texts_are_read_and_answered() -> None:
     shape = shape_of(application(Rule.VOTE), INPUTS, (LABEL, SCORES))
     reading = reading_of(application(Rule.VOTE), shape, INPUTS, (LABEL, SCORES))
     scores = tensor(SCORES, 2, bytes(16))
-    said = reading.read([tensor(LABEL, 2, join_texts(["cat", b"\xff"])), scores], 2)
-    assert said == [Prediction("cat"), Prediction("\udcff")]
+    said = reading.read([tensor(LABEL, 2, join_texts(["cat", "bär"])), scores], 2)
+    assert said == [Prediction("cat"), Prediction("bär")]
     [joined] = shape.join([shape.encode(Combined(each.label, 1.0)) for each in said])
-    assert cut_texts(shape.outputs[0].unpack(joined)[1]) == [b"cat", b"\xff"]
+    assert cut_texts(shape.outputs[0].unpack(joined)[1]) == [b"cat", "bär".encode()]
+    # Bytes that JSON cannot say win no vote.
+    assert reading.read([tensor(LABEL, 2, join_texts(["cat", b"\xff"])), scores], 2) is None
     # The answer of a policy that thinks of numbers does not fit.
     for odd, words in (
         (3, "label: found 3, expected a text"),
@@ -77,5 +79,8 @@ def test_models_with_other_rooms_for_text_do_not_fit_together() -> None:
     with pytest.raises(MisfitError, match=r"found room for \[700\] bytes .* the same batch_sizes"):
         reading_of(rule, shape, other, (LABEL,))
     opened = replace(LABEL, row_shape=(-1,), vary=Variable(600, ("n",), (9,), 2))
-    with pytest.raises(MisfitError, match="whose sizes vary"):
-        shape_of(rule, INPUTS, (opened,))
+    fixed = replace(SCORES, vary=Variable(600, unit=2))
+    with pytest.raises(
+        MisfitError, match=r"found label BYTES \[-1\] up to \[9\], in units of 2, whose"
+    ):
+        shape_of(rule, INPUTS, (opened, fixed))

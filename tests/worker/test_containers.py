@@ -116,6 +116,12 @@ def test_a_table_declares_what_to_load_and_its_tensors_in_order() -> None:
         ({"load": ..., "address": "http://a:1"}, "expected grpc://HOST:PORT, grpcs://HOST:PORT"),
         ({"load": ..., "address": "tcp://a:65536"}, "expected grpc://HOST:PORT"),
         ({"load": ..., "address": "grpc://a:0"}, "expected grpc://HOST:PORT"),
+        ({"load": ..., "address": "unix:///" + "ä" * 54}, "expected unix:// and a path of 107 byt"),
+        (
+            {"speed": 1, "cpus": 0, "inputs": {"x": "FP32", "y": "[2]"}, "outputs": None},
+            "unknown key 'speed'.*; container.cpus is 0.*; container.inputs.x is 'FP32'.*;"
+            " container.inputs.y is.*; container.outputs is None",
+        ),
         ({"load": ..., "address": "tcp://a:1", "cpus": 1}, "container.cpus is not for address"),
         ({"load": ..., "command": ["./a"], "method": "f"}, "container.method is not for command"),
     ],

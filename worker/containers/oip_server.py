@@ -14,6 +14,7 @@ from clockwright.client.channel import OPTIONS, Access
 from clockwright.client.statuses import error_of
 from clockwright.containers import ContainerSpec
 from clockwright.errors import ConfigError, ModelError, Refusal, RefusedError
+from clockwright.foreign import printable
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.tensors import TensorSpec
 from worker.containers.container import (
@@ -30,6 +31,7 @@ from worker.containers.frames import Tensor
 _ASK_LIMIT_S = 10.0
 # What an answer has besides the elements of outputs.
 _WORDS_BYTES = 1 << 20
+_DETAILS_CHARS_MAX = 2000
 # gRPC's own limit.
 _MESSAGE_BYTES_MAX = (1 << 31) - 1
 _PREFIX = "/inference.GRPCInferenceService/"
@@ -140,7 +142,8 @@ class OipServer(Container):
                     f"the server hung: {doing} took more than its time limit"
                 ) from None
             if isinstance(named, ConfigError) or code is grpc.StatusCode.CANCELLED:
-                raise ContainerDiedError(f"the server went away while {doing}: {named}") from None
+                words = printable(error.details() or code.name, _DETAILS_CHARS_MAX)
+                raise ContainerDiedError(f"the server went away while {doing}: {words}") from None
             why = f"the server said: {named}"
             if isinstance(named, RefusedError) and named.refusal is not Refusal.FAILED:
                 raise ContainerBusyError(why) from None

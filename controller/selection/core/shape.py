@@ -42,7 +42,7 @@ class Reading:
     def read(self, outputs: Sequence[Buffer], rows: int) -> list[Prediction] | None:
         """Read all rows. Returns None if no answer can be made of them.
 
-        A number is not finite, a text is no short label, or the model failed on the query.
+        A number is not finite, a text is no short label in UTF-8, or the model failed on the query.
         """
         labels: list[Label] = [0] * rows
         if self.carrying:
@@ -57,7 +57,10 @@ class Reading:
                 texts = cut_texts(outputs[index])
                 if max(map(len, texts), default=0) > LABEL_BYTES_MAX:
                     return None
-                labels = [text.decode(errors="surrogateescape") for text in texts]
+                try:
+                    labels = [text.decode() for text in texts]
+                except UnicodeDecodeError:
+                    return None
             else:
                 labels = [int(label) for (label,) in form.iter_unpack(outputs[index])]
         columns = [form.iter_unpack(outputs[index]) for index, form in self.numbers]
@@ -92,7 +95,7 @@ class Shape:
         if self.outputs[0].datatype == "BYTES":
             if not isinstance(label, str):
                 raise ValueError(f"label: found {label!r}, expected a text")
-            text = label.encode(errors="surrogateescape")
+            text = label.encode()
             if len(text) > LABEL_BYTES_MAX:
                 raise ValueError(
                     f"label: found {len(text)} bytes, expected {LABEL_BYTES_MAX} at most"
@@ -139,7 +142,8 @@ def shape_of(
         raise MisfitError(
             f"found {describe(odd)} without rows, expected rows in the first dimension"
         )
-    if odd := [spec for spec in (*inputs, *outputs) if spec.vary and spec.vary.unit]:
+    if any(spec.vary and spec.vary.unit for spec in (*inputs, *outputs)):
+        odd = [spec for spec in (*inputs, *outputs) if min(spec.row_shape, default=0) < 0]
         raise MisfitError(
             f"found {describe(odd)}, whose sizes vary; expected fixed sizes; write them under [dimensions] in the"
             " config.toml of each of its models"
