@@ -7,8 +7,10 @@ acknowledged too: the controller counts them as in flight, and would otherwise s
 Small models come first, so that most are ready soon. A model whose files are another's that is under way waits for
 that one: most of its work is done then.
 
-An offer whose compiler was killed, or whose files could not be written, is tried again after a pause. Other offers
-go first meanwhile.
+An offer whose compiler was killed, whose files could not be written or whose server is away is tried again after a
+pause. Other offers go first meanwhile. After some tries it is refused, so that no client waits for it. What a machine
+lacked may come all the same, so the worker goes on trying while the controller wants the model; a killed compiler is
+not started again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from worker.models.served_model import Offer, OfferedFile, ServedModel
 
 logger = logging.getLogger(__name__)
 
-# Before each further try of an offer that failed by what may have passed: a killed compiler, a full disk.
+# Before each further try of an offer that failed by what may have passed: a killed compiler, a full disk. After the last
+# the offer is refused.
 RETRY_PAUSES_S = (1.0, 10.0, 60.0)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -81,7 +84,7 @@ class Offers(Generic[M]):
         self._queue: asyncio.PriorityQueue[tuple[int, int, Offer, int]] = asyncio.PriorityQueue()
         #: Offers of one size keep their order.
         self._num_queued = 0
-        #: Offers that are neither answered nor withdrawn.
+        #: Offers that are neither answered nor withdrawn, and refused ones that are still tried.
         self._open: dict[ModelId, Offer] = {}
         #: What answers offers, by the id of each offer object that is being answered.
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -170,18 +173,23 @@ class Offers(Generic[M]):
                 await self._fetch(offer.model_id, files)
 
         reason: str | None = None
-        for_others = False
+        for_others = again = False
         model: M | None = None
         try:
             model = await self._device.prepare(offer, fetch, progress)
         except (CompilerKilledError, OSError) as error:
-            if num_tries < len(RETRY_PAUSES_S):
-                pause_s = RETRY_PAUSES_S[num_tries]
-                progress(f"{error}; trying again in {pause_s:g} s")
+            again, num_left = isinstance(error, OSError), len(RETRY_PAUSES_S) - num_tries
+            pause_s = RETRY_PAUSES_S[-max(num_left, 1)]
+            if again or num_left > 0:
                 loop = asyncio.get_running_loop()
                 loop.call_later(pause_s, self._put, offer, num_tries + 1)
+            if num_left > 0:
+                progress(f"{error}; trying again in {pause_s:g} s")
+            if num_left:
                 return
             reason = f"{error}, {num_tries + 1} times in a row"
+            if again:
+                reason += f"; it is tried again every {pause_s:g} s"
         except ModelError as error:
             reason, for_others = str(error), isinstance(error, OtherWorkersError)
         except Exception as error:  # whatever it is, it is about this model, not about the worker
@@ -189,8 +197,9 @@ class Offers(Generic[M]):
             reason = f"{type(error).__name__}: {error}"
         if self._open.get(offer.model_id) is not offer:
             return  # Withdrawn meanwhile.
-        del self._open[offer.model_id]
-        digest = self._digests.pop(offer.model_id)
+        if not again:
+            del self._open[offer.model_id]
+            digest = self._digests.pop(offer.model_id)
         if model is None:
             level = logging.INFO if for_others else logging.WARNING
             logger.log(level, "model %s: refused: %s", offer.model_id, reason)

@@ -129,7 +129,7 @@ class WorkerModels:
             forget: is called with each model that the worker is to forget.
         """
         self.worker_id = worker_id
-        #: Models that the worker cannot serve, and why.
+        #: Models that the worker cannot serve, and why. It may say later that it can: what it lacked has come.
         self.refused: dict[ModelId, str] = {}
         #: It is to leave, so nothing is told of its models any more.
         self.draining = False
@@ -162,9 +162,9 @@ class WorkerModels:
         self._data.send(messages.frame(_offer(model)))
 
     def withdraw(self, model: Entry) -> None:
-        """Take an offer back if it was not answered yet. The scheduler forgets models that were ready."""
-        self.refused.pop(model.model_id, None)
-        if model.model_id in self._unanswered:
+        """Take an offer back unless it was accepted. The scheduler forgets models that were ready."""
+        was_refused = self.refused.pop(model.model_id, None) is not None
+        if model.model_id in self._unanswered or was_refused:
             self.forget_model(model.model_id)
 
     def forget_model(self, model_id: ModelId) -> None:
@@ -259,7 +259,8 @@ class WorkerModels:
 
     def _take_ready(self, ready: messages.ReadyModel) -> None:
         model_id = ModelId(ready.model_id)
-        if model_id not in self._unanswered:
+        was_refused = self.refused.pop(model_id, None) is not None
+        if model_id not in self._unanswered and not was_refused:
             return  # The offer was withdrawn a moment ago.
         self._unanswered.discard(model_id)
         model = self._catalogue.find_id(model_id)

@@ -664,6 +664,26 @@ async def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: P
         assert len(await worker.wait_for("evict_weights")) == 1
 
 
+async def test_what_a_worker_refused_it_may_have_ready_later_until_it_is_removed(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running(config(make_models(tmp_path, "m", "n"))) as controller,
+        LoopbackWorker(controller.port, refuse=lambda _: "its server is away") as worker,
+    ):
+        await until(lambda: controller.catalogue.ready)
+        model, other = controller.catalogue.models
+        assert controller.catalogue.state(model) is ModelState.UNAVAILABLE
+        assert "its server is away" in controller.catalogue.reason(model)
+        await worker.ready(model.model_id)
+        assert (await until_ready(controller)).model_id == model.model_id
+        answer = await submit(controller, model)
+        assert [bytes(output) for output in answer.outputs] == [ROW]
+        controller.catalogue.remove("n")
+        (drop,) = await worker.wait_for("model_drop")
+        assert drop.model_id == other.model_id
+
+
 async def test_a_model_removed_while_its_weights_load_and_added_again_stays_with_the_worker(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from clockwright.errors import ModelError
 from clockwright.units import ModelId
 from clockwright.wire.worker_messages import (
@@ -123,3 +125,58 @@ async def test_files_of_two_models_come_at_once(tmp_path: Path) -> None:
             await asyncio.sleep(0.001)
     refused = [(each.model_id, each.reason) for each in said if isinstance(each, ModelRefused)]
     assert sorted(refused) == [("fetched", "no"), ("fetched-2", "no")]
+
+
+class AwayDevice:
+    """What its models need is not there at first."""
+
+    at_once = 1
+
+    def __init__(self, num_tries: int) -> None:
+        self.num_left = num_tries
+
+    async def prepare(self, offer: Offer, *_: object) -> Any:  # noqa: ANN401
+        self.num_left -= 1
+        if self.num_left >= 0:
+            raise ConnectionRefusedError("tcp://a:1: refused")
+        return FakeModel(offer.model_id)
+
+
+class FakeModel:
+    num_pages, one_by_one = 1, ""
+
+    def __init__(self, model_id: str) -> None:
+        self.model_id = model_id
+
+
+@pytest.mark.virtual_time
+async def test_what_a_model_needs_is_waited_for_after_the_refusal_while_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[FromWorker] = []
+    ready: asyncio.Queue[str] = asyncio.Queue()
+    described: Any = object()
+    monkeypatch.setattr("worker.offers.describe", lambda _: described)
+    device: Any = AwayDevice(100)
+    offers: Offers[Any] = Offers(
+        device, FileStore(tmp_path), said.append, lambda model, _: ready.put_nowait(model.model_id)
+    )
+    offers.offer(offered("a", b"a"))
+    running = asyncio.create_task(offers.run())
+    try:
+        assert await ready.get() == "a"
+        (refusal,) = [each for each in said if isinstance(each, ModelRefused)]
+        assert refusal.reason == (
+            "tcp://a:1: refused, 4 times in a row; it is tried again every 60 s"
+        )
+        assert said[-1] is described
+        device.num_left = 100
+        offers.offer(offered("b", b"b"))
+        await asyncio.sleep(500)
+        offers.withdraw(ModelId("b"))
+        num_left = device.num_left
+        await asyncio.sleep(500)
+        assert device.num_left == num_left
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
