@@ -1,5 +1,8 @@
 """Bounds of a container's memory and processor time: a control group of Linux (cgroup v2), where this process may make one.
 
+A group also finds the processes that a program started in sessions of their own, and ends them with the program. So a
+program without bounds has one too, where that is possible.
+
 A group is made in the parent of the worker's own, because a group that has processes has no groups with bounds.
 With systemd 254 or newer, `Delegate=yes` and `DelegateSubgroup=clockwright` give the service such a parent.
 """
@@ -10,6 +13,8 @@ import contextlib
 import itertools
 import logging
 import os
+import select
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +23,8 @@ from clockwright.containers import ContainerSpec
 logger = logging.getLogger(__name__)
 
 _PERIOD_US = 100_000
+# Killed processes are gone in a moment, unless a disk holds them.
+_END_LIMIT_S = 2.0
 _groups = itertools.count()
 
 
@@ -30,6 +37,8 @@ class ControlGroup:
 
     def verdict(self) -> str:
         """Say that the kernel has ended a process of the group for its memory; empty: it has not."""
+        if self.memory_mib is None:
+            return ""
         with contextlib.suppress(OSError):
             events = (self.folder / "memory.events").read_text(encoding="ascii").split()
             if events[events.index("oom_kill") + 1] != "0":
@@ -37,7 +46,18 @@ class ControlGroup:
         return ""
 
     def close(self) -> None:
-        """Remove the group, whose processes have ended."""
+        """End what is left in the group, and remove it."""
+        end_s = time.monotonic() + _END_LIMIT_S
+        with contextlib.suppress(OSError):
+            # Linux 5.14; elsewhere what is left stays.
+            with (self.folder / "cgroup.kill").open("r+") as kill:
+                kill.write("1")
+            with (self.folder / "cgroup.events").open("rb", buffering=0) as events:
+                ended = select.poll()
+                ended.register(events, select.POLLPRI)
+                while b"populated 1" in events.read() and time.monotonic() < end_s:
+                    ended.poll(_END_LIMIT_S * 1e3)
+                    events.seek(0)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -60,19 +80,18 @@ class Bounds:
         """Make a group with the bounds that a declaration states.
 
         Returns:
-            The group; None: there are no bounds, or none is possible, which the log says once.
+            The group; None: none is possible. Where there are bounds, the log says so once.
         """
         wanted: dict[str, str] = {}
         if spec.memory_mib is not None:
             wanted["memory.max"] = str(spec.memory_mib << 20)
         if spec.cpus is not None:
             wanted["cpu.max"] = f"{round(spec.cpus * _PERIOD_US)} {_PERIOD_US}"
-        if not wanted:
-            return None
         group: ControlGroup | None = None
         try:
             parent = self._parent()
-            _enable(parent, {name.partition(".")[0] for name in wanted})
+            if wanted:
+                _enable(parent, {name.partition(".")[0] for name in wanted})
             folder = parent / f"clockwright-{os.getpid()}-{next(_groups)}"
             folder.mkdir()
             group = ControlGroup(folder, spec.memory_mib)
@@ -86,7 +105,7 @@ class Bounds:
         except OSError as error:
             if group is not None:
                 group.close()
-            if not self._has_told:
+            if wanted and not self._has_told:
                 self._has_told = True
                 logger.warning(
                     "container %s: memory_mib and cpus do not hold: %s; expected a cgroup v2 that this "

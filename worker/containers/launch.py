@@ -28,7 +28,7 @@ def settle(parent_pid: int, group: str) -> None:
             Path(group, "cgroup.procs").write_text("0", encoding="ascii")
         except OSError as error:
             # It serves without bounds, as where there are no groups.
-            print(f"memory_mib and cpus do not hold: {group}: {error}", file=sys.stderr)
+            print(f"memory_mib and cpus, if set, do not hold: {group}: {error}", file=sys.stderr)
 
 
 def connect() -> FrameConnection:

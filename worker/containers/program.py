@@ -255,7 +255,8 @@ class ProgramContainer(Container):
                 connection.interrupt()
             if process is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # ends its children too
+                    # Ends its children too; those in sessions of their own end with the control group.
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait(_REAP_LIMIT_S)
         with self._asking:  # a reader has seen the end by now
             if connection is not None:
