@@ -27,7 +27,7 @@ CONFIG_FILE = "config.toml"
 #: Suffixes of files that can be loaded. All of them run code when they are: pickles too.
 LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
 
-_SPEC = re.compile(r"([A-Z0-9]+)\[([0-9, ]*)\]")
+_SPEC = re.compile(r"([A-Z0-9]+)\[([-0-9, ]*)\]")
 _ADDRESS = re.compile(r"(grpc|grpcs|tcp)://[^/\s]+:([0-9]{1,5})|unix:///[^\s]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # A value beyond these is a typing error.
@@ -257,7 +257,7 @@ def _spec(key: str, name: str, value: object) -> TensorSpec:
         )
     sizes = [size.strip() for size in match[2].split(",")] if match[2].strip() else []
     if not all(size.isdecimal() and 1 <= int(size) <= _DIMENSION_MAX for size in sizes):
-        raise _unexpected(key, value, "sizes of 1 or more, with commas between them")
+        raise _unexpected(key, value, "sizes of 1 or more, with commas between them (none is open)")
     return TensorSpec(name, match[1], tuple(map(int, sizes)))
 
 
