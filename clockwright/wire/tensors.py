@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
@@ -83,7 +83,8 @@ class Variable:
 
     #: The most bytes of a tensor for each row of work, its header included.
     unit_bytes: int
-    #: The symbols of the open dimensions, in their order. Dimensions of one symbol are equal in a request.
+    #: The symbols of the open dimensions, in their order. Dimensions of one symbol are equal in a request. One whose symbol
+    #: is a sum (`addends`) has the sum of the others' sizes.
     symbols: tuple[str, ...] = ()
     #: The largest size of each.
     most: tuple[int, ...] = ()
@@ -93,15 +94,53 @@ class Variable:
     usual_bytes: int = 0
     #: Whether some tensors have fewer dimensions, as a network that drops those of size 1 answers.
     may_lack: bool = False
+    #: The symbols whose size may be 0.
+    empty: tuple[str, ...] = ()
 
     @property
     def rows_of_unit(self) -> int:
         """The most rows that are one row of work."""
         return self.unit // max(self.unit // ROWS_OF_UNIT, 1) or 1
 
-    def work(self, rows: int, sizes: Iterable[int]) -> int:
-        """Rows of work of rows of these sizes, one for each symbol. A row counts as some elements at least."""
-        return -(-rows * max(prod(sizes), self.unit // ROWS_OF_UNIT) // self.unit)
+    def work(self, rows: int, elements: int) -> int:
+        """Rows of work of rows of so many elements (`row_elements`). A row counts as some elements at least."""
+        return -(-rows * max(elements, self.unit // ROWS_OF_UNIT) // self.unit)
+
+
+def addends(symbol: str, symbols: Collection[str]) -> tuple[str, ...]:
+    """Split a symbol that is a sum of numbers and of other symbols, as exporters of decoders write it.
+
+    `past + sequence` is the length of what such a model attends to. Returns () if it is no sum.
+    """
+    parts = tuple(part.strip() for part in symbol.split("+"))
+    is_sum = len(parts) > 1 and all(part.isdecimal() or part in symbols for part in parts)
+    return parts if is_sum else ()
+
+
+def sum_of(parts: Sequence[str], sizes: Mapping[str, int]) -> int:
+    """The size that a sum has."""
+    return sum(int(part) if part.isdecimal() else sizes[part] for part in parts)
+
+
+def row_elements(
+    sizes: Mapping[str, int], sums: Mapping[str, Sequence[str]], empty: Collection[str]
+) -> int:
+    """The elements of a row of some sizes, which its rows of work are counted in: their product.
+
+    A size that may be 0 counts as the sum that it is a part of: each step of a decoder attends to its past and to all
+    others.
+
+    Args:
+        sizes: by symbol, without sums.
+        sums: the symbols that are sums, with their parts.
+        empty: the symbols whose size may be 0.
+    """
+    if not sums:
+        return prod(sizes.values())
+    counted = dict(sizes)
+    for parts in sums.values():
+        counted.update((part, sum_of(parts, sizes)) for part in parts if part in empty)
+    return prod(counted.values())
 
 
 # Without slots, so that its size is computed once.

@@ -73,6 +73,13 @@ def _trees_alone(model: onnx.ModelProto) -> None:
     del model.opset_import[0]
 
 
+def _sum_of_lengths(model: onnx.ModelProto) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param == "total":
+                dimension.dim_param = "past + seq"
+
+
 def _floats(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -228,6 +235,24 @@ MODELS = (
         "as_many_as_asked",
         "g (int64 n) => (int64[k] y) <int64 zero = {0}, int64 one = {1}> { y = Range(zero, n, one) }",
         ({"n": _int64(7)}, {"n": _int64(0)}, {"n": _int64(99)}),
+    ),
+    ForeignModel(
+        "decoder_with_past",
+        """g (int64[batch,seq] ids, int64[batch,total] mask, float[batch,past,2] key)
+            => (float[batch,seq,2] y, float[batch,total,2] present)
+        <float[3,2] table = {1,2,3,4,5,6}, int64[1] one = {1}> {
+            e = Gather(table, ids)  present = Concat<axis=1>(key, e)  k = Transpose<perm=[0,2,1]>(present)
+            s = MatMul(e, k)  f = Cast<to=1>(mask)  m = Unsqueeze(f, one)  p = Mul(s, m)  y = MatMul(p, present)
+        }""",
+        tuple(
+            {
+                "ids": _int64([[seq % 3] * seq] * rows),
+                "mask": _int64([[0] + [1] * (past + seq - 1)] * rows),
+                "key": np.ones((rows, past, 2), np.float32),
+            }
+            for rows, seq, past in ((1, 4, 0), (1, 1, 4), (3, 2, 5))
+        ),
+        _sum_of_lengths,
     ),
     ForeignModel(
         "every_row_with_every_other",

@@ -373,6 +373,43 @@ def write_encoder(spec: Any, path: Path, *, dynamo: bool) -> None:
     write_torch(module, inputs, opened, path, names=names, dynamo=dynamo)
 
 
+class CachedModule(nn.Module):  # type: ignore[misc]  # torch is not type-checked
+    """A decoder that takes the keys and values of what it has seen, and gives them with its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Any, mask: Any, *seen: Any) -> Any:
+        """Give the scores, and a key and a value per layer."""
+        cache = transformers.DynamicCache()
+        for layer in range(len(seen) // 2):
+            cache.update(*seen[2 * layer : 2 * layer + 2], layer)
+        places = (mask.cumsum(-1) - 1)[:, -tokens.shape[1] :]
+        found = self.model(
+            input_ids=tokens, attention_mask=mask, position_ids=places, past_key_values=cache
+        )
+        pairs = [
+            each for layer in found.past_key_values.layers for each in (layer.keys, layer.values)
+        ]
+        return found.logits, *pairs
+
+
+def write_cached(spec: Any, path: Path, *, heads: int) -> None:
+    """Write a decoder with its cache, its sizes named as Hugging Face's exporter names them."""
+    config, kind, more = spec
+    tokens = torch.randint(3, 99, (2, 3))
+    seen = [floats(2, heads, 5, 8) for _ in range(4)]
+    names = ["input_ids", "attention_mask"]
+    names += [f"past_key_values.{layer}.{each}" for layer in range(2) for each in ("key", "value")]
+    own, past = "sequence_length", "past_sequence_length"
+    opened = [{0: "batch_size", 1: own}, {0: "batch_size", 1: f"{past} + {own}"}]
+    opened += [{0: "batch_size", 2: past}] * 4
+    inputs = (tokens, torch.ones(2, 8, dtype=torch.long), *seen)
+    module = CachedModule(_chosen(config, kind, {**more, "use_cache": True}))
+    write_torch(module, inputs, tuple(opened), path, names=names, dynamo=False)
+
+
 def write_seeing(spec: Any, path: Path, *, sound: bool) -> None:
     """Write a model of images or sounds."""
     module = PartsModule(lambda m, x: m(x, return_dict=True)[0], _chosen(*spec))
@@ -388,6 +425,8 @@ def hugging() -> Iterator[tuple[str, Maker]]:
         yield f"hf_{name}", partial(write_encoder, spec, dynamo=True)
         if name in ("bert", "roberta", "distilbert", "electra", "gpt2", "t5", "bert_classes"):
             yield f"hf_{name}_script", partial(write_encoder, spec, dynamo=False)
+    for name, heads in (("gpt2", 4), ("llama", 2), ("qwen2", 2)):
+        yield f"hf_{name}_cached", partial(write_cached, ENCODERS[name], heads=heads)
     for sound, group in ((False, SEEING), (True, SOUNDS)):
         for name, spec in group.items():
             yield f"hf_{name}", partial(write_seeing, spec, sound=sound)

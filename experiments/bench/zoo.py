@@ -173,7 +173,9 @@ class PlainModel:
                 )
                 if is_rows:
                     axes[value.name] = index
-                shape.append(rows if is_rows else size if is_open else size_told)
+                # A sum of sizes, as decoders have, is so many times the one.
+                wide = size * (1 + str(size_told).count("+"))
+                shape.append(rows if is_rows else wide if is_open else size_told)
             drawn[value.name] = self._drawn(random, value.type, tuple(shape), most)
         return drawn
 

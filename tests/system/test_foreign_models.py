@@ -75,6 +75,16 @@ def test_a_request_that_gives_recurrent_layers_nothing_fails_and_no_worker_with_
         assert [worker.worker_id for worker in operator.workers()] == before
 
 
+def test_a_sum_of_sizes_is_the_sum_of_those_that_a_request_has(address: str) -> None:
+    (model,) = [each for each in MODELS if each.name == "decoder_with_past"]
+    inputs = model.requests[-1]
+    with (
+        Client(address) as client,
+        pytest.raises(BadRequestError, match=r"'mask': found past \+ seq 6, expected 7 in this"),
+    ):
+        client.infer(model.name, inputs | {"mask": inputs["mask"][:, 1:]}, slo_ms=600_000)
+
+
 def test_metadata_and_refusals_name_the_same_most_rows(address: str) -> None:
     with Client(address) as client, Operator(address) as operator:
         shapes = {

@@ -21,7 +21,7 @@ from clockwright.wire.tensors import TensorSpec, Variable
 from experiments.bench.open_models import build, encoder
 from worker.compiling.cache import CompileCache
 from worker.compiling.compile import compile_model, profile_model, read_weights
-from worker.compiling.open_sizes import SizeSearch
+from worker.compiling.open_sizes import SizeSearch, at_sizes, symbols_of
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.devices.sized_io import run_carrying
 from worker.engines.onnxruntime import open_session
@@ -233,7 +233,7 @@ def test_batches_lie_in_a_slot_and_come_back(kernels: dict[str, OpenKernel]) -> 
     vary = inputs[0].vary
     assert vary is not None
     sizes = [(1, 5), (3, 2), (2, 40)]
-    work = [vary.work(rows, [length]) for rows, length in sizes]
+    work = [vary.work(rows, length) for rows, length in sizes]
     requests = requests_of(kernel, sizes, 3)
     payload = [
         spec.header(array.shape, array.nbytes) + array.tobytes()
@@ -331,6 +331,33 @@ def test_a_model_that_takes_one_size_is_told_to_have_it_declared() -> None:
         ModelError, match=r"fails at all sizes .* 's'.*cannot do.*dimensions = { s = SIZE }"
     ):
         search(lambda s: s == 81).find()
+
+
+def test_a_size_that_is_a_sum_follows_from_the_others() -> None:
+    past, total = (
+        TensorSpec(name, "FP32", (-1,), vary=Variable(0, (symbol,)))
+        for name, symbol in (("past", "p"), ("mask", "p + s + 1"))
+    )
+    own = TensorSpec("x", "FP32", (-1,), vary=Variable(0, ("s",)))
+    specs = (past, total, own)
+    assert symbols_of(specs) == ("p", "s")
+    assert at_sizes(total, {"p": 3, "s": 4}).row_shape == (8,)
+    assert symbols_of((total,)) == ("p + s + 1",), "one that says nothing of the others is a name"
+
+    def run(sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        if not sizes["s"]:
+            raise ModelError("no step")
+        return [(1, sizes["p"] + sizes["s"])]
+
+    found = SizeSearch(run, ("p", "s"), {"p": 64, "s": 64}, 1 << 30, specs, ["FP32"])
+    found.find()
+    sizes = found.open_sizes()
+    assert sizes.empty == ("p",)
+    assert sizes.taken[-1] == (64, 64)
+    assert all(min(each) for each in sizes.taken)
+    # A step after a long past is less than as many steps after none.
+    assert sizes.elements((63, 1)) == 65
+    assert sizes.elements((0, 63)) == 63 * 64
 
 
 def test_a_declared_size_that_fails_is_named() -> None:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -29,7 +28,13 @@ from typing_extensions import override
 from clockwright.elements import Array, array_of, raw_of
 from clockwright.errors import ModelError, ModelFaults
 from clockwright.units import NS_PER_S
-from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, PLAIN_DATATYPES, TensorSpec
+from clockwright.wire.tensors import (
+    DATATYPES,
+    ONNX_DATATYPES,
+    PLAIN_DATATYPES,
+    TensorSpec,
+    sum_of,
+)
 from worker.compiling.empty_sequences import guard_recurrent
 from worker.compiling.known_texts import NUMERALS, draw_known, known_texts
 from worker.compiling.lift_weights import LIFT_LEVELS, LiftedGraph, lift_weights
@@ -48,10 +53,11 @@ from worker.compiling.open_sizes import (
     fullest,
     open_inputs,
     open_outputs,
-    open_sizes_of,
     prove_padding,
     short_sizes,
+    sums_of,
     symbols_of,
+    taking,
 )
 from worker.compiling.row_flow import follow_rows, shaped_by_values
 from worker.compiling.row_probes import RowProbes, Run, is_by_chance
@@ -331,6 +337,7 @@ def _compile(
                 run_at, symbols, bounds, limits.io_bytes // 2, opened, list(datatypes.values())
             )
             sizes = dict(zip(symbols, search.find(), strict=True))
+            sizes |= {name: sum_of(parts, sizes) for name, parts in sums_of(opened).items()}
             taken, found_sizes = search.taken, search.open_sizes()
             inputs = [at_sizes(spec, sizes) for spec in opened]
             flow = follow_rows(model, sizes, rows)
@@ -453,7 +460,7 @@ def _compile(
     compiled = replace(compiled, one_by_one=one_by_one, tried=(1, *larger), usual_bytes=usual)
     if by_value and not symbols:
         taken = {(): [spec.shape(1) for spec in outputs]}
-        found_sizes = open_sizes_of((), [()])
+        found_sizes = taking(OpenSizes(0, (), ()), [()])
     if found_sizes is not None:
         progress("trying sizes")
         compiled = _open(
@@ -551,13 +558,14 @@ def _open(
             break
         if len(sizes.taken) == 1:
             limits.refuse_batch(1, batch_bytes((*specs[0], *specs[1]), sizes.largest))
-        sizes = open_sizes_of(sizes.symbols, sizes.taken[:-1])
+        sizes = taking(sizes, sizes.taken[:-1])
     bound = [
         tuple(replace(tensor, spec=spec) for tensor, spec in zip(side, opened, strict=True))
         for side, opened in zip((compiled.inputs, compiled.outputs), specs, strict=True)
     ]
     compiled = replace(compiled, inputs=bound[0], outputs=bound[1], open=sizes)
-    if not compiled.one_by_one and not is_whole and not compiled.has_texts:
+    may_pad = not compiled.one_by_one and not is_whole and not compiled.has_texts
+    if may_pad and not sums_of(inputs):
         trial = replace(sizes, pads=True, guarded=(False,) * len(inputs))
         session = open_session(lifted.graph, threads=compiled.threads)
         weights = _aligned(lifted.blob)
@@ -686,7 +694,7 @@ def _profile_open(
     has_rows = any(spec.axis is not None for spec in inputs)
     largest = sized_request(inputs, compiled, sizes.taken[-1])
     one_ns, largest_ns = measure(requests[:1], 1), measure([largest], sizes.largest)
-    more_elements = max(prod(sizes.taken[-1]) - prod(short[0]), 1)
+    more_elements = max(sizes.elements(sizes.taken[-1]) - sizes.elements(short[0]), 1)
     durations = {0: max(int(one_ns * more_elements / max(largest_ns - one_ns, one_ns / 32)), 1)}
     kernel.run_elements = durations[0]
     limit_ns = time.monotonic_ns() + PROFILE_LIMIT_NS
@@ -699,7 +707,7 @@ def _profile_open(
             continue
         progress(f"profiling {work} rows of work")
         filling = fullest(sizes, work)
-        rows = max(1, work * sizes.unit // prod(filling)) if has_rows else 1
+        rows = max(1, work * sizes.unit // sizes.elements(filling)) if has_rows else 1
         full = sized_request(inputs, compiled, filling, rows=rows)
         many = [requests[index % len(requests)] for index in range(work)]
         durations[work] = max(measure([full], work), measure(many, work))

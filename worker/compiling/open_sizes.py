@@ -18,7 +18,7 @@ import numpy as np
 from clockwright.elements import Array, array_of, bytes_of, elements_of, raw_of
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_S
-from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable
+from clockwright.wire.tensors import DATATYPES, TensorSpec, Variable, addends, sum_of
 from worker.compiling.row_probes import SAME_SIZE, differ, draw_numbers
 from worker.engines.open_kernel import Answer, RunOpen, open_places
 from worker.models.model_files import (
@@ -56,19 +56,30 @@ RunAt = Callable[[Mapping[str, int]], Shapes]
 
 
 def symbols_of(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """The symbols of all open dimensions."""
-    return tuple(dict.fromkeys(symbol for spec in specs for symbol, _ in open_places(spec)))
+    """The symbols of all open dimensions, but for those that are sums of others."""
+    found = dict.fromkeys(symbol for spec in specs for symbol, _ in open_places(spec))
+    return tuple(symbol for symbol in found if not addends(symbol, found))
+
+
+def sums_of(specs: Sequence[TensorSpec]) -> dict[str, tuple[str, ...]]:
+    """The symbols that are sums of others, with what they are made of."""
+    found = dict.fromkeys(symbol for spec in specs for symbol, _ in open_places(spec))
+    return {symbol: parts for symbol in found if (parts := addends(symbol, found))}
 
 
 def at_sizes(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
     """The spec of an input at some sizes."""
     symbols = iter(spec.vary.symbols if spec.vary else ())
-    shape = tuple(sizes[next(symbols)] if size < 0 else size for size in spec.row_shape)
+    shape = tuple(_size(next(symbols), sizes) if size < 0 else size for size in spec.row_shape)
     return TensorSpec(spec.name, spec.datatype, shape, spec.axis)
 
 
 class RanksError(ModelError):
     """Answers of some sizes have fewer dimensions than others, so there are no rows of one rank."""
+
+
+def _size(symbol: str, sizes: Mapping[str, int]) -> int:
+    return sizes[symbol] if symbol in sizes else sum_of(addends(symbol, sizes), sizes)
 
 
 @dataclass(slots=True)
@@ -83,6 +94,8 @@ class SizeSearch:
     io_bytes: int
     inputs: Sequence[TensorSpec]
     outputs: Sequence[str]
+    #: The symbols whose size may be 0. Only parts of sums are tried: what a decoder has seen is nothing at first.
+    empty: tuple[str, ...] = ()
     #: The shapes of outputs, by the sizes.
     taken: dict[Sizes, Shapes] = field(default_factory=dict)
     #: Why the latest try failed.
@@ -124,10 +137,25 @@ class SizeSearch:
         for index in everything:
             # A network may drop dimensions of size 1.
             self._takes((*first[:index], 1, *first[index + 1 :]))
+        for parts in sums_of(self.inputs).values():
+            self._try_empty(first, parts)
         # How much an output grows with each of them.
         for corner in islice(product(*zip(least, largest, strict=True)), _CORNERS_MAX):
             self._takes(corner)
         return first
+
+    def _try_empty(self, sizes: Sizes, parts: Sequence[str]) -> None:
+        """Find the first part of a sum that may be 0. Exporters write the past first."""
+        for part in parts:
+            if part in self.empty:
+                return
+            if part in self.symbols:
+                index = self.symbols.index(part)
+                nothing = (*sizes[:index], 0, *sizes[index + 1 :])
+                if self._takes(nothing):
+                    del self.taken[nothing]
+                    self.empty = (*self.empty, part)
+                    return
 
     def _starts(self) -> Iterator[Sizes]:
         for size in _FIRST:
@@ -204,17 +232,18 @@ class SizeSearch:
 
     def open_sizes(self) -> OpenSizes:
         """Sum up what was found."""
-        return open_sizes_of(self.symbols, sorted(self.taken, key=prod))
+        sizes = OpenSizes(0, self.symbols, (), sums=sums_of(self.inputs), empty=self.empty)
+        return taking(sizes, sorted(self.taken, key=sizes.elements))
 
 
-def open_sizes_of(symbols: tuple[str, ...], taken: Sequence[Sizes]) -> OpenSizes:
+def taking(sizes: OpenSizes, taken: Sequence[Sizes]) -> OpenSizes:
     """Choose the row of work of a model that takes these sizes, the largest last."""
-    return OpenSizes(-(-prod(taken[-1]) // _UNITS), symbols, tuple(taken))
+    return replace(sizes, unit=-(-sizes.elements(taken[-1]) // _UNITS), taken=tuple(taken))
 
 
 def fullest(sizes: OpenSizes, work: int) -> Sizes:
     """The largest sizes that the model takes and that are no more than so many rows of work."""
-    fit = [each for each in sizes.taken if prod(each) <= work * sizes.unit]
+    fit = [each for each in sizes.taken if sizes.elements(each) <= work * sizes.unit]
     return fit[-1] if fit else sizes.taken[0]
 
 
@@ -319,16 +348,15 @@ def _bounded(
         at: whole shapes of one row, by the sizes.
         sizes: what the model takes.
     """
-    vary = Variable(0, tuple(symbols), (), sizes.unit)
+    vary = Variable(0, tuple(symbols), (), sizes.unit, empty=sizes.empty)
     made = TensorSpec(spec.name, spec.datatype, row_shape, axis, vary)
     places = [place for _, place in open_places(made)]
     unit_bytes, most = 0, (1,) * len(places)
     for each, shape in at.items():
-        rows = (
-            1 if axis is None else max(1, min(vary.rows_of_unit, sizes.unit // max(prod(each), 1)))
-        )
+        elements = sizes.elements(each)
+        rows = 1 if axis is None else max(1, min(vary.rows_of_unit, sizes.unit // max(elements, 1)))
         num_bytes = rows * prod(shape) * element_bytes(spec.datatype)
-        unit_bytes = max(unit_bytes, -(-num_bytes // vary.work(rows, each)))
+        unit_bytes = max(unit_bytes, -(-num_bytes // vary.work(rows, elements)))
         here = tuple(shape[place] for place in places)
         most = tuple(map(max, most, here))
     usual_bytes = 0

@@ -195,7 +195,8 @@ def _join(spec: TensorSpec, arrays: Sequence[Array], wide: dict[str, int]) -> Ar
     if len(arrays) > 1:  # Rows are first: others run apart.
         shape[0] = sum(len(array) for array in arrays)
         for symbol, place in open_places(spec):
-            shape[place] = wide[symbol]
+            # Sums have one size where rows run together.
+            shape[place] = wide.get(symbol, shape[place])
     if dtype.hasobject:
         joined = np.full(shape, "", dtype)
     else:

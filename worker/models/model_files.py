@@ -14,7 +14,13 @@ import msgspec
 
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES
-from clockwright.wire.tensors import DATATYPES, ONNX_DATATYPES, TensorSpec, Variable
+from clockwright.wire.tensors import (
+    DATATYPES,
+    ONNX_DATATYPES,
+    TensorSpec,
+    Variable,
+    row_elements,
+)
 from worker.core.io_pool import aligned
 
 #: A batch of a model with open dimensions holds at most so many of its largest rows. Smaller rows: more.
@@ -207,11 +213,19 @@ class OpenSizes:
     pads: bool = False
     #: By input, whether that holds only of rows with no negative number and one of 1 or more: masks.
     guarded: tuple[bool, ...] = ()
+    #: The symbols that are sums of others, with their parts.
+    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: The symbols whose size may be 0.
+    empty: tuple[str, ...] = ()
+
+    def elements(self, sizes: Sequence[int]) -> int:
+        """The elements of a row of these sizes, one for each symbol."""
+        return row_elements(dict(zip(self.symbols, sizes, strict=True)), self.sums, self.empty)
 
     @property
     def largest(self) -> int:
         """The rows of work of the largest row."""
-        return -(-prod(self.taken[-1]) // self.unit)
+        return -(-self.elements(self.taken[-1]) // self.unit)
 
     def batch_sizes(self, offered: Sequence[int]) -> tuple[int, ...]:
         """The rows of work of batches, ascending: powers of two, and halves between.

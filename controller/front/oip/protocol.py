@@ -41,7 +41,7 @@ from clockwright.wire.bulk import (
     split_bulk,
     total_bytes,
 )
-from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.tensors import DATATYPES, TensorSpec, addends, row_elements, sum_of
 from clockwright.wire.texts import count_texts, join_texts, skip_texts
 from controller.front.oip.classification import CLASSES_MAX, Classes
 
@@ -712,9 +712,10 @@ def _check_sizes(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, tuple[
     for symbol, most, place in zip(spec.vary.symbols, spec.vary.most, places, strict=True):
         found = shape[place]
         what = f"input {quote(spec.name)}: found {symbol} {found} (shape[{place}]), expected"
-        if not 1 <= found <= most:
+        least = 0 if symbol in spec.vary.empty else 1
+        if not least <= found <= most:
             raise BadRequestError(
-                f"{what} 1 to {most}, the largest size that the model is served with"
+                f"{what} {least} to {most}, the largest size that the model is served with"
             )
         known, other = sizes.setdefault(symbol, (found, spec.name))
         if known != found:
@@ -725,13 +726,22 @@ def _rows_of_work(servable: Servable, rows: int, sizes: Mapping[str, tuple[int, 
     """Find what rows of open sizes come to."""
     vary = servable.inputs[0].vary
     assert vary is not None
-    row = [size for size, _ in sizes.values()]
-    work = vary.work(rows, row)
+    own, sums = {symbol: size for symbol, (size, _) in sizes.items()}, {}
+    for symbol, (size, name) in sizes.items():
+        if "+" in symbol and (parts := addends(symbol, sizes)):
+            del own[symbol]
+            sums[symbol] = parts
+            if size != (wanted := sum_of(parts, own)):
+                raise BadRequestError(
+                    f"input {quote(name)}: found {symbol} {size}, expected {wanted} in this request"
+                )
+    elements = row_elements(own, sums, vary.empty)
+    work = vary.work(rows, elements)
     if work > servable.largest_batch:
-        words = " x ".join(("rows", *sizes))
+        words = " x ".join(("rows", *own))
         raise BadRequestError(
-            f"found {words} = {rows * math.prod(row)}, expected {servable.largest_batch * vary.unit} at most in a request; send"
-            " fewer rows at a time, or smaller ones"
+            f"found {words} = {rows * elements}, expected {servable.largest_batch * vary.unit} at most in a request;"
+            " send fewer rows at a time, or smaller ones"
         )
     return work
 
