@@ -29,6 +29,7 @@ from controller.models.digests import FileDigests
 from controller.models.model_folder import ModelFolder, check_name, read_model_folder
 from controller.models.preparing import PreparingModels
 from controller.models.state_file import StateFile
+from controller.models.stepped import Control, StatePair, find_state
 from controller.models.uploads import Upload, Uploads
 from controller.runtime import Runtime
 
@@ -99,6 +100,15 @@ class Entry:
     offer_digest: bytes = b""
     #: What brought its files; None: they are not ours.
     upload: Upload | None = None
+    #: Which inputs are outputs of the step before, where it is run in steps; and those that say where a step is.
+    state: tuple[StatePair, ...] = ()
+    controls: tuple[Control, ...] = ()
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether requests may be steps of a sequence: it has state or controls, or its settings speak of sequences."""
+        settings = self.folder.settings if self.folder else None
+        return bool(self.state or self.controls or (settings and settings.sequence))
 
     @property
     def stage(self) -> str:
@@ -311,12 +321,17 @@ class Verdicts:
         if model is None:
             return False
         self.renew()
-        if model.folder is not None:
+        state, controls = model.state, model.controls
+        if (folder := model.folder) is not None:
+            settings = folder.settings
             try:
-                inputs, outputs = model.folder.triton.checked(
+                inputs, outputs = folder.triton.checked(
                     inputs, outputs, one_row=max(event.exec_ns) == 1
                 )
-                _check_labels(model.folder.labels, outputs)
+                _check_labels(folder.labels, outputs)
+                state, controls = find_state(
+                    settings.state, settings.sequence, folder.initial, inputs, outputs
+                )
             except ModelError as error:
                 self.model_refused(event.worker_id, event.model_id, str(error))
                 return False
@@ -334,6 +349,7 @@ class Verdicts:
             return False
         if described != (inputs, outputs):
             model.inputs, model.outputs = inputs, outputs
+            model.state, model.controls = state, controls
         model.architecture_id = event.architecture_id
         model.num_pages = event.num_pages
         model.weights_bytes = weights_bytes
@@ -342,6 +358,9 @@ class Verdicts:
         model.refused_by.pop(event.worker_id, None)
         self._runtime.tell(event)
         log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
+        if state and not (folder and folder.settings.state):
+            pairs = ", ".join(f"{pair.input} -> {pair.output}" for pair in state)
+            log.info("model %s: state is recognised by its names: %s", event.model_id, pairs)
         self._announce_change()
         return True
 

@@ -21,6 +21,7 @@ from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, p
 from clockwright.errors import ModelError, ModelFaults
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, PARTS_MAX, SLO_NS_MAX
 from controller.models.digests import FileDigests
+from controller.models.stepped import SequenceSettings, StateSetting, read_sequence, read_state
 from controller.models.triton_config import MODEL_FILE, PBTXT, TritonConfig, read_triton_config
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ COPIES_MAX = 100_000
 CONFIG_BYTES_MAX = 64 << 10
 #: All labels of a model: twice what the 21,842 classes of ImageNet have.
 LABELS_BYTES_MAX = 1 << 20
+#: The states of a model before the first step, of one row each: twice what the largest recurrent models have.
+INITIAL_BYTES_MAX = 16 << 20
 #: An answer has up to 16,384 labels.
 LABEL_BYTES_MAX = 1 << 10
 
@@ -77,6 +80,10 @@ class ModelSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     #: The model is code, run by container workers; None: it is ONNX.
     container: ContainerSpec | None = None
+    #: By input, the output that is its value in the next step. Unset: pairs are recognised by the usual names.
+    state: Mapping[str, StateSetting] = field(default_factory=dict)
+    #: How sequences of steps are kept: `idle_s`, `max`, and inputs that say where a step is in its sequence.
+    sequence: SequenceSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,8 @@ class ModelFolder:
     triton: TritonConfig = field(default_factory=TritonConfig)
     #: By output, what its classes are called.
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: By input, its bytes before the first step, of one row; none: zeros.
+    initial: Mapping[str, bytes] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write down what was read, for `from_json`."""
@@ -136,7 +145,8 @@ class ModelFolder:
                 )
         read = _with_settings(name, config, triton_text)
         labels = _read_labels(parent / name, read.settings)
-        return replace(read, version=version, files=files, labels=labels)
+        initial = _read_initial(parent / name, read.settings)
+        return replace(read, version=version, files=files, labels=labels, initial=initial)
 
     @property
     def instance_names(self) -> tuple[str, ...]:
@@ -173,7 +183,7 @@ def read_model_folder(
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder")
         faults = ModelFaults()
-        config, triton_text, read, version, labels = "", triton_json, None, "", {}
+        config, triton_text, read, version, labels, initial = "", triton_json, None, "", {}, {}
         with faults.collected():
             config = _read_config(folder, CONFIG_FILE)
         with faults.collected():
@@ -187,13 +197,15 @@ def read_model_folder(
                 _check_files(files, version, read.settings.container)
         with faults.collected():
             labels = _read_labels(folder, read.settings) if read is not None else {}
+        with faults.collected():
+            initial = _read_initial(folder, read.settings) if read is not None else {}
         faults.check()
     except OSError as error:
         raise ModelError(f"cannot be read: {error}") from error
     assert read is not None
     if ignored := read.triton.ignored:
         log.warning("model %s: %s: not used: %s", folder.name, PBTXT, ", ".join(ignored))
-    return replace(read, version=version, files=files, labels=labels)
+    return replace(read, version=version, files=files, labels=labels, initial=initial)
 
 
 def _version(folder: Path, allowed: Sequence[int]) -> str:
@@ -265,6 +277,28 @@ def _read_labels(folder: Path, settings: ModelSettings) -> dict[str, tuple[str, 
                 f"{where} found a line of {longest} bytes in {name}, expected {LABEL_BYTES_MAX} at most"
             )
     return labels
+
+
+def _read_initial(folder: Path, settings: ModelSettings) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for name, said in settings.state.items():
+        if not said.initial:
+            continue
+        path = folder / said.initial
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ModelError(f"state {name!r}: {said.initial} leads outside the model's folder")
+        if not path.is_file():
+            raise ModelError(
+                f"state {name!r}: expected its first value in {said.initial}, found no file"
+            )
+        room = INITIAL_BYTES_MAX - sum(map(len, found.values()))
+        if (num_bytes := path.stat().st_size) > room:
+            raise ModelError(
+                f"state {name!r}: found {num_bytes} bytes in {said.initial}, expected {INITIAL_BYTES_MAX} at most in"
+                " all such files"
+            )
+        found[name] = path.read_bytes()
+    return found
 
 
 def _read_config(folder: Path, name: str, most: int = CONFIG_BYTES_MAX) -> str:
@@ -414,4 +448,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "cache": _cache,
     "labels": _labels,
     "container": parse_container,
+    "state": read_state,
+    "sequence": read_sequence,
 }

@@ -20,6 +20,7 @@ from clockwright.errors import ModelError
 from clockwright.units import DEFAULT_BATCH_SIZES, PARTS_MAX
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.tensors import TensorSpec
+from controller.models.stepped import settings_of_triton
 
 PBTXT = "config.pbtxt"
 #: What Triton's configurations call the runtime of an ONNX model.
@@ -27,7 +28,7 @@ BACKEND, PLATFORM = "onnxruntime", "onnxruntime_onnx"
 MODEL_FILE = "model.onnx"
 
 # Models that need them would be answered wrongly without.
-_NEEDED = ("sequence_batching", "ensemble_scheduling")
+_NEEDED = ("ensemble_scheduling",)
 # Keys of config.toml that `parameters` may have, as TOML writes their values.
 _PARAMETERS = ("slo_ms", "batch_sizes", "profile", "cache")
 
@@ -60,6 +61,8 @@ class TritonConfig:
     outputs: tuple[TensorClaim, ...] = ()
     #: Paths of fields that are not used.
     ignored: tuple[str, ...] = ()
+    #: Inputs that are not among `inputs` because the server fills them in.
+    filled_in: frozenset[str] = frozenset()
 
     def checked(
         self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, one_row: bool = False
@@ -82,7 +85,8 @@ class TritonConfig:
             _checked("input", inputs, self.inputs, faults, one_row=one_row),
             _checked("output", outputs, self.outputs, faults, one_row=one_row),
         )
-        unsaid = [spec.name for spec in inputs if spec.name not in {c.name for c in self.inputs}]
+        said = self.filled_in | {claim.name for claim in self.inputs}
+        unsaid = [spec.name for spec in inputs if spec.name not in said]
         if self.inputs and unsaid:
             faults.append(f"found no input {', '.join(unsaid)}, which the model has")
         if faults:
@@ -116,15 +120,30 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
         if found and found != expected and (key == "name" or not is_code):
             faults.append(f"{key} is {found!r}, expected {expected!r} or none")
     claims = [
-        tuple(_claim(message, each, faults) for each in tensors)
+        [_claim(message, each, faults) for each in tensors]
         for tensors in (message.input, message.output)
     ]
     settings = _settings(message, ignored, faults)
+    batching, filled_in = message.sequence_batching, frozenset[str]()
+    if message.HasField("sequence_batching"):
+        try:
+            settings |= settings_of_triton(batching, pb.ModelSequenceBatching.Control.Kind.Name)
+        except ModelError as error:
+            faults.append(str(error))
+        filled_in = frozenset(each.name for each in batching.control_input)
+        filled_in |= {each.input_name for each in batching.state}
+        has_dims = [each for each in batching.state if each.dims]
+        for claimed, names in zip(claims, ("input_name", "output_name"), strict=True):
+            for each in has_dims:
+                tensor = pb.ModelInput(
+                    name=getattr(each, names), data_type=each.data_type, dims=each.dims
+                )
+                claimed.append(_claim(message, tensor, faults))
     if labels := {each.name: each.label_filename for each in message.output if each.label_filename}:
         settings["labels"] = labels
     if faults:
         raise ModelError(f"{PBTXT}: {'; '.join(faults)}")
-    inputs, outputs = claims
+    inputs, outputs = map(tuple, claims)
     has_batch = message.max_batch_size > 0
     return TritonConfig(
         settings=settings,
@@ -140,6 +159,7 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
         inputs=inputs,
         outputs=outputs,
         ignored=tuple(ignored),
+        filled_in=filled_in,
     )
 
 

@@ -138,7 +138,14 @@ def test_batches_have_sizes_of_which_sixteen_hold_the_most_rows(
             "platform is 'x', expected 'onnxruntime_onnx' or none; backend is",
         ),
         ('default_model_filename: "net.onnx"', "is 'net.onnx', expected 'model.onnx' or none"),
-        ("sequence_batching { }", "found sequence_batching, which is not supported"),
+        (
+            'sequence_batching { control_input { name: "c" control { int32_false_true: 1 } } }',
+            "control 'c': found 1 values, expected 2: false and true",
+        ),
+        (
+            'sequence_batching { state { input_name: "s" initial_state { data_file: "no" } } }',
+            "state.s is {'output': '', 'initial': 'initial_state/no'}, expected a table",
+        ),
         ('platform: "ensemble" ensemble_scheduling { }', "found ensemble_scheduling"),
         ("max_batch_size: none", "config.pbtxt: .*Couldn't parse integer: none"),
         ("name: ", "config.pbtxt: "),
