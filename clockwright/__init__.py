@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ModelMetadata,
         ModelStatus,
     )
+    from clockwright.client.sequences import SequenceStep
 
 __version__ = "0.1.0"
 
@@ -67,6 +68,7 @@ __all__ = [
     "ModelStatus",
     "Refusal",
     "RefusedError",
+    "SequenceStep",
     "UnknownModelError",
 ]
 
@@ -74,7 +76,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # The client imports numpy and gRPC, which the cores and the controller's start do not need.
     if name in __all__:
-        from clockwright.client import channel, client
+        from clockwright.client import channel, client, sequences
 
-        return getattr(channel if name == "Access" else client, name)
+        places = {"Access": channel, "SequenceStep": sequences}
+        return getattr(places.get(name, client), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,8 +3,8 @@
 A front in the controller's own process calls with these records; one elsewhere sends the same records in frames
 (`controller.front.remote.link_frames`). Tensors travel separately: in a frame, a record says where each lies.
 
-Behind the port a request passes stages (`PortStage`), each of which answers, refuses or passes on: quotas, then
-applications, then the prediction cache, then the runtime. A stage that has to hear how a request ends gives itself as
+Behind the port a request passes stages (`PortStage`), each of which answers, refuses or passes on: quotas, then sequences,
+then applications, then the prediction cache, then the runtime. A stage that has to hear how a request ends gives itself as
 the sink of what it passes on.
 
 A module apart from the runtime, because protocols that mypyc compiles (`make native`) accept compiled classes only.
@@ -13,7 +13,7 @@ A module apart from the runtime, because protocols that mypyc compiles (`make na
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Final, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -45,6 +45,26 @@ Place = Annotated[int, Meta(ge=APART, lt=1 << 62)]
 Bound = Literal["rate_rps", "slo_ns_min", "slo_ns_max"]
 #: What a response says in addition to its tensors.
 Parameters = dict[str, bool | int | str]
+#: What answers and refusals of steps say: how many steps of the sequence have counted, this one included if it did.
+STEP: Final = "sequence_step"
+
+
+class AskedStep(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Which step of which sequence a request is (`controller.sequences`)."""
+
+    #: What its client calls the sequence.
+    sequence: int | Name
+    #: It is the first, or the last.
+    start: bool = False
+    end: bool = False
+    #: Outputs that are state are wanted in the answer too.
+    wants_state: bool = False
+    #: With `start`: steps will come this often; 0: the client does not say.
+    every_ns: Annotated[int, Meta(ge=0, le=SLO_NS_MAX)] = 0
+
+    def leaves(self, found: int, expected: int) -> bool:
+        """Whether it only ends its sequence, because it has none of the inputs that steps have."""
+        return self.end and not self.start and not found and expected > 0
 
 
 class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -64,7 +84,7 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     name: Name = ""
     #: User or session, for an application; may be empty.
     context: Name = ""
-    #: The caller that may give feedback on an application's answer; may be empty.
+    #: The caller that may give feedback on an application's answer, or has the sequence; may be empty.
     owner: Words = ""
     #: The answer is to say where its time went, so the prediction cache is not looked into.
     explain: bool = False
@@ -83,6 +103,8 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     #: In a frame: where each lies in the front's memory; -1: in the payload, which holds those of all requests in
     #: their order; `APART`: the front keeps it. Empty: all are in the payload.
     places: tuple[Place, ...] = ()
+    #: It is a step of a sequence; None: it stands alone.
+    step: AskedStep | None = None
 
 
 class Course(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):

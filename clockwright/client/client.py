@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from clockwright.client.arguments import check, check_flag, check_text, number, whole_number
 from clockwright.client.channel import Access, check_dialled
+from clockwright.client.sequences import AsyncStepSequence, SequenceStep, StepSequence
 from clockwright.client.statuses import error_of
 from clockwright.elements import array_of
 from clockwright.errors import BadRequestError, ConfigError, ProtocolError
@@ -139,6 +140,7 @@ class Client:
         explain: bool = False,
         context: str = "",
         tenant: str = "",
+        step: SequenceStep | None = None,
     ) -> InferResult:
         """Run a model on one request of one or more rows.
 
@@ -157,6 +159,8 @@ class Client:
             context: the user, session or tenant whose choice of models an application learns.
             tenant: the tenant whose share of the GPUs the request uses when they are short. With keys it must
                 be the key's tenant.
+            step: the request is a step of a sequence (`sequence` is simpler): its inputs lack the state, which the
+                server keeps. One row.
 
         Raises:
             RefusedError: there is no answer in time; carries the reason.
@@ -179,8 +183,25 @@ class Client:
             explain=explain,
             context=context,
             tenant=tenant,
+            step=step,
         )
         return _decode_response(self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms)))
+
+    def sequence(
+        self,
+        model: str,
+        *,
+        every_ms: float | None = None,
+        **said: Any,  # noqa: ANN401
+    ) -> StepSequence[InferResult]:
+        """Begin a sequence of steps with the first `step`.
+
+        Args:
+            model: a model with state.
+            every_ms: so much time lies between two steps: the first one is refused if the server has no time for all.
+            said: of each step, as `infer` takes it: `slo_ms`, `tenant`, ...
+        """
+        return StepSequence(self.infer, model, every_ms, **said)
 
     def is_ready(self) -> bool:
         """Whether the server answers and every model is ready or refused."""
@@ -269,6 +290,7 @@ class AsyncClient:
         explain: bool = False,
         context: str = "",
         tenant: str = "",
+        step: SequenceStep | None = None,
     ) -> InferResult:
         """Run a model on one request; see `Client.infer`."""
         check_text("model", model)
@@ -287,10 +309,21 @@ class AsyncClient:
             explain=explain,
             context=context,
             tenant=tenant,
+            step=step,
         )
         return _decode_response(
             await self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms))
         )
+
+    def sequence(
+        self,
+        model: str,
+        *,
+        every_ms: float | None = None,
+        **said: Any,  # noqa: ANN401
+    ) -> AsyncStepSequence[InferResult]:
+        """Begin a sequence of steps; see `Client.sequence`."""
+        return AsyncStepSequence(self.infer, model, every_ms, **said)
 
     async def is_ready(self) -> bool:
         """Whether the server answers and every model is ready or refused."""
@@ -362,6 +395,7 @@ def _encode_request(
     explain: bool,
     context: str,
     tenant: str,
+    step: SequenceStep | None,
 ) -> bytes:
     parameters: dict[str, pb.InferParameter] = {}
     if slo_ms is not None:
@@ -380,6 +414,9 @@ def _encode_request(
         check_text(name, text)
         if text:
             parameters[name] = pb.InferParameter(string_param=text)
+    if step is not None:
+        check("step", step, SequenceStep, "a SequenceStep")
+        parameters |= step.parameters()
     tensors: list[pb.ModelInferRequest.InferInputTensor] = []
     buffers: list[Buffer] = []
     if not isinstance(inputs, Mapping):

@@ -44,6 +44,12 @@ class QuotaStage(Generic[S]):
         #: Metered requests: their sinks, and what they take.
         self._open: dict[RequestId, tuple[Sink, TenantUse, int]] = {}
 
+    def before(self, inner: PortStage[S]) -> QuotaStage[S]:
+        """The same stage, with the same open requests, in front of another one."""
+        other = QuotaStage(inner, self._quotas, self._runtime)
+        other._open = self._open
+        return other
+
     def ask(self, subject: S, ask: Ask, inputs: Sequence[Buffer], sink: Sink) -> RequestId:
         """Do what `PortStage` says; refuse at once what is over a quota."""
         if ask.weight != 1.0:

@@ -115,6 +115,8 @@ _ALL: Final = (
             "Requests without an answer, sent to a worker or not",
         ),
         clockwright_cache_bytes=("bytes", "Size of the prediction cache"),
+        clockwright_sequences=("sequences", "Live sequences of steps"),
+        clockwright_sequence_state_bytes=("bytes", "Bytes of the state of all sequences"),
         clockwright_open_requests=(
             "requests",
             "Open requests in the controller, including those of applications",
@@ -332,6 +334,15 @@ _ALL: Final = (
             "lookups",
             "Look-ups in the prediction cache, by result: hit, join (another request for"
             " the same is running), miss",
+        ),
+    ),
+    *_families(
+        "counter",
+        ("reason",),
+        clockwright_sequences_ended_total=(
+            "sequences",
+            "Sequences that ended, by reason: end (their last step), restart (a first step under their id), idle, model (it"
+            " was replaced or removed)",
         ),
     ),
     *_families(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
-from typing import Final
+from typing import Any, Final
 
 from clockwright import __version__
 from clockwright.errors import Refusal
@@ -33,6 +33,7 @@ from controller.metrics.text import Text, labels_of
 from controller.models.catalogue import Catalogue, ModelState, name_of
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
+from controller.sequences.book import REASONS, Book
 from controller.telemetry.tables import CANCELLED, COUNTERS, OK
 
 # A page yields to requests after this time, which it checks after this many models.
@@ -98,6 +99,8 @@ class Parts:
     generation: int
     #: Name of the scheduler's policy.
     policy: str
+    #: Sequences of steps.
+    sequences: Book[Any]
 
 
 class Page:
@@ -299,6 +302,13 @@ class Page:
             [(labels_of(result=result), num) for result, num in lookups.items()],
         )
         text.one("clockwright_cache_bytes", cache.num_bytes)
+        book = self._parts.sequences
+        text.one("clockwright_sequences", len(book))
+        text.one("clockwright_sequence_state_bytes", book.num_bytes)
+        text.each(
+            "clockwright_sequences_ended_total",
+            [(labels_of(reason=reason), book.ended[reason]) for reason in REASONS],
+        )
 
     # --- workers ------------------------------------------------------------------------------
 

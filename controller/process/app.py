@@ -238,6 +238,7 @@ async def running(
             applications,
             default_slo_ns=config.default_slo_ns,
             quotas=quotas.quotas,
+            sequences=config.sequences,
         )
         tracing = open_tracing(config.trace_to, share=config.trace_share, clock=runtime.clock)
         if tracing is not None:
@@ -270,6 +271,7 @@ async def running(
                 lag_ns=turns.lag_ns,
                 generation=term.generation,
                 policy=config.scheduler.policy,
+                sequences=backend.sequences.book,
             )
             page = Page(parts)
             live = Live()

@@ -15,6 +15,7 @@ from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
 from controller.front.admission.memory import available_bytes
 from controller.selection.config import SelectionConfig
+from controller.sequences.limits import SequenceConfig
 from controller.telemetry.tables import CAPACITY
 
 
@@ -215,6 +216,8 @@ class ControllerConfig(ServingConfig):
     )
     #: What applications learn, the prediction cache, feedback.
     selection: SelectionConfig = part(SelectionConfig)
+    #: Sequences of steps, and the state that they leave.
+    sequences: SequenceConfig = part(SequenceConfig)
     #: Rows of telemetry kept in memory, per table.
     telemetry_capacity: int = CAPACITY
     lease: str | None = setting(

@@ -495,7 +495,18 @@ def test_the_rpc_deadline_never_gives_more_than_is_left(remaining_s: float) -> N
     ("parameters", "text"),
     [
         ({"explain": Parameter(string_param="yes")}, "found string_param, expected bool_param"),
-        ({"sequence_id": Parameter(int64_param=3)}, "stateful sequences are not supported"),
+        (
+            {"sequence_id": Parameter(int64_param=3)},
+            "parameter sequence_id: 'm' has no state and no controls",
+        ),
+        (
+            {"sequence_id": Parameter(bool_param=True)},
+            "parameter sequence_id: found bool_param, expected int64_param or string_param",
+        ),
+        (
+            {"sequence_start": Parameter(bool_param=True)},
+            "parameter sequence_start: found without sequence_id, expected with it",
+        ),
     ],
 )
 def test_parameters_that_cannot_be_honoured_are_bad_requests(

@@ -25,6 +25,12 @@ class Request:
     due_ns: int
     is_over: bool = False
     num_told: int = 0
+    #: It must not run twice.
+    step: bool = False
+    num_sent: int = 0
+
+    def is_step(self) -> bool:
+        return self.step
 
     def done(self) -> bool:
         return self.is_over
@@ -57,12 +63,13 @@ class Story(RuleBasedStateMachine):
             assert ask_id not in self.with_controller
             assert ask_id not in self.before
             self.with_controller[ask_id] = request
+            request.num_sent += 1
         else:
             self.books.hold(request, request.due_ns)
 
-    @rule(slo_ns=st.integers(1, 30))
-    def come(self, slo_ns: int) -> None:
-        request = Request(self.now_ns + slo_ns)
+    @rule(slo_ns=st.integers(1, 30), step=st.booleans())
+    def come(self, slo_ns: int, step: bool) -> None:
+        request = Request(self.now_ns + slo_ns, step=step)
         self.requests.append(request)
         self.go_on(request)
 
@@ -84,7 +91,7 @@ class Story(RuleBasedStateMachine):
         """The controller takes nothing new."""
         if self.with_controller:
             ask_id = data.draw(st.sampled_from(sorted(self.with_controller)))
-            del self.with_controller[ask_id]
+            self.with_controller.pop(ask_id).num_sent -= 1
             self.books.put_back(ask_id)
 
     @rule(data=st.data())
@@ -103,7 +110,9 @@ class Story(RuleBasedStateMachine):
         self.is_there = False
         self.before += self.with_controller
         self.with_controller.clear()
-        self.books.interrupt()
+        for request in self.books.interrupt():
+            if not request.is_over:
+                request.tell()
 
     @rule()
     def be_back(self) -> None:
@@ -121,6 +130,10 @@ class Story(RuleBasedStateMachine):
     @invariant()
     def each_is_told_once_at_most(self) -> None:
         assert not Counter(request.num_told > 1 for request in self.requests)[True]
+
+    @invariant()
+    def a_step_runs_once_at_most(self) -> None:
+        assert all(request.num_sent <= 1 for request in self.requests if request.step)
 
     @invariant()
     def whoever_waits_is_in_the_books(self) -> None:

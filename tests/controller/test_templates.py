@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,8 @@ from tests.kit.raw_http2 import RawClient
 A = TensorSpec("a", "FP32", (2,))
 B = TensorSpec("b", "INT64", ())
 OUTPUTS = (TensorSpec("y", "FP32", (2,)), TensorSpec("z", "FP16", (1,)))
-SERVABLE = Servable("m", "3", (A, B), OUTPUTS, 16, None, has_contexts=True)
+STEPS = Servable("m", "3", (A, B), OUTPUTS[:1], 1, None, has_contexts=True)
+SERVABLE = Servable("m", "3", (A, B), OUTPUTS, 16, None, has_contexts=True, steps=STEPS)
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
@@ -108,6 +110,9 @@ PARAMETERS = st.lists(
             parameter("explain", pb.InferParameter(bool_param=True)),
             parameter("slo_ms", pb.InferParameter(string_param="soon")),
             parameter("sequence_id", pb.InferParameter(int64_param=1)),
+            parameter("sequence_id", pb.InferParameter(int64_param=0)),
+            parameter("sequence_id", pb.InferParameter(string_param="one")),
+            parameter("sequence_start", pb.InferParameter(bool_param=True)),
         ]
     ),
     max_size=2,
@@ -222,6 +227,29 @@ def test_requests_of_other_users_share_a_template_and_keep_their_contexts() -> N
     assert [checked and checked.context for checked in found] == ["ann", "bob", ""]
     # A request without one may be laid out as another that is known.
     assert short_way(templates, b"".join(whole)) is None
+
+
+def test_steps_of_all_sequences_share_a_template() -> None:
+    templates = Templates()
+    rest = b"".join([*tensors(1), field(7, bytes(8)), field(7, bytes(8))])
+
+    def step(**choice: Any) -> bytes:  # noqa: ANN401
+        return field(1, b"m") + parameter("sequence_id", pb.InferParameter(**choice)) + rest
+
+    learn(templates, step(int64_param=1))
+    learn(templates, step(string_param="a"))
+    found = [
+        short_way(templates, data)
+        for data in (
+            step(int64_param=(1 << 62) + 1),
+            step(string_param="b" * 100),
+            step(string_param="b" * 300),
+            step(int64_param=0),
+            field(1, b"m") + rest,
+        )
+    ]
+    steps = [checked and checked.step and checked.step.sequence for checked in found]
+    assert steps == [(1 << 62) + 1, "b" * 100, None, None, None]
 
 
 def test_a_big_tensor_stays_a_view_of_the_message() -> None:

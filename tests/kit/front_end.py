@@ -51,6 +51,7 @@ from controller.process.config import FrontConfig
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
+from controller.sequences.stage import SequenceStage
 from controller.telemetry.tables import Telemetry
 from tests.kit.scripted_worker import SCRIPTS, InLoopWorker
 
@@ -88,6 +89,13 @@ class FrontEnd:
     rest_server: RestServer | None = None
     #: Whom the front apart lets in.
     guard: Guard | None = None
+    backend: LocalBackend | None = None
+
+    @property
+    def sequences(self) -> SequenceStage[Any]:
+        """Sequences of steps, where it listens."""
+        assert self.backend is not None
+        return self.backend.sequences
 
     async def hang_up(self) -> None:
         """Leave all clients and fronts, as a controller does that dies."""
@@ -226,7 +234,7 @@ async def serving(
                 quotas=front_end.quotas,
                 memory=MemoryPressure(1 << 40),
             )
-            front_end.fronts, front_end.server = fronts, server
+            front_end.fronts, front_end.server, front_end.backend = fronts, server, backend
             handlers = inference.handlers() | repository.handlers() | control.handlers()
             server.serve(handlers | bind(WORKERS, links) | bind(FRONTS, fronts))
             listening = server.add_insecure_port(f"{host}:{port}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -38,6 +40,7 @@ from clockwright.wire.tensors import DATATYPES, TensorSpec
 from controller.core.events import ModelReady, WorkerJoined
 from controller.models.catalogue import Catalogue, Entry, name_of
 from controller.runtime import Runtime
+from tests.kit.stepped_models import history
 
 _KINDS = {
     Infer: "infer",
@@ -446,6 +449,35 @@ SCRIPTS = {
 }
 
 
+def _step(inputs: Sequence[Buffer]) -> list[Buffer]:
+    state = (history(*struct.unpack("<qq", bytes(inputs[1]) + bytes(inputs[0])))).to_bytes(
+        8, "little"
+    )
+    return [state, state]
+
+
+#: Models that a test has to write itself (`write_stepped`).
+STEPPED = {
+    "history": Script(
+        (TensorSpec("x", "INT64", (1,)), TensorSpec("h", "INT64", (1,))),
+        (TensorSpec("y", "INT64", (1,)), TensorSpec("hn", "INT64", (1,))),
+        _step,
+    ),
+}
+
+
+def write_stepped(directory: Path, config: str = "") -> None:
+    """Write the folder of `history`, whose answers tell all inputs of the steps before."""
+    folder = directory / "history"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(b"scripted")
+    if config:
+        (folder / "config.toml").write_text(config)
+
+
+_EVERY = SCRIPTS | STEPPED
+
+
 class InLoopWorker(ScriptedWorker):
     """A link inside the controller's event loop: models do what `SCRIPTS` says."""
 
@@ -474,7 +506,7 @@ class InLoopWorker(ScriptedWorker):
         self.runtime.worker_lost(WORKER)
 
     def offer(self, model: Entry) -> None:
-        script = SCRIPTS.get(model.name)
+        script = _EVERY.get(model.name)
         if model.name.startswith("preparing"):
             return
         if script is None:
@@ -525,7 +557,7 @@ class InLoopWorker(ScriptedWorker):
             name = name_of(action.model_id)
             if name in self.failing:
                 result.error, result.message = ActionError.DEVICE, "it does not feel like it"
-            script = SCRIPTS[name]
+            script = _EVERY[name]
             num_inputs = len(script.inputs)
             for first in range(0, len(payload), num_inputs):
                 row = script.run(payload[first : first + num_inputs])

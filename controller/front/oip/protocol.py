@@ -14,7 +14,7 @@ import difflib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import msgspec
@@ -44,6 +44,7 @@ from clockwright.wire.bulk import (
 from clockwright.wire.tensors import DATATYPES, TensorSpec, addends, row_elements, sum_of
 from clockwright.wire.texts import count_texts, join_texts, skip_texts
 from controller.front.oip.classification import CLASSES_MAX, Classes
+from controller.port import AskedStep
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
@@ -55,13 +56,6 @@ _STREAM_RESPONSE_TAG = b"\x12"
 RPC_DEADLINE_ROUNDING_S = 0.001
 RPC_DEADLINE_ROUNDING = 0.01
 
-# Triton's extensions that change what a request means. Ignoring one would answer another question.
-_UNSUPPORTED = {
-    "sequence_id": "stateful sequences",
-    "sequence_start": "stateful sequences",
-    "sequence_end": "stateful sequences",
-}
-
 # What a request may say to us, most used first.
 PARAMETERS = (
     "slo_ms",
@@ -72,7 +66,10 @@ PARAMETERS = (
     "decide_within_ms",
     "weight",
     "work_ahead_ms",
+    "sequence_id",
 )
+# What a step of a sequence may say besides; the first two are Triton's.
+_OF_STEPS = ("sequence_start", "sequence_end", "every_ms")
 
 # What clients of other makes send as a matter of course, and what changes no answer here: Triton's
 # priority and how its streams end, KServe's hints on how JSON carries tensors, MLServer's on how it
@@ -96,7 +93,7 @@ _WITH_UNKNOWN_MAX = 64
 _CLASSES = "classification"
 _OUTPUT_PARAMETERS = (*_TENSOR_PARAMETERS, _CLASSES)
 #: All that a request or one of its tensors may say to us.
-KNOWN_PARAMETERS = _OF_REQUESTS | _OF_TENSORS | _UNSUPPORTED.keys() | {_CLASSES}
+KNOWN_PARAMETERS = _OF_REQUESTS | _OF_TENSORS | {*_OF_STEPS, _CLASSES}
 _REGION_BYTES_MAX = (1 << 63) - 1
 
 
@@ -154,6 +151,21 @@ class Servable:
     largest_batch: int = 1 << 31
     #: By output, what its classes are called.
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: The servable as the steps of a sequence see it: without state and controls. None: it has no sequences.
+    steps: Servable | None = None
+
+    def stepped(self, step: AskedStep) -> Servable:
+        """The servable as a step sees it; if state is wanted, with all outputs.
+
+        Raises:
+            BadRequestError: it has no sequences.
+        """
+        if self.steps is None:
+            raise BadRequestError(
+                f"parameter sequence_id: {quote(self.name)} has no state and no controls, expected none; declare its"
+                " state in [state] of its config.toml, or its names in [sequence], or leave the parameter out"
+            )
+        return replace(self.steps, outputs=self.outputs) if step.wants_state else self.steps
 
     @property
     def varies(self) -> bool:
@@ -208,6 +220,8 @@ class CheckedRequest(msgspec.Struct, gc=False):
     work_ahead_ns: int = 0
     #: The specs of `outputs` for the sizes that came; empty: the servable's are.
     sized_outputs: Sequence[TensorSpec] = ()
+    #: Which step of which sequence it is; None: none.
+    step: AskedStep | None = None
 
 
 @dataclass(slots=True)
@@ -310,8 +324,16 @@ def read_request(
     """
     message = request.message
     check_name_length("id", message.id)
-    rows, inputs, shared_inputs = _read_inputs(request, servable)
-    outputs = _requested_outputs(message, servable.outputs)
+    step: AskedStep | None = None
+    if "sequence_id" in message.parameters and (step := read_step(message, servable)) is not None:
+        servable = servable.stepped(step)
+    rows, inputs = 1, list[Buffer]()
+    outputs: Sequence[int] = ()
+    shared_inputs: Sequence[tuple[int, SharedPart]] = ()
+    leaves = step is not None and step.leaves(len(message.inputs), len(servable.inputs))
+    if not leaves:
+        rows, inputs, shared_inputs = _read_inputs(request, servable)
+        outputs = _requested_outputs(message, servable.outputs)
     slo_ns, slo_source = request_slo_ns(
         message,
         rpc_remaining_s=rpc_remaining_s,
@@ -324,7 +346,7 @@ def read_request(
     shared_outputs = _shared_outputs(message, rows, specs)
     classes = _classes(message, rows, specs, servable.labels)
     header = b""
-    if not servable.varies:
+    if leaves or not servable.varies:
         header = _answer_header(servable, rows, specs, shared_outputs, classes)
     # By position, like a model's `Servable`: names would cost each request 0.5 us more.
     return CheckedRequest(
@@ -344,7 +366,57 @@ def read_request(
         _time_ns(message, "decide_within_ms"),
         _weight(message),
         _time_ns(message, "work_ahead_ms"),
+        step=step,
     )
+
+
+def read_step(message: pb.ModelInferRequest, servable: Servable) -> AskedStep | None:
+    """Read which step of which sequence a request is that has a `sequence_id`; None: it is no step, as with Triton if the id is 0 or empty.
+
+    Raises:
+        BadRequestError: a parameter is wrong.
+    """
+    sequence = read_sequence_id(message.parameters["sequence_id"])
+    if not sequence:
+        return None
+    plain = {spec.name for spec in servable.steps.outputs} if servable.steps is not None else set()
+    step = AskedStep(
+        sequence,
+        _flag(message, "sequence_start"),
+        _flag(message, "sequence_end"),
+        any([asked.name not in plain for asked in message.outputs]),
+        _time_ns(message, "every_ms"),
+    )
+    if step.every_ns and not step.start:
+        raise BadRequestError("parameter every_ms: found without sequence_start, expected with it")
+    return step
+
+
+def read_sequence_id(parameter: pb.InferParameter) -> int | str:
+    """Read what a client calls its sequence; 0 and "" mean that there is no sequence.
+
+    Raises:
+        BadRequestError: it is something else.
+    """
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "uint64_param", "string_param"):
+        raise BadRequestError(
+            f"parameter sequence_id: found {kind or 'no value'}, expected int64_param or string_param"
+        )
+    sequence: int | str = getattr(parameter, kind)
+    if isinstance(sequence, str):
+        check_name_length("parameter sequence_id", sequence)
+    return sequence
+
+
+def _flag(message: pb.ModelInferRequest, name: str) -> bool:
+    if name not in message.parameters:
+        return False
+    parameter = message.parameters[name]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind != "bool_param":
+        raise BadRequestError(f"parameter {name}: found {kind or 'no value'}, expected bool_param")
+    return parameter.bool_param
 
 
 def _answer_header(
@@ -1000,15 +1072,13 @@ def _wants_explanation(message: pb.ModelInferRequest) -> bool:
     """Read parameter `explain`, and look at those that are not known here."""
     parameters = message.parameters
     for name in parameters:
-        if name not in _OF_REQUESTS:
+        if name not in _OF_REQUESTS and not (name in _OF_STEPS and "sequence_id" in parameters):
+            if name in _OF_STEPS:
+                raise BadRequestError(
+                    f"parameter {name}: found without sequence_id, expected with it"
+                )
             _check_unknown(name, len(parameters), PARAMETERS)
-    if "explain" not in parameters:
-        return False
-    parameter = parameters["explain"]
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind != "bool_param":
-        raise BadRequestError(f"parameter explain: found {kind or 'no value'}, expected bool_param")
-    return parameter.bool_param
+    return _flag(message, "explain")
 
 
 def _check_unknown(name: str, number: int, known: tuple[str, ...], where: str = "") -> None:
@@ -1022,10 +1092,6 @@ def _check_unknown(name: str, number: int, known: tuple[str, ...], where: str = 
         known: the names to compare with.
         where: what the request says it of.
     """
-    if name in _UNSUPPORTED:
-        raise BadRequestError(
-            f"{where}found parameter {name}, but {_UNSUPPORTED[name]} are not supported"
-        )
     if number > _WITH_UNKNOWN_MAX:
         raise BadRequestError(
             f"{where}found {number} parameters, expected {_WITH_UNKNOWN_MAX} at most where some are unknown"

@@ -6,7 +6,7 @@ The other form, of a front that is a process of its own, is in `remote_backend`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
@@ -24,6 +24,8 @@ from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
 from controller.selection.parts import PartStage, most_rows
+from controller.sequences.limits import SequenceConfig
+from controller.sequences.stage import SequenceStage, places_of_clients
 
 DEFAULT_SLO_NS = 100 * NS_PER_MS
 
@@ -147,6 +149,7 @@ class LocalBackend:
         *,
         default_slo_ns: int = DEFAULT_SLO_NS,
         quotas: Quotas | None = None,
+        sequences: SequenceConfig = SequenceConfig(),  # noqa: B008  it is frozen
     ) -> None:
         """Call the parts of the controller directly.
 
@@ -156,6 +159,7 @@ class LocalBackend:
             applications: know the applications, which clients ask like models.
             default_slo_ns: SLO of requests that name no SLO, to models that have none.
             quotas: of tenants; a change needs a new generation of the catalogue. None: no tenant has a quota.
+            sequences: how many there may be.
         """
         self.clock = runtime.clock
         self._quotas = quotas if quotas is not None else Quotas()
@@ -163,10 +167,15 @@ class LocalBackend:
         self._runtime = runtime
         self._catalogue = catalogue
         self._applications = applications
-        # A request passes quotas, is cut into batches, then passes applications, then the prediction cache.
-        self._stages: QuotaStage[Entry | LiveApplication] = QuotaStage(
-            PartStage(applications.queries), self._quotas, runtime
+        # A request passes quotas, is cut into batches, then passes applications, then the prediction cache. A step of a
+        # sequence waits for its turn behind the quotas.
+        parts = PartStage(applications.queries)
+        self._stages: QuotaStage[Entry | LiveApplication] = QuotaStage(parts, self._quotas, runtime)
+        #: Sequences of steps.
+        self.sequences = SequenceStage[Entry | LiveApplication](
+            parts, runtime, catalogue, sequences
         )
+        self._step_stages = self._stages.before(self.sequences)
 
     @property
     def generation(self) -> int:
@@ -187,11 +196,12 @@ class LocalBackend:
         self, described: LocalDescription, ask: Ask, inputs: Sequence[Buffer], sink: Sink
     ) -> RequestId:
         """Ask for an answer inside the SLO."""
-        return self._stages.ask(described.subject, ask, inputs, sink)
+        stages = self._stages if ask.step is None else self._step_stages
+        return stages.ask(described.subject, ask, inputs, sink)
 
     def withdraw(self, request_id: RequestId) -> None:
         """Cancel a request: its sink is not called any more."""
-        self._stages.withdraw(request_id)
+        self._step_stages.withdraw(request_id)
 
     def in_vain(
         self,
@@ -249,6 +259,14 @@ class LocalBackend:
             largest_batch=largest_batch,
             labels=model.folder.labels,
         )
+        if model.is_stepped:
+            sent, got = places_of_clients(model)
+            servable.steps = replace(
+                servable,
+                inputs=tuple(model.inputs[place] for place in sent),
+                outputs=tuple(model.outputs[place] for place in got),
+                max_rows=1,
+            )
         return LocalDescription(servable, model)
 
     def slo_ns(self, name: str) -> int | None:

@@ -31,12 +31,12 @@ class Description:
     described: LocalDescription
     #: The generation of the catalogue at which it was found to hold.
     generation: int
-    #: By rows, as far as requests had so many.
+    #: By rows, as far as requests had so many; negative: of steps.
     _sizes: dict[int, AskSize] = field(default_factory=dict)
 
-    def keeps_inputs(self, rows: int) -> bool:
-        """Whether the controller itself needs the inputs of a request of so many rows."""
-        return self.described.keeps_inputs(rows)
+    def keeps_inputs(self, ask: Ask) -> bool:
+        """Whether the controller itself needs the inputs of a request."""
+        return ask.step is not None or self.described.keeps_inputs(ask.rows)
 
     @property
     def name(self) -> str:
@@ -49,13 +49,19 @@ class Description:
         Raises:
             ProtocolError: it does not.
         """
-        rows = ask.rows
-        size = self._sizes.get(rows)
-        servable = self.described.servable
+        rows, servable = ask.rows, self.described.servable
+        key = rows
+        if ask.step is not None:
+            if servable.steps is None:
+                raise ProtocolError(f"request {ask.ask_id} to {self.name}: a step")
+            key, servable = -rows, servable.steps
+            if ask.step.leaves(len(ask.lengths), len(servable.inputs)):
+                return AskSize((), 0, is_large=False)
+        size = self._sizes.get(key)
         if size is None and 1 <= rows <= servable.max_work:
             lengths = tuple([spec.batch_bytes(rows) for spec in servable.inputs])
-            largest = max((*lengths, *[spec.batch_bytes(rows) for spec in servable.outputs]))
-            size = self._sizes[rows] = AskSize(lengths, sum(lengths), largest >= DIRECT_BYTES)
+            largest = max((0, *lengths, *[spec.batch_bytes(rows) for spec in servable.outputs]))
+            size = self._sizes[key] = AskSize(lengths, sum(lengths), largest >= DIRECT_BYTES)
         if size is not None and ask.lengths != size.lengths and servable.varies:
             specs, size = servable.inputs, AskSize(ask.lengths, sum(ask.lengths), size.is_large)
             if len(ask.lengths) != len(specs) or not all(
@@ -98,7 +104,7 @@ class Descriptions:
             self._last_number = number = self._last_number + 1
             self._descriptions[number] = Description(found, self._catalogue.generation)
             self._numbers[name] = number
-        is_held = not self._descriptions[number].keeps_inputs(1)
+        is_held = not self._descriptions[number].described.keeps_inputs(1)
         return frames.Described(
             asked.query_id, number, servable, None, not_yet=False, is_held=is_held
         )

@@ -270,7 +270,7 @@ class FrontAsks:
                 self._tell(Stale(ask.ask_id))
                 continue
             size = description.check(ask)
-            if description.keeps_inputs(ask.rows) and APART in ask.places:
+            if description.keeps_inputs(ask) and APART in ask.places:
                 # The answers began to be kept after its front got the description.
                 self._tell(Stale(ask.ask_id))
                 continue
@@ -307,7 +307,7 @@ class FrontAsks:
         description: Description,
     ) -> None:
         """Have a request answered that is let in."""
-        if description.keeps_inputs(ask.rows):
+        if description.keeps_inputs(ask):
             if ask.places:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
@@ -320,7 +320,7 @@ class FrontAsks:
     ) -> None:
         """Admit a request that waited, if its description still holds."""
         description = self.shared.descriptions.find(ask.target)
-        if description is None or (description.keeps_inputs(ask.rows) and APART in ask.places):
+        if description is None or (description.keeps_inputs(ask) and APART in ask.places):
             self._close(asked)
             self._tell(Stale(ask.ask_id))
         else:

@@ -2,7 +2,7 @@
 
 A request is *sent* or *held*. The controller answers those that are sent. If the controller is lost, they are held,
 with those that arrive meanwhile, until another controller takes them or until they are due. So every request gets
-exactly one answer.
+exactly one answer. Steps of sequences are not asked twice, because the controller may have run them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ class Waits(Sink, Protocol):
 
     def done(self) -> bool:
         """Whether the request is answered or withdrawn."""
+
+    def is_step(self) -> bool:
+        """Whether the request changes the state of a sequence, so that it must not run twice."""
 
 
 R = TypeVar("R", bound=Waits)
@@ -81,11 +84,13 @@ class OpenRequests(Generic[R]):
         """Take a request out of those held. Returns False if it was not held or is over."""
         return self._held.pop(request, None) is not None and not request.done()
 
-    def interrupt(self) -> None:
-        """The link is lost: all requests are held."""
-        for request, due_ns, _ in self._sent.values():
-            self.hold(request, due_ns)
-        self._sent.clear()
+    def interrupt(self) -> list[R]:
+        """The link is lost: all requests are held. Returns those that are over, because they must not run twice."""
+        sent, self._sent = self._sent, {}
+        for request, due_ns, _ in sent.values():
+            if not request.is_step():
+                self.hold(request, due_ns)
+        return [request for request, _, _ in sent.values() if request.is_step()]
 
     def resume(self) -> list[R]:
         """A controller is connected: returns all requests that were held, which go on."""

@@ -39,7 +39,7 @@ from controller.front.remote.fed_requests import Feeding
 from controller.front.remote.open_requests import OpenRequests, Waits
 from controller.front.remote.shared_tensors import SharedTensors
 from controller.links.slabs import SLAB_BYTES_MIN, Slabs
-from controller.port import Answered, Ask, Bound, Refused, Stale, Told
+from controller.port import Answered, Ask, Bound, Failed, Refused, Stale, Told
 
 # Overdue requests are looked for this often, and less often while none is held. The controller refuses its own in
 # time, and gets this much longer to say so.
@@ -50,6 +50,12 @@ _SAID_NS = NS_PER_MS
 # Names of which the SLO is remembered when their descriptions are forgotten.
 _SLOS_MAX = 100_000
 
+# gRPC's status ABORTED: clients do not retry by themselves.
+_ABORTED = 10
+_MAY_HAVE_COUNTED = (
+    "the link to the controller was lost while this step of a sequence was open: it may have counted; `sequence_step` of the"
+    " next answer says so; if the sequence has ended, begin it again (sequence_start)"
+)
 # A request that is not asked yet has no number.
 _NO_ID = RequestId(0)
 
@@ -322,6 +328,7 @@ class RemoteBackend:
             and direct.workers.num_reached
             and described.is_held
             and ask.rows <= described.servable.largest_batch
+            and ask.step is None
         ):
             ask.places = tuple([APART if length >= DIRECT_BYTES else -1 for length in lengths])
             inputs = [tensor for tensor in inputs if len(tensor) < DIRECT_BYTES]
@@ -544,7 +551,8 @@ class RemoteBackend:
         if self._direct is not None:
             self._direct.close()
             self._direct = None
-        self._book.interrupt()
+        for step in self._book.interrupt():
+            step.told(_NO_ID, Failed(_ABORTED, _MAY_HAVE_COUNTED), ())
         self._is_held.set()
 
     def make_beat(self, sent_ns: int, min_delta_ns: int | None) -> frames.FrontBeat:

@@ -62,7 +62,7 @@ from controller.front.remote.backend import Backend
 from controller.front.services.early_refusals import EarlyRefusals
 from controller.front.services.templates import CutRequest, Templates, cut_request
 from controller.front.services.tracing import Trace, Tracing
-from controller.port import Answered, Ask, Failed, Refused, Stale, Told
+from controller.port import STEP, Answered, Ask, Failed, Refused, Stale, Told
 from controller.runtime import late_figures
 
 _NOTHING_PEEKED = (b"", PeekedRequest())
@@ -139,8 +139,9 @@ class ServedRequest:
             leave_work_ahead(asked)
         if asked.decide_within_ns:
             check_decision(asked, described.servable)
-        self._asked, self._servable = asked, described.servable
-        self._name = described.servable.name
+        servable: Servable = described.servable
+        servable = servable if asked.step is None else servable.stepped(asked.step)
+        self._asked, self._servable, self._name = asked, servable, servable.name
         ask = Ask(
             described.number,
             asked.rows,
@@ -149,12 +150,13 @@ class ServedRequest:
             asked.tenant,
             asked.request_id,
             asked.context,
-            call.caller.owner if described.servable.has_contexts else "",
+            call.caller.owner if servable.has_contexts or asked.step is not None else "",
             asked.explain,
             self.trace is not None,
             asked.decide_within_ns,
             asked.weight,
             asked.work_ahead_ns,
+            step=asked.step,
         )
         request_id = self._service.backend.ask(described, ask, asked.inputs, self)
         if not self._over:
@@ -172,6 +174,10 @@ class ServedRequest:
     def done(self) -> bool:
         """Whether the client has stopped waiting."""
         return self._over
+
+    def is_step(self) -> bool:
+        """Whether it was asked as a step of a sequence."""
+        return self._asked is not None and self._asked.step is not None
 
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
         """Answer with the outputs of a model or an application, or with the reason why they are missing."""
@@ -208,7 +214,8 @@ class ServedRequest:
         parameters = told.parameters
         try:
             if asked.explain and told.course is not None:
-                parameters = explain(told.course, slo_ns=asked.slo_ns, slo_source=asked.slo_source)
+                explained = explain(told.course, slo_ns=asked.slo_ns, slo_source=asked.slo_source)
+                parameters = {**explained, **(parameters or {})}
             if not asked.answer_header:
                 assert self._servable is not None
                 outputs = unpack_outputs(asked, self._servable, outputs)
@@ -227,9 +234,7 @@ class ServedRequest:
             call.fail(fault)
             return
         due_ns = call.arrival_ns + asked.slo_ns
-        late = functools.partial(
-            _late, self._name, asked.slo_ns, due_ns, told.expected_departure_ns
-        )
+        late = functools.partial(_late, self._name, asked.slo_ns, due_ns, told)
         call.answer(message, due_ns - way_back_of(asked.slo_ns), late)
         if self.trace is not None:
             self.trace.answered(told, asked)
@@ -261,11 +266,13 @@ def _is_clients_fault(error: Exception) -> bool:
     return isinstance(error, BadRequestError | UnknownModelError | UnknownRegionError)
 
 
-def _late(name: str, slo_ns: int, due_ns: int, expected_ns: int, now_ns: int) -> Exception:
-    """Make the error of an answer that was ready, but too late."""
+def _late(name: str, slo_ns: int, due_ns: int, told: Answered, now_ns: int) -> Exception:
+    """Make the error of an answer that was ready, but too late. A step of a sequence counts all the same."""
     arrival_ns = due_ns - slo_ns
     latency_ns = now_ns - arrival_ns + way_back_of(slo_ns)
-    figures = late_figures(slo_ns, latency_ns, expected_ns - arrival_ns)
+    figures = late_figures(slo_ns, latency_ns, told.expected_departure_ns - arrival_ns)
+    if told.parameters is not None and STEP in told.parameters:
+        figures[STEP] = int(told.parameters[STEP])
     return NoAnswerError(Refusal.LATE, ModelId(name), figures)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
-from clockwright.units import NS_PER_MS, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_US, ModelId
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.tensors import TensorSpec
 from controller.access.caller import Caller
@@ -31,6 +31,7 @@ from controller.front.services.health import HealthService
 from controller.front.services.reflection import reflection_handlers
 from controller.models.catalogue import Catalogue, Entry, ModelState
 from controller.models.model_folder import CONFIG_BYTES_MAX
+from controller.models.stepped import CONTROL_KINDS, IDLE_NS
 from controller.models.triton_config import BACKEND, MODEL_FILE, PLATFORM, data_type
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
@@ -42,6 +43,7 @@ EXTENSIONS = (
     "model_configuration",
     "model_repository",
     "parameters",
+    "sequence",
     "statistics",
 )
 SHARED_MEMORY_EXTENSION = "system_shared_memory"
@@ -197,6 +199,10 @@ class RepositoryService:
                 config.dynamic_batching.preferred_batch_size.extend(sorted(sizes))
             if model.one_by_one:
                 parameters["one_by_one"] = model.one_by_one
+            if model.is_stepped:
+                _describe_steps(
+                    model, config.sequence_batching, {s.name: tensor(s) for s in tensors}
+                )
         for key, value in parameters.items():
             config.parameters[key].string_value = value
         return pb.ModelConfigResponse(config=config)
@@ -274,6 +280,29 @@ class RepositoryService:
         """Remove a model."""
         await asyncio.shield(self._catalogue.remove(_model_named(request)))
         return pb.RepositoryModelUnloadResponse()
+
+
+def _describe_steps(
+    model: Entry, batching: pb.ModelSequenceBatching, tensors: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Say which inputs are state, and which say where a step is, as Triton's configurations do."""
+    settings = model.folder.settings.sequence if model.folder else None
+    idle_ns = settings.idle_ns if settings is not None else IDLE_NS
+    batching.max_sequence_idle_microseconds = idle_ns // NS_PER_US
+    for pair in model.state:
+        said = tensors[pair.input]
+        batching.state.add(
+            input_name=pair.input,
+            output_name=pair.output,
+            data_type=said["data_type"],
+            dims=said["dims"],
+        )
+    for each in model.controls:
+        control = batching.control_input.add(name=each.input).control.add(
+            kind=CONTROL_KINDS[each.kind], data_type=tensors[each.input]["data_type"]
+        )
+        if each.kind != "id":
+            control.fp32_false_true.extend(each.values)
 
 
 def _model_named(

@@ -1,6 +1,6 @@
-"""Requests that are alike but for their ids, contexts and tensors are parsed and checked once.
+"""Requests that are alike but for their ids, contexts, sequences and tensors are parsed and checked once.
 
-A message is cut into its id, its parameter `context`, its raw tensors, and all the rest, which is the key. Equal keys mean equal
+A message is cut into its id, its parameters `context` and `sequence_id`, its raw tensors, and all the rest, which is the key. Equal keys mean equal
 requests, byte for byte: whatever parsing and checking found for the first, but the lengths of its tensors,
 holds for its like. What the cut does not know, or a template does not fit, goes the long way through `oip`.
 """
@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from google.protobuf.message import DecodeError
 
+from clockwright.errors import BadRequestError
 from clockwright.units import NAME_CHARS_MAX
+from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import SMALL_MESSAGE_BYTES, Buffer, encode_varint
 from controller.front.oip.protocol import (
     CheckedRequest,
     ParsedRequest,
+    read_sequence_id,
     stated_slo_ns,
     unstated_slo_ns,
 )
@@ -37,6 +41,9 @@ _KEY_TAGS: Final = frozenset((0x0A, 0x12, 0x22, 0x2A, 0x32))
 _CONTEXT_BYTES_MAX: Final = 0x7F - 2
 # A parameter, and how one begins whose name is `context`: its key, and its value's tag.
 _PARAMETER, _CONTEXT = 0x22, b"\x0a\x07context\x12"
+# The same for `sequence_id`; and the lengths of the two names, which few others have.
+_SEQUENCE = b"\x0a\x0bsequence_id\x12"
+_CUT_NAMES = (7, 11)
 
 
 @dataclass(slots=True)
@@ -50,6 +57,8 @@ class CutRequest:
     context: bytes | None
     #: `raw_input_contents`; views into the message when that is big.
     raw: list[Buffer]
+    #: The value of parameter `sequence_id`, serialised; None: the message lacks it, and has another template.
+    sequence: bytes | None = None
 
 
 def cut_request(data: Buffer) -> CutRequest | None:
@@ -61,6 +70,7 @@ def cut_request(data: Buffer) -> CutRequest | None:
     request_id = b""
     has_id = False
     context: bytes | None = None
+    sequence: bytes | None = None
     raw: list[Buffer] = []
     try:
         while position < end:
@@ -79,7 +89,17 @@ def cut_request(data: Buffer) -> CutRequest | None:
                 length |= byte << shift
                 position += 1
             begin, position = position, position + length
-            if tag == _PARAMETER and source[begin : begin + len(_CONTEXT)] == _CONTEXT:
+            is_cut = tag == _PARAMETER and data[begin + 1] in _CUT_NAMES
+            if is_cut and source[begin : begin + len(_SEQUENCE)] == _SEQUENCE:
+                if sequence is not None:
+                    return None
+                sequence = bytes(source[begin + len(_SEQUENCE) + 1 : position])
+                if len(sequence) != data[begin + len(_SEQUENCE)]:
+                    return None
+                if kept_from < start:
+                    kept.append(source[kept_from:start])
+                kept_from = position
+            elif is_cut and source[begin : begin + len(_CONTEXT)] == _CONTEXT:
                 if context is not None:
                     return None
                 # A value of one string, whose lengths are a byte each.
@@ -116,7 +136,10 @@ def cut_request(data: Buffer) -> CutRequest | None:
         kept.append(source[kept_from:end])
     if context is not None:
         kept.append(_CONTEXT)
-    return CutRequest(b"".join(kept), request_id, context, raw)
+    if sequence is not None:
+        # Sequences with numbers and with names are told apart.
+        kept.append(_SEQUENCE + sequence[:1])
+    return CutRequest(b"".join(kept), request_id, context, raw, sequence)
 
 
 @dataclass(slots=True)
@@ -166,7 +189,16 @@ class Template:
                 return None
         if not self.described.servable.has_contexts:
             context = ""
-        return self.make(request_id, context, raw, rpc_remaining_s, default_slo_ns)
+        made = self.make(request_id, context, raw, rpc_remaining_s, default_slo_ns)
+        if cut.sequence is not None:
+            try:
+                sequence = read_sequence_id(pb.InferParameter.FromString(cut.sequence))
+            except (DecodeError, BadRequestError):
+                return None
+            if not sequence or self.checked.step is None:
+                return None
+            made.step = msgspec.structs.replace(self.checked.step, sequence=sequence)
+        return made
 
     def make(
         self,
@@ -287,14 +319,19 @@ class Templates:
         """Keep what was found out of a request that came the long way, right after `find` did not know it."""
         if not cut.raw:
             return  # Its tensors are in the key.
-        if any([spec.datatype == "BYTES" for spec in described.servable.inputs]):
+        servable, step = described.servable, checked.step
+        if step is not None:
+            servable = servable.stepped(step)
+            if cut.sequence is None or not servable.inputs:
+                return  # Only a sequence that was cut out is put into the next request.
+        if any([spec.datatype == "BYTES" for spec in servable.inputs]):
             return  # Texts are looked at in each request.
         if checked.context and cut.context is None:
             return  # Only a context that was cut out is put into the next request.
         if len(self._templates) >= TEMPLATES_MAX:
             self._clear()
         positions = {tensor.name: index for index, tensor in enumerate(parsed.message.inputs)}
-        order = [positions[spec.name] for spec in described.servable.inputs]
+        order = [positions[spec.name] for spec in servable.inputs]
         self._templates[cut.key] = Template(
             described,
             msgspec.structs.replace(checked, request_id="", context="", inputs=[]),
@@ -305,10 +342,10 @@ class Templates:
                 bytes(tensor[: len(tensor) - len(cut.raw[place])])
                 for tensor, place in zip(checked.inputs, order, strict=True)
             ]
-            if described.servable.varies
+            if servable.varies
             else (),
         )
-        if cut.context is not None or not isinstance(cut.key, bytes):
+        if cut.context is not None or step is not None or not isinstance(cut.key, bytes):
             return  # The first bytes of a message do not tell it.
         tensors = []
         position = len(cut.key)

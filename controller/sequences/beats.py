@@ -1,0 +1,107 @@
+"""Whether workers have the time for one more stream of steps that come in a beat. Pure.
+
+What is tested, exactly. A batch of b steps fits a beat if two of them, one after the other, fit into the beat and into the
+SLO: a step that comes as a batch begins waits for its end, and runs in the next one. A worker with n streams of a model can
+have batches of n steps at most. Of the sizes that fit, the one that takes least time per step counts; if none fits, the
+stream is refused. The work of a model's streams is spread evenly over the workers that have the model, and what streams
+of other models take there is added. The mean of those workers may be busy for `LOAD_MOST` of the time.
+
+What is not tested: requests without a beat, which the scheduler refuses when there is no time; and loads of weights, because
+a model that steps every beat stays loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from clockwright.units import ModelId, WorkerId
+
+#: With more work than that, steps wait for each other longer than their deadlines allow too often (study `bench-streams`).
+LOAD_MOST: Final = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBeat:
+    """Streams of one model whose steps come alike."""
+
+    model: ModelId
+    #: The time between two steps of a stream, and the time allowed for each.
+    every_ns: int
+    slo_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a model's steps take, and where they may run."""
+
+    #: By batch size.
+    exec_ns: Mapping[int, int]
+    workers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeatLoad:
+    """How busy the workers of a model would be."""
+
+    #: The share of their time; infinite: no batch is fast enough for the beat.
+    share: float
+    #: The time that a step takes, as part of the best batch, and that batch's size; of the new stream's model.
+    step_ns: int
+    batch_size: int
+
+
+def step_cost(capacity: Capacity, beat: StreamBeat, streams: int) -> tuple[int, int]:
+    """Find what a step takes in the best batch that fits.
+
+    Args:
+        capacity: of the beat's model.
+        beat: when steps come.
+        streams: of this beat, on all workers.
+
+    Returns:
+        Nanoseconds per step, and the batch size; 0 if none fits.
+    """
+    each = -(-streams // max(len(capacity.workers), 1))
+    within_ns = min(beat.every_ns, beat.slo_ns)
+    fits = [
+        (-(-exec_ns // min(size, each)), size)
+        for size, exec_ns in sorted(capacity.exec_ns.items())
+        if 2 * exec_ns <= within_ns
+    ]
+    return min(fits, default=(0, 0))
+
+
+def load_with(
+    beat: StreamBeat, live: Mapping[StreamBeat, int], capacities: Mapping[ModelId, Capacity]
+) -> BeatLoad:
+    """How busy the workers of a model are with one more stream.
+
+    Args:
+        beat: the new stream's.
+        live: how many streams there are of each beat, without it.
+        capacities: by model; those without a worker are left out.
+    """
+    mine = capacities.get(beat.model)
+    if mine is None or not mine.workers:
+        return BeatLoad(float("inf"), 0, 0)
+    streams = {**live, beat: live.get(beat, 0) + 1}
+    busy = dict.fromkeys(mine.workers, 0.0)
+    step_ns = size = 0
+    for each, number in streams.items():
+        capacity = capacities.get(each.model)
+        if capacity is None or not capacity.workers:
+            continue
+        cost_ns, best = step_cost(capacity, each, number)
+        if each == beat:
+            step_ns, size = cost_ns, best
+        if not best:
+            # Live streams were admitted when batches were faster: the whole beat is theirs.
+            cost_ns = min(capacity.exec_ns.values(), default=0)
+        share = number * cost_ns / each.every_ns / len(capacity.workers)
+        for worker in busy.keys() & set(capacity.workers):
+            busy[worker] += share
+    if not size:
+        return BeatLoad(float("inf"), 0, 0)
+    return BeatLoad(sum(busy.values()) / len(busy), step_ns, size)
