@@ -79,6 +79,9 @@ class ClientLoad:
     patience_s: float = 3.0
     #: Notes for how long it stood still itself, for which it looks every 5 ms. `raw` only.
     notes_standstill: bool = False
+    #: File with a pickled list of messages: each request sends one of them, and `models` are their positions' names.
+    #: `raw` only.
+    messages: str = ""
 
 
 @dataclass(slots=True, eq=False)

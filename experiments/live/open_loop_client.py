@@ -337,7 +337,10 @@ class _RawClient:
         self._load = load
         self.block = header_block(load.address)
         self.headers_head = struct.pack(">IB", len(self.block) << 8 | _HEADERS, _END_HEADERS)
-        messages = (request_bytes(model, load) for model in load.models)
+        messages = [request_bytes(model, load) for model in load.models]
+        if load.messages:
+            with open(load.messages, "rb") as file:
+                messages = pickle.load(file)
         self._data = [struct.pack(">BI", 0, len(message)) + message for message in messages]
         largest = max(map(len, self._data))
         if largest > _FRAME_MAX:
