@@ -519,6 +519,14 @@ def test_a_smaller_initial_window_holds_for_open_streams() -> None:
     assert [f[3][5:] for f in sent_by(connection) if f[0] == DATA] == [b"answer"]
 
 
+def test_settings_are_acknowledged_before_what_they_allow_is_sent() -> None:
+    connection = greeted(initial_window=10)
+    answered(connection, b"0123456789")
+    sent_by(connection)
+    connection.receive(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 100)))
+    assert [f[0] for f in sent_by(connection)] == [SETTINGS, DATA, HEADERS]
+
+
 @pytest.mark.parametrize("length", [20_000, 89_999, 99_995, 100_000])
 def test_no_frame_is_longer_than_the_peer_allows(length: int) -> None:
     connection = greeted(initial_window=1 << 20, max_frame=20_000)

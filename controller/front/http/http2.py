@@ -1066,7 +1066,9 @@ class Http2Connection:
                 self._idle_frame("SETTINGS")
                 if not flags & _ACK:
                     self._settings(payload)
+                    # In front of what they allow: gRPC's client ends a call whose data come before.
                     self._out.append(_frame(_SETTINGS, _ACK, 0, b""))
+                    self._pump()
             case 9:
                 self._continuation(flags, payload, events)
             case 5:
@@ -1094,7 +1096,6 @@ class Http2Connection:
                         self._ready[stream.stream_id] = stream
                 # A walk over all streams is worth as many frames that bring nothing.
                 self._idle_frame("SETTINGS", len(self._streams) // 16)
-                self._pump()
             elif identifier == _MAX_FRAME:
                 if not 16_384 <= value < 1 << 24:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"found MAX_FRAME_SIZE {value}")
