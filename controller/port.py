@@ -3,8 +3,8 @@
 A front in the controller's own process calls with these records; one elsewhere sends the same records in frames
 (`controller.front.remote.link_frames`). Tensors travel separately: in a frame, a record says where each lies.
 
-Behind the port a request passes stages (`PortStage`), each of which answers, refuses or passes on: quotas, then sequences,
-then applications, then the prediction cache, then the runtime. A stage that has to hear how a request ends gives itself as
+Behind the port a request passes stages (`PortStage`), each of which answers, refuses or passes on: quotas, then sequences or
+streams, then applications, then the prediction cache, then the runtime. A stage that has to hear how a request ends gives itself as
 the sink of what it passes on.
 
 A module apart from the runtime, because protocols that mypyc compiles (`make native`) accept compiled classes only.
@@ -43,6 +43,8 @@ Words = Annotated[str, Meta(max_length=1 << 16)]
 Place = Annotated[int, Meta(ge=APART, lt=1 << 62)]
 #: Bounds of a quota of which one refusal tells more.
 Bound = Literal["rate_rps", "slo_ns_min", "slo_ns_max"]
+#: Figure of the refusal of a step: so many answers of its request were given before, so it does not begin again.
+ANSWERS: Final = "answers"
 #: What a response says in addition to its tensors.
 Parameters = dict[str, bool | int | str]
 #: What answers and refusals of steps say: how many steps of the sequence have counted, this one included if it did.
@@ -65,6 +67,18 @@ class AskedStep(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     def leaves(self, found: int, expected: int) -> bool:
         """Whether it only ends its sequence, because it has none of the inputs that steps have."""
         return self.end and not self.start and not found and expected > 0
+
+
+class Streaming(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """How a request with several answers is to go on (`controller.sequences.driven`)."""
+
+    #: Each answer but the first is due so long after the one before.
+    next_ns: SloNs
+    #: Most answers.
+    max_steps: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    #: How tokens are chosen, where the model generates: with 0 the most likely one; without a seed otherwise each time.
+    temperature: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    seed: Id | None = None
 
 
 class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -105,6 +119,8 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     places: tuple[Place, ...] = ()
     #: It is a step of a sequence; None: it stands alone.
     step: AskedStep | None = None
+    #: Several answers are asked for; None: one.
+    streaming: Streaming | None = None
 
 
 class Course(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -150,6 +166,8 @@ class Answered(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=Tru
     places: tuple[Place, ...] = ()
     #: In a frame: a worker has sent them: its number, the action's, and the request's in the action.
     sent: tuple[Id, Id, Count] | None = None
+    #: Others follow: the request stays open.
+    more: bool = False
 
 
 class Refused(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, gc=False):
@@ -193,6 +211,8 @@ class Sink(Protocol):
 
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer], /) -> None:
         """Take the answer or the refusal: once, or never if the request is withdrawn. Must not raise or block.
+
+        A request with several answers (`Ask.streaming`) is told each; the last one, or the refusal, has no `more`.
 
         It comes in a later turn of the event loop than the question. Only the outermost stage may refuse at once.
 

@@ -7,7 +7,7 @@ the explanation, and needs no protobuf from its user.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from clockwright.client.arguments import check, check_flag, check_text, number, whole_number
 from clockwright.client.channel import Access, check_dialled
 from clockwright.client.sequences import AsyncStepSequence, SequenceStep, StepSequence
-from clockwright.client.statuses import error_of
+from clockwright.client.statuses import error_in_stream, error_of
 from clockwright.elements import array_of
 from clockwright.errors import BadRequestError, ConfigError, ProtocolError
 from clockwright.foreign import printable
@@ -29,6 +29,7 @@ from clockwright.wire.tensors import DATATYPES, TensorSpec
 from clockwright.wire.texts import join_texts
 
 _PREFIX = "/inference.GRPCInferenceService/"
+_STREAM, _STREAM_RESPONSE_FIELD = "ModelStreamInfer", 2
 _FEEDBACK = "/clockwright.v1.ControlService/Feedback"
 
 # An answer or a refusal arrives by the end of the SLO. The server is assumed dead this much later.
@@ -203,6 +204,60 @@ class Client:
         """
         return StepSequence(self.infer, model, every_ms, **said)
 
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        slo_ms: float | None = None,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        max_steps: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        tenant: str = "",
+    ) -> Generator[InferResult, None, None]:
+        """Run a model that answers several times, and give each answer as it comes.
+
+        Leaving the loop, or closing the iterator, cancels the rest at the server.
+
+        Args:
+            model: its name.
+            inputs: arrays of shape (rows, ...) by input name.
+            slo_ms: each answer comes so many milliseconds after the one before, or is refused; None: the model's default.
+            ttft_ms: the same of the first answer alone.
+            tpot_ms: the same of each next one.
+            max_steps: most answers; None: as many as the model allows.
+            temperature: of a model that generates tokens: 0 or None: the most likely one follows.
+            seed: the same choice with the same seed; None: another each time.
+            tenant: as `infer`.
+
+        Raises:
+            RefusedError: an answer is not in time, and none follows; carries the reason.
+            BadRequestError, UnknownModelError: as `infer`.
+        """
+        request = _stream_request(
+            model,
+            inputs,
+            slo_ms=slo_ms,
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            max_steps=max_steps,
+            temperature=temperature,
+            seed=seed,
+            tenant=tenant,
+        )
+        call = self._channel.stream_stream(_PREFIX + _STREAM)(
+            iter((request,)), metadata=self._access.metadata
+        )
+        try:
+            for message in call:
+                yield _decode_streamed(message)
+        except grpc.RpcError as error:
+            raise error_of(error, self._address) from None
+        finally:
+            call.cancel()
+
     def is_ready(self) -> bool:
         """Whether the server answers and every model is ready or refused."""
         try:
@@ -325,6 +380,25 @@ class AsyncClient:
         """Begin a sequence of steps; see `Client.sequence`."""
         return AsyncStepSequence(self.infer, model, every_ms, **said)
 
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        **said: Any,  # noqa: ANN401
+    ) -> AsyncGenerator[InferResult, None]:
+        """Run a model that answers several times; the arguments are those of `Client.stream`."""
+        request = _stream_request(model, inputs, **said)
+        call = self._channel.stream_stream(_PREFIX + _STREAM)(
+            iter((request,)), metadata=self._access.metadata
+        )
+        try:
+            async for message in call:
+                yield _decode_streamed(message)
+        except grpc.RpcError as error:
+            raise error_of(error, self._address) from None
+        finally:
+            call.cancel()
+
     async def is_ready(self) -> bool:
         """Whether the server answers and every model is ready or refused."""
         try:
@@ -389,15 +463,16 @@ def _encode_request(
     inputs: Mapping[str, Array],
     *,
     slo_ms: float | None,
-    decide_within_ms: float | None,
-    weight: float | None,
-    work_ahead_ms: float | None,
-    explain: bool,
-    context: str,
-    tenant: str,
-    step: SequenceStep | None,
+    decide_within_ms: float | None = None,
+    weight: float | None = None,
+    work_ahead_ms: float | None = None,
+    explain: bool = False,
+    context: str = "",
+    tenant: str = "",
+    step: SequenceStep | None = None,
+    several: Mapping[str, pb.InferParameter] | None = None,
 ) -> bytes:
-    parameters: dict[str, pb.InferParameter] = {}
+    parameters: dict[str, pb.InferParameter] = {**(several or {})}
     if slo_ms is not None:
         parameters["slo_ms"] = pb.InferParameter(double_param=slo_ms)
     for name, value, unit in (
@@ -448,6 +523,36 @@ def _encode_request(
     return join_bulk(header.SerializeToString(), 7, buffers)
 
 
+def _stream_request(
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    slo_ms: float | None = None,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    max_steps: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    tenant: str = "",
+) -> bytes:
+    check_text("model", model)
+    several = {
+        name: pb.InferParameter(double_param=number(name, value, "a number"))
+        for name, value in (
+            ("ttft_ms", ttft_ms),
+            ("tpot_ms", tpot_ms),
+            ("temperature", temperature),
+        )
+        if value is not None
+    }
+    for name, whole in (("max_steps", max_steps), ("seed", seed)):
+        if whole is not None:
+            found = whole_number(name, whole, "a whole number")
+            several[name] = pb.InferParameter(int64_param=found)
+    slo_ms = _slo_ms(slo_ms)
+    return _encode_request(model, inputs, slo_ms=slo_ms, tenant=tenant, several=several)
+
+
 def _encode_texts(name: str, array: Array) -> bytes:
     elements = array.reshape(-1).tolist()
     for element in elements:
@@ -465,7 +570,7 @@ def _encode_texts(name: str, array: Array) -> bytes:
 _FRACTIONS = {"confidence", "weight_mass"}
 
 
-def _decode_response(data: bytes) -> InferResult:
+def _decode_response(data: Buffer) -> InferResult:
     """Read an answer.
 
     Raises:
@@ -478,7 +583,7 @@ def _decode_response(data: bytes) -> InferResult:
         raise ProtocolError(f"found an answer that violates the protocol: {what}") from None
 
 
-def _read_response(data: bytes) -> InferResult:
+def _read_response(data: Buffer) -> InferResult:
     header, raw = split_bulk(data, 6)
     response = pb.ModelInferResponse.FromString(header)
     outputs: dict[str, Array] = {}
@@ -494,6 +599,24 @@ def _read_response(data: bytes) -> InferResult:
         numbers = tuple(map(float, str(explanation[name]).split(",")))
         explanation[name] = numbers[0] if len(numbers) == 1 else numbers
     return InferResult(response.model_name, response.model_version, outputs, explanation)
+
+
+def _decode_streamed(data: bytes) -> InferResult:
+    """Read a message of a stream.
+
+    Raises:
+        ProtocolError: it is malformed.
+        ClockwrightError: it says why there is no answer.
+    """
+    try:
+        header, raw = split_bulk(data, _STREAM_RESPONSE_FIELD)
+        told = pb.ModelStreamInferResponse.FromString(header)
+    except (DecodeError, ProtocolError) as error:
+        raise ProtocolError(f"found an answer that violates the protocol: {error}") from None
+    if told.error_message:
+        response = pb.ModelInferResponse.FromString(bytes(raw[0]) if raw else b"")
+        raise error_in_stream(told.error_message, response.parameters["status"].string_param)
+    return _decode_response(raw[0] if raw else b"")
 
 
 def _only_input(metadata: ModelMetadata) -> str:

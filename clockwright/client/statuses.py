@@ -40,7 +40,26 @@ def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grp
     named = _named(error)
     if named is not None:
         return named
-    code, text = error.code(), printable(error.details() or "", _TEXT_CHARS_MAX)
+    return _error_of_code(error.code(), printable(error.details() or "", _TEXT_CHARS_MAX), address)
+
+
+def error_in_stream(message: str, status: str) -> ClockwrightError:
+    """Make the exception for an error that a stream has in place of an answer.
+
+    Args:
+        message: its text, which begins with the reason of a refusal.
+        status: the name of gRPC's status; servers of other makes say none.
+    """
+    text = printable(message, _TEXT_CHARS_MAX)
+    reason, _, words = text.partition(": ")
+    if reason in Refusal.__members__:
+        return RefusedError(Refusal(reason), words)
+    if reason in Denial.__members__:
+        return DeniedError(Denial(reason), words)
+    return _error_of_code(getattr(grpc.StatusCode, status, None), text, "the server")
+
+
+def _error_of_code(code: grpc.StatusCode | None, text: str, address: str) -> ClockwrightError:
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return ConfigError(
@@ -61,7 +80,7 @@ def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grp
             return ModelError(f"{text}; --replace takes its place")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return RefusedError(Refusal.LATE, f"no answer from {address} in time")
-    return ClockwrightError(f"{address}: {code.name}: {text}")
+    return ClockwrightError(f"{address}: {code.name if code else 'error'}: {text}")
 
 
 def _named(error: Any) -> RefusedError | DeniedError | None:  # noqa: ANN401

@@ -9,7 +9,7 @@ from clockwright.errors import Refusal
 from clockwright.units import RequestId, format_ns
 from clockwright.wire.bulk import Buffer, total_bytes
 from controller.core.quotas import Exceeded, Quotas, TenantUse
-from controller.port import Ask, Bound, PortStage, Refused, Sink, Told
+from controller.port import Answered, Ask, Bound, PortStage, Refused, Sink, Told
 from controller.runtime import Runtime
 
 # Longest name of a tenant in a sentence.
@@ -86,7 +86,12 @@ class QuotaStage(Generic[S]):
         return RequestId(0)
 
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
-        """End a metered request."""
+        """End a metered request, unless more of its answers follow."""
+        if isinstance(told, Answered) and told.more:
+            sink, use, _ = self._open[request_id]
+            use.owe(self._runtime.clock())
+            sink.told(request_id, told, outputs)
+            return
         sink, use, num_bytes = self._open.pop(request_id)
         use.leave(num_bytes)
         sink.told(request_id, told, outputs)

@@ -171,6 +171,11 @@ class TenantUse:
         self.num_bytes += num_bytes
         return None
 
+    def owe(self, now_ns: int) -> None:
+        """A request that is in takes one more token of the rate. If none is left, later requests wait longer for theirs."""
+        if self._interval_ns:
+            self._full_ns = max(self._full_ns, now_ns) + self._interval_ns
+
     def leave(self, num_bytes: int) -> None:
         """A request is over."""
         self.num_open -= 1

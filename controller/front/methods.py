@@ -233,8 +233,11 @@ _TABLE: Final = (
     _own(
         "ModelInfer",
         Role.INFERENCE,
-        Route("POST", f"{_MODEL}/infer"),
-        Route("POST", f"{_VERSION}/infer"),
+        *(
+            Route("POST", f"{path}/{form}")
+            for path in (_MODEL, _VERSION)
+            for form in ("infer", "generate", "generate_stream")
+        ),
     ),
     _own("ModelStreamInfer", Role.INFERENCE),
     _oip(

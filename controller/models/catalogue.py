@@ -30,6 +30,7 @@ from controller.models.model_folder import ModelFolder, check_name, read_model_f
 from controller.models.preparing import PreparingModels
 from controller.models.state_file import StateFile
 from controller.models.stepped import Control, StatePair, find_state
+from controller.models.streamed import StreamPlan, find_stream
 from controller.models.uploads import Upload, Uploads
 from controller.runtime import Runtime
 
@@ -103,6 +104,9 @@ class Entry:
     #: Which inputs are outputs of the step before, where it is run in steps; and those that say where a step is.
     state: tuple[StatePair, ...] = ()
     controls: tuple[Control, ...] = ()
+    #: How it answers a request several times, and how many such are open; None: it answers once.
+    stream: StreamPlan | None = None
+    num_streams: int = 0
 
     @property
     def is_stepped(self) -> bool:
@@ -321,7 +325,7 @@ class Verdicts:
         if model is None:
             return False
         self.renew()
-        state, controls = model.state, model.controls
+        state, controls, stream = model.state, model.controls, model.stream
         if (folder := model.folder) is not None:
             settings = folder.settings
             try:
@@ -332,6 +336,7 @@ class Verdicts:
                 state, controls = find_state(
                     settings.state, settings.sequence, folder.initial, inputs, outputs
                 )
+                stream = find_stream(settings.stream, state, inputs, outputs)
             except ModelError as error:
                 self.model_refused(event.worker_id, event.model_id, str(error))
                 return False
@@ -349,7 +354,7 @@ class Verdicts:
             return False
         if described != (inputs, outputs):
             model.inputs, model.outputs = inputs, outputs
-            model.state, model.controls = state, controls
+            model.state, model.controls, model.stream = state, controls, stream
         model.architecture_id = event.architecture_id
         model.num_pages = event.num_pages
         model.weights_bytes = weights_bytes
@@ -735,9 +740,12 @@ class Catalogue(Verdicts):
         self.renew()
 
     def _retire(self, old: Entry) -> None:
-        """Forget a replaced model once its last waiting request is due, so that no request is refused."""
+        """Forget a replaced model once its last waiting request is due, so that no request is refused.
+
+        Streams that are open may go on as long as that can be.
+        """
         delay_s = self._runtime.time_to_last_deadline_ns(old.model_id) / NS_PER_S
-        delay_s = min(delay_s, RETIRE_LIMIT_S)
+        delay_s = RETIRE_LIMIT_S if old.num_streams else min(delay_s, RETIRE_LIMIT_S)
         asyncio.get_running_loop().call_later(delay_s, self._forget, old)
 
     async def _start_trial(

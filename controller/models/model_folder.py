@@ -22,6 +22,7 @@ from clockwright.errors import ModelError, ModelFaults
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, PARTS_MAX, SLO_NS_MAX
 from controller.models.digests import FileDigests
 from controller.models.stepped import SequenceSettings, StateSetting, read_sequence, read_state
+from controller.models.streamed import StreamSettings, read_stream
 from controller.models.triton_config import MODEL_FILE, PBTXT, TritonConfig, read_triton_config
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ class ModelSettings:
     state: Mapping[str, StateSetting] = field(default_factory=dict)
     #: How sequences of steps are kept: `idle_s`, `max`, and inputs that say where a step is in its sequence.
     sequence: SequenceSettings | None = None
+    #: The model answers a request [several times](streams.md), a step each: `final`, `feed`, `max_steps`, `max_open`.
+    stream: StreamSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,4 +453,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "container": parse_container,
     "state": read_state,
     "sequence": read_sequence,
+    "stream": read_stream,
 }

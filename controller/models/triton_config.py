@@ -250,6 +250,8 @@ def _settings(message: pb.ModelConfig, ignored: list[str], faults: list[str]) ->
         settings["cache"] = True
     if message.version_policy.HasField("all") or message.version_policy.latest.num_versions > 1:
         ignored.append("version_policy (the highest version is served)")
+    if message.model_transaction_policy.decoupled:
+        ignored.append("model_transaction_policy.decoupled ([stream] in config.toml says it)")
     if any(group.count > 1 for group in message.instance_group):
         ignored.append("instance_group.count (the scheduler loads as many copies as help)")
     for key, value in message.parameters.items():

@@ -8,4 +8,6 @@ has what that costs, and from what size it is too much).
 
 `book` is pure: which sequences are live, whose turn it is, what is refused. `beats` is pure: whether there is time for one
 more stream of steps. `stage` does the asking and sets the timer. `limits` has the bounds.
+
+`driven` runs requests with several answers: the steps of those the server asks itself.
 """

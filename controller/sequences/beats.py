@@ -12,7 +12,8 @@ a model that steps every beat stays loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -105,3 +106,35 @@ def load_with(
     if not size:
         return BeatLoad(float("inf"), 0, 0)
     return BeatLoad(sum(busy.values()) / len(busy), step_ns, size)
+
+
+def longest_gap_ns(exec_ns: Mapping[int, int], streams: int) -> int:
+    """How long it takes at most from step to step of a stream, where each is asked as soon as the one before has ended.
+
+    All streams of a worker, and fewer as they end, wait for each other then, whatever part of the time is free. A number
+    just below a batch size is worst, because batches are not filled up.
+    """
+    sizes = sorted(exec_ns, reverse=True)
+    fewer = [size - 1 for size in sizes if 1 < size <= streams]
+    return max(_gap_ns(exec_ns, sizes, number) for number in (streams, *fewer))
+
+
+def _gap_ns(exec_ns: Mapping[int, int], sizes: Sequence[int], streams: int) -> int:
+    # When the last step ended of those who wait, and of those in the batch that runs.
+    waiting, num_running, end_ns = deque([0] * streams), 0, 0
+    longest_ns = num_steps = 0
+    while num_steps < 3 * streams:
+        if not waiting:
+            waiting.extend([end_ns] * num_running)
+            num_running = 0
+        size = next((size for size in sizes if size <= len(waiting)), sizes[-1])
+        begin_ns, end_ns = end_ns, end_ns + exec_ns[size]
+        number = min(size, len(waiting))
+        longest_ns = max(longest_ns, end_ns - waiting[0])
+        for _ in range(number):
+            waiting.popleft()
+        # The next batch is chosen while the one before runs.
+        waiting.extend([begin_ns] * num_running)
+        num_running = number
+        num_steps += number
+    return longest_ns

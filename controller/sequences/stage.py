@@ -98,6 +98,8 @@ class SequenceStage(Generic[S]):
         self._catalogue = catalogue
         #: What is live.
         self.book: Book[_Asked] = Book(config)
+        #: Beats of streams that are no sequences, each with how many there are.
+        self.others: Counter[StreamBeat] = Counter()
         self._forms: dict[ModelId, tuple[Entry, _Form]] = {}
         # Steps that are open, by their number, None: about to be refused; and those that run, by their number there.
         self._turns: dict[RequestId, Turn[_Asked] | None] = {}
@@ -125,7 +127,7 @@ class SequenceStage(Generic[S]):
             beat = StreamBeat(form.model.model_id, step.every_ns, ask.slo_ns)
         try:
             _check_id(form, step)
-            refused = None if beat is None else self._too_busy(key, beat, form.model.name)
+            refused = None if beat is None else self.too_busy(beat, form.model.name, key)
             turn = self.book.arrive(
                 key,
                 form.model,
@@ -279,10 +281,13 @@ class SequenceStage(Generic[S]):
             self._refuse_turn(turn, error)
         self._arm()
 
-    def _too_busy(self, key: SequenceKey, beat: StreamBeat, name: str) -> RefusedError | None:
-        """Say why there is no time for one more stream; None: there is."""
-        live = Counter(self.book.beats)
-        if (known := self.book.find(key)) is not None and known.beat is not None:
+    def too_busy(
+        self, beat: StreamBeat, name: str, key: SequenceKey | None = None
+    ) -> RefusedError | None:
+        """Say why there is no time for one more stream, in place of the sequence of a key; None: there is."""
+        live = self.book.beats + self.others
+        known = None if key is None else self.book.find(key)
+        if known is not None and known.beat is not None:
             live[known.beat] -= 1
         capacities = {}
         for each in {beat.model, *(other.model for other in live)}:

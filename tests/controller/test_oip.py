@@ -707,10 +707,13 @@ def test_responses_are_what_protobuf_would_make(
 
 
 def test_an_error_in_a_stream_names_its_request() -> None:
-    answer = pb.ModelStreamInferResponse.FromString(encode_stream_error("no", request_id="7"))
+    answer = pb.ModelStreamInferResponse.FromString(
+        encode_stream_error("no", "NOT_FOUND", request_id="7")
+    )
     assert (answer.error_message, answer.infer_response.id) == ("no", "7")
-    bare = pb.ModelStreamInferResponse.FromString(encode_stream_error("no"))
-    assert not bare.HasField("infer_response")
+    bare = pb.ModelStreamInferResponse.FromString(encode_stream_error("no", "NOT_FOUND"))
+    assert not bare.infer_response.id
+    assert bare.infer_response.parameters["status"].string_param == "NOT_FOUND"
 
 
 def test_every_datatype_has_a_size() -> None:

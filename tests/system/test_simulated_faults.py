@@ -665,9 +665,10 @@ def test_a_row_of_telemetry_that_a_loss_of_power_has_torn_and_that_stays_is_noti
 
 
 def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: OpenRequests[Waits]) -> None:
+    def forget(self: OpenRequests[Waits]) -> list[Waits]:
         for ask_id in range(10_000):
             self.take(ask_id)
+        return []
 
     monkeypatch.setattr(OpenRequests, "interrupt", forget)
     first_violation("requests stay open", first=7)

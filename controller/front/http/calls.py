@@ -37,6 +37,8 @@ class Call(Protocol):
     when_gone: Callable[[], object] | None
     #: Who asks.
     caller: Caller
+    #: Whether it can be answered several times.
+    takes_several: bool
 
     @property
     def timeout_ns(self) -> int | None:
@@ -48,6 +50,12 @@ class Call(Protocol):
     def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """Answer with a message in parts, unless it is later than `latest_ns` as that is written."""
 
+    def give(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
+        """Give an answer, as `answer` does, of several of which it is not the last.
+
+        Who does not read them, or gets one too late, gets an error in its place, and has given the request up.
+        """
+
     def fail(self, error: Exception) -> None:
         """Answer with the status of an error."""
 
@@ -58,8 +66,8 @@ class StreamForm:
 
     #: Makes a message of an answer.
     answer: Callable[[Sequence[Buffer]], Sequence[Buffer]]
-    #: Makes a message of an error's text and the request.
-    error: Callable[[str, Buffer], Buffer]
+    #: Makes a message of an error's text, the name of its status, and the request.
+    error: Callable[[str, str, Buffer], Buffer]
 
 
 def _has_none(_data: Buffer, timeout_ns: int | None, _begin: int, _end: int) -> tuple[int, int]:

@@ -70,8 +70,10 @@ _PAUSE_NS_EACH = 200 * NS_PER_US
 _ANSWERS_PER_LOOK = 32
 #: To send them is thought to take so long at most: a standstill does not come again at once.
 _SENDING_NS_MOST = 2 * NS_PER_MS
-#: Answers beyond this many bytes that one client leaves unread are replaced by refusals.
+#: Answers beyond this many bytes that one client leaves unread are replaced by refusals; and so are those of a request
+#: with several, which would come for as long as nothing is read.
 _UNREAD_ANSWER_BYTES_MAX = 256 << 20
+_UNREAD_SEVERAL_BYTES_MAX = 8 << 20
 
 #: Handlers that are cancelled as the server stops get this long.
 _END_LIMIT_S = 1.0
@@ -147,6 +149,8 @@ class _Call:
     #: Nothing can be answered any more.
     over = False
     when_gone: Callable[[], object] | None = None
+    takes_several = False
+    unread_bytes_max = _UNREAD_ANSWER_BYTES_MAX
     #: The answer that is to be written at the end of this turn.
     ready: tuple[Sequence[Buffer], int, Late] | None = None
     _message: Buffer | None = None
@@ -182,6 +186,9 @@ class _Call:
         if not self.over:
             self.ready = (message, latest_ns, late)
             self._peer.answer_soon(self)
+
+    def give(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
+        """Do nothing: it has one answer."""
 
     def fail(self, error: Exception) -> None:
         """End the call with the status of an error."""
@@ -362,7 +369,7 @@ class _StreamedCall(_Call):
         """Send one of the stream's messages."""
         self._peer.connection.send_message(self.stream_id, message)
 
-    def answer_soon(self, request: _StreamedRequest) -> None:
+    def answer_soon(self, request: _StreamedRequest | _OneOfSeveral) -> None:
         """Write the answer that a request has ready, with the others of this turn."""
         self._peer.answer_soon(request)
 
@@ -406,6 +413,8 @@ class _StreamedRequest:
     __slots__ = ("_call", "_message", "arrival_ns", "caller", "over", "ready", "when_gone")
     timeout_ns = None
     judged = False
+    takes_several = True
+    unread_bytes_max = _UNREAD_ANSWER_BYTES_MAX
 
     def __init__(self, call: _StreamedCall, message: Buffer, arrival_ns: int) -> None:
         self.arrival_ns = arrival_ns
@@ -428,13 +437,18 @@ class _StreamedRequest:
             self.ready = (message, latest_ns, late)
             self._call.answer_soon(self)
 
+    def give(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
+        """Give one of several answers, likewise."""
+        if not self.over:
+            self._call.answer_soon(_OneOfSeveral(self, (message, latest_ns, late)))
+
     def fail(self, error: Exception) -> None:
         """Answer with the text of an error; the stream goes on."""
         if not self.over:
             method = self._call.method
-            _, text, _ = status_of(error, method=method.name)
+            code, text, _ = status_of(error, method=method.name)
             assert method.form is not None
-            self._send([method.form.error(text, self._message)])
+            self._send([method.form.error(text, code.name, self._message)])
 
     def wait(self, _: Buffer) -> None:
         """Keep the message until the request's turn comes, as it is kept anyway."""
@@ -455,11 +469,11 @@ class _StreamedRequest:
         server.door.count(Refusal.LATE, 1)
         self.fail(server.late)
 
-    def deliver(self, message: Sequence[Buffer]) -> None:
+    def deliver(self, message: Sequence[Buffer], *, is_last: bool = True) -> None:
         """Write the answer, which is in time."""
         form = self._call.method.form
         assert form is not None
-        self._send(form.answer(message))
+        self._send(form.answer(message), is_last=is_last)
 
     def gone(self) -> None:
         """The client gave the stream up, or cannot be reached any more."""
@@ -467,11 +481,39 @@ class _StreamedRequest:
         if self.when_gone is not None:
             self.when_gone()
 
-    def _send(self, message: Sequence[Buffer]) -> None:
-        self.over = True
+    def _send(self, message: Sequence[Buffer], *, is_last: bool = True) -> None:
+        self.over = is_last
         self._call.send(message)
-        self._call.request_over(self)
+        if is_last:
+            self._call.request_over(self)
         self._call.flush_soon()
+
+
+class _OneOfSeveral:
+    """An answer of a request that has several, but for the last."""
+
+    __slots__ = ("_request", "ready")
+    unread_bytes_max = _UNREAD_SEVERAL_BYTES_MAX
+
+    def __init__(
+        self, request: _StreamedRequest, ready: tuple[Sequence[Buffer], int, Late]
+    ) -> None:
+        self._request = request
+        self.ready = ready
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can be answered any more."""
+        return self._request.over
+
+    def deliver(self, message: Sequence[Buffer]) -> None:
+        """Write the answer, which is in time."""
+        self._request.deliver(message, is_last=False)
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error in place of this answer; nothing more is asked for it."""
+        self._request.fail(error)
+        self._request.gone()
 
 
 class _UnaryCall(_Call):
@@ -675,7 +717,7 @@ class _Peer:
         #: Calls that the limits on admission count and that have sent no request: the oldest first.
         self.quiet: dict[int, _Call] = {}
         # Calls whose answers are ready.
-        self._answers: list[_Call | _StreamedRequest] = []
+        self._answers: list[_Call | _StreamedRequest | _OneOfSeveral] = []
         self._held_bytes = 0
         # When it was read last.
         self._read_ns = 0
@@ -878,7 +920,7 @@ class _Peer:
 
     # --- out ----------------------------------------------------------------------------------
 
-    def answer_soon(self, call: _Call | _StreamedRequest) -> None:
+    def answer_soon(self, call: _Call | _StreamedRequest | _OneOfSeveral) -> None:
         """Write the answer that a call has ready, with the others of this turn."""
         self._answers.append(call)
         if not self._flushing:
@@ -901,10 +943,10 @@ class _Peer:
                 message, latest_ns, late = call.ready
                 if sent_ns > latest_ns:
                     call.fail(late(sent_ns))
-                elif sock.unsent_bytes + connection.queued_bytes > _UNREAD_ANSWER_BYTES_MAX:
+                elif sock.unsent_bytes + connection.queued_bytes > call.unread_bytes_max:
                     what = "bytes of answers that this client does not read"
                     unread = self.num_unread_bytes
-                    call.fail(server.door.crowded(what, unread, _UNREAD_ANSWER_BYTES_MAX))
+                    call.fail(server.door.crowded(what, unread, call.unread_bytes_max))
                 else:
                     call.deliver(message)
             self._write()

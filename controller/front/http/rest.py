@@ -35,7 +35,9 @@ from controller.access.caller import Caller
 from controller.front.admission.entrance import UNSTATED_SLO_NS
 from controller.front.http.calls import Late, check_local
 from controller.front.http.http2_server import Http2Server
+from controller.front.http.several import SeveralAnswers
 from controller.front.methods import INFERENCE, METHODS, ROUTES, Method, OnStream, Route
+from controller.front.oip.generate_form import GenerateRequest, read_generate
 from controller.front.oip.json_form import (
     read_json,
     read_object,
@@ -114,6 +116,8 @@ class Response:
     status: int
     body: Sequence[Buffer]
     headers: _Headers
+    #: What comes behind the body; None: nothing does.
+    events: AsyncIterator[bytes] | None = None
 
 
 class HttpError(Exception):
@@ -160,6 +164,7 @@ class _RestCall:
 
     #: HTTP has no deadline.
     timeout_ns: int | None = None
+    takes_several = False
 
     def __init__(self, arrival_ns: int, caller: Caller, headers: Mapping[str, str]) -> None:
         self.arrival_ns = arrival_ns
@@ -195,6 +200,9 @@ class _RestCall:
         """Have the answer, which the request has, judged as it is written."""
         self._answer = (latest_ns, late)
         self._end()
+
+    def give(self, _: Sequence[Buffer], latest_ns: int, late: Late) -> None:
+        """Do nothing: it has one answer."""
 
     def fail(self, error: Exception) -> None:
         """Hand an error on."""
@@ -268,12 +276,34 @@ class RestApp:
             answer = await self._answer(scope, receive)
         except _GoneError:
             return
+        if answer.events is not None:
+            await self._send_events(answer, answer.events, scope, send)
+            return
         length = sum(map(len, answer.body))
         headers = [(b"content-length", b"%d" % length), *answer.headers]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         # In one piece: each is a call of the kernel's.
         body = answer.body[0] if len(answer.body) == 1 else b"".join(answer.body)
         await send({"type": "http.response.body", "body": body})
+
+    async def _send_events(
+        self,
+        answer: Response,
+        events: AsyncIterator[bytes],
+        scope: Mapping[str, Any],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """Send events as they come. While the client does not read, `send` waits."""
+        connection = scope["extensions"]["clockwright"].connection
+        try:
+            await send(
+                {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
+            )
+            async for part in events:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            connection.when_gone = None
 
     async def _answer(
         self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]]
@@ -300,7 +330,8 @@ class RestApp:
             bytes_max = self._max_message_bytes if infers else route.bytes_max
             body = await self._read_body(headers, receive, bytes_max, infers=infers)
             if infers:
-                return await self._answer_infer(names, headers, body, origin, caller)
+                form = route.pattern.rpartition("/")[2]
+                return await self._answer_infer(names, headers, body, origin, caller, form)
             query = {key: each[0] for key, each in parse_qs(_text(scope["query_string"])).items()}
             asked = RestRequest(names, query, _read_fields(body))
             request = method.request()
@@ -396,6 +427,7 @@ class RestApp:
         body: Buffer,
         origin: Origin,
         caller: Caller,
+        form: str,
     ) -> Response:
         json_bytes = _json_bytes(headers, len(body))
         named: dict[str, Any] = {
@@ -406,6 +438,9 @@ class RestApp:
             "tenant": headers.get(TENANT_HEADER, ""),
         }
         connection = origin.connection
+        if form != "infer":
+            plain = read_generate(body, **named)
+            return await self._answer_several(plain, headers, origin, caller, form)
         if json_bytes == 0:
             request = read_row(body, **named)
         else:
@@ -443,6 +478,35 @@ class RestApp:
                 (_JSON_BYTES.encode(), b"%d" % len(text)),
             ],
         )
+
+    async def _answer_several(
+        self,
+        request: GenerateRequest,
+        headers: Mapping[str, str],
+        origin: Origin,
+        caller: Caller,
+        form: str,
+    ) -> Response:
+        connection, at_once = origin.connection, form == "generate"
+        call = SeveralAnswers(
+            origin.arrival_ns,
+            caller,
+            headers,
+            request,
+            self._clock,
+            self._door.crowded,
+            at_once=at_once,
+        )
+        connection.when_gone = call.leave
+        self._handlers[_INFER].answer(call, request)
+        status = await call.begun()
+        if status is None and not at_once:
+            # The connection keeps telling of its client until the last event.
+            return Response(200, (), [(b"content-type", b"text/event-stream")], call.events())
+        connection.when_gone = None
+        if status is not None:
+            return answer_of(status)
+        return Response(200, (call.whole(),), [(b"content-type", b"application/json")])
 
     async def _pause(self, gone: asyncio.Event) -> None:
         """Let others have their turn; of all who read what is long, one goes on in each.

@@ -230,7 +230,7 @@ async def read_request(
     form = AnswerForm(others=parameters.get(_BINARY_OUTPUT) is True)
     set_parameters(message.parameters, parameters, where="")
     if slo_ms is not None:
-        message.parameters["slo_ms"].double_param = min(slo_ms, _stated_ms(parameters))
+        message.parameters["slo_ms"].double_param = min(slo_ms, stated_ms(parameters))
     if decide_within_ms is not None and _DECIDE not in parameters:
         message.parameters[_DECIDE].double_param = decide_within_ms
     if tenant and "tenant" not in parameters:
@@ -354,12 +354,8 @@ def write_answer(
             binary.append(raw)
         else:
             num_elements += math.prod(shape)
-            if num_elements > JSON_ELEMENTS_MAX:
-                raise BadRequestError(
-                    f"output {quote(name)}: found {num_elements} elements to write, expected"
-                    f" {JSON_ELEMENTS_MAX} at most as JSON; ask for them with {_BINARY} or {_BINARY_OUTPUT}"
-                )
-            output["data"] = _write_data(name, datatype, raw)
+            check_elements(name, num_elements)
+            output["data"] = write_data(name, datatype, raw)
         written.append(output)
     answer: dict[str, Any] = {"model_name": servable.name, "model_version": servable.version}
     if asked.request_id:
@@ -368,6 +364,15 @@ def write_answer(
         answer["parameters"] = parameters
     answer["outputs"] = written
     return write_json(answer), binary
+
+
+def check_elements(name: str, number: int) -> None:
+    """Raise BadRequestError if so many elements, up to an output of that name, are more than JSON is for."""
+    if number > JSON_ELEMENTS_MAX:
+        raise BadRequestError(
+            f"output {quote(name)}: found {number} elements to write, expected"
+            f" {JSON_ELEMENTS_MAX} at most as JSON; ask for them with {_BINARY} or {_BINARY_OUTPUT}"
+        )
 
 
 def read_json(text: Buffer, decode: Any) -> Any:  # noqa: ANN401  what the decoder makes
@@ -394,7 +399,7 @@ def read_json(text: Buffer, decode: Any) -> Any:  # noqa: ANN401  what the decod
         raise BadRequestError("the body has lists or objects too deep in each other") from None
 
 
-def _stated_ms(parameters: Mapping[str, Parameter]) -> float:
+def stated_ms(parameters: Mapping[str, Parameter]) -> float:
     """Find the objective that a body states; infinite: none. What is no number, `oip` refuses."""
     for name, unit_ms in (("slo_ms", 1.0), ("timeout", 1e-3)):
         if name in parameters:
@@ -464,7 +469,7 @@ async def _read_data(tensor: _Tensor, where: str, pause: Callable[[], Awaitable[
         parts.append(
             join_texts(elements)
             if kind is str
-            else _numbers(elements, dtype, tensor.datatype, where).tobytes()
+            else numbers_of(elements, dtype, tensor.datatype, where).tobytes()
         )
     # Bytes, of which `oip` speaks, this client has not sent. A shape that no tensor has is for `oip` to refuse.
     shape = tensor.shape
@@ -508,7 +513,12 @@ def _read_slice(
     return list(elements)
 
 
-def _numbers(numbers: list[Any], dtype: np.dtype[Any], datatype: str, where: str) -> NDArray[Any]:
+def numbers_of(numbers: list[Any], dtype: np.dtype[Any], datatype: str, where: str) -> NDArray[Any]:
+    """Make an array of numbers.
+
+    Raises:
+        BadRequestError: one is out of the datatype's range.
+    """
     try:
         with np.errstate(over="raise"):
             return np.array(numbers, dtype=dtype)
@@ -558,7 +568,12 @@ def _data_decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _write_data(name: str, datatype: str, raw: Buffer) -> list[Any]:
+def write_data(name: str, datatype: str, raw: Buffer) -> list[Any]:
+    """Give a tensor's elements as JSON has them.
+
+    Raises:
+        BadRequestError: they are bytes that are not UTF-8.
+    """
     if datatype != "BYTES":
         return elements_of(datatype, raw).tolist()  # type: ignore[no-any-return]
     try:

@@ -44,7 +44,7 @@ from clockwright.wire.bulk import (
 from clockwright.wire.tensors import DATATYPES, TensorSpec, addends, row_elements, sum_of
 from clockwright.wire.texts import count_texts, join_texts, skip_texts
 from controller.front.oip.classification import CLASSES_MAX, Classes
-from controller.port import AskedStep
+from controller.port import AskedStep, Streaming
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
@@ -66,16 +66,26 @@ PARAMETERS = (
     "decide_within_ms",
     "weight",
     "work_ahead_ms",
+    "max_steps",
+    "ttft_ms",
+    "tpot_ms",
     "sequence_id",
 )
 # What a step of a sequence may say besides; the first two are Triton's.
 _OF_STEPS = ("sequence_start", "sequence_end", "every_ms")
 
+# Those of requests with several answers.
+_OF_STREAMS = ("max_steps", "ttft_ms", "tpot_ms", "temperature", "seed")
+_TEMPERATURE_MAX = 1000
+
 # What clients of other makes send as a matter of course, and what changes no answer here: Triton's
 # priority and how its streams end, KServe's hints on how JSON carries tensors, MLServer's on how it
 # decodes them.
 _HINTS = ("binary_data", "binary_data_output", "binary_data_size", "content_type")
-_OF_REQUESTS = frozenset((*PARAMETERS, *_HINTS, "priority", "triton_enable_empty_final_response"))
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+_OF_REQUESTS = frozenset((*PARAMETERS, *_OF_STREAMS, *_HINTS, "priority", _EMPTY_FINAL))
+# What an answer of several says of itself: whether it is the last.
+_FINAL = "triton_final_response"
 # Where a tensor lies that does not come with its request, or is not to go with its answer.
 _REGION, _REGION_BYTES, _REGION_OFFSET = (
     "shared_memory_region",
@@ -153,6 +163,10 @@ class Servable:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The servable as the steps of a sequence see it: without state and controls. None: it has no sequences.
     steps: Servable | None = None
+    #: A request is answered so many times at most; 0: once, and a call with one answer does.
+    max_steps: int = 0
+    #: They are tokens, which are chosen by the model's logits.
+    generates: bool = False
 
     def stepped(self, step: AskedStep) -> Servable:
         """The servable as a step sees it; if state is wanted, with all outputs.
@@ -222,6 +236,10 @@ class CheckedRequest(msgspec.Struct, gc=False):
     sized_outputs: Sequence[TensorSpec] = ()
     #: Which step of which sequence it is; None: none.
     step: AskedStep | None = None
+    #: How its answers are to follow each other; None: it has one.
+    streaming: Streaming | None = None
+    #: An empty answer behind them is to say that they have ended, in place of the last.
+    empty_final: bool = False
 
 
 @dataclass(slots=True)
@@ -349,7 +367,7 @@ def read_request(
     if leaves or not servable.varies:
         header = _answer_header(servable, rows, specs, shared_outputs, classes)
     # By position, like a model's `Servable`: names would cost each request 0.5 us more.
-    return CheckedRequest(
+    checked = CheckedRequest(
         message.id,
         rows,
         inputs,
@@ -368,6 +386,65 @@ def read_request(
         _time_ns(message, "work_ahead_ms"),
         step=step,
     )
+    if servable.max_steps:
+        checked.streaming = _streaming(message, checked, servable)
+        if _EMPTY_FINAL in message.parameters:
+            checked.empty_final = message.parameters[_EMPTY_FINAL].bool_param
+    elif name := next((each for each in _OF_STREAMS if each in message.parameters), ""):
+        raise BadRequestError(
+            f"parameter {name}: found in a request to {quote(servable.name)}, which answers once; leave it out"
+        )
+    return checked
+
+
+def _streaming(
+    message: pb.ModelInferRequest, checked: CheckedRequest, servable: Servable
+) -> Streaming:
+    """Read how the answers of a request are to follow each other, which states the time of the first with `slo_ms`."""
+    steps = max_steps = servable.max_steps
+    parameters = message.parameters
+    if "max_steps" in message.parameters:
+        found = _number(message.parameters["max_steps"], "max_steps", "")
+        steps = int(found) if 1 <= found <= max_steps else 0
+        if steps != found:
+            raise BadRequestError(
+                f"parameter max_steps: found {found:.12g}, expected a whole number from 1 to {max_steps}"
+            )
+    next_ns = _time_ns(message, "tpot_ms") or checked.slo_ns
+    checked.slo_ns = _time_ns(message, "ttft_ms") or checked.slo_ns
+    temperature, seed = 0.0, None
+    if "temperature" in parameters:
+        temperature = float(_number(parameters["temperature"], "temperature", ""))
+        # The comparison is also false for NaN.
+        if not 0 <= temperature <= _TEMPERATURE_MAX:
+            raise BadRequestError(
+                f"parameter temperature: found {temperature:.12g}, expected 0 to {_TEMPERATURE_MAX}"
+            )
+    if "seed" in parameters:
+        found = _number(parameters["seed"], "seed", "")
+        if found != int(found) or not 0 <= found < 1 << 63:
+            raise BadRequestError(f"parameter seed: found {found:.12g}, expected a whole number")
+        seed = int(found)
+    if not servable.generates and ("temperature" in parameters or "seed" in parameters):
+        raise BadRequestError(
+            f"parameters temperature and seed: found in a request to {quote(servable.name)}, which gives no tokens;"
+            " leave them out"
+        )
+    return Streaming(next_ns, steps, temperature, seed)
+
+
+def final_mark(*, is_last: bool) -> bytes:
+    """Serialise what a message says behind one of several answers: whether it is the last."""
+    return _parameter(_FINAL, is_last)
+
+
+def encode_empty_final(asked: CheckedRequest, servable: Servable) -> bytes:
+    """Serialise the empty answer behind the last of several."""
+    response = pb.ModelInferResponse(
+        model_name=servable.name, model_version=servable.version, id=asked.request_id
+    )
+    response.parameters[_FINAL].bool_param = True
+    return response.SerializeToString()
 
 
 def read_step(message: pb.ModelInferRequest, servable: Servable) -> AskedStep | None:
@@ -483,7 +560,7 @@ def _weight(message: pb.ModelInferRequest) -> float:
 
 
 def leave_work_ahead(asked: CheckedRequest) -> None:
-    """Shorten the SLO of a request by the time that its pipeline needs after the answer.
+    """Shorten the SLO of a request by the time that its pipeline needs after the answer, if any.
 
     Raises:
         BadRequestError: no time is left.
@@ -497,12 +574,12 @@ def leave_work_ahead(asked: CheckedRequest) -> None:
 
 
 def check_decision(asked: CheckedRequest, servable: Servable) -> None:
-    """Check that a request whose client asks for certainty can be decided within the time.
+    """Check that a request can be decided within the time, if its client asks for certainty.
 
     Raises:
         BadRequestError: it asks an application, or the answer is due by then.
     """
-    if servable.has_contexts:
+    if asked.decide_within_ns and servable.has_contexts:
         raise BadRequestError(
             f"parameter decide_within_ms: found in a request to application {quote(servable.name)}, expected"
             " in requests to models only; leave it out, or ask the application's models"
@@ -604,11 +681,12 @@ def wrap_for_stream(response: Sequence[Buffer]) -> Sequence[Buffer]:
     return [_STREAM_RESPONSE_TAG + encode_varint(total_bytes(response)), *response]
 
 
-def encode_stream_error(message: str, *, request_id: str = "") -> bytes:
-    """Serialise the ModelStreamInferResponse of a request that failed, with its id as Triton does."""
+def encode_stream_error(message: str, status: str, *, request_id: str = "") -> bytes:
+    """Serialise the ModelStreamInferResponse of a request that failed, with its id as Triton does, and its status."""
+    response = pb.ModelInferResponse(id=request_id)
+    response.parameters["status"].string_param = status
     return pb.ModelStreamInferResponse(
-        error_message=message,
-        infer_response=pb.ModelInferResponse(id=request_id) if request_id else None,
+        error_message=message, infer_response=response
     ).SerializeToString()
 
 

@@ -24,6 +24,7 @@ from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
 from controller.selection.parts import PartStage, most_rows
+from controller.sequences.driven import DrivenStage
 from controller.sequences.limits import SequenceConfig
 from controller.sequences.stage import SequenceStage, places_of_clients
 
@@ -59,6 +60,7 @@ class LocalDescription:
         return (
             isinstance(subject, LiveApplication)
             or subject.is_cached
+            or subject.stream is not None
             or rows > self.servable.largest_batch
         )
 
@@ -168,14 +170,18 @@ class LocalBackend:
         self._catalogue = catalogue
         self._applications = applications
         # A request passes quotas, is cut into batches, then passes applications, then the prediction cache. A step of a
-        # sequence waits for its turn behind the quotas.
+        # sequence waits for its turn behind the quotas, and one with several answers is asked step after step there.
         parts = PartStage(applications.queries)
         self._stages: QuotaStage[Entry | LiveApplication] = QuotaStage(parts, self._quotas, runtime)
-        #: Sequences of steps.
+        #: Sequences of steps, and requests with several answers.
         self.sequences = SequenceStage[Entry | LiveApplication](
             parts, runtime, catalogue, sequences
         )
+        self.streams: DrivenStage[Entry | LiveApplication] = DrivenStage(
+            parts, runtime, self.sequences
+        )
         self._step_stages = self._stages.before(self.sequences)
+        self._stream_stages = self._stages.before(self.streams)
 
     @property
     def generation(self) -> int:
@@ -196,12 +202,15 @@ class LocalBackend:
         self, described: LocalDescription, ask: Ask, inputs: Sequence[Buffer], sink: Sink
     ) -> RequestId:
         """Ask for an answer inside the SLO."""
-        stages = self._stages if ask.step is None else self._step_stages
+        if ask.step is None and ask.streaming is None:
+            return self._stages.ask(described.subject, ask, inputs, sink)
+        stages = self._stream_stages if ask.step is None else self._step_stages
         return stages.ask(described.subject, ask, inputs, sink)
 
     def withdraw(self, request_id: RequestId) -> None:
         """Cancel a request: its sink is not called any more."""
-        self._step_stages.withdraw(request_id)
+        is_stream = self.streams.has(request_id)
+        (self._stream_stages if is_stream else self._step_stages).withdraw(request_id)
 
     def in_vain(
         self,
@@ -259,7 +268,13 @@ class LocalBackend:
             largest_batch=largest_batch,
             labels=model.folder.labels,
         )
-        if model.is_stepped:
+        if model.stream is not None:
+            servable.inputs, servable.outputs = model.stream.inputs, model.stream.outputs
+            servable.max_steps = model.stream.max_steps
+            servable.generates = model.stream.generate is not None
+            if servable.generates:
+                servable.max_rows = servable.largest_batch = 1
+        elif model.is_stepped:
             sent, got = places_of_clients(model)
             servable.steps = replace(
                 servable,

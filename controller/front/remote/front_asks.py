@@ -152,7 +152,8 @@ class FrontAsks:
 
     def answered(self, asked: FrontAsk, told: Answered, outputs: Sequence[Buffer]) -> None:
         """Send an answer."""
-        self._close(asked)
+        if not told.more:
+            self._close(asked)
         lengths = told.lengths = tuple([len(tensor) for tensor in outputs])
         num_bytes = sum(lengths)
         if outputs and isinstance(handle := outputs[0], SentOutput):

@@ -21,6 +21,10 @@ class Waits(Sink, Protocol):
     def is_step(self) -> bool:
         """Whether the request changes the state of a sequence, so that it must not run twice."""
 
+    @property
+    def due_ns(self) -> int:
+        """When the next answer is due of a request that has several."""
+
 
 R = TypeVar("R", bound=Waits)
 
@@ -36,8 +40,8 @@ class OpenRequests(Generic[R]):
         """
         self._grace_ns = grace_ns
         self._last_id = 0
-        #: When each is due.
-        self._sent: dict[int, tuple[R, int, str]] = {}
+        #: When each is due, its tenant, and whether some of its answers came: then it cannot begin again.
+        self._sent: dict[int, tuple[R, int, str, bool]] = {}
         self._held: dict[R, int] = {}
 
     @property
@@ -53,7 +57,7 @@ class OpenRequests(Generic[R]):
     def send(self, request: R, due_ns: int, tenant: str) -> int:
         """A request goes to the controller. Returns the id by which the controller knows it."""
         self._last_id += 1
-        self._sent[self._last_id] = request, due_ns, tenant
+        self._sent[self._last_id] = request, due_ns, tenant, False
         return self._last_id
 
     def take(self, ask_id: int) -> tuple[R, str] | None:
@@ -64,6 +68,17 @@ class OpenRequests(Generic[R]):
         """
         entry = self._sent.pop(ask_id, None)
         return None if entry is None else (entry[0], entry[2])
+
+    def find(self, ask_id: int) -> R | None:
+        """Find a request that is sent. Returns None if it is over."""
+        entry = self._sent.get(ask_id)
+        return None if entry is None else entry[0]
+
+    def renew(self, ask_id: int, due_ns: int) -> None:
+        """One of several answers came, and the next is due then; unless the request is over."""
+        if ask_id in self._sent:
+            request, _, tenant, _ = self._sent[ask_id]
+            self._sent[ask_id] = request, due_ns, tenant, True
 
     def due_ns(self, ask_id: int) -> int | None:
         """When a request that is sent is due. Returns None if it is over."""
@@ -85,12 +100,15 @@ class OpenRequests(Generic[R]):
         return self._held.pop(request, None) is not None and not request.done()
 
     def interrupt(self) -> list[R]:
-        """The link is lost: all requests are held. Returns those that are over, because they must not run twice."""
-        sent, self._sent = self._sent, {}
-        for request, due_ns, _ in sent.values():
-            if not request.is_step():
+        """The link is lost: requests are held. Returns those that cannot begin again, which are over here."""
+        over = []
+        for request, due_ns, _, has_begun in self._sent.values():
+            if has_begun or request.is_step():
+                over.append(request)
+            else:
                 self.hold(request, due_ns)
-        return [request for request, _, _ in sent.values() if request.is_step()]
+        self._sent.clear()
+        return over
 
     def resume(self) -> list[R]:
         """A controller is connected: returns all requests that were held, which go on."""
@@ -103,7 +121,9 @@ class OpenRequests(Generic[R]):
         for request in late_held:
             del self._held[request]
         latest_ns = now_ns - self._grace_ns
-        late_ids = [ask_id for ask_id, (_, due_ns, _) in self._sent.items() if due_ns < latest_ns]
+        late_ids = [
+            ask_id for ask_id, (_, due_ns, _, _) in self._sent.items() if due_ns < latest_ns
+        ]
         late_sent = [self._sent.pop(ask_id)[0] for ask_id in late_ids]
         # Those withdrawn while they were held are forgotten here.
         gone = [request for request in self._held if request.done()]

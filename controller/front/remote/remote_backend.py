@@ -39,7 +39,7 @@ from controller.front.remote.fed_requests import Feeding
 from controller.front.remote.open_requests import OpenRequests, Waits
 from controller.front.remote.shared_tensors import SharedTensors
 from controller.links.slabs import SLAB_BYTES_MIN, Slabs
-from controller.port import Answered, Ask, Bound, Failed, Refused, Stale, Told
+from controller.port import ANSWERS, Answered, Ask, Bound, Failed, Refused, Stale, Told
 
 # Overdue requests are looked for this often, and less often while none is held. The controller refuses its own in
 # time, and gets this much longer to say so.
@@ -418,11 +418,13 @@ class RemoteBackend:
         for told in message.told:
             if isinstance(told, Answered):
                 tensors = next(outputs)
-                if told.sent is not None:
+                if told.more:
+                    self._tell_one(told, tensors)
+                elif told.sent is not None:
                     self._take_apart(told, told.sent)
                 else:
                     self._tell(told, tensors)
-            elif isinstance(told, Refused) and self._is_held_back(told.refusal):
+            elif isinstance(told, Refused) and self._is_held_back(told):
                 self._let_go(told.ask_id)
                 self._book.put_back(told.ask_id)
                 self._is_held.set()
@@ -431,11 +433,13 @@ class RemoteBackend:
         next(outputs, None)  # Raises if there is more in the payload.
         self._shared.freed(message.freed)
 
-    def _is_held_back(self, refusal: Refusal) -> bool:
+    def _is_held_back(self, told: Refused) -> bool:
         """Whether the next controller, or this one when it has started, may take a request that is refused."""
+        refusal = told.refusal
         if refusal is Refusal.DRAINING:
             self._recovering = True
-        return self._recovering and refusal in (Refusal.DRAINING, Refusal.NO_WORKER)
+        may_be_taken = self._recovering and refusal in (Refusal.DRAINING, Refusal.NO_WORKER)
+        return may_be_taken and ANSWERS not in told.figures
 
     def _tell(self, told: Told, outputs: Sequence[Buffer]) -> None:
         sent = self._take(told.ask_id, answered=isinstance(told, Answered))
@@ -447,6 +451,12 @@ class RemoteBackend:
         elif isinstance(told, Refused) and told.spent is not None:
             self._refusals.told(tenant, told.spent)
         sink.told(RequestId(told.ask_id), told, outputs)
+
+    def _tell_one(self, told: Answered, outputs: Sequence[Buffer]) -> None:
+        """Tell one of several answers: the request stays with the controller."""
+        if (sink := self._book.find(told.ask_id)) is not None:
+            sink.told(RequestId(told.ask_id), told, outputs)
+            self._book.renew(told.ask_id, sink.due_ns)
 
     def _take_described(self, described: frames.Described) -> None:
         key, sinks = self._descriptions.take(described.query_id)
@@ -551,8 +561,9 @@ class RemoteBackend:
         if self._direct is not None:
             self._direct.close()
             self._direct = None
-        for step in self._book.interrupt():
-            step.told(_NO_ID, Failed(_ABORTED, _MAY_HAVE_COUNTED), ())
+        for sink in self._book.interrupt():
+            told = Failed(_ABORTED, _MAY_HAVE_COUNTED) if sink.is_step() else Stale()
+            sink.told(_NO_ID, told, ())
         self._is_held.set()
 
     def make_beat(self, sent_ns: int, min_delta_ns: int | None) -> frames.FrontBeat:

@@ -27,7 +27,7 @@ from clockwright.errors import (
     UnknownModelError,
     UnknownRegionError,
 )
-from clockwright.units import NS_PER_S, ModelId, RequestId, format_ns
+from clockwright.units import NS_PER_S, SLO_NS_MAX, ModelId, RequestId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer
 from controller.access.caller import Caller
@@ -44,8 +44,10 @@ from controller.front.oip.protocol import (
     Servable,
     check_decision,
     check_texts,
+    encode_empty_final,
     encode_response,
     encode_stream_error,
+    final_mark,
     leave_work_ahead,
     parse_request,
     peek_request,
@@ -70,6 +72,23 @@ _NOTHING_PEEKED = (b"", PeekedRequest())
 _PEEKED_MAX = 1024
 
 
+class _Several:
+    """How far a request with several answers is (`CheckedRequest.streaming`); others have none."""
+
+    __slots__ = ("due_ns", "num_given", "since_ns")
+
+    def __init__(self, since_ns: int, due_ns: int) -> None:
+        #: When the answer before the next was given, or the request came; and when the next is due.
+        self.since_ns = since_ns
+        self.due_ns = due_ns
+        self.num_given = 0
+
+    def next(self, now_ns: int, slo_ns: int) -> None:
+        """An answer is given, and the next is due so long after it."""
+        self.num_given += 1
+        self.since_ns, self.due_ns = now_ns, now_ns + slo_ns
+
+
 class ServedRequest:
     """A request while it is being served: the sink of its answer, which ends its call."""
 
@@ -83,6 +102,7 @@ class ServedRequest:
         "_request_id",
         "_servable",
         "_service",
+        "_several",
         "_shared",
         "_shared_bytes",
         "trace",
@@ -135,9 +155,8 @@ class ServedRequest:
             if asked.tenant:
                 raise _not_his_tenant(asked.tenant, tenant)
             asked.tenant = tenant
-        if asked.work_ahead_ns:
+        if asked.work_ahead_ns or asked.decide_within_ns:
             leave_work_ahead(asked)
-        if asked.decide_within_ns:
             check_decision(asked, described.servable)
         servable: Servable = described.servable
         servable = servable if asked.step is None else servable.stepped(asked.step)
@@ -158,10 +177,29 @@ class ServedRequest:
             asked.work_ahead_ns,
             step=asked.step,
         )
+        if asked.streaming is not None:
+            self._check_several(asked, described.servable)
+            ask.streaming = asked.streaming
         request_id = self._service.backend.ask(described, ask, asked.inputs, self)
         if not self._over:
             self._request_id = request_id
             call.when_gone = self.withdraw
+
+    def _check_several(self, asked: CheckedRequest, servable: Servable) -> None:
+        call = self._call
+        if not call.takes_several:
+            # Triton's words, for who looks for them.
+            raise BadRequestError(
+                f"ModelInfer RPC doesn't support models with decoupled transaction policy: model"
+                f" {quote(servable.name)} answers up to {servable.max_steps} times; ask it over ModelStreamInfer, or in"
+                " REST with POST .../generate_stream or .../generate"
+            )
+        if asked.shared_outputs:
+            raise BadRequestError(
+                f"model {quote(servable.name)}: found outputs that belong in shared memory, expected none, where one"
+                " answer would overwrite the other"
+            )
+        self._several = _Several(call.arrival_ns, call.arrival_ns + asked.slo_ns)
 
     def withdraw(self) -> None:
         """The client has given the request up."""
@@ -179,13 +217,23 @@ class ServedRequest:
         """Whether it was asked as a step of a sequence."""
         return self._asked is not None and self._asked.step is not None
 
+    @property
+    def due_ns(self) -> int:
+        """When the next of several answers is due."""
+        return self._several.due_ns
+
+    @property
+    def _num_given(self) -> int:
+        several = getattr(self, "_several", None)
+        return 0 if several is None else several.num_given
+
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
         """Answer with the outputs of a model or an application, or with the reason why they are missing."""
         if self._over:
             return
         if isinstance(told, Answered):
             self._answer(told, outputs)
-        elif isinstance(told, Stale):
+        elif isinstance(told, Stale) and not self._num_given:
             self.begin()
         else:
             try:
@@ -195,12 +243,20 @@ class ServedRequest:
                 error = fault
             self._fail(error)
 
-    def _error_of(self, told: Refused | Failed) -> Exception:
+    def _error_of(self, told: Refused | Failed | Stale) -> Exception:
+        if isinstance(told, Stale):
+            words = f"after {self._num_given} answers of {quote(self._name)} the controller was lost, and with it the"
+            return RefusedError(Refusal.NO_WORKER, f"{words} state; ask again from the beginning")
         if not isinstance(told, Refused):
             return told_error(told)
         # It is not read yet where a front has waited for the model's description in vain.
         asked, data = self._asked, self._data
-        if asked is not None and self.trace is None and not isinstance(data, JsonRequest):
+        if (
+            asked is not None
+            and self.trace is None
+            and not isinstance(data, JsonRequest)
+            and not self._num_given
+        ):
             service = self._service
             service.early_refusals.refused(data, asked, told, service.backend.clock())
         return error_of(told, self._name)
@@ -208,7 +264,6 @@ class ServedRequest:
     def _answer(self, told: Answered, outputs: Sequence[Buffer]) -> None:
         data, asked = self._data, self._asked
         assert asked is not None
-        self._end()
         call = self._call
         # An application explains every answer: feedback needs the query id.
         parameters = told.parameters
@@ -223,21 +278,61 @@ class ServedRequest:
                 for index, stretch in zip(asked.outputs, self._shared, strict=False):
                     if stretch is not None:
                         stretch.write(outputs[index])
-            message: Sequence[Buffer] = ()
             if isinstance(data, JsonRequest):
+                message: Sequence[Buffer] = ()
                 assert self._servable is not None
                 data.answer = asked, self._servable, outputs, parameters or {}
             else:
                 message = encode_response(asked, outputs, parameters=parameters)
         except Exception as fault:
             # No other code would end the call.
+            self.withdraw()
             call.fail(fault)
             return
+        if asked.streaming is not None:
+            self._give(told, asked, message)
+            return
+        self._end()
         due_ns = call.arrival_ns + asked.slo_ns
-        late = functools.partial(_late, self._name, asked.slo_ns, due_ns, told)
+        late = functools.partial(self._late, asked.slo_ns, due_ns, told)
         call.answer(message, due_ns - way_back_of(asked.slo_ns), late)
         if self.trace is not None:
             self.trace.answered(told, asked)
+
+    def _give(self, told: Answered, asked: CheckedRequest, message: Sequence[Buffer]) -> None:
+        """Give one of several answers, which is due so long after the one before."""
+        call, several, servable = self._call, self._several, self._servable
+        assert asked.streaming is not None
+        assert servable is not None
+        if servable.varies:
+            asked.answer_header = b""  # The next may have other sizes.
+        slo_ns = several.due_ns - several.since_ns
+        late = functools.partial(self._late, slo_ns, several.due_ns, told)
+        latest_ns = several.due_ns - way_back_of(slo_ns)
+        several.next(self._service.backend.clock(), asked.streaming.next_ns)
+        is_last = not (told.more or asked.empty_final)
+        if message:
+            message = (*message, final_mark(is_last=is_last))
+        if told.more:
+            call.give(message, latest_ns, late)
+            return
+        self._end()
+        if not is_last:
+            call.give(message, latest_ns, late)
+            message, latest_ns = (encode_empty_final(asked, servable),), latest_ns + SLO_NS_MAX
+        call.answer(message, latest_ns, late)
+        if self.trace is not None:
+            self.trace.answered(told, asked)
+
+    def _late(self, slo_ns: int, due_ns: int, told: Answered, now_ns: int) -> Exception:
+        """Make the error of an answer that was ready, but too late."""
+        arrival_ns = due_ns - slo_ns
+        latency_ns = now_ns - arrival_ns + way_back_of(slo_ns)
+        figures = late_figures(slo_ns, latency_ns, told.expected_departure_ns - arrival_ns)
+        if told.parameters is not None and STEP in told.parameters:
+            # A step of a sequence counts all the same.
+            figures[STEP] = int(told.parameters[STEP])
+        return NoAnswerError(Refusal.LATE, ModelId(self._name), figures)
 
     def _fail(self, error: Exception) -> None:
         """Answer with why there is no answer."""
@@ -264,16 +359,6 @@ def _is_clients_fault(error: Exception) -> bool:
             grpc.StatusCode.NOT_FOUND,
         )
     return isinstance(error, BadRequestError | UnknownModelError | UnknownRegionError)
-
-
-def _late(name: str, slo_ns: int, due_ns: int, told: Answered, now_ns: int) -> Exception:
-    """Make the error of an answer that was ready, but too late. A step of a sequence counts all the same."""
-    arrival_ns = due_ns - slo_ns
-    latency_ns = now_ns - arrival_ns + way_back_of(slo_ns)
-    figures = late_figures(slo_ns, latency_ns, told.expected_departure_ns - arrival_ns)
-    if told.parameters is not None and STEP in told.parameters:
-        figures[STEP] = int(told.parameters[STEP])
-    return NoAnswerError(Refusal.LATE, ModelId(name), figures)
 
 
 class InferenceService:
@@ -403,7 +488,7 @@ class InferenceService:
             owner = call.caller.owner
             outputs = self._find_shared(asked, owner)
             served.shared(self._read_shared(asked, servable, owner), outputs)
-        elif cut is not None and not asked.classes:
+        elif cut is not None and not asked.classes and asked.streaming is None:
             templates.add(cut, parsed, described, asked)
         served.ask(asked, described)
 
@@ -560,6 +645,6 @@ def _not_his_tenant(found: str, tenant: str) -> DeniedError:
     return DeniedError(Denial.NOT_ALLOWED, text)
 
 
-def _error_in_stream(text: str, request: Buffer) -> bytes:
+def _error_in_stream(text: str, status: str, request: Buffer) -> bytes:
     """Make the message of a stream that answers a request with an error's text."""
-    return encode_stream_error(text, request_id=peek_request(request).request_id)
+    return encode_stream_error(text, status, request_id=peek_request(request).request_id)

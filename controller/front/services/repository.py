@@ -199,7 +199,9 @@ class RepositoryService:
                 config.dynamic_batching.preferred_batch_size.extend(sorted(sizes))
             if model.one_by_one:
                 parameters["one_by_one"] = model.one_by_one
-            if model.is_stepped:
+            if model.stream is not None:
+                config.model_transaction_policy.decoupled = True
+            elif model.is_stepped:
                 _describe_steps(
                     model, config.sequence_batching, {s.name: tensor(s) for s in tensors}
                 )
