@@ -24,7 +24,7 @@ from clockwright.wire import worker_messages as messages
 from clockwright.wire.actions import Action, FromFronts, Result
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.data_socket import dial, prepare, receive_with_files
-from clockwright.wire.frame_headers import Inputs, Withdrawal
+from clockwright.wire.frame_headers import OWN_OUTPUTS, Inputs, Withdrawal
 from clockwright.wire.frame_socket import first_record
 from clockwright.wire.frames import (
     Frame,
@@ -335,7 +335,9 @@ def _map(offer: MemoryOffer, files: deque[int]) -> Memory | None:
         return None
     inputs = _map_file(files.popleft(), offer.inputs_bytes, to_write=False)
     outputs = _map_file(files.popleft(), offer.outputs_bytes, to_write=True)
-    return None if inputs is None or outputs is None else Memory({0: inputs}, outputs)
+    if inputs is None or outputs is None:
+        return None
+    return Memory({0: inputs, OWN_OUTPUTS: outputs.toreadonly()}, outputs)
 
 
 def _map_further(offer: FurtherMemory, files: deque[int], memory: Memory | None) -> bool:

@@ -32,7 +32,9 @@ PLACE_BITS: Final = 48
 #: The place of a tensor that travels between a front and a worker.
 APART: Final = -2
 MEMORIES_MAX: Final = 1 << 14
-_Place = Annotated[int, Meta(ge=APART, lt=MEMORIES_MAX << PLACE_BITS)]
+#: The number of the memory that a worker writes outputs to, where an input is an earlier output of its own.
+OWN_OUTPUTS: Final = MEMORIES_MAX
+_Place = Annotated[int, Meta(ge=APART, lt=OWN_OUTPUTS + 1 << PLACE_BITS)]
 _Places = Annotated[tuple[_Place, ...], Meta(max_length=HEADER_BYTES_MAX)]
 _Size = Annotated[int, Meta(ge=0, le=1 << 48)]
 

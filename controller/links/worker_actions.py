@@ -16,7 +16,7 @@ from clockwright.wire import worker_messages as messages
 from clockwright.wire.actions import Action, ActionError, Infer, Result
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.clock_sync import ClockSync
-from clockwright.wire.frame_headers import APART, PLACE_BITS, WORDS_CHARS_MAX
+from clockwright.wire.frame_headers import APART, OWN_OUTPUTS, PLACE_BITS, WORDS_CHARS_MAX
 from clockwright.wire.frame_socket import FrameSocket
 from clockwright.wire.frames import (
     DIRECT_BYTES,
@@ -224,6 +224,9 @@ class WorkerActions:
         for number, memory in self._further_mapped.items():
             if (begin := memory.find(tensor)) >= 0:
                 return number << PLACE_BITS | begin
+        # What one stage of a pipeline gave is the next one's input: it stays where it is.
+        if self._outputs is not None and (begin := self._outputs.find(tensor)) >= 0:
+            return OWN_OUTPUTS << PLACE_BITS | begin
         return -1
 
     def _take_outputs(self, num_bytes: int) -> memoryview | None:

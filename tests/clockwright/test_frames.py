@@ -173,7 +173,7 @@ def test_tensors_come_together_wherever_each_of_them_lies(
         ({"room": (1 << 48, 0)}, "of memory of 1000"),
         ({"places": [-2]}, "inputs of no front"),
         ({"places": [-3]}, "no action"),
-        ({"places": [(1 << 62) + 1]}, "no action"),
+        ({"places": [(1 << 62) + (1 << 48)]}, "no action"),
         ({"room": (-1, 2)}, "no action"),
         ({"room": (0, -1)}, "no action"),
     ],
