@@ -8,11 +8,15 @@
 | `REFUSED_COLD` | one was refused as `COLD`       | an idle load lane that nothing else wants           | yes        |
 | `WANTED`       | `ModelWanted`                   | as for `REFUSED_COLD`                               | yes        |
 
+`ModelWanted` may name a time. Until then a model that got no copy is tried again whenever a load ends: the next stage
+of a pipeline stands behind the load of the stage before it.
+
 `DEMAND` is the policy's measure: for `clockwork` Appendix B's load priority, for `edf_mh` no copy at all, or
 requests refused of late though there was one; for
 `clipper` and `infaas` no copy, or late answers. `REFUSED_FULL` is for policies that ask for it (`Traits.eager_copies`),
 `REFUSED_COLD` and `WANTED` for models without any copy. Only for `DEMAND` a model queues: it stays wanted until its
-load is sent, or the policy finds the demand gone. The other reasons hold at that moment or not at all.
+load is sent, or the policy finds the demand gone. The other reasons hold at that moment or not at
+all.
 
 What an operator has pinned needs no reason: where it has no copy, `Dispatch.load_pinned` loads one.
 

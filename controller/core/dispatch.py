@@ -37,6 +37,8 @@ from controller.core.state import (
 # A load goes to one of so many workers, whose load lanes have been free for longest; to one of the next so many if
 # none of those can make room for it.
 _MOST_ROOM = 32
+# Models that are wanted at once; pipelines want a few each.
+_WANTED_MAX = 100
 # Among so many of them a load for which no request waits looks for free pages.
 _FEW = 4
 
@@ -58,6 +60,8 @@ class Dispatch:
         # No load lane has room before this time, which saves a walk over all workers per request that waits for a
         # load. Every change that may give a lane room sooner has to set it to 0: do not forget that in new code.
         self._load_room_ns = 0
+        #: Models that are wanted until a time, as long as they have no copy.
+        self._wanted: dict[Model, int] = {}
 
     def place(self, model: Model, now_ns: int, *, seek: bool = True) -> None:
         """Requests of the model wait: let the lanes that hold it and have room take them.
@@ -119,6 +123,23 @@ class Dispatch:
             self._load_by_urgency(model, now_ns)
         elif reason is not None:
             self._load_aside(model, reason, now_ns)
+
+    def want(self, model: Model, until_ns: int, now_ns: int) -> None:
+        """Load a model that is about to be asked: now, or when a load ends until a time."""
+        self.seek_copy(model, now_ns, wanted=True)
+        if until_ns > now_ns and not model.copies and len(self._wanted) < _WANTED_MAX:
+            self._wanted[model] = max(until_ns, self._wanted.get(model, 0))
+
+    def _want_again(self, now_ns: int) -> None:
+        """A load lane is free: load the first that is still wanted."""
+        for model, until_ns in list(self._wanted.items()):
+            is_wanted = until_ns > now_ns and not model.copies and not model.removed
+            if is_wanted:
+                self.seek_copy(model, now_ns, wanted=True)
+            if not is_wanted or model.copies:
+                del self._wanted[model]
+            if is_wanted and model.copies:
+                return
 
     def _load_by_urgency(self, model: Model, now_ns: int) -> None:
         """The policy has queued the model: load it, or something more urgent, where there is room."""
@@ -353,6 +374,8 @@ class Dispatch:
         """A LoadWeights of the worker succeeded."""
         self._load_room_ns = 0
         self._wake_load(worker, now_ns)
+        if self._wanted:
+            self._want_again(now_ns)
 
     def after_result(self, worker: WorkerState, model: Model, now_ns: int) -> None:
         """An action of the model ended: keep the worker's lanes busy."""

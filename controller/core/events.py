@@ -181,9 +181,11 @@ class RequestCancelled:
 
 @dataclass(slots=True, kw_only=True)
 class ModelWanted:
-    """A model was not asked because it is cold: load it, where nothing else wants the lane."""
+    """A model is cold, and is about to be asked, or was not asked for that: load it, where nothing else wants the lane."""
 
     model_id: ModelId
+    #: Until when it is tried again after each load that ends; 0: it is tried now, or not at all.
+    until_ns: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

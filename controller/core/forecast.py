@@ -15,10 +15,12 @@ It writes in one place, which a forecast should not: `_doubt`, as `admission` do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clockwright.errors import Refusal
+from clockwright.units import WorkerId
 from controller.core.admission import rows_due
+from controller.core.estimator import Estimates
 from controller.core.state import Model, Readiness, WorkerState
 
 
@@ -31,6 +33,12 @@ class Forecast:
     #: From now to the end of the EXEC, at the earliest.
     wait_ns: int = 0
     exec_ns: int = 0
+    #: From now until an action that is sent now could begin, and until the weights are there; 0: they are.
+    way_ns: int = 0
+    load_ns: int = 0
+    #: What it was made with, and all workers that could run the model.
+    estimates: Estimates | None = field(default=None, compare=False, repr=False)
+    workers: frozenset[WorkerId] = field(default=frozenset(), compare=False, repr=False)
 
 
 def forecast(
@@ -86,9 +94,12 @@ def forecast(
                 busy_ns = max(exec_ns, queue_ns)
                 wait_ns = max(begin_ns, loaded_ns) + busy_ns - now_ns
                 if where is None or wait_ns < best.wait_ns:
-                    best = Forecast(None, wait_ns, exec_ns)
+                    load_ns = max(loaded_ns - now_ns, 0)
+                    way_ns = earliest_ns - now_ns
+                    best = Forecast(None, wait_ns, exec_ns, way_ns, load_ns, estimates)
                     where, load_end_ns = worker, loaded_ns
         if model is not None and where is not None:
+            best.workers = frozenset([worker.worker_id for worker in model.ready])
             if now_ns + best.wait_ns > due_ns:
                 best.refusal = _reason(model, best.exec_ns, due_ns - now_ns)
                 _doubt(model, rows, due_ns - now_ns, now_ns, num_bytes)

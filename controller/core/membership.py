@@ -190,7 +190,7 @@ class Membership:
         """Load a model that was not asked because it is cold."""
         model = self._books.models.get(event.model_id)
         if model is not None:
-            self._dispatch.seek_copy(model, now_ns, wanted=True)
+            self._dispatch.want(model, event.until_ns, now_ns)
 
     def model_pinned(self, event: ModelPinned, now_ns: int) -> None:
         """Keep a model resident, or let it make room again."""

@@ -309,6 +309,11 @@ class Scheduler:
         return len(self._books.requests)
 
     @property
+    def predicts(self) -> bool:
+        """Whether the policy refuses what it predicts to be late."""
+        return self._predicts
+
+    @property
     def weighs_tenants(self) -> bool:
         """Whether tenants' weights have any effect. Most policies have no shares."""
         return hasattr(self._policy, "weigh_tenants")

@@ -164,3 +164,14 @@ def test_a_forecast_sends_nothing_and_a_wanted_model_is_loaded_once() -> None:
     assert made.tell(wanted_a) == []
     # The lane is busy: a second one has to wait for its turn.
     assert made.tell(wanted_b) == []
+
+
+@pytest.mark.parametrize(("until_ms", "loaded"), [(0, False), (1, False), (100, True)])
+def test_a_model_that_is_wanted_until_a_time_is_loaded_behind_others(
+    until_ms: int, loaded: bool
+) -> None:
+    made = bench(GPU)
+    (load,) = sends(made.tell(ModelWanted(model_id=A)))
+    assert made.tell(ModelWanted(model_id=B, until_ns=until_ms * MS)) == []
+    behind = [command.action.model_id for command in made.finish(load)]
+    assert behind == ([B] if loaded else [])

@@ -29,6 +29,7 @@ from controller.core.events import (
     ModelPinned,
     ModelReady,
     ModelRemoved,
+    ModelWanted,
     PromiseRequest,
     RefuseRequest,
     RequestArrived,
@@ -191,8 +192,9 @@ class Chaos:
                 self.look_at_clock,
                 self.break_or_mend,
                 self.pin,
+                self.want,
             ],
-            [400, 420, 80, 15, 3, 4, 18, 5, 20, 10, 10, 15 * self.pins],
+            [400, 420, 80, 15, 3, 4, 18, 5, 20, 10, 10, 15 * self.pins, 15],
         )
         kind()
 
@@ -206,6 +208,12 @@ class Chaos:
         self.now_ns = until_ns
 
     # --- what happens ---------------------------------------------------------------------------
+
+    def want(self) -> None:
+        if self.models:
+            until_ns = self.now_ns + self.random.choice([0, 5 * MS, 200 * MS])
+            model_id = self.random.choice(sorted(self.models))
+            self.ledger.tell(ModelWanted(model_id=model_id, until_ns=until_ns))
 
     def arrive(self) -> None:
         first = self._num_requests
