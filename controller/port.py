@@ -3,9 +3,9 @@
 A front in the controller's own process calls with these records; one elsewhere sends the same records in frames
 (`controller.front.remote.link_frames`). Tensors travel separately: in a frame, a record says where each lies.
 
-Behind the port a request passes stages (`PortStage`), each of which answers, refuses or passes on: quotas, then sequences or
-streams, then applications, then the prediction cache, then the runtime. A stage that has to hear how a request ends gives itself as
-the sink of what it passes on.
+Behind the port a request passes stages (`PortStage`), each of which answers, refuses or passes on: quotas, then sequences,
+streams or pipelines if it is to one, applications, the prediction cache, the runtime. A stage that has to hear how a request
+ends gives itself as the sink of what it passes on.
 
 A module apart from the runtime, because protocols that mypyc compiles (`make native`) accept compiled classes only.
 """

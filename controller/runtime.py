@@ -74,8 +74,11 @@ class Runtime:
         self.past = PastRequests()
         #: The controller's clock, shared by all that works with this runtime.
         self.clock = clock
-        #: No requests are admitted any more.
+        #: No requests are admitted any more, or soon.
         self.draining = False
+        #: Only those that pipelines under way still ask.
+        self.closing = False
+        self._num_pipelines = 0
         #: How long what is read now may have waited for this process, in ns.
         self.unread_ns: Callable[[], int] = lambda: 0
         self._scheduler = scheduler
@@ -267,9 +270,9 @@ class Runtime:
             self.telemetry.add_request(row)
         self.tell(TurnedAway(request=request, number=number))
 
-    def want(self, model_id: ModelId) -> None:
-        """Load a cold model that was left out of an answer, for the next query."""
-        self.tell(ModelWanted(model_id=model_id))
+    def want(self, model_id: ModelId, until_ns: int = 0) -> None:
+        """Load a cold model that is about to be asked; see `ModelWanted`."""
+        self.tell(ModelWanted(model_id=model_id, until_ns=until_ns))
 
     def _tell_arrivals(self) -> None:
         """Tell the scheduler of all requests that arrived in this turn of the event loop at once.
@@ -300,14 +303,30 @@ class Runtime:
             for link in sent_to:
                 link.flush(now=True)
 
+    @property
+    def predicts(self) -> bool:
+        """Whether requests are refused that are predicted to be late."""
+        return self._scheduler.predicts
+
+    def pipeline_begun(self) -> None:
+        """A request is admitted that will ask several models."""
+        self._num_pipelines += 1
+
+    def pipeline_over(self) -> None:
+        """It asks no more."""
+        self._num_pipelines -= 1
+        if self.closing and not self._num_pipelines:
+            self.tell(AdmissionClosed())
+
     def close_admission(self) -> None:
-        """Refuse new requests. Admitted ones are finished."""
-        self.draining = True
-        self.tell(AdmissionClosed())
+        """Refuse new requests. Admitted ones are finished: those of pipelines under way, before others are refused."""
+        self.draining = self.closing = True
+        if not self._num_pipelines:
+            self.tell(AdmissionClosed())
 
     async def wait_idle(self) -> None:
         """Wait until no request waits and no action is under way."""
-        while not self._ledger.is_idle:
+        while not self._ledger.is_idle or self._num_pipelines:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
 

@@ -52,8 +52,9 @@ class InferResult:
     #: A model says here how long each step took, in microseconds, if `explain` asks for it. An application
     #: always says: `query_id`, `confidence` and `weight_mass` (of several rows, one for each), the `models`
     #: that answered, those `missing`, whether the answer is the `default`, and then the `default_reason`
-    #: and, if only some of several rows are, the `default_rows`. Values are bool, int, float, str or, for
-    #: one number per row, a tuple of floats.
+    #: and, if only some of several rows are, the `default_rows`. A pipeline says which stage it was `ended_by`, if one
+    #: has ended it early, and with `explain` when each began and where its time went. Values are bool, int, float,
+    #: str or, for one number per row, a tuple of floats.
     explanation: dict[str, Any]
 
     @property

@@ -246,8 +246,8 @@ class TensorSpec:
         return self.header([0] * (self._header.size // 8 - 1), -len(text)) + text
 
     def nothing(self, rows: int) -> bytes:
-        """Make a tensor of so many rows of zeros or empty texts that carries its size."""
-        shape = self.shape(rows)
+        """Make a tensor of so many rows of zeros or empty texts that carries its size; no elements if a size is open."""
+        shape = [max(size, 0) for size in self.shape(rows)]
         num_bytes = prod(shape) * (DATATYPES[self.datatype].num_bytes or 4)
         return self.header(shape, num_bytes) + bytes(num_bytes)
 

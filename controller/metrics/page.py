@@ -30,7 +30,7 @@ from controller.metrics.loop_share import LoopShare
 from controller.metrics.process import Changes, ProcessFigures
 from controller.metrics.tally import NAMES_MAX, OTHER, ModelTally, Tally, WorkerTally
 from controller.metrics.text import Text, labels_of
-from controller.models.catalogue import Catalogue, ModelState, name_of
+from controller.models.catalogue import Catalogue, ModelState, Pipeline, name_of
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.sequences.book import REASONS, Book
@@ -172,7 +172,11 @@ class Page:
                 duration.count, duration.ns = size.batches, ns
 
     def _describe(self, model_id: ModelId) -> tuple[str, str] | None:
-        entry = self._parts.catalogue.find_id(model_id)
+        catalogue = self._parts.catalogue
+        entry = catalogue.find_id(model_id)
+        if entry is None:  # Workers know no pipelines.
+            found = catalogue.find(name_of(model_id))
+            entry = found if isinstance(found, Pipeline) else None
         return None if entry is None else (entry.name, entry.version)
 
     async def _give_way(self) -> None:

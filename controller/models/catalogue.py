@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import override
+
 from clockwright.errors import ModelError, NoRoomError, Refusal, RefusedError, UnknownModelError
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from clockwright.wire.tensors import TensorSpec, describe
@@ -32,6 +34,7 @@ from controller.models.state_file import StateFile
 from controller.models.stepped import Control, StatePair, find_state
 from controller.models.streamed import StreamPlan, find_stream
 from controller.models.uploads import Upload, Uploads
+from controller.pipelines.core.graph import PipelineGraph, fit
 from controller.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -143,6 +146,60 @@ class Entry:
     def largest_batch(self) -> int:
         """Most rows of a batch on the workers that have the model, or on the one that had it last; 0: none had."""
         return max((sizes[-1] for sizes in self.ready_on.values()), default=self.had_batch)
+
+
+@dataclass(slots=True, eq=False)
+class Pipeline(Entry):
+    """Several models that are asked together under one name. No worker sees it: it can be asked when they can be."""
+
+    #: How they fit together; None: they do not, or not all are described.
+    graph: PipelineGraph | None = None
+    #: Why they do not; empty: they do, or that is not known.
+    misfit: str = ""
+    #: When a request was last tried whose stages are said to take longer than its SLO.
+    tried_ns: int = 0
+    #: When cold models were last wanted for requests that were refused.
+    wanted_ns: int = 0
+    #: Versions, inputs and outputs of the models that this was found for.
+    _described: tuple[object, ...] | None = None
+
+    @property
+    def members(self) -> list[str]:
+        """The public names of its models, by stage."""
+        spec = self.folder.settings.pipeline if self.folder is not None else None
+        return [stage.model for stage in spec.stages] if spec is not None else []
+
+    def look_at(self, models: Sequence[Entry | None]) -> None:
+        """Take in its models as they are now."""
+        described = tuple([m and (m.version, m.inputs, m.outputs) for m in models])
+        if described == self._described:
+            return
+        self._described, self.graph, self.misfit = described, None, ""
+        self.inputs = self.outputs = ()
+        folder = self.folder
+        assert folder is not None
+        assert folder.settings.pipeline is not None
+        stages, found = folder.settings.pipeline.stages, [m for m in models if m is not None]
+        faults = [
+            f"stage {stage.name!r}: there is no model {stage.model}"
+            for stage, model in zip(stages, models, strict=True)
+            if model is None
+        ] + [
+            f"stage {stage.name!r}: {stage.model} is a pipeline; write its stages here"
+            for stage, model in zip(stages, models, strict=True)
+            if isinstance(model, Pipeline)
+        ]
+        if not faults and all(model.outputs for model in found):
+            try:
+                graph = fit(folder.settings.pipeline, found)
+                self.inputs, self.outputs = folder.triton.checked(
+                    graph.inputs, graph.outputs, one_row=graph.one_row
+                )
+                _check_labels(folder.labels, graph.outputs)
+                self.graph = graph
+            except ModelError as error:
+                faults = [str(error)]
+        self.misfit = "; ".join(faults)
 
 
 class OfferTo(Protocol):
@@ -452,6 +509,50 @@ class Catalogue(Verdicts):
         """Whether a model has a public name, or is about to have it."""
         return name in self._by_name or name in self._busy
 
+    def look_at(self, pipeline: Pipeline) -> list[Entry | None]:
+        """Have a pipeline take in its models as they are now. Returns them, by stage."""
+        models = [self._by_name.get(name) for name in pipeline.members]
+        pipeline.look_at(models)
+        return models
+
+    @override
+    def state(self, model: Entry) -> ModelState:
+        if not isinstance(model, Pipeline):
+            return super().state(model)
+        members = self.look_at(model)
+        if model.misfit:
+            return ModelState.UNAVAILABLE
+        states = {self.state(each) for each in members if each is not None}
+        for state in (ModelState.UNAVAILABLE, ModelState.LOADING):
+            if state in states:
+                return state
+        return ModelState.READY
+
+    @override
+    def reason(self, model: Entry) -> str:
+        if not isinstance(model, Pipeline):
+            return super().reason(model)
+        state, members = self.state(model), self.look_at(model)
+        if model.misfit or state is ModelState.READY:
+            return model.misfit
+        first = next(each for each in members if each and self.state(each) is state)
+        return f"its model {first.name}: {self.reason(first)}"
+
+    @override
+    def refusal(self, model: Entry) -> RefusedError | None:
+        if not isinstance(model, Pipeline):
+            return super().refusal(model)
+        members = self.look_at(model)
+        if model.misfit:
+            words = f"pipeline {model.name} cannot be served: {model.misfit}"
+            return RefusedError(Refusal.UNFIT, words)
+        for member in members:
+            refused = None if member is None else self.refusal(member)
+            if refused is not None:
+                words = f"pipeline {model.name}: {refused.message}"
+                return RefusedError(refused.refusal, words, figures=refused.figures)
+        return None
+
     @property
     def models(self) -> list[Entry]:
         """Models that are served, whatever their state, sorted by name."""
@@ -621,6 +722,7 @@ class Catalogue(Verdicts):
             del self._by_name[model.name]
             self._forget(model)
         self.renew()
+        self._announce_change()  # A pipeline on trial may wait for it.
         pinned = [model.name for model in models if model.name in self._pinned]
         self._pinned.difference_update(pinned)
         return asyncio.ensure_future(self._forget_kept(models, pinned))
@@ -638,6 +740,10 @@ class Catalogue(Verdicts):
             StoreError: the disk does not take it, and nothing has changed.
         """
         models = self._named(name)
+        if isinstance(models[0], Pipeline):
+            raise UnknownModelError(
+                f"{name} is a pipeline, which has no weights; pin its models: {', '.join(models[0].members)}"
+            )
         if self._state is not None:
             names = [model.name for model in models]
             await self._state.run(functools.partial(_keep_pins, names, pinned))
@@ -691,7 +797,7 @@ class Catalogue(Verdicts):
         replaced: Sequence[Entry],
         upload: Upload | None,
     ) -> list[Entry]:
-        if not self._workers:
+        if not self._workers and folder.settings.pipeline is None:
             raise ModelError("there is no worker that could say whether the model is fit")
         models = await self._start_trial(folder, folder.instance_names, upload)
         try:
@@ -756,10 +862,14 @@ class Catalogue(Verdicts):
             for index, name in enumerate(names):
                 if index % _OFFERS_SLICE == _OFFERS_SLICE - 1:
                     await asyncio.sleep(0)
-                model = Entry(self._new_id(name), name, folder, upload=upload)
+                kind = Entry if folder.settings.pipeline is None else Pipeline
+                model = kind(self._new_id(name), name, folder, upload=upload)
                 if upload is not None:
                     upload.num_models += 1
                 models.append(model)
+                if isinstance(model, Pipeline):
+                    self._runtime.telemetry.add_model(model.model_id)
+                    continue
                 self._by_id[model.model_id] = model
                 self._runtime.telemetry.add_model(model.model_id)
                 self._runtime.tell(ModelAdded(model_id=model.model_id))
@@ -794,6 +904,8 @@ class Catalogue(Verdicts):
             self._runtime.telemetry.remove_model(model.model_id)
             for worker in self._workers.values():
                 worker.withdraw(model)
+        elif isinstance(model, Pipeline):
+            self._runtime.telemetry.remove_model(model.model_id)
         if self._uploads is not None and model.upload is not None:
             self._uploads.release(model.upload)
 

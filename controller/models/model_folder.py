@@ -24,6 +24,7 @@ from controller.models.digests import FileDigests
 from controller.models.stepped import SequenceSettings, StateSetting, read_sequence, read_state
 from controller.models.streamed import StreamSettings, read_stream
 from controller.models.triton_config import MODEL_FILE, PBTXT, TritonConfig, read_triton_config
+from controller.pipelines.core.declaration import PipelineSpec, parse_pipeline
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class ModelSettings:
     sequence: SequenceSettings | None = None
     #: The model answers a request [several times](streams.md), a step each: `final`, `feed`, `max_steps`, `max_open`.
     stream: StreamSettings | None = None
+    #: It is no model, but several that are asked together; None: it is a model.
+    pipeline: PipelineSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +190,7 @@ def read_model_folder(
             raise ModelError(f"{folder} is not a folder")
         faults = ModelFaults()
         config, triton_text, read, version, labels, initial = "", triton_json, None, "", {}, {}
+        files: tuple[ModelFile, ...] = ()
         with faults.collected():
             config = _read_config(folder, CONFIG_FILE)
         with faults.collected():
@@ -194,10 +198,13 @@ def read_model_folder(
         with faults.collected():
             read = _with_settings(folder.name, config, triton_text)
         with faults.collected():
-            version = _version(folder, () if read is None else read.triton.versions)
-            files = _read_files(folder, folder / version, digests or FileDigests())
-            if read is not None:
-                _check_files(files, version, read.settings.container)
+            if read is not None and read.settings.pipeline is not None:
+                version = _pipeline_version(folder)
+            else:
+                version = _version(folder, () if read is None else read.triton.versions)
+                files = _read_files(folder, folder / version, digests or FileDigests())
+                if read is not None:
+                    _check_files(files, version, read.settings.container)
         with faults.collected():
             labels = _read_labels(folder, read.settings) if read is not None else {}
         with faults.collected():
@@ -221,6 +228,13 @@ def _version(folder: Path, allowed: Sequence[int]) -> str:
             f" {highest} and none of them"
         )
     return max(versions, key=int, default=highest)
+
+
+def _pipeline_version(folder: Path) -> str:
+    """A pipeline has no files, and needs no version folder. Triton's have an empty one."""
+    return max(
+        (each.name for each in folder.iterdir() if each.name.isdecimal()), key=int, default="1"
+    )
 
 
 def _read_files(folder: Path, version_folder: Path, digests: FileDigests) -> tuple[ModelFile, ...]:
@@ -330,7 +344,8 @@ def _with_settings(name: str, config: str, triton_text: str) -> ModelFolder:
         own = _read_toml(config)
         _parse_settings(own)
     with faults.collected():
-        triton = read_triton_config(triton_text, name, is_code="container" in own)
+        is_code = not own.keys().isdisjoint(("container", "pipeline"))
+        triton = read_triton_config(triton_text, name, is_code=is_code)
     with faults.collected(PBTXT):
         foreign = dict(triton.settings)
         _parse_settings(foreign)
@@ -371,12 +386,13 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
             continue
         with faults.collected():
             values["slo_ns" if key == "slo_ms" else key] = _READERS[key](value)
-    if "container" in table:
-        faults.found.extend(
-            f"{key} is a setting of ONNX models, expected it without [container]"
-            for key in ("dimensions", "copies", "profile")
-            if key in table
-        )
+    for kind, others in _NOT_WITH.items():
+        if kind in table:
+            faults.found.extend(
+                f"{key} is a setting of {whose}, expected it without [{kind}]"
+                for key, whose in others.items()
+                if key in table
+            )
     faults.check()
     return ModelSettings(**values)
 
@@ -440,6 +456,12 @@ def _cache(value: object) -> bool:
     return value
 
 
+_OF_ONNX = dict.fromkeys(("dimensions", "copies", "profile"), "ONNX models")
+#: Settings that make no sense together with a table, and whose they are.
+_NOT_WITH: Mapping[str, Mapping[str, str]] = {
+    "container": _OF_ONNX,
+    "pipeline": _OF_ONNX | dict.fromkeys(("batch_sizes", "cache", "container"), "models"),
+}
 #: What reads each setting.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "slo_ms": _slo_ns,
@@ -454,4 +476,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "state": read_state,
     "sequence": read_sequence,
     "stream": read_stream,
+    "pipeline": parse_pipeline,
 }

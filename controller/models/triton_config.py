@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +26,10 @@ from controller.models.stepped import settings_of_triton
 PBTXT = "config.pbtxt"
 #: What Triton's configurations call the runtime of an ONNX model.
 BACKEND, PLATFORM = "onnxruntime", "onnxruntime_onnx"
+#: And several models that are asked together.
+ENSEMBLE = "ensemble"
 MODEL_FILE = "model.onnx"
 
-# Models that need them would be answered wrongly without.
-_NEEDED = ("ensemble_scheduling",)
 # Keys of config.toml that `parameters` may have, as TOML writes their values.
 _PARAMETERS = ("slo_ms", "batch_sizes", "profile", "cache")
 
@@ -110,10 +111,11 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
         message = _parse(text, ignored)
     except (ValueError, text_format.ParseError, json_format.ParseError, RecursionError) as error:
         raise ModelError(f"{PBTXT}: {error}") from None
-    faults = [f"found {each}, which is not supported" for each in _NEEDED if each in ignored]
+    faults: list[str] = []
+    is_ensemble = message.HasField("ensemble_scheduling")
     for key, found, expected in (
         ("name", message.name, name),
-        ("platform", message.platform, PLATFORM),
+        ("platform", message.platform, ENSEMBLE if is_ensemble else PLATFORM),
         ("backend", message.backend, BACKEND),
         ("default_model_filename", message.default_model_filename, MODEL_FILE),
     ):
@@ -139,6 +141,11 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
                     name=getattr(each, names), data_type=each.data_type, dims=each.dims
                 )
                 claimed.append(_claim(message, tensor, faults))
+    if is_ensemble:
+        is_code = True
+        settings["pipeline"] = _pipeline(message, faults)
+        for key in settings.keys() & {"batch_sizes", "cache"}:  # they are its models' own
+            del settings[key]
     if labels := {each.name: each.label_filename for each in message.output if each.label_filename}:
         settings["labels"] = labels
     if faults:
@@ -265,6 +272,48 @@ def _settings(message: pb.ModelConfig, ignored: list[str], faults: list[str]) ->
                 f"parameter {key} is {value.string_value!r}, expected a value as config.toml has it"
             )
     return settings
+
+
+def _pipeline(message: pb.ModelConfig, faults: list[str]) -> dict[str, Any]:
+    """Read an ensemble as table `[pipeline]` of config.toml has it. There tensors are named by who gives them."""
+    steps = message.ensemble_scheduling.step
+    names: list[str] = []
+    for step in steps:
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", step.model_name) or "step"
+        names.append(f"{name}-{len(names)}" if name in names else name)
+    given = {each.name: each.name for each in message.input}
+    for name, step in zip(names, steps, strict=True):
+        for output, tensor in sorted(step.output_map.items()):
+            if tensor in given:
+                faults.append(
+                    f"ensemble_scheduling: tensor {tensor!r} comes from {given[tensor]} and from {name}.{output},"
+                    " expected it from one"
+                )
+            given[tensor] = f"{name}.{output}"
+
+    def source(of: str, tensor: str) -> str:
+        if tensor not in given:
+            faults.append(
+                f"ensemble_scheduling: {of} is tensor {tensor!r}, expected one of {', '.join(given)}"
+            )
+        return given.get(tensor, tensor)
+
+    return {
+        "inputs": [each.name for each in message.input],
+        "outputs": {each.name: source(f"output {each.name}", each.name) for each in message.output},
+        "stages": [
+            {
+                "name": name,
+                "model": step.model_name,
+                "version": "" if step.model_version <= 0 else str(step.model_version),
+                "inputs": {
+                    key: source(f"input {key} of {name}", tensor)
+                    for key, tensor in sorted(step.input_map.items())
+                },
+            }
+            for name, step in zip(names, steps, strict=True)
+        ],
+    }
 
 
 def _batch_sizes(most: int, preferred: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clockwright.wire.tensors import TensorSpec
-from controller.models.catalogue import Entry
+from controller.models.catalogue import Entry, Pipeline
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
@@ -95,6 +95,8 @@ class LiveApplication:
             if model is None or not model.outputs:
                 continue
             try:
+                if isinstance(model, Pipeline):
+                    raise MisfitError("it is a pipeline, expected a model")
                 if self._shape is None:
                     self._shape = shape_of(application, model.inputs, model.outputs)
                 reading = reading_of(application, self._shape, model.inputs, model.outputs)

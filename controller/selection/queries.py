@@ -133,7 +133,7 @@ class Queries:
         self._wanted_ns: dict[ModelId, int] = {}
         self._open: dict[RequestId, _Open] = {}
         self._shadowing: set[Ensemble] = set()
-        runtime.past.find_open_query = self._find_open
+        runtime.past.find_open.append(self._find_open)
 
     def close(self) -> None:
         """Give up all queries and shadows that are under way."""

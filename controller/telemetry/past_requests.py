@@ -90,6 +90,9 @@ class QueryMade(msgspec.Struct, frozen=True, gc=False):
     detail: str
     #: Per chosen model: its name, the number of the request to it (0: not sent), and the outcome of that request.
     members: tuple[tuple[str, int, str], ...]
+    #: For a pipeline, whose stages the members are: of each its name, its begin and its end since the arrival; an end
+    #: before the begin: it is open. None: it is no pipeline.
+    stages: tuple[tuple[str, int, int], ...] | None = None
 
 
 class PastRequests:
@@ -104,8 +107,8 @@ class PastRequests:
         self._refused: deque[RefusedRequest] = deque(maxlen=num_refused)
         self._named: deque[tuple[str, RequestId, str]] = deque(maxlen=NUM_NAMED)
         self._queries: deque[QueryMade] = deque(maxlen=num_queries)
-        #: Tells of a query that is open; None: it is not.
-        self.find_open_query: Callable[[RequestId], QueryMade | None] = lambda _: None
+        #: Each tells of a query that is open; None: it is not.
+        self.find_open: list[Callable[[RequestId], QueryMade | None]] = []
 
     def named(self, name: str, request_id: RequestId, tenant: str) -> None:
         """Record a request that its client has named."""
@@ -195,8 +198,9 @@ class PastRequests:
 
     def find_query(self, request_id: RequestId) -> QueryMade | None:
         """Find a query to an application, as it stands or as it ended."""
-        if (found := self.find_open_query(request_id)) is not None:
-            return found
+        for find in self.find_open:
+            if (found := find(request_id)) is not None:
+                return found
         return next((q for q in reversed(self._queries) if q.request_id == request_id), None)
 
     def find_refused(self, request_id: RequestId) -> RefusedRequest | None:

@@ -276,7 +276,7 @@ def test_a_row_of_much_work_fits_where_a_request_may_have_one_row(
     spec = TensorSpec("x", "UINT8", (-1,), vary=Variable(64, ("length",), (32,), 4))
     servable = Servable("m", "1", (spec,), (spec,), 1, None, largest_batch=8)
     subject: Any = None
-    description = Description(LocalDescription(servable, subject), 0)
+    description = Description(LocalDescription(servable, subject, subject), 0)
     ask = Ask(0, rows, 0, NS_PER_MS, lengths=lengths)
     with nullcontext() if fits else pytest.raises(ProtocolError):
         assert description.check(ask).lengths == lengths

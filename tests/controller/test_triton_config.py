@@ -146,7 +146,7 @@ def test_batches_have_sizes_of_which_sixteen_hold_the_most_rows(
             'sequence_batching { state { input_name: "s" initial_state { data_file: "no" } } }',
             "state.s is {'output': '', 'initial': 'initial_state/no'}, expected a table",
         ),
-        ('platform: "ensemble" ensemble_scheduling { }', "found ensemble_scheduling"),
+        ('platform: "ensemble" ensemble_scheduling { }', "pipeline.stages: found 0, expected 1"),
         ("max_batch_size: none", "config.pbtxt: .*Couldn't parse integer: none"),
         ("name: ", "config.pbtxt: "),
         ("max_batch_size: 100000", "config.pbtxt: max_rows is 100000, expected"),
@@ -216,3 +216,68 @@ def test_all_that_contradicts_the_model_is_named_at_once() -> None:
         " found data_type BYTES, expected the model's FP32; found output 'z', expected one of the model's: y; found"
         " no input n, which the model has"
     )
+
+
+ENSEMBLE = """
+name: "m" platform: "ensemble" max_batch_size: 4
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ 3 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 3 ] } ]
+ensemble_scheduling { step [
+  { model_name: "net.v2" model_version: -1
+    input_map { key: "x" value: "IN" } output_map { key: "y" value: "between" } },
+  { model_name: "net.v2" model_version: 3
+    input_map { key: "x" value: "between" } output_map { key: "y" value: "OUT" } }
+] }
+"""
+
+
+def test_an_ensemble_is_a_pipeline_whose_tensors_are_named_by_their_stages() -> None:
+    read = read_triton_config(ENSEMBLE, "m")
+    assert read.settings == {
+        "max_rows": 4,
+        "pipeline": {
+            "inputs": ["IN"],
+            "outputs": {"OUT": "net_v2-1.y"},
+            "stages": [
+                {"name": "net_v2", "model": "net.v2", "version": "", "inputs": {"x": "IN"}},
+                {
+                    "name": "net_v2-1",
+                    "model": "net.v2",
+                    "version": "3",
+                    "inputs": {"x": "net_v2.y"},
+                },
+            ],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('value: "OUT"', 'value: "between"'), "'between' comes from net_v2.y and from net_v2-1.y"),
+        (
+            ('value: "IN"', 'value: "IMAGE"'),
+            "input x of net_v2 is tensor 'IMAGE', expected one of IN",
+        ),
+        (
+            ('"ensemble"', '"onnxruntime_onnx"'),
+            "platform is 'onnxruntime_onnx', expected 'ensemble'",
+        ),
+    ],
+)
+def test_an_ensemble_whose_tensors_do_not_meet_is_refused(
+    change: tuple[str, str], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        read_triton_config(ENSEMBLE.replace(*change), "m")
+
+
+def test_a_pipeline_has_no_settings_of_models(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(ENSEMBLE)
+    assert read_model_folder(folder).version == "1"
+    (folder / "config.toml").write_text("cache = true\nbatch_sizes = [1]\n")
+    with pytest.raises(ModelError) as caught:
+        read_model_folder(folder)
+    assert "batch_sizes is a setting of models, expected it without [pipeline]" in str(caught.value)

@@ -181,6 +181,9 @@ class Servable:
             )
         return replace(self.steps, outputs=self.outputs) if step.wants_state else self.steps
 
+    #: It is a pipeline of models.
+    is_pipeline: bool = False
+
     @property
     def varies(self) -> bool:
         """Whether its tensors carry their sizes: those of all requests with as many rows are not the same."""
@@ -577,12 +580,13 @@ def check_decision(asked: CheckedRequest, servable: Servable) -> None:
     """Check that a request can be decided within the time, if its client asks for certainty.
 
     Raises:
-        BadRequestError: it asks an application, or the answer is due by then.
+        BadRequestError: it asks an application or a pipeline, or the answer is due by then.
     """
-    if asked.decide_within_ns and servable.has_contexts:
+    if asked.decide_within_ns and (servable.has_contexts or servable.is_pipeline):
+        what = "pipeline" if servable.is_pipeline else "application"
         raise BadRequestError(
-            f"parameter decide_within_ms: found in a request to application {quote(servable.name)}, expected"
-            " in requests to models only; leave it out, or ask the application's models"
+            f"parameter decide_within_ms: found in a request to {what} {quote(servable.name)}, expected"
+            f" in requests to models only; leave it out, or ask the {what}'s models"
         )
     if asked.decide_within_ns >= asked.slo_ns:
         raise BadRequestError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
 from clockwright.units import NS_PER_MS, RequestId
@@ -18,8 +18,9 @@ from controller.core.quotas import Exceeded, Quotas
 from controller.front.oip.protocol import Servable, quote
 from controller.front.remote.link_frames import RefusedEarly
 from controller.front.remote.open_requests import Waits
-from controller.models.catalogue import Catalogue, Entry
-from controller.port import Ask, Sink
+from controller.models.catalogue import Catalogue, Entry, Pipeline
+from controller.pipelines.stage import REQUEST_BYTES_MAX, PipelineStage
+from controller.port import Ask, PortStage, Sink
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
@@ -52,13 +53,15 @@ class LocalDescription:
 
     servable: Servable
     subject: Entry | LiveApplication
+    #: Whom it is asked.
+    stages: PortStage[Any]
     number: int = 0
 
     def keeps_inputs(self, rows: int) -> bool:
         """Whether the controller itself needs the inputs of a request of so many rows."""
         subject = self.subject
         return (
-            isinstance(subject, LiveApplication)
+            isinstance(subject, LiveApplication | Pipeline)
             or subject.is_cached
             or subject.stream is not None
             or rows > self.servable.largest_batch
@@ -170,18 +173,17 @@ class LocalBackend:
         self._catalogue = catalogue
         self._applications = applications
         # A request passes quotas, is cut into batches, then passes applications, then the prediction cache. A step of a
-        # sequence waits for its turn behind the quotas, and one with several answers is asked step after step there.
+        # sequence waits for its turn behind the quotas, one with several answers is asked step after step there, and each
+        # stage of a pipeline passes the rest.
         parts = PartStage(applications.queries)
-        self._stages: QuotaStage[Entry | LiveApplication] = QuotaStage(parts, self._quotas, runtime)
+        self._stages: QuotaStage[Any] = QuotaStage(parts, self._quotas, runtime)
         #: Sequences of steps, and requests with several answers.
-        self.sequences = SequenceStage[Entry | LiveApplication](
-            parts, runtime, catalogue, sequences
-        )
-        self.streams: DrivenStage[Entry | LiveApplication] = DrivenStage(
-            parts, runtime, self.sequences
-        )
+        self.sequences = SequenceStage[Any](parts, runtime, catalogue, sequences)
+        self.streams: DrivenStage[Any] = DrivenStage(parts, runtime, self.sequences)
+        self._pipelines = PipelineStage(parts, runtime, catalogue)
         self._step_stages = self._stages.before(self.sequences)
         self._stream_stages = self._stages.before(self.streams)
+        self._pipelined = self._stages.before(self._pipelines)
 
     @property
     def generation(self) -> int:
@@ -203,14 +205,17 @@ class LocalBackend:
     ) -> RequestId:
         """Ask for an answer inside the SLO."""
         if ask.step is None and ask.streaming is None:
-            return self._stages.ask(described.subject, ask, inputs, sink)
+            return described.stages.ask(described.subject, ask, inputs, sink)
         stages = self._stream_stages if ask.step is None else self._step_stages
         return stages.ask(described.subject, ask, inputs, sink)
 
     def withdraw(self, request_id: RequestId) -> None:
         """Cancel a request: its sink is not called any more."""
-        is_stream = self.streams.has(request_id)
-        (self._stream_stages if is_stream else self._step_stages).withdraw(request_id)
+        if self._pipelines.holds(request_id):
+            self._pipelined.withdraw(request_id)
+        else:
+            is_stream = self.streams.has(request_id)
+            (self._stream_stages if is_stream else self._step_stages).withdraw(request_id)
 
     def in_vain(
         self,
@@ -249,11 +254,13 @@ class LocalBackend:
                 slo_ns=running.application.slo_ns,
                 has_contexts=True,
             )
-            return LocalDescription(servable, running)
+            return LocalDescription(servable, running, self._stages)
         model = self.model(name, version)
         if (refused := self._catalogue.refusal(model)) is not None:
             raise refused
         assert model.folder is not None
+        if isinstance(model, Pipeline):
+            return self._pipeline(model)
         # Before a worker has the model, the configured sizes stand in: the scheduler then refuses the
         # request in its own words.
         largest_batch = model.largest_batch or model.folder.settings.batch_sizes[-1]
@@ -282,7 +289,32 @@ class LocalBackend:
                 outputs=tuple(model.outputs[place] for place in got),
                 max_rows=1,
             )
-        return LocalDescription(servable, model)
+        return LocalDescription(servable, model, self._stages)
+
+    def _pipeline(self, model: Pipeline) -> LocalDescription:
+        """Describe a pipeline whose models are not refused."""
+        models, folder, graph = self._catalogue.look_at(model), model.folder, model.graph
+        if graph is None or folder is None:
+            words = f"pipeline {model.name}: no worker has looked at all of its models yet"
+            raise RefusedError(Refusal.NO_WORKER, words)
+        # Each stage has to take the rows, and what lies between them to fit.
+        bounds = [REQUEST_BYTES_MAX // max(graph.held_bytes(1), 1), folder.settings.max_rows]
+        for each in filter(None, models):
+            bounds.append(most_rows(each, each.largest_batch))
+            if any(spec.vary for spec in (*each.inputs, *each.outputs)):
+                # Text that fits into a batch need not fit into its parts.
+                bounds.append(each.largest_batch)
+        servable = Servable(
+            model.name,
+            model.version,
+            model.inputs,
+            model.outputs,
+            1 if graph.one_row else max(min(filter(None, bounds), default=1), 1),
+            model.slo_ns,
+            labels=folder.labels,
+            is_pipeline=True,
+        )
+        return LocalDescription(servable, model, self._pipelined)
 
     def slo_ns(self, name: str) -> int | None:
         """Find the SLO of requests to a name that state no SLO."""

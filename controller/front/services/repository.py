@@ -29,10 +29,10 @@ from controller.front.remote.backend import LocalBackend
 from controller.front.services.adding import ModelAdder, is_too_long
 from controller.front.services.health import HealthService
 from controller.front.services.reflection import reflection_handlers
-from controller.models.catalogue import Catalogue, Entry, ModelState
+from controller.models.catalogue import Catalogue, Entry, ModelState, Pipeline
 from controller.models.model_folder import CONFIG_BYTES_MAX
 from controller.models.stepped import CONTROL_KINDS, IDLE_NS
-from controller.models.triton_config import BACKEND, MODEL_FILE, PLATFORM, data_type
+from controller.models.triton_config import BACKEND, ENSEMBLE, MODEL_FILE, PLATFORM, data_type
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 
@@ -144,7 +144,11 @@ class RepositoryService:
         return pb.ModelMetadataResponse(
             name=servable.name,
             versions=[servable.version],
-            platform=APPLICATION_PLATFORM if servable.has_contexts else PLATFORM,
+            platform=APPLICATION_PLATFORM
+            if servable.has_contexts
+            else ENSEMBLE
+            if servable.is_pipeline
+            else PLATFORM,
             inputs=map(tensor, servable.inputs),
             outputs=map(tensor, servable.outputs),
         )
@@ -181,7 +185,10 @@ class RepositoryService:
         parameters: dict[str, str] = {
             "slo_ms": f"{(servable.slo_ns or self._backend.default_slo_ns) / NS_PER_MS:g}"
         }
-        if isinstance(model, Entry):
+        if isinstance(model, Pipeline):
+            config.platform = ENSEMBLE
+            _fill_steps(config, model)
+        elif isinstance(model, Entry):
             assert model.folder is not None
             config.platform, config.backend = PLATFORM, BACKEND
             config.default_model_filename = MODEL_FILE
@@ -305,6 +312,25 @@ def _describe_steps(
         )
         if each.kind != "id":
             control.fp32_false_true.extend(each.values)
+
+
+def _fill_steps(config: pb.ModelConfig, pipeline: Pipeline) -> None:
+    """Say of each stage what it takes and gives, with the names that tensors have in `[pipeline]`."""
+    graph = pipeline.graph
+    assert graph is not None
+    for stage in graph.stages:
+        step = config.ensemble_scheduling.step.add(
+            model_name=stage.model, model_version=int(stage.version or -1)
+        )
+        for target, each in zip(stage.takes, stage.inputs, strict=True):
+            before = "" if each.stage < 0 else f"{graph.stages[each.stage].name}."
+            step.input_map[target.name] = before + each.source.name
+        for given in stage.gives:
+            step.output_map[given.name] = f"{stage.name}.{given.name}"
+    # What clients get has its own name.
+    for name, result in zip(pipeline.outputs, graph.results, strict=True):
+        step = config.ensemble_scheduling.step[result.stage]
+        step.output_map[result.source.name] = name.name
 
 
 def _model_named(

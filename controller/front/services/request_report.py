@@ -144,12 +144,23 @@ def _query(runtime: Runtime, found: QueryMade, name: str) -> pb.ExplainResponse:
         found.outcome, f"was refused as {found.outcome}"
     )
     words = response.words
+    asked = "application" if found.stages is None else "pipeline"
     words.append(
-        f"It asked application {found.application}, and {became} after"
+        f"It asked {asked} {found.application}, and {became} after"
         f" {format_ns(response.latency_ns)}, of an SLO of {format_ns(found.slo_ns)}."
     )
     if found.detail:
         words.append(f"The reason in words: {found.detail}.")
+    for (stage, begin_ns, end_ns), (model, number, outcome) in zip(
+        found.stages or (), found.members, strict=False
+    ):
+        response.members.add(model=model, request_id=number, outcome=outcome)
+        over = f"{outcome} after {format_ns(end_ns)}" if end_ns > begin_ns else outcome
+        words.append(
+            f"Stage {stage}, model {model}, began after {format_ns(begin_ns)}, with request {number}: {over}."
+        )
+    if found.stages is not None:
+        return response
     if not found.members:
         words.append("None of the application's models was asked.")
     for model, request_id, outcome in found.members:
