@@ -401,6 +401,8 @@ class Case:
     pipelines: tuple[tuple[ModelId, ...], ...] = ()
     #: Each request of a pipeline says what time the models after it need, one request at a time.
     tells_work_ahead: bool = True
+    #: They are planned by the server: each answer is due as the pipeline stage of the port would have it.
+    plans_pipelines: bool = False
 
     def __post_init__(self) -> None:
         _positive(self, "duration_ns")

@@ -22,6 +22,7 @@ from controller.core.events import (
 )
 from controller.core.invariants import check as check_scheduler
 from controller.ledger import WORKER_LOST, Finished, Ledger, Sent
+from controller.pipelines.core.run import kept_ns
 from controller.process.schedulers import make_scheduler
 from controller.telemetry.tables import Telemetry
 from experiments.simulator.case import Case, Cluster, pages_of
@@ -82,6 +83,9 @@ class VirtualController:
         # The stages of pipelines: for each model the next, if any, and the time that all after it need.
         self._stages = _stages_of(case)
         self._tells_work_ahead = case.tells_work_ahead
+        self._plans = case.plans_pipelines
+        #: When the whole pipeline is due, by the request under way that says what is ahead.
+        self._ends_ns: dict[RequestId, int] = {}
         self._client_delay_ns = case.network.client_delay_ns
         self._random = random.Random(case.seed)
         self._input_bytes = {model.model_id: model.row.input_bytes for model in case.cluster.models}
@@ -243,8 +247,11 @@ class VirtualController:
             if self._weights:
                 request.weight = self._random.choice(self._weights)
             if self._stages and self._tells_work_ahead and model_id in self._stages:
-                request.work_ahead_ns = self._stages[model_id][1]
-                request.slo_ns = max(1, slo_ns - request.work_ahead_ns)
+                _, ahead_ns, own_ns = self._stages[model_id]
+                left_ns = kept_ns(slo_ns, own_ns, ahead_ns) if self._plans else ahead_ns
+                request.work_ahead_ns = ahead_ns
+                request.slo_ns = max(1, slo_ns - left_ns)
+                self._ends_ns[request.request_id] = arrival_ns + slo_ns
             if self._watch is not None:
                 self._watch.arrived(request)
             self.ledger.open(request, client)
@@ -274,14 +281,17 @@ class VirtualController:
             _count_answer(bucket, latency_ns, in_time, cold)
         if client is not None:
             self._answered.append(client)
-        if self._stages and in_time and request.model_id in self._stages:
-            self._loop.at(now_ns + 2 * self._client_delay_ns, self._go_on, request)
+        if self._stages and request.model_id in self._stages:
+            end_ns = self._ends_ns.pop(request.request_id, request.arrival_ns + request.slo_ns)
+            if in_time:
+                later_ns = now_ns + 2 * self._client_delay_ns
+                self._loop.at(later_ns, self._go_on, (request, end_ns))
 
-    def _go_on(self, request: RequestArrived) -> None:
-        """The client of a pipeline has an answer, and asks the next model."""
-        model_id, _ = self._stages[request.model_id]
+    def _go_on(self, answered: tuple[RequestArrived, int]) -> None:
+        """The client of a pipeline has an answer, and asks the next model; the last one is due at the second."""
+        request, end_ns = answered
+        model_id, _, _ = self._stages[request.model_id]
         if model_id is not None:
-            end_ns = request.arrival_ns + request.slo_ns + request.work_ahead_ns
             self.submit([(model_id, max(1, end_ns - self._loop.now_ns), request.tenant, None)])
 
     def _refuse(
@@ -294,6 +304,7 @@ class VirtualController:
         if self._watch is not None:
             self._watch.refused(request, command, self._scheduler)
             self._watch.over(request, command.refusal)
+        self._ends_ns.pop(request.request_id, None)
         reason, after_ns = command.refusal.value, now_ns - request.arrival_ns
         for bucket in self._buckets(request, now_ns):
             bucket.refuse(reason, after_ns)
@@ -335,17 +346,19 @@ class VirtualController:
             self.ledger.fire()
 
 
-def _stages_of(case: Case) -> dict[ModelId, tuple[ModelId | None, int]]:
+def _stages_of(case: Case) -> dict[ModelId, tuple[ModelId | None, int, int]]:
+    """By model: the next one of its pipeline, the time that those behind need, and its own."""
     rows = {model.model_id: model.row for model in case.cluster.models}
     way_ns = 2 * (case.network.client_delay_ns + case.network.delay_ns)
-    stages: dict[ModelId, tuple[ModelId | None, int]] = {}
+    stages: dict[ModelId, tuple[ModelId | None, int, int]] = {}
     for pipeline in case.pipelines:
         following: ModelId | None = None
         ahead_ns = 0
         for model_id in reversed(pipeline):
-            stages[model_id] = following, ahead_ns
+            own_ns = min(rows[model_id].exec_ns.values()) + way_ns
+            stages[model_id] = following, ahead_ns, own_ns
             following = model_id
-            ahead_ns += min(rows[model_id].exec_ns.values()) + way_ns
+            ahead_ns += own_ns
     return stages
 
 
