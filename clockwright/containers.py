@@ -89,8 +89,8 @@ class ContainerSpec:
         return self.load or " ".join(self.command) or self.address
 
 
-def latest_version(folder: Path) -> str:
-    """Find the highest number among a model folder's version folders; that version is served.
+def version_folders(folder: Path) -> list[str]:
+    """List the names of a model folder's version folders, which are numbers.
 
     Raises:
         ModelError: the folder has no version folder.
@@ -101,7 +101,7 @@ def latest_version(folder: Path) -> str:
     if not versions:
         found = ", ".join(p.name for p in entries[:5]) or "nothing"
         raise ModelError(f"expected a version folder with a number as its name, found {found}")
-    return max(versions, key=int)
+    return versions
 
 
 def read_container(folder: Path) -> tuple[ContainerSpec, Path]:
@@ -112,7 +112,7 @@ def read_container(folder: Path) -> tuple[ContainerSpec, Path]:
     """
     try:
         table = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        version = latest_version(folder)
+        version = max(version_folders(folder), key=int)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{CONFIG_FILE}: {error}") from None
     if "container" not in table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from clockwright.cli.show import (
     print_status,
     show,
 )
+from clockwright.errors import ConfigError
 
 models = typer.Typer(no_args_is_help=True, help="Add, list and remove models of a server.")
 app = typer.Typer(
@@ -91,6 +93,87 @@ def unpin_model(
     """Allow the eviction of a pinned model's weights again."""
     with to.operator() as operator:
         show(operator.pin_model(name, pinned=False), print_models, as_json=json)
+
+
+@models.command("traffic")
+@takes_flags
+def route_traffic(
+    name: _Model,
+    shares: Annotated[
+        list[str],
+        typer.Argument(
+            help="VERSION=SHARE, such as 2=10%, of versions or aliases; the others keep the rest. latest=100% gives all to "
+            "the highest version that is ready.",
+        ),
+    ],
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Share out the requests that name no version among a model's versions."""
+    with to.operator() as operator:
+        routed = operator.route_model(name, traffic=_read_shares(shares))
+        show(routed, print_models, as_json=json)
+
+
+@models.command("alias")
+@takes_flags
+def route_alias(
+    name: _Model,
+    aliases: Annotated[
+        list[str],
+        typer.Argument(help="ALIAS=VERSION, such as stable=2; ALIAS= removes the alias."),
+    ],
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Give versions of a model names, which clients may use wherever they name a version."""
+    with to.operator() as operator:
+        routed = operator.route_model(name, aliases=dict(map(_read_pair, aliases)))
+        show(routed, print_models, as_json=json)
+
+
+@models.command("shadow")
+@takes_flags
+def route_shadow(
+    name: _Model,
+    share: Annotated[str, typer.Argument(help="VERSION=SHARE, such as 3=5%; 3=0% ends it.")],
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Send a version copies of a share of the other versions' requests, and drop its answers."""
+    with to.operator() as operator:
+        routed = operator.route_model(name, shadow=_read_shares([share]))
+        show(routed, print_models, as_json=json)
+
+
+@models.command("rollback")
+@takes_flags
+def roll_back(name: _Model, *, to: ServerFlags, json: Json = False) -> None:
+    """Take back the last change of a model's traffic, aliases or shadow, or of its latest version."""
+    with to.operator() as operator:
+        show(operator.roll_back_model(name), print_models, as_json=json)
+
+
+def _read_pair(text: str) -> tuple[str, str]:
+    named, sign, value = text.partition("=")
+    if not named or not sign:
+        raise ConfigError(f"found {text!r}, expected NAME=VALUE")
+    return named, value
+
+
+def _read_shares(texts: Sequence[str]) -> dict[str, float]:
+    shares = {}
+    for named, value in map(_read_pair, texts):
+        try:
+            shares[named] = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            raise ConfigError(
+                f"share of {named}: found {value!r}, expected 10% or 0.1, for example"
+            ) from None
+    return shares
 
 
 @models.command("reload")
@@ -276,6 +359,7 @@ def infer(
         typer.Option(help="User, session or tenant for which an application weighs its models."),
     ] = "",
     tenant: Annotated[str, typer.Option(help="Tenant whose share of the GPUs it uses.")] = "",
+    version: Annotated[str, typer.Option(help="A version of the model, or an alias.")] = "",
     *,
     to: ServerFlags,
     json: Json = False,
@@ -303,6 +387,7 @@ def infer(
             explain=explain,
             context=context,
             tenant=tenant,
+            version=version,
         )
     print_result(result, explain=explain, json=json)
 

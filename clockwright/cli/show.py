@@ -178,7 +178,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
         smallest = min(model.exec, key=lambda row: row.batch_size, default=None)
         table.add_row(
             model.model_id,
-            model.version,
+            _version(model),
             str(model.num_pages or "-"),
             format_ns(model.load_ns) if model.load_ns else "-",
             format_ns(smallest.exec_ns) if smallest else "-",
@@ -198,6 +198,16 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
         if model.state != "READY":
             state = f"{model.state}: {model.reason}" if model.reason else model.state
             console.print(f"{model.model_id}: {state}", soft_wrap=True)
+
+
+def _version(model: pb.ModelInfo) -> str:
+    """A version with its aliases, and its share of the requests unless it has all."""
+    marks = [*model.aliases]
+    if model.share != 1:
+        marks.append(f"{100 * model.share:.3g}%")
+    if model.shadow:
+        marks.append(f"shadow of {100 * model.shadow:.3g}%")
+    return model.version + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _console() -> Console:

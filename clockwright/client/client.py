@@ -142,6 +142,7 @@ class Client:
         explain: bool = False,
         context: str = "",
         tenant: str = "",
+        version: str = "",
         step: SequenceStep | None = None,
     ) -> InferResult:
         """Run a model on one request of one or more rows.
@@ -161,6 +162,7 @@ class Client:
             context: the user, session or tenant whose choice of models an application learns.
             tenant: the tenant whose share of the GPUs the request uses when they are short. With keys it must
                 be the key's tenant.
+            version: a version or alias; empty: the server chooses one.
             step: the request is a step of a sequence (`sequence` is simpler): its inputs lack the state, which the
                 server keeps. One row.
 
@@ -185,6 +187,7 @@ class Client:
             explain=explain,
             context=context,
             tenant=tenant,
+            version=version,
             step=step,
         )
         return _decode_response(self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms)))
@@ -346,6 +349,7 @@ class AsyncClient:
         explain: bool = False,
         context: str = "",
         tenant: str = "",
+        version: str = "",
         step: SequenceStep | None = None,
     ) -> InferResult:
         """Run a model on one request; see `Client.infer`."""
@@ -365,6 +369,7 @@ class AsyncClient:
             explain=explain,
             context=context,
             tenant=tenant,
+            version=version,
             step=step,
         )
         return _decode_response(
@@ -470,6 +475,7 @@ def _encode_request(
     explain: bool = False,
     context: str = "",
     tenant: str = "",
+    version: str = "",
     step: SequenceStep | None = None,
     several: Mapping[str, pb.InferParameter] | None = None,
 ) -> bytes:
@@ -483,6 +489,7 @@ def _encode_request(
     ):
         if value is not None:
             parameters[name] = pb.InferParameter(double_param=number(name, value, unit))
+    check_text("version", version)
     check_flag("explain", explain)
     if explain:
         parameters["explain"] = pb.InferParameter(bool_param=True)
@@ -520,7 +527,9 @@ def _encode_request(
         # This copies only an array that is not little-endian and row-major already, as the wire wants it.
         flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
         buffers.append(flat.view(np.uint8).data)
-    header = pb.ModelInferRequest(model_name=model, inputs=tensors, parameters=parameters)
+    header = pb.ModelInferRequest(
+        model_name=model, model_version=version, inputs=tensors, parameters=parameters
+    )
     return join_bulk(header.SerializeToString(), 7, buffers)
 
 
@@ -660,7 +669,7 @@ def _metadata(data: bytes) -> ModelMetadata:
         tuple(TensorSpec.of_shape(tensor.name, tensor.datatype, tensor.shape) for tensor in side)
         for side in (response.inputs, response.outputs)
     )
-    return ModelMetadata(response.name, next(iter(response.versions), ""), inputs, outputs)
+    return ModelMetadata(response.name, next(reversed(response.versions), ""), inputs, outputs)
 
 
 def _feedback_request(items: Sequence[Feedback]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from clockwright.client.arguments import check, check_flag, check_text
+from clockwright.client.arguments import check, check_flag, check_text, number
 from clockwright.client.channel import Access, check_dialled
 from clockwright.client.statuses import error_of
 from clockwright.errors import ConfigError, Denial, DeniedError
@@ -105,6 +105,54 @@ class Operator:
         check_flag("pinned", pinned)
         request = pb.PinModelRequest(model_id=name, pinned=pinned)
         return list(self._call(self._stub.PinModel, request).models)
+
+    def route_model(
+        self,
+        name: str,
+        *,
+        traffic: Mapping[str, float] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        shadow: Mapping[str, float] | None = None,
+    ) -> list[pb.ModelInfo]:
+        """Change which of a model's versions requests get.
+
+        Args:
+            name: the model.
+            traffic: by version or alias: its share, 0 to 1, of the requests that name no version. What they leave goes to
+                the other versions in the proportion that those have now.
+            aliases: the version of each alias; an empty one removes the alias.
+            shadow: the version that gets copies of requests, with their share; 0: none does.
+
+        Returns:
+            The versions, ascending.
+
+        Raises:
+            ModelError: a version is not served, or shares are more than 1; nothing has changed.
+            UnknownModelError: there is no such model.
+        """
+        check_text("name", name)
+        check("aliases", aliases or {}, Mapping, "a version by alias")
+        for alias, version in (aliases or {}).items():
+            check_text("aliases", alias)
+            check_text(f"aliases[{alias}]", version)
+        request = pb.RouteModelRequest(
+            model_id=name,
+            traffic=_shares("traffic", traffic),
+            aliases=aliases,
+            shadow=_shares("shadow", shadow),
+        )
+        return list(self._call(self._stub.RouteModel, request).models)
+
+    def roll_back_model(self, name: str) -> list[pb.ModelInfo]:
+        """Take back the last change of a model's traffic, aliases or shadow, or of its latest version.
+
+        Raises:
+            ModelError: there was none, or what served before it is gone.
+            UnknownModelError: there is no such model.
+        """
+        check_text("name", name)
+        request = pb.RouteModelRequest(model_id=name, roll_back=True)
+        return list(self._call(self._stub.RouteModel, request).models)
 
     def put_application(
         self, application: pb.Application, *, replace: bool = False
@@ -218,6 +266,16 @@ class Operator:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
+
+
+def _shares(name: str, shares: Mapping[str, float] | None) -> dict[str, float]:
+    check(name, shares or {}, Mapping, "a share by version")
+    for version in shares or {}:
+        check_text(name, version)
+    return {
+        version: number(f"{name}[{version}]", share, "a share from 0 to 1")
+        for version, share in (shares or {}).items()
+    }
 
 
 def _upload(

@@ -265,7 +265,7 @@ class BatchEstimate(_message.Message):
     def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "counters", "one_by_one", "pinned")
+    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "counters", "one_by_one", "pinned", "aliases", "share", "shadow")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,9 @@ class ModelInfo(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     version: str
     state: str
@@ -309,7 +312,10 @@ class ModelInfo(_message.Message):
     counters: _containers.ScalarMap[str, int]
     one_by_one: str
     pinned: bool
-    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., one_by_one: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    share: float
+    shadow: float
+    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., one_by_one: _Optional[str] = ..., pinned: _Optional[bool] = ..., aliases: _Optional[_Iterable[str]] = ..., share: _Optional[float] = ..., shadow: _Optional[float] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)
@@ -364,6 +370,47 @@ class PinModelRequest(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class PinModelResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
+
+class RouteModelRequest(_message.Message):
+    __slots__ = ("model_id", "aliases", "traffic", "shadow", "roll_back")
+    class AliasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class TrafficEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ShadowEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    ROLL_BACK_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    aliases: _containers.ScalarMap[str, str]
+    traffic: _containers.ScalarMap[str, float]
+    shadow: _containers.ScalarMap[str, float]
+    roll_back: bool
+    def __init__(self, model_id: _Optional[str] = ..., aliases: _Optional[_Mapping[str, str]] = ..., traffic: _Optional[_Mapping[str, float]] = ..., shadow: _Optional[_Mapping[str, float]] = ..., roll_back: _Optional[bool] = ...) -> None: ...
+
+class RouteModelResponse(_message.Message):
     __slots__ = ("models",)
     MODELS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]

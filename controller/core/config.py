@@ -11,6 +11,9 @@ from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_ns
 #: How a container of the policy `clipper` may set its batch size (policies/batching.py).
 BATCHINGS = ("aimd", "quantile", "none")
 
+#: Requests with an SLO this long or longer come from batch clients (policies/batch_clients.py).
+BATCH_SLO_NS = 10 * NS_PER_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdfMhConfig:
@@ -118,7 +121,7 @@ class SchedulerConfig:
     batch_delay_ns: int = 0
     #: `edf_mh`: requests with an SLO this long or longer come from batch clients. They run in time left
     #: over, on as many GPUs at once as leaves the others' requests in time.
-    batch_slo_ns: int = 10 * NS_PER_S
+    batch_slo_ns: int = BATCH_SLO_NS
     edf_mh: EdfMhConfig = field(default_factory=EdfMhConfig)
     #: An action this long past its predicted end, or as long as it should take, means that the worker hangs: its link
     #: is closed.

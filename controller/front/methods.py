@@ -312,6 +312,7 @@ _TABLE: Final = (
     _control("AddModel", Role.MODEL_REPOSITORY),
     _control("RemoveModel", Role.MODEL_REPOSITORY),
     _control("PinModel", Role.OPERATOR),
+    _control("RouteModel", Role.OPERATOR, Route("POST", "v2/models/{model_id}/route")),
     _control("SetQuota", Role.OPERATOR),
     _control("RemoveQuota", Role.OPERATOR),
     _control("ListQuotas", Role.OPERATOR),

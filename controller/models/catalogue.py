@@ -5,6 +5,9 @@ are the same for the first model of a name. A model that takes the name over get
 the old one serves until the new one is ready, and nothing that is still under way for the old one can be
 mistaken for the new one's.
 
+A folder may say that several versions are served at once. Each is an entry, with ids of its own (`NAME:2`, `NAME:2@2`), and to
+the scheduler a model of its own. `controller.models.versions` says which of them a request gets.
+
 The workers judge whether a model is fit to be served: it is LOADING until one of them has answered, READY
 while one has it, and UNAVAILABLE when all that are present have refused it.
 """
@@ -16,7 +19,7 @@ import enum
 import functools
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -28,12 +31,13 @@ from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from clockwright.wire.tensors import TensorSpec, describe
 from controller.core.events import ModelAdded, ModelPinned, ModelReady, ModelRemoved
 from controller.models.digests import FileDigests
-from controller.models.model_folder import ModelFolder, check_name, read_model_folder
+from controller.models.model_folder import ModelFolder, check_name, read_versions
 from controller.models.preparing import PreparingModels
 from controller.models.state_file import StateFile
 from controller.models.stepped import Control, StatePair, find_state
 from controller.models.streamed import StreamPlan, find_stream
 from controller.models.uploads import Upload, Uploads
+from controller.models.versions import LATEST, Routing, Versions
 from controller.pipelines.core.graph import PipelineGraph, fit
 from controller.runtime import Runtime
 
@@ -55,8 +59,11 @@ _NAMES_GONE_MAX = 10_000
 #: How the reason of a model ends whose preparation has not begun.
 NOT_BEGUN = "before it"
 
-# Between a name and a generation. No name has it, so an id is never another model's name.
-_SEPARATOR = "@"
+# Between a name and a version, and between these and a generation. No name has one, so an id is never another model's name.
+_VERSION_SEPARATOR, _SEPARATOR = ":", "@"
+
+
+_Said = tuple[Routing | None, Routing | None]
 
 
 class ModelState(enum.Enum):
@@ -110,6 +117,11 @@ class Entry:
     #: How it answers a request several times, and how many such are open; None: it answers once.
     stream: StreamPlan | None = None
     num_streams: int = 0
+    #: What its ids begin with: the name, and the version if several may be served; empty: the name.
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        self.key = self.key or self.name
 
     @property
     def is_stepped(self) -> bool:
@@ -164,10 +176,10 @@ class Pipeline(Entry):
     _described: tuple[object, ...] | None = None
 
     @property
-    def members(self) -> list[str]:
-        """The public names of its models, by stage."""
+    def members(self) -> list[tuple[str, str]]:
+        """The public names of its models and the versions that it wants of them, by stage; "": any."""
         spec = self.folder.settings.pipeline if self.folder is not None else None
-        return [stage.model for stage in spec.stages] if spec is not None else []
+        return [(stage.model, stage.version) for stage in spec.stages] if spec is not None else []
 
     def look_at(self, models: Sequence[Entry | None]) -> None:
         """Take in its models as they are now."""
@@ -457,61 +469,62 @@ class Verdicts:
         await asyncio.shield(self._changed)
 
 
-class Catalogue(Verdicts):
-    """All models, by public name and by id: how they come, are replaced, and go."""
+class ServedNames(Verdicts):
+    """Which models are served by which public names, and which versions requests get."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        directory: Path | None = None,
-        uploads: Uploads | None = None,
-        digests: FileDigests | None = None,
-        *,
-        models_max: int = MODELS_MAX,
-        state: StateFile | None = None,
-    ) -> None:
-        """Start empty.
-
-        Args:
-            runtime: is told of models that come, get ready and go.
-            directory: one folder per model; for `scan` and `reload`.
-            uploads: keep models that come by upload; for `restore` and `add`.
-            digests: know the directory's files that an earlier run has read.
-            models_max: beyond so many none is added.
-            state: keeps which models are pinned and what ids they have; None: that goes with the process.
-        """
+    def __init__(self, runtime: Runtime, state: StateFile | None) -> None:
         super().__init__(runtime)
         self._state = state
+        #: Models that are served, by key: by public name, but for those in `_versions`.
+        self._by_key: dict[str, Entry] = {}
+        #: By public name: models of which several versions may be served, or whose version may be named by an alias.
+        self._versions: dict[str, Versions[Entry]] = {}
+        #: By public name: what an operator has said of its versions (None: what its folder says holds), and what held before.
+        self._routings: dict[str, _Said] = {}
+        self._saying = asyncio.Lock()
         #: Public names of models that operators have pinned, whether there is one just now or not.
         self._pinned: set[str] = set()
-        self._models_max = models_max
-        self._directory = directory
-        self._uploads = uploads
-        self._digests = digests
-        #: Models that are served, by public name.
-        self._by_name: dict[str, Entry] = {}
-        #: Number of the last model of a name, and of the last of any name that is forgotten. No id is ever
-        #: given twice: what is under way for a removed model would be taken for its successor's.
-        self._generations: dict[str, int] = {}
-        self._last_forgotten = 0
         #: Names of models that are being added or replaced.
         self._busy: set[str] = set()
         #: Names of applications, which share the models' name space.
         self._reserved: set[str] = set()
 
-    # --- look-ups -----------------------------------------------------------------------------
+    def find(self, name: str, version: str = "") -> Entry | None:
+        """Find the model that serves a public name: a version or alias, or what most requests that name none get."""
+        if (versions := self._versions.get(name)) is not None:
+            return versions.find(version, self._ready(versions))
+        model = self._by_key.get(name)
+        is_it = model is not None and version in ("", LATEST, model.version)
+        return model if is_it else None
 
-    def find(self, name: str) -> Entry | None:
-        """Find the model that serves a public name."""
-        return self._by_name.get(name)
+    def versions(self, name: str) -> list[Entry]:
+        """All versions of a public name, ascending."""
+        if (versions := self._versions.get(name)) is not None:
+            return versions.served
+        return [self._by_key[name]] if name in self._by_key else []
 
-    def holds(self, name: str) -> bool:
-        """Whether a model has a public name, or is about to have it."""
-        return name in self._by_name or name in self._busy
+    def routing(self, name: str) -> Routing:
+        """What aliases, traffic and shadow a name has."""
+        versions = self._versions.get(name)
+        return Routing() if versions is None else versions.routing
+
+    def shares(self, name: str) -> dict[str, float]:
+        """By version, ascending: its share of the requests that name none. They add up to 1."""
+        if (versions := self._versions.get(name)) is not None:
+            return versions.shares(self._ready(versions))
+        return {model.version: 1.0 for model in self.versions(name)}
+
+    def shadow(self, name: str) -> tuple[Entry, float] | None:
+        """The version that gets copies of requests, and of which part of them; None: none does."""
+        versions = self._versions.get(name)
+        return None if versions is None else versions.shadow(self._ready(versions))
+
+    def _ready(self, versions: Versions[Entry]) -> list[str]:
+        return [model.version for model in versions.served if model.ready_on]
 
     def look_at(self, pipeline: Pipeline) -> list[Entry | None]:
         """Have a pipeline take in its models as they are now. Returns them, by stage."""
-        models = [self._by_name.get(name) for name in pipeline.members]
+        models = [self.find(name, version) or self.find(name) for name, version in pipeline.members]
         pipeline.look_at(models)
         return models
 
@@ -555,24 +568,19 @@ class Catalogue(Verdicts):
 
     @property
     def models(self) -> list[Entry]:
-        """Models that are served, whatever their state, sorted by name."""
-        return [self._by_name[name] for name in sorted(self._by_name)]
+        """Models that are served, whatever their state, sorted by name and version."""
+        return sorted(
+            self._by_key.values(), key=lambda model: (model.name, len(model.version), model.version)
+        )
 
     @property
     def served(self) -> list[Entry]:
         """The same in no order, which takes less time where there are thousands."""
-        return list(self._by_name.values())
+        return list(self._by_key.values())
 
-    @property
-    def ready(self) -> bool:
-        """Whether every model is ready or known to be unfit, so that waiting longer changes nothing."""
-        if not self._by_name:
-            return True
-        return bool(self._workers) and all(
-            self.state(model) is not ModelState.LOADING for model in self._by_name.values()
-        )
-
-    # --- names of applications ----------------------------------------------------------------
+    def holds(self, name: str) -> bool:
+        """Whether a model has a public name, or is about to have it."""
+        return name in self._versions or name in self._by_key or name in self._busy
 
     def reserve(self, name: str) -> None:
         """Let no model take a name from now on: an application has it, or is about to."""
@@ -581,6 +589,213 @@ class Catalogue(Verdicts):
     def release(self, name: str) -> None:
         """Let models have a name again."""
         self._reserved.discard(name)
+
+    def _check_free(self, names: Iterable[str]) -> None:
+        for name in names:
+            check_name(name)
+            if name in self._by_key or name in self._versions:
+                raise ModelError(f"there is a model {name} already")
+            if name in self._reserved:
+                raise ModelError(f"there is an application {name} already")
+
+    def _instances(self, folder_name: str) -> list[Entry]:
+        return [
+            model
+            for model in self._by_key.values()
+            if (model.folder.name if model.folder else model.name) == folder_name
+        ]
+
+    def _put(self, model: Entry) -> None:
+        """Serve a model by its name, or as one of the versions of its name."""
+        self._by_key[model.key] = model
+        folder, name = model.folder, model.name
+        if folder is None:
+            return
+        kept = self._routings.get(name)
+        versions = self._versions.get(name)
+        if versions is None:
+            if (
+                folder.settings.versions is None
+                and folder.settings.routing == Routing()
+                and not kept
+            ):
+                return
+            versions = self._versions[name] = Versions()
+        now, versions.before = kept or (None, None)
+        versions.routing = now or folder.settings.routing
+        versions.put(model)
+
+    def _drop(self, model: Entry) -> None:
+        """Serve a model no more."""
+        del self._by_key[model.key]
+        if (versions := self._versions.get(model.name)) is not None:
+            versions.drop(model)
+            if not versions.served:
+                del self._versions[model.name]
+
+    async def route(
+        self,
+        name: str,
+        *,
+        aliases: Mapping[str, str],
+        traffic: Mapping[str, float],
+        shadow: Mapping[str, float],
+    ) -> None:
+        """Change which versions of a model requests get; the arguments are those of `Routing.changed`.
+
+        Raises:
+            UnknownModelError: no model has that name.
+            ModelError: it cannot be; nothing has changed.
+            StoreError: the disk does not take it, and nothing has changed.
+        """
+        async with self._saying:
+            models, shares, old = self.versions(name), self.shares(name), self.routing(name)
+            if not models:
+                raise UnknownModelError(f"there is no model {name}")
+            present = {model.version: shares.get(model.version, 0.0) for model in models}
+            try:
+                new = old.changed(aliases=aliases, traffic=traffic, shadow=shadow, present=present)
+            except ModelError as error:
+                raise ModelError(f"model {name}: {error}") from None
+            for version in new.shadow:
+                self._check_alike(name, version)
+            await self._say(name, new, old)
+
+    async def roll_back(self, name: str) -> None:
+        """Let a model's requests get what they got before the last change.
+
+        Raises:
+            UnknownModelError: no model has that name.
+            ModelError: there was no change, or what served before it is not there any more.
+            StoreError: the disk does not take it, and nothing has changed.
+        """
+        async with self._saying:
+            if not self.versions(name):
+                raise UnknownModelError(f"there is no model {name}")
+            versions = self._versions.get(name)
+            before = None if versions is None else versions.before
+            if versions is None or before is None:
+                raise ModelError(
+                    f"model {name}: found no change to roll back; a version that was replaced is there only if"
+                    " several are served ([versions] in config.toml)"
+                )
+            if before.traffic and not any(versions.find(each, ()) for each in before.traffic):
+                raise ModelError(
+                    f"model {name}: version {', '.join(before.traffic)}, which served before, is not served any more"
+                )
+            await self._say(name, before, versions.routing)
+
+    def _check_alike(self, name: str, named: str) -> None:
+        """Raise ModelError unless a shadow takes the tensors of all versions whose requests it is to get."""
+        shadow = self.find(name, named)
+        for model in self.versions(name):
+            if shadow is not None and model.inputs and shadow.inputs not in ((), model.inputs):
+                raise ModelError(
+                    f"model {name}: version {shadow.version} takes {describe(shadow.inputs)}, version {model.version}"
+                    f" {describe(model.inputs)}, so the one is no shadow of the other"
+                )
+
+    async def _say(self, name: str, now: Routing | None, before: Routing) -> None:
+        await self._store_routing(name, (now, before))
+        if models := self.versions(name):  # Else it was removed meanwhile.
+            self._routings[name] = now, before
+            for model in models:
+                self._put(model)
+            self.renew()
+
+    async def _store_routing(self, name: str, said: _Said | None) -> None:
+        if self._state is not None:
+            await self._state.run(functools.partial(_keep_routing, name, said))
+
+    async def pin(self, name: str, *, pinned: bool) -> list[Entry]:
+        """Keep the weights of a model, or of all copies of a folder, loaded; or let them go again.
+
+        A pin is the name's: whatever takes the name over is pinned too.
+
+        Returns:
+            The models.
+
+        Raises:
+            UnknownModelError: no model has that name.
+            StoreError: the disk does not take it, and nothing has changed.
+        """
+        models = self._named(name)
+        if isinstance(models[0], Pipeline):
+            raise UnknownModelError(
+                f"{name} is a pipeline, which has no weights; pin its models: {', '.join(name for name, _ in models[0].members)}"
+            )
+        if self._state is not None:
+            names = [model.name for model in models]
+            await self._state.run(functools.partial(_keep_pins, names, pinned))
+        for model in models:
+            (self._pinned.add if pinned else self._pinned.discard)(model.name)
+            if self._by_id.get(model.model_id) is model:
+                self._runtime.tell(ModelPinned(model_id=model.model_id, pinned=pinned))
+        return models
+
+    def is_pinned(self, model: Entry) -> bool:
+        """Whether an operator wants the model to stay loaded."""
+        return model.name in self._pinned
+
+    def _named(self, name: str) -> list[Entry]:
+        """Find a model, or all copies of a folder.
+
+        Raises:
+            UnknownModelError: no model has that name.
+        """
+        models = self.versions(name) or self._instances(name)
+        if not models:
+            raise UnknownModelError(f"there is no model {name}")
+        return models
+
+
+class Catalogue(ServedNames):
+    """All models, by public name and by id: how they come, are replaced, and go."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: Path | None = None,
+        uploads: Uploads | None = None,
+        digests: FileDigests | None = None,
+        *,
+        models_max: int = MODELS_MAX,
+        state: StateFile | None = None,
+        warm: Callable[[Entry], Awaitable[None]] | None = None,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            runtime: is told of models that come, get ready and go.
+            directory: one folder per model; for `scan` and `reload`.
+            uploads: keep models that come by upload; for `restore` and `add`.
+            digests: know the directory's files that an earlier run has read.
+            models_max: beyond so many none is added.
+            state: keeps which models are pinned, what ids they have, and what operators said of versions; None: that goes
+                with the process.
+            warm: has a model run once that is to take requests from another; None: it takes them cold.
+        """
+        super().__init__(runtime, state)
+        self._models_max = models_max
+        self._directory = directory
+        self._uploads = uploads
+        self._digests = digests
+        self._warm = warm
+        #: Number of the last model of a name, and of the last of any name that is forgotten. No id is ever
+        #: given twice: what is under way for a removed model would be taken for its successor's.
+        self._generations: dict[str, int] = {}
+        self._last_forgotten = 0
+
+    # --- look-ups -----------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model is ready or known to be unfit, so that waiting longer changes nothing."""
+        if not self._by_key:
+            return True
+        return bool(self._workers) and all(
+            self.state(model) is not ModelState.LOADING for model in self._by_key.values()
+        )
 
     # --- adding and removing ------------------------------------------------------------------
 
@@ -595,13 +810,14 @@ class Catalogue(Verdicts):
             self._pinned = await self._state.run(_load_pins)
             # Workers that wait for this controller have the models by the ids that they had, those of `scan` too.
             generations = await self._state.run(_load_generations)
-            self._generations = {name: number - 1 for name, number in generations.items()}
+            self._generations = {key: number - 1 for key, number in generations.items()}
+            self._routings = await self._state.run(_load_routings)
         if self._uploads is None:
             return
         for kept in await self._uploads.restore():
             names = kept.names
-            if kept.folder is not None:
-                models = await self._start_trial(kept.folder, names, kept.upload)
+            if kept.folders:
+                models = await self._start_trial(_each(kept.folders, names), kept.upload)
             else:
                 log.warning("model %s is unavailable: %s", names[0], kept.fault)
                 models = [
@@ -610,7 +826,7 @@ class Catalogue(Verdicts):
                 ]
                 kept.upload.num_models = len(models)
             for model in models:
-                self._by_name[model.name] = model
+                self._put(model)
                 self.renew()
 
     async def scan(self) -> None:
@@ -623,25 +839,24 @@ class Catalogue(Verdicts):
         """
         assert self._directory is not None
         try:
-            folders = sorted(p for p in self._directory.iterdir() if not p.name.startswith("."))
+            paths = sorted(p for p in self._directory.iterdir() if not p.name.startswith("."))
         except OSError as error:
             raise ModelError(f"models directory: {error}") from error
-        for path in folders:
+        for path in paths:
             if not path.is_dir() or any(m.upload for m in self._instances(path.name)):
                 continue
             try:
-                folder = await asyncio.to_thread(read_model_folder, path, self._digests)
-                self._check_free(folder.instance_names)
+                folders = await asyncio.to_thread(read_versions, path, self._digests)
+                self._check_free(folders[0].instance_names)
             except ModelError as error:
                 log.warning("model %s is unavailable: %s", path.name, error)
                 # If another model has the name already, that model stays.
-                if path.name not in self._by_name:
-                    fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
-                    self._by_name[path.name] = fault
+                if not self.holds(path.name):
+                    self._put(Entry(ModelId(path.name), path.name, None, fault=str(error)))
                     self.renew()
                 continue
-            for model in await self._start_trial(folder, folder.instance_names):
-                self._by_name[model.name] = model
+            for model in await self._start_trial(_each(folders, folders[0].instance_names)):
+                self._put(model)
                 self.renew()
 
     async def add(
@@ -662,7 +877,7 @@ class Catalogue(Verdicts):
             triton_json: Triton's configuration, in place of the folder's `config.pbtxt`.
 
         Returns:
-            The new models, which are ready.
+            The models, which are ready. A version that is as it was before is not prepared again.
 
         Raises:
             ModelError: the folder is malformed, a name is taken, every worker refused a model, or
@@ -670,7 +885,8 @@ class Catalogue(Verdicts):
             NoRoomError: there are too many models.
             StoreError: the disk does not take it.
         """
-        folder = await asyncio.to_thread(read_model_folder, path, None, triton_json)
+        folders = await asyncio.to_thread(read_versions, path, None, triton_json)
+        folder = folders[-1]
         if upload is not None and folder.settings.copies > UPLOADED_COPIES_MAX:
             raise ModelError(
                 f"config.toml: copies is {folder.settings.copies}, expected a whole number from 1 to"
@@ -678,9 +894,9 @@ class Catalogue(Verdicts):
             )
         replaced = self._instances(folder.name) if replace else []
         names = folder.instance_names
-        if len(self._by_id) + len(names) > self._models_max:
+        if len(self._by_id) + len(names) * len(folders) > self._models_max:
             raise NoRoomError(
-                f"found {len(self._by_id)} models and {len(names)} more, expected"
+                f"found {len(self._by_id)} models and {len(names) * len(folders)} more, expected"
                 f" {self._models_max} at most"
             )
         self._check_free(name for name in names if name not in {m.name for m in replaced})
@@ -689,7 +905,7 @@ class Catalogue(Verdicts):
             raise ModelError(f"model {min(clash)} is being added or replaced by another call")
         self._busy |= claimed
         try:
-            return await self._try_and_switch(folder, replaced, upload)
+            return await self._try_and_switch(_each(folders, names), replaced, upload)
         finally:
             self._busy -= claimed
 
@@ -719,87 +935,39 @@ class Catalogue(Verdicts):
         """
         models = self._named(name)
         for model in models:
-            del self._by_name[model.name]
+            self._drop(model)
             self._forget(model)
+        names = {model.name for model in models}
+        said = [each for each in names if self._routings.pop(each, None)]
         self.renew()
         self._announce_change()  # A pipeline on trial may wait for it.
-        pinned = [model.name for model in models if model.name in self._pinned]
+        pinned = [each for each in names if each in self._pinned]
         self._pinned.difference_update(pinned)
-        return asyncio.ensure_future(self._forget_kept(models, pinned))
+        return asyncio.ensure_future(self._forget_kept(models, pinned, said))
 
-    async def pin(self, name: str, *, pinned: bool) -> list[Entry]:
-        """Keep the weights of a model, or of all copies of a folder, loaded; or let them go again.
-
-        A pin is the name's: whatever takes the name over is pinned too.
-
-        Returns:
-            The models.
-
-        Raises:
-            UnknownModelError: no model has that name.
-            StoreError: the disk does not take it, and nothing has changed.
-        """
-        models = self._named(name)
-        if isinstance(models[0], Pipeline):
-            raise UnknownModelError(
-                f"{name} is a pipeline, which has no weights; pin its models: {', '.join(models[0].members)}"
-            )
-        if self._state is not None:
-            names = [model.name for model in models]
-            await self._state.run(functools.partial(_keep_pins, names, pinned))
-        for model in models:
-            (self._pinned.add if pinned else self._pinned.discard)(model.name)
-            if self._by_id.get(model.model_id) is model:
-                self._runtime.tell(ModelPinned(model_id=model.model_id, pinned=pinned))
-        return models
-
-    def is_pinned(self, model: Entry) -> bool:
-        """Whether an operator wants the model to stay loaded."""
-        return model.name in self._pinned
-
-    def _named(self, name: str) -> list[Entry]:
-        """Find a model, or all copies of a folder.
-
-        Raises:
-            UnknownModelError: no model has that name.
-        """
-        found = self._by_name.get(name)
-        models = [found] if found else self._instances(name)
-        if not models:
-            raise UnknownModelError(f"there is no model {name}")
-        return models
-
-    async def _forget_kept(self, models: Sequence[Entry], pinned: Sequence[str]) -> None:
-        """Keep nothing more of models that are removed: what brought them, and that they were pinned."""
+    async def _forget_kept(
+        self, models: Sequence[Entry], pinned: Sequence[str], said: Sequence[str]
+    ) -> None:
+        """Keep nothing more of models that are removed: what brought them, pins, and what was said of their versions."""
         if self._state is not None and pinned:
             await self._state.run(functools.partial(_keep_pins, pinned, False))
+        for name in said:
+            await self._store_routing(name, None)
         if self._uploads is not None and (rows := _uploaded(models)):
             await self._uploads.forget(rows)
 
-    def _instances(self, folder_name: str) -> list[Entry]:
-        return [
-            model
-            for model in self._by_name.values()
-            if (model.folder.name if model.folder else model.name) == folder_name
-        ]
-
-    def _check_free(self, names: Iterable[str]) -> None:
-        for name in names:
-            check_name(name)
-            if name in self._by_name:
-                raise ModelError(f"there is a model {name} already")
-            if name in self._reserved:
-                raise ModelError(f"there is an application {name} already")
-
     async def _try_and_switch(
         self,
-        folder: ModelFolder,
+        wanted: Sequence[tuple[str, ModelFolder]],
         replaced: Sequence[Entry],
         upload: Upload | None,
     ) -> list[Entry]:
-        if not self._workers and folder.settings.pipeline is None:
+        if not self._workers and any(f.settings.pipeline is None for _, f in wanted):
             raise ModelError("there is no worker that could say whether the model is fit")
-        models = await self._start_trial(folder, folder.instance_names, upload)
+        kept = {} if upload is not None else _unchanged(wanted, replaced)
+        replaced = [old for old in replaced if old not in kept]
+        wanted = [each for each in wanted if each not in kept.values()]
+        models = await self._start_trial(wanted, upload)
         try:
             for model in models:
                 while self.state(model) is ModelState.LOADING:
@@ -808,42 +976,63 @@ class Catalogue(Verdicts):
                     await self._wait_for_change()
                 if self.state(model) is ModelState.UNAVAILABLE:
                     raise ModelError(f"model {model.name}: {self.reason(model)}")
+            if self._warm is not None and (replaced or kept):
+                await asyncio.gather(
+                    *[self._warm(model) for model in models if not isinstance(model, Pipeline)]
+                )
         except BaseException:
             for model in models:
                 self._forget(model)
             raise
-        switching = asyncio.ensure_future(self._switch(models, replaced, upload))
+        switching = asyncio.ensure_future(self._switch(models, replaced, kept, upload))
         try:
             await asyncio.shield(switching)
         except asyncio.CancelledError:
             # If the caller has given up waiting, disk and memory still change together.
             await asyncio.wait([switching])
             raise
-        return models
+        return [*kept, *models]
 
     async def _switch(
-        self, models: Sequence[Entry], replaced: Sequence[Entry], upload: Upload | None
+        self,
+        models: Sequence[Entry],
+        replaced: Sequence[Entry],
+        kept: Mapping[Entry, tuple[str, ModelFolder]],
+        upload: Upload | None,
     ) -> None:
         """Let new models take the place of others, on the disk first."""
         if self._uploads is not None:
-            folder = models[0].folder
-            assert folder is not None
             try:
-                new = None if upload is None else (upload, folder)
-                generations = {model.name: self._generations[model.name] for model in models}
+                folders = list({id(m.folder): m.folder for m in models if m.folder}.values())
+                new = None if upload is None else (upload, folders)
+                generations = {model.key: self._generations[model.key] for model in models}
                 await self._uploads.switch(new, _uploaded(replaced), generations)
             except BaseException:
                 for model in models:
                     self._forget(model)
                 raise
-        # A replaced model may have been removed while the new ones were on trial.
+        names = {model.name for model in (*models, *kept)}
+        served = {name: self.find(name) for name in names}
+        # A replaced model, or one that is kept, may have been removed while the new ones were on trial.
         for old in replaced:
-            if self._by_name.get(old.name) is old:
-                del self._by_name[old.name]
+            if self._by_key.get(old.key) is old:
+                self._drop(old)
                 self._retire(old)
         for model in models:
-            self._by_name[model.name] = model
+            self._put(model)
+        for model, (_, folder) in kept.items():
+            if self._by_key.get(model.key) is model:
+                model.folder = folder
+                self._put(model)
         self.renew()
+        for name, serving in served.items():
+            async with self._saying:
+                if serving in self.versions(name) and self.find(name) is not serving:
+                    # A rollback is to lead back to what served most requests until now.
+                    assert serving is not None
+                    before = Routing(self.routing(name).aliases, {serving.version: 1.0})
+                    now, _ = self._routings.get(name, (None, None))
+                    await self._say(name, now, before)
 
     def _retire(self, old: Entry) -> None:
         """Forget a replaced model once its last waiting request is due, so that no request is refused.
@@ -855,15 +1044,18 @@ class Catalogue(Verdicts):
         asyncio.get_running_loop().call_later(delay_s, self._forget, old)
 
     async def _start_trial(
-        self, folder: ModelFolder, names: Sequence[str], upload: Upload | None = None
+        self, wanted: Sequence[tuple[str, ModelFolder]], upload: Upload | None = None
     ) -> list[Entry]:
         models: list[Entry] = []
         try:
-            for index, name in enumerate(names):
+            for index, (name, folder) in enumerate(wanted):
                 if index % _OFFERS_SLICE == _OFFERS_SLICE - 1:
                     await asyncio.sleep(0)
+                key = name
+                if folder.settings.versions is not None:
+                    key = f"{name}{_VERSION_SEPARATOR}{folder.version}"
                 kind = Entry if folder.settings.pipeline is None else Pipeline
-                model = kind(self._new_id(name), name, folder, upload=upload)
+                model = kind(self._new_id(key), name, folder, upload=upload, key=key)
                 if upload is not None:
                     upload.num_models += 1
                 models.append(model)
@@ -884,16 +1076,14 @@ class Catalogue(Verdicts):
             raise
         return models
 
-    def _new_id(self, name: str) -> ModelId:
-        generation = self._generations.get(name, self._last_forgotten) + 1
-        self._generations[name] = generation
+    def _new_id(self, key: str) -> ModelId:
+        generation = self._generations.get(key, self._last_forgotten) + 1
+        self._generations[key] = generation
         if len(self._generations) > _NAMES_GONE_MAX + len(self._by_id):
-            gone = (
-                self._generations.keys() - {model.name for model in self._by_id.values()} - {name}
-            )
+            gone = self._generations.keys() - {model.key for model in self._by_id.values()} - {key}
             for each in gone:
                 self._last_forgotten = max(self._last_forgotten, self._generations.pop(each))
-        return generation_id(name, generation)
+        return generation_id(key, generation)
 
     def _forget(self, model: Entry) -> None:
         # A malformed model was never announced, and its id may be its successor's.
@@ -917,7 +1107,30 @@ def generation_id(name: str, generation: int) -> ModelId:
 
 def name_of(model_id: str) -> str:
     """Find the public name in an id. Users know nothing of generations."""
-    return model_id.partition(_SEPARATOR)[0]
+    return model_id.partition(_SEPARATOR)[0].partition(_VERSION_SEPARATOR)[0]
+
+
+def _each(folders: Sequence[ModelFolder], names: Iterable[str]) -> list[tuple[str, ModelFolder]]:
+    """Each version by each name."""
+    return [(name, folder) for name in names for folder in folders]
+
+
+def _unchanged(
+    wanted: Sequence[tuple[str, ModelFolder]], replaced: Iterable[Entry]
+) -> dict[Entry, tuple[str, ModelFolder]]:
+    """Find the models that a folder with several versions has as they were, so that they serve on.
+
+    What the folder says of all versions may have changed.
+    """
+    by_version = {(name, folder.version): (name, folder) for name, folder in wanted}
+    kept = {}
+    for old in replaced:
+        new = by_version.get((old.name, old.version))
+        if new is None or old.upload is not None or not old.ready_on or old.folder is None:
+            continue
+        if new[1].settings.versions is not None and old.folder.alone() == new[1].alone():
+            kept[old] = new
+    return kept
 
 
 def _check_labels(labels: Iterable[str], outputs: Iterable[TensorSpec]) -> None:
@@ -943,6 +1156,26 @@ def _keep_pins(names: Sequence[str], pinned: bool, connection: sqlite3.Connectio
     )
     with connection:
         connection.executemany(statement, [(name,) for name in names])
+
+
+def _load_routings(connection: sqlite3.Connection) -> dict[str, _Said]:
+    found: dict[str, _Said] = {}
+    for name, *texts in connection.execute("SELECT name, now, before FROM routing"):
+        try:
+            now, before = [Routing.from_json(text) if text else None for text in texts]
+            found[name] = now, before
+        except ModelError as error:
+            log.error("model %s: %s; its folder's settings hold", name, error)
+    return found
+
+
+def _keep_routing(name: str, said: _Said | None, connection: sqlite3.Connection) -> None:
+    with connection:
+        if said is None:
+            connection.execute("DELETE FROM routing WHERE name = ?", (name,))
+        else:
+            texts = ["" if each is None else each.to_json() for each in said]
+            connection.execute("INSERT OR REPLACE INTO routing VALUES (?, ?, ?)", (name, *texts))
 
 
 def _uploaded(models: Iterable[Entry]) -> list[tuple[str, Upload]]:

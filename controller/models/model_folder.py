@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, parse_container
+from clockwright.containers import CONFIG_FILE, ContainerSpec, parse_container, version_folders
 from clockwright.errors import ModelError, ModelFaults
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, PARTS_MAX, SLO_NS_MAX
 from controller.models.digests import FileDigests
 from controller.models.stepped import SequenceSettings, StateSetting, read_sequence, read_state
 from controller.models.streamed import StreamSettings, read_stream
 from controller.models.triton_config import MODEL_FILE, PBTXT, TritonConfig, read_triton_config
+from controller.models.versions import Routing, ServedVersions, read_served
 from controller.pipelines.core.declaration import PipelineSpec, parse_pipeline
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,19 @@ class ModelSettings:
     stream: StreamSettings | None = None
     #: It is no model, but several that are asked together; None: it is a model.
     pipeline: PipelineSpec | None = None
+    #: `serve`: a list of versions, "all", or `{ latest = NUMBER }`; unset: the highest alone.
+    versions: ServedVersions | None = None
+    #: Names of versions: ALIAS = VERSION.
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    #: Shares of the requests that name no version, by version or alias, 1 together; unset: the highest has all.
+    traffic: Mapping[str, float] = field(default_factory=dict)
+    #: VERSION = SHARE: this version gets a copy of such a part of the requests, and its answers are dropped.
+    shadow: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def routing(self) -> Routing:
+        """What it says of the versions."""
+        return Routing(self.aliases, self.traffic, self.shadow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +111,7 @@ class ModelFolder:
     """Everything that the controller knows of a model before a worker has seen it."""
 
     name: str
-    #: Name of the highest numeric version folder, the one that is served.
+    #: Name of the numeric version folder.
     version: str
     files: tuple[ModelFile, ...]
     settings: ModelSettings
@@ -154,6 +168,12 @@ class ModelFolder:
         initial = _read_initial(parent / name, read.settings)
         return replace(read, version=version, files=files, labels=labels, initial=initial)
 
+    def alone(self) -> ModelFolder:
+        """The same without what it says of other versions, or of all together."""
+        settings = replace(self.settings, versions=None, aliases={}, traffic={}, shadow={})
+        triton = replace(self.triton, settings={}, ignored=())
+        return replace(self, settings=settings, config="", triton_text="", triton=triton)
+
     @property
     def instance_names(self) -> tuple[str, ...]:
         """Public names of the models that this folder makes."""
@@ -171,15 +191,23 @@ def check_name(name: str) -> None:
         )
 
 
-def read_model_folder(
+def read_model_folder(folder: Path, digests: FileDigests | None = None) -> ModelFolder:
+    """Read the highest version that is served; raises as `read_versions`."""
+    return read_versions(folder, digests)[-1]
+
+
+def read_versions(
     folder: Path, digests: FileDigests | None = None, triton_json: str = ""
-) -> ModelFolder:
+) -> tuple[ModelFolder, ...]:
     """Read and check a model's folder; hashes every file that is not known, so it takes time.
 
     Args:
         folder: its last component is the model's name.
         digests: know files that were read before.
         triton_json: Triton's configuration as JSON; it holds in place of `config.pbtxt`, and before `config.toml`.
+
+    Returns:
+        Each version that is served, in ascending order.
 
     Raises:
         ModelError: what is wrong with it.
@@ -189,8 +217,8 @@ def read_model_folder(
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder")
         faults = ModelFaults()
-        config, triton_text, read, version, labels, initial = "", triton_json, None, "", {}, {}
-        files: tuple[ModelFile, ...] = ()
+        config, triton_text, read, labels, initial = "", triton_json, None, {}, {}
+        versions: dict[str, tuple[ModelFile, ...]] = {}
         with faults.collected():
             config = _read_config(folder, CONFIG_FILE)
         with faults.collected():
@@ -198,11 +226,15 @@ def read_model_folder(
         with faults.collected():
             read = _with_settings(folder.name, config, triton_text)
         with faults.collected():
+            chosen: Sequence[str] = ()
             if read is not None and read.settings.pipeline is not None:
-                version = _pipeline_version(folder)
+                versions[_pipeline_version(folder)] = ()
             else:
-                version = _version(folder, () if read is None else read.triton.versions)
+                served = None if read is None else read.settings.versions
+                chosen = (served or ServedVersions(1)).choose(version_folders(folder))
+            for version in chosen:
                 files = _read_files(folder, folder / version, digests or FileDigests())
+                versions[version] = files
                 if read is not None:
                     _check_files(files, version, read.settings.container)
         with faults.collected():
@@ -215,19 +247,10 @@ def read_model_folder(
     assert read is not None
     if ignored := read.triton.ignored:
         log.warning("model %s: %s: not used: %s", folder.name, PBTXT, ", ".join(ignored))
-    return replace(read, version=version, files=files, labels=labels, initial=initial)
-
-
-def _version(folder: Path, allowed: Sequence[int]) -> str:
-    """Find the highest version, or the highest of those that are allowed."""
-    highest = latest_version(folder)
-    versions = [str(each) for each in allowed if (folder / str(each)).is_dir()]
-    if allowed and not versions:
-        raise ModelError(
-            f"{PBTXT}: version_policy: expected one of the versions {', '.join(map(str, allowed))}, found"
-            f" {highest} and none of them"
-        )
-    return max(versions, key=int, default=highest)
+    return tuple(
+        replace(read, version=version, files=files, labels=labels, initial=initial)
+        for version, files in versions.items()
+    )
 
 
 def _pipeline_version(folder: Path) -> str:
@@ -393,6 +416,8 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
                 for key, whose in others.items()
                 if key in table
             )
+    if "versions" in table and "copies" in table:
+        faults.found.append("found copies and [versions], expected one of them")
     faults.check()
     return ModelSettings(**values)
 
@@ -456,7 +481,7 @@ def _cache(value: object) -> bool:
     return value
 
 
-_OF_ONNX = dict.fromkeys(("dimensions", "copies", "profile"), "ONNX models")
+_OF_ONNX = dict.fromkeys(("dimensions", "copies", "profile", "versions"), "ONNX models")
 #: Settings that make no sense together with a table, and whose they are.
 _NOT_WITH: Mapping[str, Mapping[str, str]] = {
     "container": _OF_ONNX,
@@ -477,4 +502,8 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "sequence": read_sequence,
     "stream": read_stream,
     "pipeline": parse_pipeline,
+    "versions": read_served,
+    "aliases": lambda table: Routing.read(table, {}, {}).aliases,
+    "traffic": lambda table: Routing.read({}, table, {}).traffic,
+    "shadow": lambda table: Routing.read({}, {}, table).shadow,
 }

@@ -41,12 +41,13 @@ CREATE TABLE IF NOT EXISTS term (lineage TEXT NOT NULL, generation INTEGER NOT N
 CREATE TABLE IF NOT EXISTS model (name TEXT PRIMARY KEY, upload INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS generation (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS pin (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS routing (name TEXT PRIMARY KEY, now TEXT NOT NULL, before TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS learned (record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS quota (tenant TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
 """
 
 # Those that are read as a whole at start. A million users' states would take seconds to check.
-_CHECKED = ("application", "upload", "model", "generation", "quota", "pin")
+_CHECKED = ("application", "upload", "model", "generation", "quota", "pin", "routing")
 
 
 class StateFile:

@@ -56,8 +56,6 @@ class TritonConfig:
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: Sizes of dimensions by place: `INPUT[INDEX]`.
     dimensions: Mapping[str, int] = field(default_factory=dict)
-    #: Versions that may be served; empty: the highest.
-    versions: tuple[int, ...] = ()
     inputs: tuple[TensorClaim, ...] = ()
     outputs: tuple[TensorClaim, ...] = ()
     #: Paths of fields that are not used.
@@ -162,7 +160,6 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
             for index, size in enumerate(claim.model_shape)
             if size > 0 and (index or not has_batch)
         },
-        versions=tuple(message.version_policy.specific.versions),
         inputs=inputs,
         outputs=outputs,
         ignored=tuple(ignored),
@@ -255,8 +252,13 @@ def _settings(message: pb.ModelConfig, ignored: list[str], faults: list[str]) ->
         settings["slo_ms"] = timeout_us / 1000
     if message.response_cache.enable:
         settings["cache"] = True
-    if message.version_policy.HasField("all") or message.version_policy.latest.num_versions > 1:
-        ignored.append("version_policy (the highest version is served)")
+    policy = message.version_policy
+    if policy.HasField("all"):
+        settings["versions"] = {"serve": "all"}
+    elif policy.specific.versions:
+        settings["versions"] = {"serve": list(policy.specific.versions)}
+    elif policy.latest.num_versions > 1:
+        settings["versions"] = {"serve": {"latest": policy.latest.num_versions}}
     if message.model_transaction_policy.decoupled:
         ignored.append("model_transaction_policy.decoupled ([stream] in config.toml says it)")
     if any(group.count > 1 for group in message.instance_group):

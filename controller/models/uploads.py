@@ -56,8 +56,8 @@ class KeptUpload:
     upload: Upload
     #: Public names that it serves.
     names: Sequence[str]
-    #: None: the files are not as they were; `fault` says how.
-    folder: ModelFolder | None
+    #: A version each. Empty: the files are not as they were; `fault` says how.
+    folders: Sequence[ModelFolder]
     fault: str = ""
 
 
@@ -104,16 +104,16 @@ class Uploads:
 
     async def switch(
         self,
-        new: tuple[Upload, ModelFolder] | None,
+        new: tuple[Upload, Sequence[ModelFolder]] | None,
         replaced: Iterable[tuple[str, Upload]],
         generations: Mapping[str, int],
     ) -> None:
         """Let names be served by a new upload from the next start on, and others no longer by old ones.
 
         Args:
-            new: the upload, with its folder; None: the new models' files are not ours.
+            new: the upload, with its folder, once for each version; None: the new models' files are not ours.
             replaced: names, each with the upload that has served it.
-            generations: of each new name, which of its models this is, counted from 1.
+            generations: of each new name, or name and version, which of its models this is, counted from 1.
 
         Raises:
             StoreError: the disk does not take it, and nothing has changed.
@@ -122,8 +122,9 @@ class Uploads:
         row: tuple[int, str, int] | None = None
         names: tuple[str, ...] = ()
         if new is not None:
-            upload, folder = new
-            row, names = (upload.number, folder.to_json(), upload.num_bytes), folder.instance_names
+            upload, folders = new
+            text = "\n".join([folder.to_json() for folder in folders])
+            row, names = (upload.number, text, upload.num_bytes), folders[0].instance_names
             if self._state.path is not None:
                 try:
                     await asyncio.to_thread(_sync, upload.folder)
@@ -257,16 +258,18 @@ def _delete(connection: sqlite3.Connection, rows: Sequence[tuple[str, int]]) -> 
         [(number,) for number in {number for _, number in rows}],
     )
     connection.executemany(
-        "DELETE FROM generation WHERE name = ? AND name NOT IN (SELECT name FROM model)",
-        [(name,) for name, _ in rows],
+        "DELETE FROM generation WHERE ? IN (name, substr(name, 1, instr(name, ':') - 1))"
+        " AND ? NOT IN (SELECT name FROM model)",
+        [(name, name) for name, _ in rows],
     )
 
 
 def _read(upload: Upload, names: Sequence[str], text: str) -> KeptUpload:
     try:
-        return KeptUpload(upload, names, ModelFolder.from_json(text, upload.folder))
+        folders = [ModelFolder.from_json(line, upload.folder) for line in text.splitlines()]
+        return KeptUpload(upload, names, folders)
     except ModelError as error:
-        return KeptUpload(upload, names, None, str(error))
+        return KeptUpload(upload, names, (), str(error))
 
 
 def _sync(folder: Path) -> None:

@@ -240,7 +240,7 @@ class PipelineStage:
     def _member(self, asking: _Open, index: int) -> Entry | None:
         """Find the model of a stage. Returns None if the model of its name does not take and give the same now."""
         stage = asking.run.graph.stages[index]
-        found = self._catalogue.find(stage.model)
+        found = self._catalogue.find(stage.model, stage.version)
         if (
             found is None
             or (found.inputs, found.outputs) != (stage.takes, stage.gives)

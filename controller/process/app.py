@@ -50,6 +50,7 @@ from controller.models.digests import FileDigests
 from controller.models.learned import Learned
 from controller.models.state_file import StateFile, begin_term, keep_digests, read_digests
 from controller.models.uploads import Uploads
+from controller.models.warming import warm
 from controller.process.config import ControllerConfig
 from controller.process.lease.keeper import LeaseKeeper, holder_name
 from controller.process.lease.places import open_store
@@ -169,7 +170,14 @@ async def running(
         with suppress(StoreError):  # Then all files are read.
             known_digests = await state.run(read_digests)
         digests = FileDigests(known_digests)
-        catalogue = Catalogue(runtime, config.models_dir, uploads, digests, state=state)
+        catalogue = Catalogue(
+            runtime,
+            config.models_dir,
+            uploads,
+            digests,
+            state=state,
+            warm=functools.partial(warm, runtime),
+        )
         quotas = QuotaBook(
             file=config.quotas_file,
             state=state,

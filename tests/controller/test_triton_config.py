@@ -9,8 +9,14 @@ import pytest
 
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import TensorSpec
-from controller.models.model_folder import ModelFolder, ModelSettings, read_model_folder
+from controller.models.model_folder import (
+    ModelFolder,
+    ModelSettings,
+    read_model_folder,
+    read_versions,
+)
 from controller.models.triton_config import TritonConfig, read_triton_config
+from controller.models.versions import ServedVersions
 
 # As people write them: comments, lists of messages with commas and without, and much that means nothing here.
 WHOLE = """
@@ -67,6 +73,7 @@ def test_what_a_configuration_says_becomes_settings_and_the_rest_is_named_once(
         profile="resnet",
         cache=True,
         labels={"y": "{ x: ["},
+        versions=ServedVersions(listed=(1, 3)),
     )
     assert read.labels == {"y": ("cat", "", "dog: a")}
     [record] = caplog.records
@@ -104,7 +111,7 @@ def test_config_toml_holds_where_both_say_something_and_what_a_client_sends_befo
     assert read.settings.dimensions == {"x[1]": 7, "seq": 9}
     assert read.settings.max_rows == 8
     sent = '{"parameters": {"slo_ms": {"string_value": "20.5"}}}'
-    read = read_model_folder(path, triton_json=sent)
+    read = read_versions(path, triton_json=sent)[-1]
     assert read.settings == ModelSettings(slo_ns=20_500_000, dimensions={"x[1]": 7, "seq": 9})
     assert ModelFolder.from_json(read.to_json(), tmp_path) == read
 

@@ -685,6 +685,10 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
         "config.toml", "1/model.onnx", content=b"copies = 1001"
     ),
     "copies": lambda place: place.config("copies = 100001"),
+    "versions of a model": lambda place: place.config("[versions]\nserve = { latest = 33 }"),
+    "aliases of a model": lambda place: place.config(
+        "[aliases]\n" + "".join(f"a{number} = 1\n" for number in range(65))
+    ),
     "batch size": lambda place: place.config("batch_sizes = [1, 1025]"),
     "SLO of a model": lambda place: place.config("slo_ms = 86400001"),
     "applications": many_applications,

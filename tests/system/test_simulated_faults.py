@@ -653,7 +653,7 @@ def test_a_row_of_telemetry_that_a_loss_of_power_has_torn_and_that_stays_is_noti
         play.lose_power("controller0", 200 * NS_PER_MS)
 
     def violations() -> Iterator[str]:
-        for seed in (3, 4):
+        for seed in (5, 6, 7):
             story = story_of(seed, kinds=(), keyed=False, learns=False, writes=True)
             lost = Happening(1500 * NS_PER_MS, "the controller's host loses power", lose_power)
             happenings = sorted([lost, *story.happenings], key=attrgetter("at_ns"))

@@ -183,6 +183,8 @@ class Servable:
 
     #: It is a pipeline of models.
     is_pipeline: bool = False
+    #: Shares of the versions of a name that a client gave without a version; empty: this version has all.
+    traffic: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def varies(self) -> bool:
@@ -325,6 +327,15 @@ def parse_request(data: Buffer) -> ParsedRequest:
     return ParsedRequest(message, raw)
 
 
+def context_of(message: pb.ModelInferRequest) -> str:
+    """Read the user or session that a request is for; empty when none is named.
+
+    Raises:
+        BadRequestError: it is no text, or too long.
+    """
+    return _string(message, "context")
+
+
 def read_request(
     request: ParsedRequest,
     servable: Servable,
@@ -362,7 +373,7 @@ def read_request(
         default_slo_ns=default_slo_ns,
     )
     explain = _wants_explanation(message)
-    context = _string(message, "context") if servable.has_contexts else ""
+    context = context_of(message) if servable.has_contexts else ""
     specs = tuple(servable.outputs[index] for index in outputs)
     shared_outputs = _shared_outputs(message, rows, specs)
     classes = _classes(message, rows, specs, servable.labels)

@@ -25,6 +25,7 @@ from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
 from controller.selection.parts import PartStage, most_rows
+from controller.selection.shadows import Shadows
 from controller.sequences.driven import DrivenStage
 from controller.sequences.limits import SequenceConfig
 from controller.sequences.stage import SequenceStage, places_of_clients
@@ -56,6 +57,8 @@ class LocalDescription:
     #: Whom it is asked.
     stages: PortStage[Any]
     number: int = 0
+    #: The version that gets copies of its requests, and of which part of them; None: none does.
+    shadow: tuple[Entry, float] | None = None
 
     def keeps_inputs(self, rows: int) -> bool:
         """Whether the controller itself needs the inputs of a request of so many rows."""
@@ -64,6 +67,7 @@ class LocalDescription:
             isinstance(subject, LiveApplication | Pipeline)
             or subject.is_cached
             or subject.stream is not None
+            or self.shadow is not None
             or rows > self.servable.largest_batch
         )
 
@@ -89,7 +93,7 @@ class Backend(Protocol[D]):
         Args:
             sink: told when a description that is awaited has come.
             name: of a model or an application.
-            version: as the client named it; may be empty.
+            version: as the client named it, or an alias; may be empty.
             until: gives the time, on the front's clock, after which it is useless to wait for a description.
 
         Returns:
@@ -184,6 +188,7 @@ class LocalBackend:
         self._step_stages = self._stages.before(self.sequences)
         self._stream_stages = self._stages.before(self.streams)
         self._pipelined = self._stages.before(self._pipelines)
+        self._shadows = Shadows(runtime)
 
     @property
     def generation(self) -> int:
@@ -205,6 +210,8 @@ class LocalBackend:
     ) -> RequestId:
         """Ask for an answer inside the SLO."""
         if ask.step is None and ask.streaming is None:
+            if described.shadow is not None:
+                sink = self._shadows.follow(*described.shadow, ask, inputs, sink)
             return described.stages.ask(described.subject, ask, inputs, sink)
         stages = self._stream_stages if ask.step is None else self._step_stages
         return stages.ask(described.subject, ask, inputs, sink)
@@ -289,7 +296,12 @@ class LocalBackend:
                 outputs=tuple(model.outputs[place] for place in got),
                 max_rows=1,
             )
-        return LocalDescription(servable, model, self._stages)
+        shadow = self._catalogue.shadow(name)
+        if shadow is not None and (shadow[0] is model or shadow[0].inputs != model.inputs):
+            shadow = None
+        if not version and len(shares := self._catalogue.shares(name)) > 1:
+            servable.traffic = shares
+        return LocalDescription(servable, model, self._stages, shadow=shadow)
 
     def _pipeline(self, model: Pipeline) -> LocalDescription:
         """Describe a pipeline whose models are not refused."""
@@ -385,25 +397,26 @@ class LocalBackend:
         """
         if not name:
             raise BadRequestError("model_name: found none, expected the name of a model")
-        model = self._catalogue.find(name)
-        if model is None:
+        model = self._catalogue.find(name, version)
+        if model is not None:
+            return model
+        versions = self._catalogue.versions(name)
+        if not versions:
             copies = self._catalogue.find(f"{name}-0")
             hint = f"; its copies are called {name}-0, {name}-1, ..." if copies else ""
             # Triton's clients look for the first words.
             raise UnknownModelError(
                 f"Request for unknown model: there is no model {quote(name)}{hint}"
             )
-        if version and version != model.version:
-            what = f"model {name}: "
-            if not version.isdecimal():
-                # As above.
-                what += (
-                    f"failed to get model version from specified version string {quote(version)}: "
-                )
-            raise UnknownModelError(
-                f"{what}found version {quote(version)}, expected {quote(model.version)}, which is served, or none"
-            )
-        return model
+        what = f"model {name}: "
+        if not version.isdecimal():
+            # As above.
+            what += f"failed to get model version from specified version string {quote(version)}: "
+        served = " or ".join(quote(each.version) for each in versions)
+        aliases = "".join(f", alias {each}" for each in self._catalogue.routing(name).aliases)
+        raise UnknownModelError(
+            f"{what}found version {quote(version)}, expected {served}, which is served{aliases}, or none"
+        )
 
     def _no_models(self, running: LiveApplication) -> RefusedError:
         """Say why an application has no model that could answer; when to come again, as its first model says."""

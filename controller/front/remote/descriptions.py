@@ -31,6 +31,8 @@ class Description:
     described: LocalDescription
     #: The generation of the catalogue at which it was found to hold.
     generation: int
+    #: The version as clients named it; may be empty.
+    version: str = ""
     #: By rows, as far as requests had so many; negative: of steps.
     _sizes: dict[int, AskSize] = field(default_factory=dict)
 
@@ -82,7 +84,8 @@ class Descriptions:
         self._backend = backend
         self._catalogue = catalogue
         self._descriptions: dict[int, Description] = {}
-        self._numbers: dict[str, int] = {}
+        #: By name and version, as clients named them.
+        self._numbers: dict[tuple[str, str], int] = {}
         self._last_number = 0
 
     def describe(self, asked: frames.Describe) -> frames.Described:
@@ -97,13 +100,15 @@ class Descriptions:
             failure = failed_of(error, method="ModelInfer")
             return frames.Described(asked.query_id, 0, None, failure, not_yet, is_held=False)
         servable = found.servable
-        name = servable.name
-        number = self._numbers.get(name, 0)
+        key = servable.name, asked.version
+        number = self._numbers.get(key, 0)
         if self.find(number) is None:
             self._descriptions.pop(number, None)
             self._last_number = number = self._last_number + 1
-            self._descriptions[number] = Description(found, self._catalogue.generation)
-            self._numbers[name] = number
+            self._descriptions[number] = Description(
+                found, self._catalogue.generation, asked.version
+            )
+            self._numbers[key] = number
         is_held = not self._descriptions[number].described.keeps_inputs(1)
         return frames.Described(
             asked.query_id, number, servable, None, not_yet=False, is_held=is_held
@@ -116,12 +121,14 @@ class Descriptions:
             return None
         if description.generation != self._catalogue.generation:
             try:
-                found: LocalDescription | None = self._backend.find(description.name, "")
+                found: LocalDescription | None = self._backend.find(
+                    description.name, description.version
+                )
             except ClockwrightError:
                 found = None
             if found is None or found.servable != description.described.servable:
                 del self._descriptions[number]
-                del self._numbers[description.name]
+                del self._numbers[description.name, description.version]
                 return None
             description.described = found
             description.generation = self._catalogue.generation

@@ -167,10 +167,9 @@ class ControlService:
         """All models, or the one that is named."""
         models = self._catalogue.models
         if request.model_id:
-            model = self._catalogue.find(request.model_id)
-            if model is None:
+            models = self._catalogue.versions(request.model_id)
+            if not models:
                 raise UnknownModelError(f"there is no model {quote(request.model_id)}")
-            models = [model]
         return pb.ListModelsResponse(models=self._model_infos(models))
 
     async def explain(self, request: pb.ExplainRequest, _caller: Caller) -> pb.ExplainResponse:
@@ -264,6 +263,20 @@ class ControlService:
         """Pin a model, or let it go."""
         models = await asyncio.shield(self._catalogue.pin(request.model_id, pinned=request.pinned))
         return pb.PinModelResponse(models=self._model_infos(models))
+
+    async def route_model(
+        self, request: pb.RouteModelRequest, _caller: Caller
+    ) -> pb.RouteModelResponse:
+        """Change which versions of a model requests get, or take the last change back."""
+        catalogue, name = self._catalogue, request.model_id
+        maps = {each: dict(getattr(request, each)) for each in ("aliases", "traffic", "shadow")}
+        if request.roll_back == any(maps.values()):
+            raise BadRequestError(
+                "expected either roll_back, or some of aliases, traffic and shadow"
+            )
+        change = catalogue.roll_back(name) if request.roll_back else catalogue.route(name, **maps)
+        await asyncio.shield(change)
+        return pb.RouteModelResponse(models=self._model_infos(catalogue.versions(name)))
 
     # --- applications -------------------------------------------------------------------------
 
@@ -414,7 +427,13 @@ class ControlService:
             answered=counts.answered,
             refusals=_reasons(counts.refusals),
             counters=counts.by_name(),
+            share=self._catalogue.shares(model.name).get(model.version, 0.0),
         )
+        aliases = self._catalogue.routing(model.name).aliases
+        info.aliases.extend(alias for alias in aliases if aliases[alias] == model.version)
+        shadow = self._catalogue.shadow(model.name)
+        if shadow is not None and shadow[0] is model:
+            info.shadow = shadow[1]
         if row is not None:
             info.resident_on.extend(row.resident_on)
             info.waiting = row.num_waiting + row.num_sent

@@ -11,7 +11,8 @@ Who decides and answers is a `Backend`: the controller of this process, or one e
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import grpc
@@ -44,6 +45,7 @@ from controller.front.oip.protocol import (
     Servable,
     check_decision,
     check_texts,
+    context_of,
     encode_empty_final,
     encode_response,
     encode_stream_error,
@@ -66,6 +68,7 @@ from controller.front.services.templates import CutRequest, Templates, cut_reque
 from controller.front.services.tracing import Trace, Tracing
 from controller.port import STEP, Answered, Ask, Failed, Refused, Stale, Told
 from controller.runtime import late_figures
+from controller.selection.core.buckets import bucket, share_at
 
 _NOTHING_PEEKED = (b"", PeekedRequest())
 # Clients' messages have some lengths; with more of them all are forgotten.
@@ -105,6 +108,7 @@ class ServedRequest:
         "_several",
         "_shared",
         "_shared_bytes",
+        "draws_version",
         "trace",
     )
 
@@ -116,7 +120,8 @@ class ServedRequest:
         # Kept until the end: a front whose controller is gone begins again with the next.
         self._data = data
         self._num_bytes = num_bytes
-        self._over = False
+        #: It names no version, and one was drawn for it.
+        self._over = self.draws_version = False
         self._asked: CheckedRequest | None = None
         self._servable: Servable | None = None
         self._name = ""
@@ -233,7 +238,10 @@ class ServedRequest:
             return
         if isinstance(told, Answered):
             self._answer(told, outputs)
-        elif isinstance(told, Stale) and not self._num_given:
+        elif not self._num_given and (
+            isinstance(told, Stale) or (self.draws_version and _is_unknown(told))
+        ):
+            # A version that was drawn may have gone before this front hears of it.
             self.begin()
         else:
             try:
@@ -361,6 +369,10 @@ def _is_clients_fault(error: Exception) -> bool:
     return isinstance(error, BadRequestError | UnknownModelError | UnknownRegionError)
 
 
+def _is_unknown(told: Told) -> bool:
+    return isinstance(told, Failed) and told.code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
 class InferenceService:
     """Answers clients: checks requests, asks a controller, and returns the outcome."""
 
@@ -385,6 +397,8 @@ class InferenceService:
         self.door = door
         self._tracing = tracing
         self._regions = regions
+        #: Draws the version of requests without a context, where the traffic has several.
+        self._random: Callable[[], float] = Random().random
         self._templates = Templates()
         #: Finds requests that the scheduler would refuse.
         self.early_refusals = EarlyRefusals(backend, self._templates)
@@ -442,7 +456,7 @@ class InferenceService:
         timeout_ns = call.timeout_ns
         rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
         templates, generation = self._templates, backend.generation
-        default_slo_ns = backend.default_slo_ns
+        version, default_slo_ns = "", backend.default_slo_ns
         cut: CutRequest | None = None
         known: tuple[CheckedRequest, Any] | None = None
         if isinstance(data, JsonRequest):
@@ -459,6 +473,10 @@ class InferenceService:
             cut = cut_request(data) if known is None else None
         if cut is not None:
             template = templates.find(cut, generation=generation)
+            if template is not None and template.described.servable.traffic:
+                context = (cut.context or b"").decode(errors="replace")
+                version = self._draw(template.described.servable, context)
+                template = templates.find(cut.of(version), generation=generation)
             if template is not None:
                 filled = template.fill(
                     cut, rpc_remaining_s=rpc_remaining_s, default_slo_ns=default_slo_ns
@@ -472,6 +490,17 @@ class InferenceService:
         call.when_gone = served.withdraw
         until = functools.partial(self._until_ns, call, message)
         described = backend.describe(served, message.model_name, message.model_version, until)
+        if described is not None and described.servable.traffic:
+            served.draws_version = True
+            if not version:
+                context = context_of(message)
+                version = self._draw(described.servable, context)
+                if context and cut is not None and cut.context is None:
+                    cut = None  # The next request's version depends on its context, which is not cut out.
+                elif cut is not None:
+                    templates.share_out(cut, described)
+                    cut.of(version)
+            described = backend.describe(served, message.model_name, version, until)
         if described is None:
             return
         servable = described.servable
@@ -491,6 +520,11 @@ class InferenceService:
         elif cut is not None and not asked.classes and asked.streaming is None:
             templates.add(cut, parsed, described, asked)
         served.ask(asked, described)
+
+    def _draw(self, servable: Servable, context: str) -> str:
+        """Draw the version of a request that names none; the same context gets the same at every front."""
+        position = bucket(servable.name, context) if context else self._random()
+        return share_at(position, servable.traffic)
 
     def _until_ns(self, call: Call, message: pb.ModelInferRequest) -> int:
         """Until when a request may wait for its model to be known."""

@@ -143,7 +143,8 @@ class RepositoryService:
 
         return pb.ModelMetadataResponse(
             name=servable.name,
-            versions=[servable.version],
+            versions=[each.version for each in self._catalogue.versions(servable.name)]
+            or [servable.version],
             platform=APPLICATION_PLATFORM
             if servable.has_contexts
             else ENSEMBLE
@@ -196,9 +197,10 @@ class RepositoryService:
                 container = model.folder.settings.container
                 config.platform, config.backend = "", "python" if container.load else "container"
                 config.default_model_filename = container.file or ""
-            config.version_policy.latest.num_versions = 1
-            if model.folder.triton.versions:
-                config.version_policy.specific.versions.append(int(model.version))
+            if (served := model.folder.settings.versions) is None or not served.listed:
+                config.version_policy.latest.num_versions = 1 if served is None else served.latest
+            else:
+                config.version_policy.specific.versions.extend(served.listed)
             config.response_cache.enable = model.is_cached
             config.instance_group.add(name=servable.name, count=len(model.ready_on))
             if has_batch and servable.max_rows > 1:
@@ -223,6 +225,8 @@ class RepositoryService:
         models = self._catalogue.models
         if request.name:
             models = [self._backend.model(request.name, request.version)]
+            if not request.version:
+                models = self._catalogue.versions(request.name)
         response = pb.ModelStatisticsResponse()
         for model in models:
             told = response.model_stats.add(name=model.name, version=model.version)

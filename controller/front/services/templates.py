@@ -60,6 +60,11 @@ class CutRequest:
     #: The value of parameter `sequence_id`, serialised; None: the message lacks it, and has another template.
     sequence: bytes | None = None
 
+    def of(self, version: str) -> CutRequest:
+        """Let the key be that of a version's requests, which was drawn because the message names none."""
+        self.key = self.key, version
+        return self
+
 
 def cut_request(data: Buffer) -> CutRequest | None:
     """Cut a message up; None: it is malformed, large but for its tensors, or of another kind."""
@@ -158,7 +163,7 @@ class Template:
     """What all requests of a key have in common."""
 
     described: Askable
-    #: The first of them, without what is its own.
+    #: The first of them, without what is its own; where versions share the requests, each has a template of its own.
     checked: CheckedRequest
     #: The SLO that the request states, and where; None: it depends on the call.
     stated_slo_ns: tuple[int, str] | None
@@ -308,6 +313,13 @@ class Templates:
     def _clear(self) -> None:
         self._templates.clear()
         self._layouts.clear()
+
+    def share_out(self, cut: CutRequest, described: Askable) -> None:
+        """Keep of a message's like that versions share them; no message has the layout of this template."""
+        if len(self._templates) >= TEMPLATES_MAX:
+            self._clear()
+        none = CheckedRequest("", 0, [], (), 0, "", False, "", "", b"")
+        self._templates[cut.key] = Template(described, none, None, [], None)
 
     def add(
         self,

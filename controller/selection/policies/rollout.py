@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from clockwright.errors import ConfigError
+from controller.selection.core.buckets import bucket, share_at
 from controller.selection.core.combination import Rule, combine
 from controller.selection.core.policy import (
     PerModelPolicy,
@@ -211,7 +211,7 @@ class ABTest(_Counted):
         models = [candidate.model for candidate in query.candidates]
         shares = self._shares(models)
         position = bucket(self.salt, query.context) if query.context else query.rng.random()
-        model = _at(position, shares)
+        model = share_at(position, shares)
         return Choice((model,), (shares[model],)) if model in query.in_time else Choice(())
 
     def _shares(self, models: Sequence[str]) -> dict[str, float]:
@@ -449,22 +449,6 @@ def _check_known(named: Sequence[tuple[str, str]], models: Sequence[str]) -> Non
             raise ConfigError(
                 f"option {option}: found {model!r}, expected one of {', '.join(models)}"
             )
-
-
-def bucket(salt: str, context: str) -> float:
-    """Place a context evenly in [0, 1), the same on every machine and after every restart."""
-    digest = blake2b(f"{salt}\0{context}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") / 2**64
-
-
-def _at(position: float, shares: Mapping[str, float]) -> str:
-    """Find the model whose share a position in [0, 1) falls into; shares sum to 1 but for rounding."""
-    model = ""
-    for model, share in shares.items():  # noqa: B007  if rounding leaves a rest, the last model gets it
-        position -= share
-        if position < 0:
-            break
-    return model
 
 
 def _means(counts: LossCounts) -> str:

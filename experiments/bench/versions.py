@@ -1,0 +1,203 @@
+"""What clients notice when a new version of their model comes: `versions.json`.
+
+`make bench NAME=bench-versions`. One `clockwright up`, and one client that asks for a model at a rate while version after
+version is written into the models directory and reloaded. In part `one` each takes the place of the one before; in part
+`two` the folder serves the latest two. Each answer tells which version made it, in its tensor and in its header:
+
+* `lost`: a request that was not answered, for whatever reason.
+* `torn`: an answer whose header names another version than made it, or one that an earlier version made although a later
+  one has answered a request that was sent before (`back`).
+* `while_p99_ms`: latency of those that were asked while a version was prepared and took over; `before_p99_ms` of the
+  others. An interleaved third of the time is calm.
+
+    python -m experiments bench-versions --times 20
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from clockwright.client.client import AsyncClient
+from clockwright.errors import ClockwrightError
+from experiments.live.local_server import LocalServer
+from experiments.study.bench import bench
+from experiments.study.study import chosen
+
+_MODEL, _COLUMNS = "versioned", 784
+PARTS = {"one": "", "two": "[versions]\nserve = { latest = 2 }\n"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How much is measured."""
+
+    #: Replacements in each part.
+    times: int = 20
+    rate: float = 200.0
+    #: Calm between two replacements.
+    calm_s: float = 1.0
+    slo_ms: float = 1000.0
+    parts: tuple[str, ...] = tuple(PARTS)
+
+    def __post_init__(self) -> None:
+        chosen("part", self.parts, PARTS)
+
+
+@dataclass(slots=True)
+class Inquired:
+    """One request."""
+
+    sent_s: float
+    done_s: float = 0.0
+    #: The version that made the answer, and the one that its header names; 0: it was not answered.
+    made_by: int = 0
+    named: int = 0
+    fault: str = ""
+
+
+def write_version(folder: Path, version: int) -> Path:
+    """Write a network of 2.5 MB whose output is its version. Returns its folder, which no server sees yet."""
+    rng = np.random.default_rng(version)
+    weights = {
+        "w": rng.standard_normal((_COLUMNS, _COLUMNS), np.float32),
+        "zeros": np.zeros((_COLUMNS, 1), np.float32),
+        "number": np.full(1, version, np.float32),
+    }
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
+        onnx.helper.make_node("MatMul", ["h", "zeros"], ["z"]),
+        onnx.helper.make_node("Add", ["z", "number"], ["version"]),
+    ]
+    shapes: dict[str, list[str | int | None]] = {"x": ["n", _COLUMNS], "version": ["n", 1]}
+    x, out = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    )
+    kept = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = onnx.helper.make_graph(nodes, _MODEL, [x], [out], kept)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
+    hidden = folder / f".{version}"
+    hidden.mkdir(parents=True)
+    (hidden / "model.onnx").write_bytes(model.SerializeToString())
+    return hidden
+
+
+class Asker:
+    """Asks at a rate until it is told to stop."""
+
+    def __init__(self, client: AsyncClient, rate: float, slo_ms: float) -> None:
+        self.asked: list[Inquired] = []
+        self._client, self._rate, self._slo_ms = client, rate, slo_ms
+        self._stopped = asyncio.Event()
+        self._open: set[asyncio.Task[None]] = set()
+        self._row = np.ones((1, _COLUMNS), np.float32)
+
+    async def run(self) -> None:
+        """Ask, and then wait for what is open."""
+        due_s = time.monotonic()
+        while not self._stopped.is_set():
+            self.asked.append(Inquired(time.monotonic()))
+            task = asyncio.create_task(self._ask(self.asked[-1]))
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
+            due_s += 1 / self._rate
+            await asyncio.sleep(max(due_s - time.monotonic(), 0))
+        await asyncio.gather(*self._open)
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        self._stopped.set()
+
+    async def _ask(self, asked: Inquired) -> None:
+        try:
+            result = await self._client.infer(_MODEL, {"x": self._row}, slo_ms=self._slo_ms)
+        except ClockwrightError as error:
+            asked.fault = f"{type(error).__name__}: {error}"
+        else:
+            asked.made_by = round(float(result.outputs["version"][0, 0]))
+            asked.named = int(result.model_version)
+        asked.done_s = time.monotonic()
+
+
+async def play(setting: Setting, part: str) -> tuple[list[Inquired], list[tuple[float, float]]]:
+    """Replace a model under load. Returns the requests, and when each replacement began and ended."""
+    replaced: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "models" / _MODEL
+        # All are written before the first request: this process asks, too.
+        written = [write_version(folder, version) for version in range(1, setting.times + 2)]
+        written[0].rename(folder / "1")
+        (folder / "config.toml").write_text(PARTS[part])
+        flags = ["--models", str(folder.parent), "--cache-dir", f"{scratch}/cache"]
+        server = await asyncio.to_thread(LocalServer(flags).__enter__)
+        try:
+            async with AsyncClient(server.address) as client:
+                asker = Asker(client, setting.rate, setting.slo_ms)
+                asking = asyncio.create_task(asker.run())
+                for version, hidden in enumerate(written[1:], 2):
+                    await asyncio.sleep(setting.calm_s)
+                    began_s = time.monotonic()
+                    hidden.rename(folder / str(version))
+                    await client.load_model(_MODEL)
+                    # What it takes over is a part of it.
+                    await asyncio.sleep(setting.calm_s / 2)
+                    replaced.append((began_s, time.monotonic()))
+                asker.stop()
+                await asking
+        finally:
+            await asyncio.to_thread(server.stop)
+    return asker.asked, replaced
+
+
+def judge(asked: Sequence[Inquired], replaced: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Count the outcomes of the requests."""
+    whole = [each for each in asked if each.made_by]
+    latencies: dict[bool, list[float]] = {True: [], False: []}
+    for each in whole:
+        is_while = any(begin_s <= each.sent_s < end_s for begin_s, end_s in replaced)
+        latencies[is_while].append(1000 * (each.done_s - each.sent_s))
+    backwards = latest = 0
+    # In the order of their ends: one that was sent after a later version had answered gets that version.
+    seen = sorted(whole, key=lambda each: each.done_s)
+    first_s = {each.made_by: each.done_s for each in reversed(seen)}
+    for each in whole:
+        latest = max((v for v, at_s in first_s.items() if at_s < each.sent_s), default=0)
+        backwards += each.made_by < latest
+    return {
+        "requests": len(asked),
+        "lost": len(asked) - len(whole),
+        "torn": sum(each.made_by != each.named for each in whole) + backwards,
+        "replacements": len(replaced),
+        "versions_seen": len({each.made_by for each in whole}),
+        "before_p50_ms": statistics.median(latencies[False]),
+        "while_p50_ms": statistics.median(latencies[True]),
+        "before_p99_ms": float(np.percentile(latencies[False], 99)),
+        "while_p99_ms": float(np.percentile(latencies[True], 99)),
+        "replacement_s": statistics.median(end_s - begin_s for begin_s, end_s in replaced),
+    }
+
+
+def measure(setting: Setting) -> dict[str, float]:
+    """Play all parts."""
+    figures: dict[str, float] = {}
+    for part in setting.parts:
+        asked, replaced = asyncio.run(play(setting, part))
+        for fault in sorted({each.fault for each in asked if each.fault}):
+            print(fault)
+        figures |= {f"{part}_{key}": value for key, value in judge(asked, replaced).items()}
+    return figures
+
+
+STUDY = bench("bench-versions", Setting(), measure)

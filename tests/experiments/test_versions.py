@@ -1,0 +1,74 @@
+"""New versions under load, and what requests have to do with copies: the studies, in short."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.core.config import BATCH_SLO_NS
+from controller.telemetry.tables import OK, Telemetry
+from experiments.bench.versions import Inquired, Setting, judge, play
+from experiments.bounds import Cost, density_rate
+from experiments.clockwork_paper import cases
+from experiments.simulator import copies_of, run
+from modelzoo.profile import load_profile
+from traces.arrivals import Poisson
+
+
+def inquired(sent_s: float, made_by: int, named: int = 0) -> Inquired:
+    return Inquired(sent_s, sent_s + 0.1, made_by, named or made_by)
+
+
+def test_requests_without_an_answer_and_answers_of_the_wrong_version_are_counted() -> None:
+    fine = [inquired(0, 1), inquired(1, 1), inquired(1.05, 2), inquired(1.12, 1), inquired(2, 2)]
+    assert judge(fine, [(1, 1.5)])["torn"] == 0
+    assert judge([*fine, Inquired(3.0)], [(1, 1.5)])["lost"] == 1
+    assert judge([*fine, inquired(3, 2, 1)], [(1, 1.5)])["torn"] == 1
+    # Version 2 had answered before it was sent.
+    assert judge([*fine, inquired(3, 1)], [(1, 1.5)])["torn"] == 1
+
+
+@pytest.mark.parametrize("part", ["one", "two"])
+def test_no_request_is_lost_or_torn_while_versions_come_and_go(part: str) -> None:
+    setting = Setting(times=2, rate=50, calm_s=0.2, slo_ms=600_000)
+    asked, replaced = asyncio.run(play(setting, part))
+    found = judge(asked, replaced)
+    assert (found["lost"], found["torn"]) == (0, 0), {each.fault for each in asked}
+    assert found["versions_seen"] == 3
+
+
+def answered(*, shadows: bool) -> tuple[float, float]:
+    """Shares of requests that are answered at 1.5 times what a GPU can do, and of the copies of all of them."""
+    row = load_profile("table1").row_for("resnet50_v1b")
+    end_ns, slo_ns = 4 * NS_PER_S, 100 * NS_PER_MS
+    rate_rps = 1.5 * density_rate([Cost(row.exec_ns)], slo_ns=slo_ns)
+    sources = [
+        Poisson(models=(model,), rate_rps=rate_rps, slo_ns=each_ns, end_ns=end_ns, seed=model)
+        for model, each_ns in ((0, slo_ns), (1, BATCH_SLO_NS))[: 1 + shadows]
+    ]
+    case = cases.case_of(
+        copies_of(row, 2), sources, seed=1, end_ns=end_ns, num_gpus=1, noise=cases.NOISE
+    )
+    telemetry = Telemetry(1 << 30)
+    run(replace(case), telemetry=telemetry)
+    shares = []
+    for wanted_ns in (slo_ns, BATCH_SLO_NS):
+        rows = [
+            each.outcome == OK and each.departure_ns < end_ns
+            for each in telemetry.requests
+            if each.slo_ns == wanted_ns
+        ]
+        shares.append(sum(rows) / max(len(rows), 1))
+    return shares[0], shares[1]
+
+
+def test_copies_for_a_shadow_displace_no_request_however_many_they_are() -> None:
+    without, _ = answered(shadows=False)
+    beside, of_copies = answered(shadows=True)
+    assert 0.6 < without < 0.7
+    assert beside >= without - 0.005
+    # While nothing was idle, none of them ran.
+    assert of_copies < 0.02
