@@ -143,6 +143,8 @@ class Client:
         context: str = "",
         tenant: str = "",
         version: str = "",
+        priority: int | None = None,
+        attempt: int | None = None,
         step: SequenceStep | None = None,
     ) -> InferResult:
         """Run a model on one request of one or more rows.
@@ -163,6 +165,8 @@ class Client:
             tenant: the tenant whose share of the GPUs the request uses when they are short. With keys it must
                 be the key's tenant.
             version: a version or alias; empty: the server chooses one.
+            priority: the level of priority, if the model has levels: 1 is the highest, 0 the default.
+            attempt: how often the request was tried before: a retry is refused before a first attempt.
             step: the request is a step of a sequence (`sequence` is simpler): its inputs lack the state, which the
                 server keeps. One row.
 
@@ -188,6 +192,8 @@ class Client:
             context=context,
             tenant=tenant,
             version=version,
+            priority=priority,
+            attempt=attempt,
             step=step,
         )
         return _decode_response(self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms)))
@@ -350,6 +356,8 @@ class AsyncClient:
         context: str = "",
         tenant: str = "",
         version: str = "",
+        priority: int | None = None,
+        attempt: int | None = None,
         step: SequenceStep | None = None,
     ) -> InferResult:
         """Run a model on one request; see `Client.infer`."""
@@ -370,6 +378,8 @@ class AsyncClient:
             context=context,
             tenant=tenant,
             version=version,
+            priority=priority,
+            attempt=attempt,
             step=step,
         )
         return _decode_response(
@@ -476,6 +486,8 @@ def _encode_request(
     context: str = "",
     tenant: str = "",
     version: str = "",
+    priority: int | None = None,
+    attempt: int | None = None,
     step: SequenceStep | None = None,
     several: Mapping[str, pb.InferParameter] | None = None,
 ) -> bytes:
@@ -489,6 +501,10 @@ def _encode_request(
     ):
         if value is not None:
             parameters[name] = pb.InferParameter(double_param=number(name, value, unit))
+    for name, count in (("priority", priority), ("attempt", attempt)):
+        if count is not None:
+            whole = whole_number(name, count, "a whole number, 0 or more")
+            parameters[name] = pb.InferParameter(int64_param=whole)
     check_text("version", version)
     check_flag("explain", explain)
     if explain:

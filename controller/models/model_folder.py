@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 # A value beyond these is a slip of the pen, not a wish.
+LEVELS_MAX = 100
 BATCH_SIZE_MAX = 1024
 COPIES_MAX = 100_000
 #: A table of some lines is read in the event loop's process; this one takes a millisecond.
@@ -99,6 +100,8 @@ class ModelSettings:
     traffic: Mapping[str, float] = field(default_factory=dict)
     #: VERSION = SHARE: this version gets a copy of such a part of the requests, and its answers are dropped.
     shadow: Mapping[str, float] = field(default_factory=dict)
+    #: `levels` of priority that requests may have, 1 the highest, and the `default`; unset: the model has none.
+    priority: tuple[int, int] | None = None
 
     @property
     def routing(self) -> Routing:
@@ -481,6 +484,13 @@ def _cache(value: object) -> bool:
     return value
 
 
+def _priority(value: object) -> tuple[int, int]:
+    if not isinstance(value, dict) or set(value) != {"levels", "default"}:
+        raise _unexpected("priority", value, "a table of levels and default")
+    levels = _integer("priority.levels", value["levels"], LEVELS_MAX)
+    return levels, _integer("priority.default", value["default"], levels)
+
+
 _OF_ONNX = dict.fromkeys(("dimensions", "copies", "profile", "versions"), "ONNX models")
 #: Settings that make no sense together with a table, and whose they are.
 _NOT_WITH: Mapping[str, Mapping[str, str]] = {
@@ -506,4 +516,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "aliases": lambda table: Routing.read(table, {}, {}).aliases,
     "traffic": lambda table: Routing.read({}, table, {}).traffic,
     "shadow": lambda table: Routing.read({}, {}, table).shadow,
+    "priority": _priority,
 }

@@ -250,6 +250,11 @@ def _settings(message: pb.ModelConfig, ignored: list[str], faults: list[str]) ->
         ignored.append("dynamic_batching.preferred_batch_size (without max_batch_size)")
     if timeout_us := batching.default_queue_policy.default_timeout_microseconds:
         settings["slo_ms"] = timeout_us / 1000
+    if batching.priority_levels:
+        settings["priority"] = {
+            "levels": batching.priority_levels,
+            "default": batching.default_priority_level,
+        }
     if message.response_cache.enable:
         settings["cache"] = True
     policy = message.version_policy

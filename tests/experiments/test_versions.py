@@ -1,4 +1,4 @@
-"""New versions under load, and what requests have to do with copies: the studies, in short."""
+"""New versions under load, and what requests have to do with copies and classes: the studies, in short."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.config import BATCH_SLO_NS
+from controller.front.oip.classes import RISING
 from controller.telemetry.tables import OK, Telemetry
 from experiments.bench.versions import Inquired, Setting, judge, play
 from experiments.bounds import Cost, density_rate
 from experiments.clockwork_paper import cases
+from experiments.policies import classes
 from experiments.simulator import copies_of, run
 from modelzoo.profile import load_profile
 from traces.arrivals import Poisson
@@ -72,3 +74,13 @@ def test_copies_for_a_shadow_displace_no_request_however_many_they_are() -> None
     assert beside >= without - 0.005
     # While nothing was idle, none of them ran.
     assert of_copies < 0.02
+
+
+def test_classes_are_shed_in_order_and_the_lowest_is_not_starved() -> None:
+    setting = classes.Setting(loads=(2.0,), measured_ns=2 * NS_PER_S, seeds=(1,), nums_models=(1,))
+    levels, retries = classes.STUDY.ask(setting)
+    assert levels.highest > 0.95
+    assert levels.highest > levels.middle + 0.2 > levels.lowest + 0.4
+    assert levels.lowest > RISING / 4
+    assert retries.highest > retries.lowest + 0.5
+    assert max(levels.price_points, retries.price_points) < 5

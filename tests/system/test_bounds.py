@@ -689,6 +689,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "aliases of a model": lambda place: place.config(
         "[aliases]\n" + "".join(f"a{number} = 1\n" for number in range(65))
     ),
+    "levels of priority": lambda place: place.config("[priority]\nlevels = 101\ndefault = 1"),
     "batch size": lambda place: place.config("batch_sizes = [1, 1025]"),
     "SLO of a model": lambda place: place.config("slo_ms = 86400001"),
     "applications": many_applications,

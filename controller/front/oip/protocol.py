@@ -43,6 +43,7 @@ from clockwright.wire.bulk import (
 )
 from clockwright.wire.tensors import DATATYPES, TensorSpec, addends, row_elements, sum_of
 from clockwright.wire.texts import count_texts, join_texts, skip_texts
+from controller.front.oip.classes import Levels, worth_of
 from controller.front.oip.classification import CLASSES_MAX, Classes
 from controller.port import AskedStep, Streaming
 
@@ -66,6 +67,8 @@ PARAMETERS = (
     "decide_within_ms",
     "weight",
     "work_ahead_ms",
+    "priority",
+    "attempt",
     "max_steps",
     "ttft_ms",
     "tpot_ms",
@@ -78,12 +81,12 @@ _OF_STEPS = ("sequence_start", "sequence_end", "every_ms")
 _OF_STREAMS = ("max_steps", "ttft_ms", "tpot_ms", "temperature", "seed")
 _TEMPERATURE_MAX = 1000
 
-# What clients of other makes send as a matter of course, and what changes no answer here: Triton's
-# priority and how its streams end, KServe's hints on how JSON carries tensors, MLServer's on how it
+# What clients of other makes send as a matter of course, and what changes no answer here: how
+# Triton's streams end, KServe's hints on how JSON carries tensors, MLServer's on how it
 # decodes them.
 _HINTS = ("binary_data", "binary_data_output", "binary_data_size", "content_type")
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-_OF_REQUESTS = frozenset((*PARAMETERS, *_OF_STREAMS, *_HINTS, "priority", _EMPTY_FINAL))
+_OF_REQUESTS = frozenset((*PARAMETERS, *_OF_STREAMS, *_HINTS, _EMPTY_FINAL))
 # What an answer of several says of itself: whether it is the last.
 _FINAL = "triton_final_response"
 # Where a tensor lies that does not come with its request, or is not to go with its answer.
@@ -183,6 +186,8 @@ class Servable:
 
     #: It is a pipeline of models.
     is_pipeline: bool = False
+    #: Its levels of priority; None: it has none.
+    levels: Levels | None = None
     #: Shares of the versions of a name that a client gave without a version; empty: this version has all.
     traffic: Mapping[str, float] = field(default_factory=dict)
 
@@ -396,7 +401,7 @@ def read_request(
         shared_outputs,
         classes,
         _time_ns(message, "decide_within_ms"),
-        _weight(message),
+        worth_of(message, servable.levels, _weight(message)),
         _time_ns(message, "work_ahead_ms"),
         step=step,
     )

@@ -15,6 +15,7 @@ from clockwright.wire.bulk import Buffer
 from controller.access.quota_stage import QuotaStage, over_quota, quota_remedy
 from controller.core.events import RequestArrived
 from controller.core.quotas import Exceeded, Quotas
+from controller.front.oip.classes import Levels
 from controller.front.oip.protocol import Servable, quote
 from controller.front.remote.link_frames import RefusedEarly
 from controller.front.remote.open_requests import Waits
@@ -281,6 +282,7 @@ class LocalBackend:
             one_by_one=model.one_by_one if largest_batch == 1 else "",
             largest_batch=largest_batch,
             labels=model.folder.labels,
+            levels=Levels(*levels) if (levels := model.folder.settings.priority) else None,
         )
         if model.stream is not None:
             servable.inputs, servable.outputs = model.stream.inputs, model.stream.outputs

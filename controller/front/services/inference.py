@@ -37,6 +37,7 @@ from controller.front.admission.entrance import YOUNG_NS
 from controller.front.admission.limits import AdmissionLimits
 from controller.front.http.calls import Call, Directly, StreamForm
 from controller.front.methods import INFERENCE, Method, bind
+from controller.front.oip.classes import RISING
 from controller.front.oip.explanation import explain
 from controller.front.oip.json_form import JsonRequest
 from controller.front.oip.protocol import (
@@ -160,9 +161,8 @@ class ServedRequest:
             if asked.tenant:
                 raise _not_his_tenant(asked.tenant, tenant)
             asked.tenant = tenant
-        if asked.work_ahead_ns or asked.decide_within_ns:
-            leave_work_ahead(asked)
-            check_decision(asked, described.servable)
+        if asked.work_ahead_ns or asked.decide_within_ns or asked.weight < 1.0:
+            self._service.refine(asked, described.servable)
         servable: Servable = described.servable
         servable = servable if asked.step is None else servable.stepped(asked.step)
         self._asked, self._servable, self._name = asked, servable, servable.name
@@ -397,7 +397,7 @@ class InferenceService:
         self.door = door
         self._tracing = tracing
         self._regions = regions
-        #: Draws the version of requests without a context, where the traffic has several.
+        #: Draws the version of requests without a context, where the traffic has several; and whose class rises.
         self._random: Callable[[], float] = Random().random
         self._templates = Templates()
         #: Finds requests that the scheduler would refuse.
@@ -525,6 +525,19 @@ class InferenceService:
         """Draw the version of a request that names none; the same context gets the same at every front."""
         position = bucket(servable.name, context) if context else self._random()
         return share_at(position, servable.traffic)
+
+    def refine(self, asked: CheckedRequest, servable: Servable) -> None:
+        """Do for a request what only those need that say more than their SLO.
+
+        Raises:
+            BadRequestError: it cannot be decided within the time that it names, or leaves no time for what is ahead.
+        """
+        if asked.work_ahead_ns:
+            leave_work_ahead(asked)
+        if asked.decide_within_ns:
+            check_decision(asked, servable)
+        if asked.weight < 1.0 and servable.levels is not None and self._random() < RISING:
+            asked.weight = 1.0
 
     def _until_ns(self, call: Call, message: pb.ModelInferRequest) -> int:
         """Until when a request may wait for its model to be known."""

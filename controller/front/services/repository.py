@@ -206,6 +206,9 @@ class RepositoryService:
             if has_batch and servable.max_rows > 1:
                 sizes = {size for each in model.ready_on.values() for size in each}
                 config.dynamic_batching.preferred_batch_size.extend(sorted(sizes))
+            if (levels := model.folder.settings.priority) is not None:
+                batching = config.dynamic_batching
+                batching.priority_levels, batching.default_priority_level = levels
             if model.one_by_one:
                 parameters["one_by_one"] = model.one_by_one
             if model.stream is not None:
