@@ -71,8 +71,8 @@ class Models(Protocol):
     def watch(self, renewed: Callable[[], object]) -> None:
         """Have something called whenever models may have changed."""
 
-    def find(self, name: str) -> Entry | None:
-        """Find the model that serves a public name."""
+    def find(self, name: str, version: str) -> Entry | None:
+        """Find a version of the model that serves a public name."""
 
 
 class SequenceStage(Generic[S]):
@@ -329,7 +329,8 @@ class SequenceStage(Generic[S]):
     def _renewed(self) -> None:
         """Models may have changed: forget the sequences of those that have."""
         for model_id, (entry, form) in list(self._forms.items()):
-            if self._catalogue.find(entry.name) is entry and entry.inputs is form.inputs:
+            found = self._catalogue.find(entry.name, entry.version)
+            if found is entry and entry.inputs is form.inputs:
                 continue
             self._forget(model_id)
 

@@ -146,7 +146,7 @@ class StoryModels:
         """Do what the catalogue does."""
         self.renewed.append(renewed)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str, version: str = "") -> Entry | None:
         """Do what the catalogue does."""
         return self.found.get(name)
 

@@ -696,6 +696,7 @@ def test_every_path_needs_the_role_of_its_method(tmp_path: Path) -> None:
                 name="double",
                 version="1",
                 model_name="double",
+                model_id="double",
                 application="a",
                 context="c",
                 request_id="1",

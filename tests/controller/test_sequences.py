@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Coroutine
@@ -271,6 +272,35 @@ def test_a_model_that_is_replaced_ends_its_sequences(tmp_path: Path, front: str)
             with pytest.raises(BadRequestError, match="it ended because its model was replaced"):
                 await ask.step(6, SequenceStep(7))
             assert await ask.step(6, SequenceStep(7, start=True)) == (told(6), 1)
+
+    run(test())
+
+
+def test_steps_are_asked_of_the_version_that_began_their_sequence(
+    tmp_path: Path, front: str
+) -> None:
+    async def test() -> None:
+        two = "[versions]\nserve = 'all'\n[traffic]\n1 = 0.5\n2 = 0.5\n"
+        write_stepped(tmp_path, two)
+        folder = tmp_path / "history"
+        shutil.copytree(folder / "1", folder / "2")
+        async with (
+            serving(tmp_path, front=front) as front_end,
+            AsyncClient(front_end.address) as client,
+        ):
+            await until(lambda: front_end.catalogue.ready)
+            ask = Asked(front_end, client)
+            for sequence in range(1, 17):
+                await ask.step(sequence, SequenceStep(sequence, start=True))
+            front_end.catalogue.renew()
+            for sequence in range(1, 17):
+                answer = await ask.step(5, SequenceStep(sequence))
+                assert answer == (told(sequence, 5), 2)
+            versions = front_end.catalogue.versions("history")
+            assert [front_end.sequences.book.number_of(each.model_id) > 0 for each in versions] == [
+                True,
+                True,
+            ]
 
     run(test())
 

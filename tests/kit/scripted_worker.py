@@ -11,6 +11,7 @@ import hashlib
 import re
 import struct
 import time
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -475,7 +476,7 @@ def write_stepped(directory: Path, config: str = "") -> None:
         (folder / "config.toml").write_text(config)
 
 
-_EVERY = SCRIPTS | STEPPED
+_EVERY = ChainMap(SCRIPTS, STEPPED)  # tests add to these
 
 
 class InLoopWorker(ScriptedWorker):

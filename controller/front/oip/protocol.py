@@ -78,7 +78,8 @@ PARAMETERS = (
 _OF_STEPS = ("sequence_start", "sequence_end", "every_ms")
 
 # Those of requests with several answers.
-_OF_STREAMS = ("max_steps", "ttft_ms", "tpot_ms", "temperature", "seed")
+_OF_STREAMS = ("max_steps", "ttft_ms", "tpot_ms")
+_OF_TOKENS = ("temperature", "seed")
 _TEMPERATURE_MAX = 1000
 
 # What clients of other makes send as a matter of course, and what changes no answer here: how
@@ -86,7 +87,7 @@ _TEMPERATURE_MAX = 1000
 # decodes them.
 _HINTS = ("binary_data", "binary_data_output", "binary_data_size", "content_type")
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-_OF_REQUESTS = frozenset((*PARAMETERS, *_OF_STREAMS, *_HINTS, _EMPTY_FINAL))
+_OF_REQUESTS = frozenset((*PARAMETERS, *_OF_STREAMS, *_OF_TOKENS, *_HINTS, _EMPTY_FINAL))
 # What an answer of several says of itself: whether it is the last.
 _FINAL = "triton_final_response"
 # Where a tensor lies that does not come with its request, or is not to go with its answer.

@@ -210,11 +210,15 @@ class LocalBackend:
         self, described: LocalDescription, ask: Ask, inputs: Sequence[Buffer], sink: Sink
     ) -> RequestId:
         """Ask for an answer inside the SLO."""
-        if ask.step is None and ask.streaming is None:
-            if described.shadow is not None:
-                sink = self._shadows.follow(*described.shadow, ask, inputs, sink)
+        if ask.step is None and ask.streaming is None and described.shadow is None:
             return described.stages.ask(described.subject, ask, inputs, sink)
-        stages = self._stream_stages if ask.step is None else self._step_stages
+        stages = described.stages
+        if ask.step is not None:
+            stages = self._step_stages
+        elif ask.streaming is not None:
+            stages = self._stream_stages
+        elif described.shadow is not None:
+            sink = self._shadows.follow(*described.shadow, ask, inputs, sink)
         return stages.ask(described.subject, ask, inputs, sink)
 
     def withdraw(self, request_id: RequestId) -> None:

@@ -72,6 +72,7 @@ from controller.runtime import late_figures
 from controller.selection.core.buckets import bucket, share_at
 
 _NOTHING_PEEKED = (b"", PeekedRequest())
+_SEQUENCE = "sequence_id"
 # Clients' messages have some lengths; with more of them all are forgotten.
 _PEEKED_MAX = 1024
 
@@ -474,8 +475,10 @@ class InferenceService:
         if cut is not None:
             template = templates.find(cut, generation=generation)
             if template is not None and template.described.servable.traffic:
-                context = (cut.context or b"").decode(errors="replace")
-                version = self._draw(template.described.servable, context)
+                user = cut.context or cut.sequence or b""
+                if isinstance(data, JsonRequest):
+                    user = _user_of(data.message)
+                version = self._draw(template.described.servable, user)
                 template = templates.find(cut.of(version), generation=generation)
             if template is not None:
                 filled = template.fill(
@@ -493,9 +496,8 @@ class InferenceService:
         if described is not None and described.servable.traffic:
             served.draws_version = True
             if not version:
-                context = context_of(message)
-                version = self._draw(described.servable, context)
-                if context and cut is not None and cut.context is None:
+                version = self._draw(described.servable, _user_of(message))
+                if context_of(message) and cut is not None and cut.context is None:
                     cut = None  # The next request's version depends on its context, which is not cut out.
                 elif cut is not None:
                     templates.share_out(cut, described)
@@ -521,8 +523,9 @@ class InferenceService:
             templates.add(cut, parsed, described, asked)
         served.ask(asked, described)
 
-    def _draw(self, servable: Servable, context: str) -> str:
-        """Draw the version of a request that names none; the same context gets the same at every front."""
+    def _draw(self, servable: Servable, user: bytes) -> str:
+        """Draw the version of a request that names none; the same user gets the same at every front."""
+        context = user.decode(errors="replace")
         position = bucket(servable.name, context) if context else self._random()
         return share_at(position, servable.traffic)
 
@@ -695,3 +698,11 @@ def _not_his_tenant(found: str, tenant: str) -> DeniedError:
 def _error_in_stream(text: str, status: str, request: Buffer) -> bytes:
     """Make the message of a stream that answers a request with an error's text."""
     return encode_stream_error(text, status, request_id=peek_request(request).request_id)
+
+
+def _user_of(message: pb.ModelInferRequest) -> bytes:
+    """Whose requests get the same version: those of a context, or the steps of a sequence; empty: each is drawn alone."""
+    context = context_of(message).encode()
+    if context or _SEQUENCE not in message.parameters:
+        return context
+    return message.parameters[_SEQUENCE].SerializeToString()
