@@ -9,6 +9,8 @@ duration such as `10ms`. The file is JSON::
      "noise": {"exec_sigma": 0.01, "load_sigma": 0.02}, "seed": 1}
 
 `origin`, `noise` and `seed` may be left out. A row named `*` serves every model not named.
+
+What `clockwright models list --json` prints is a profile too: each model costs what its server predicts.
 """
 
 from __future__ import annotations
@@ -222,9 +224,47 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
+class _Batch(msgspec.Struct):
+    batch_size: int
+    exec_ns: int
+
+
+class _ServedModel(msgspec.Struct):
+    """A model as `clockwright models list --json` prints it."""
+
+    model_id: str
+    weights_bytes: int
+    load_ns: int
+    exec: list[_Batch]
+
+
+def _rows_of_served(document: object, where: str) -> dict[str, object]:
+    """Give what a server says of its models as a file's document; those without a prediction have no row."""
+    models = msgspec.convert(document, list[_ServedModel])
+    rows = [
+        {
+            "name": model.model_id,
+            "weights_bytes": max(1, model.weights_bytes),
+            # Weights that need not be moved take no time, which no row says.
+            "load_ns": max(1, model.load_ns),
+            "exec_ns": {str(batch.batch_size): batch.exec_ns for batch in model.exec},
+        }
+        for model in models
+        if model.exec
+    ]
+    if not rows:
+        raise ConfigError(
+            f"{where}: found {len(models)} models of a server and no predicted run, expected some: its models have to "
+            "be ready"
+        )
+    return {"name": where, "rows": rows, "origin": "predictions of a server"}
+
+
 def _parse(document: object, *, where: str) -> Profile:
     """Check everything a file may get wrong; a `ConfigError` names the place."""
     try:
+        if isinstance(document, list):
+            document = _rows_of_served(document, where)
         file = msgspec.convert(document, _File, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
