@@ -13,7 +13,7 @@ arrivals of the others as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -567,6 +567,20 @@ class Workload:
                 )
                 for loop in self.closed_loops
                 if loop.begin_ns < end_ns and loop.end_ns > begin_ns
+            ),
+        )
+
+    def with_slos(self, changed: Mapping[int, int]) -> Workload:
+        """Give requests of some SLOs others; in ns, by what they had."""
+        return replace(
+            self,
+            sources=tuple(
+                _change(source, lambda s: replace(s, slo_ns=changed.get(s.slo_ns, s.slo_ns)))  # type: ignore[type-var]
+                for source in self.sources
+            ),
+            closed_loops=tuple(
+                replace(loop, slo_ns=changed.get(loop.slo_ns, loop.slo_ns))
+                for loop in self.closed_loops
             ),
         )
 

@@ -14,7 +14,8 @@ Other columns are passed over, so what `clockwright load --requests` writes can 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,31 +77,51 @@ def read_arrivals(path: Path, *, slo_ns: int, scale: float = 1.0, seed: int = 0)
         raise format_error(
             path, 1, f"expected the columns {' or '.join(_TIMES)}, and model_id; found {header}"
         )
+
+    def requests() -> Iterator[tuple[int, str, str, int]]:
+        for number, cells in enumerate(rows, 2):
+            if len(cells) != len(header):
+                raise format_error(
+                    path, number, f"found {len(cells)} cells, expected {len(header)}"
+                )
+            cell = dict(zip(header, cells, strict=True))
+            own_ns = slo_ns
+            if slo_column is not None and cell[slo_column]:
+                own_ns = _whole(path, number, cell, slo_column, _SLOS)
+                if not 0 < own_ns <= SLO_NS_MAX:
+                    raise format_error(path, number, f"{slo_column} is {cell[slo_column]}")
+            due_ns = _whole(path, number, cell, time_column, _TIMES)
+            yield due_ns, cell["model_id"], cell.get("tenant", ""), own_ns
+
+    workload = recorded(requests(), scale=scale, seed=seed)
+    if workload is None:
+        raise format_error(path, 2, "the file has a header and no requests")
+    return workload
+
+
+def recorded(
+    requests: Iterable[tuple[int, str, str, int]], *, scale: float = 1.0, seed: int = 0
+) -> Workload | None:
+    """Make a workload of single requests; None if no request is given.
+
+    Args:
+        requests: when each was due in ns, the names of its model and its tenant, and its SLO in ns.
+        scale: requests per request.
+        seed: seed of all that is random.
+    """
     models: dict[str, int] = {}
     tenants: dict[str, int] = {"": 0}
-    times: list[int] = []
-    columns: list[tuple[int, int, int]] = []
-    for number, cells in enumerate(rows, 2):
-        if len(cells) != len(header):
-            raise format_error(path, number, f"found {len(cells)} cells, expected {len(header)}")
-        cell = dict(zip(header, cells, strict=True))
-        times.append(_whole(path, number, cell, time_column, _TIMES))
-        own_ns = slo_ns
-        if slo_column is not None and cell[slo_column]:
-            own_ns = _whole(path, number, cell, slo_column, _SLOS)
-            if not 0 < own_ns <= SLO_NS_MAX:
-                raise format_error(path, number, f"{slo_column} is {cell[slo_column]}")
-        columns.append(
-            (
-                models.setdefault(cell["model_id"], len(models)),
-                tenants.setdefault(cell.get("tenant", ""), len(tenants)),
-                own_ns,
-            )
-        )
-    if not times:
-        raise format_error(path, 2, "the file has a header and no requests")
-    times_ns = np.array(times, np.int64) - min(times)
-    model, tenant, slos_ns = np.array(columns, np.int64).T
+    # There may be millions.
+    columns = tuple(array("q") for _ in range(4))
+    for due_ns, model_id, whose, own_ns in requests:
+        place = models.setdefault(model_id, len(models))
+        cells = (due_ns, place, tenants.setdefault(whose, len(tenants)), own_ns)
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(cell)
+    if not columns[0]:
+        return None
+    times_ns, model, tenant, slos_ns = (np.array(column, np.int64) for column in columns)
+    times_ns -= times_ns.min()
     sources = [
         Recorded(
             times_ns=times_ns[mine],

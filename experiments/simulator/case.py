@@ -65,9 +65,11 @@ class WorkerKind:
     rows: Mapping[str, ProfileRow | None] = field(default_factory=dict, hash=False)
     #: Size of each weights cache; None: as the cluster says.
     num_pages: int | None = None
+    #: What one costs, in any unit: for plans.
+    price: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive(self, "num_pages")
+        _positive(self, "num_pages", "price")
         for name, row in self.rows.items():
             if row is not None and row.name != name:
                 raise ConfigError(f"kind {self.name!r}: row {name!r} is named {row.name!r}")

@@ -6,7 +6,7 @@ there::
 
     seconds = 20
     seed = 1                        # 0 if left out
-    profile = "table1"              # or the path of a profile; this if left out
+    profile = "table1"              # or the path of a profile, or of what `clockwright models list --json` printed
     costs = "measured"              # or a table: CPU time of the controller; none if left out
 
     [cluster]
@@ -26,8 +26,10 @@ there::
     workers = 4
     profile = "processor.json"      # what each row costs here; rows that it lacks cannot run here
     num_pages = 4000                # the cluster's if left out
+    price = 0.2                     # for `clockwright plan`, in any unit; 1 if left out
 
-    [[models]]                      # one row of the profile, or its `first` rows, each some times
+    [[models]]                      # one row of the profile, or its `first` rows, each some times; left out where all
+                                    # clients are recorded: the models that they name, each with the row of its name
     row = "resnet50_v1b"
     copies = 15
 
@@ -50,6 +52,14 @@ there::
     path = "invocations_per_function_md.anon.d01.csv"   # relative to the case file
     slo_ms = 100
     rate_rps = 2000                 # on average of the case; or `scale`, requests per invocation
+
+    [[clients]]
+    kind = "recorded"               # what a server was asked: the folder of its telemetry, or a file of arrivals; or
+                                    # a file of Azure's, whose functions are mapped to all models
+    path = "telemetry"
+    hours = 3                       # the last of them; all if left out
+    slo_ms = 100                    # of requests that have none; this if left out
+    scale = 1.5                     # requests per recorded one; 1 if left out
 
     [[faults.lost_workers]]
     worker = 0
@@ -80,8 +90,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.errors import ConfigError, ModelError
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import SchedulerConfig
 from controller.process.schedulers import kind_of
 from experiments.simulator.case import (
@@ -100,12 +110,14 @@ from experiments.simulator.trace_clients import (
     Azure2019,
     Azure2021,
     ClientTable,
+    RecordedRequests,
     Span,
     Synthetic,
+    recorded_workload,
     trace_sources,
 )
-from modelzoo.profile import Noise, ProfileRow, load_profile
-from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Source, Workload
+from modelzoo.profile import Noise, Profile, ProfileRow, load_profile
+from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Source, Workload, merge
 
 
 class _Asking(ClientTable, kw_only=True):
@@ -154,6 +166,7 @@ class _Kind(Struct, frozen=True):
     exec_factor: float = 1.0
     profile: str | None = None
     num_pages: int | None = None
+    price: float = 1.0
 
 
 class _Cluster(Struct, frozen=True):
@@ -172,15 +185,22 @@ class _Cluster(Struct, frozen=True):
 class _File(Struct, kw_only=True):
     """All of a case file."""
 
-    seconds: Span
-    models: tuple[_Models, ...]
     clients: Annotated[
         tuple[
-            _Closed | _Poisson | _Fixed | _Bursty | Azure2019 | Azure2021 | Synthetic,
+            _Closed
+            | _Poisson
+            | _Fixed
+            | _Bursty
+            | Azure2019
+            | Azure2021
+            | Synthetic
+            | RecordedRequests,
             ...,
         ],
         Meta(min_length=1),
     ]
+    seconds: Span | None = None
+    models: tuple[_Models, ...] = ()
     seed: Annotated[int, Meta(ge=0)] = 0
     profile: str = "table1"
     refusal_pause_ns: int | None = None
@@ -191,13 +211,20 @@ class _File(Struct, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
 
 
-def read_case(path: Path, *, seconds: float | None = None, seed: int | None = None) -> Case:
+def read_case(
+    path: Path,
+    *,
+    seconds: float | None = None,
+    seed: int | None = None,
+    one_of_each: bool = False,
+) -> Case:
     """Read a case.
 
     Args:
         path: the TOML file.
         seconds: instead of the file's.
         seed: instead of the file's.
+        one_of_each: one worker of each kind, whatever numbers the file says.
 
     Raises:
         ConfigError: the file cannot be read, or is not a legal case; says where.
@@ -207,11 +234,29 @@ def read_case(path: Path, *, seconds: float | None = None, seed: int | None = No
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         document |= {key: value for key, value in given.items() if value is not None}
-        file = msgspec.convert(document, _File)
-        _check_keys(document, msgspec.to_builtins(file))
-        return _case(file, path.parent)
-    except (OSError, ValueError, ConfigError) as error:
+        return case_of_tables(document, path.parent, one_of_each=one_of_each)
+    except (OSError, ValueError, ConfigError, ModelError) as error:
         raise ConfigError(f"case {path}: {error}") from None
+
+
+def case_of_tables(document: Mapping[str, Any], folder: Path, *, one_of_each: bool = False) -> Case:
+    """Make a case of the tables of a file.
+
+    Args:
+        document: the tables.
+        folder: paths in them are relative to it.
+        one_of_each: as for `read_case`.
+
+    Raises:
+        ValueError, ConfigError, ModelError: it is not a legal case; says where.
+        TraceFormatError: a trace that it names is not what its reader expects.
+    """
+    file = msgspec.convert(document, _File)
+    _check_keys(document, msgspec.to_builtins(file))
+    if one_of_each:
+        kinds = tuple(msgspec.structs.replace(kind, workers=1) for kind in file.cluster.kinds)
+        file.cluster = msgspec.structs.replace(file.cluster, num_workers=None, kinds=kinds)
+    return _case(file, folder)
 
 
 def _check_keys(given: Any, known: Any, where: str = "$") -> None:  # noqa: ANN401
@@ -228,11 +273,33 @@ def _check_keys(given: Any, known: Any, where: str = "$") -> None:  # noqa: ANN4
 
 
 def _case(file: _File, folder: Path) -> Case:
-    duration_ns = round(file.seconds * NS_PER_S)
-    models = _models(file)
+    profile = _profile(file.profile, folder)
+    models = _models(file, profile.rows)
+    recorded = [
+        recorded_workload(
+            clients,
+            f"clients[{index}]",
+            folder=folder,
+            seed=_seed_of(file, index),
+            names=lambda: [model.model_id for model in models] or list(profile.rows),
+        )
+        for index, clients in enumerate(file.clients)
+        if isinstance(clients, RecordedRequests)
+    ]
+    if not models:
+        if len(recorded) < len(file.clients):
+            raise ConfigError("found no `models`, expected some unless all clients are recorded")
+        names = dict.fromkeys(name for workload in recorded for name in workload.models)
+        models = tuple(HostedModel(ModelId(name), profile.row_for(name)) for name in names)
+    if file.seconds is not None:
+        duration_ns = round(file.seconds * NS_PER_S)
+    elif recorded:
+        duration_ns = max(workload.end_ns for workload in recorded)
+    else:
+        raise ConfigError("found no `seconds`, expected how long the case lasts")
     kind_of(file.scheduler.policy)
     return Case(
-        workload=_workload(file, folder, models, duration_ns),
+        workload=merge(_workload(file, folder, models, duration_ns), *recorded),
         cluster=_cluster(file, folder, models),
         duration_ns=duration_ns,
         network=file.network,
@@ -244,8 +311,17 @@ def _case(file: _File, folder: Path) -> Case:
     )
 
 
-def _models(file: _File) -> tuple[HostedModel, ...]:
-    rows = load_profile(file.profile).rows
+def _seed_of(file: _File, index: int) -> int:
+    """Seeds of clients lie further apart than there are models, so that no two sources draw the same numbers."""
+    return file.seed * 1_000_003 + index * 10_007
+
+
+def _profile(spec: str, folder: Path) -> Profile:
+    path = folder / spec
+    return load_profile(str(path) if path.exists() else spec)
+
+
+def _models(file: _File, rows: Mapping[str, ProfileRow]) -> tuple[HostedModel, ...]:
     models: list[HostedModel] = []
     for number, table in enumerate(file.models):
         where = f"models[{number}]"
@@ -283,13 +359,12 @@ def _kind(table: _Kind, where: str, folder: Path, models: tuple[HostedModel, ...
     rows = {model.row.name: model.row for model in models}
     here: dict[str, ProfileRow | None] = {}
     if table.profile is not None:
-        path = folder / table.profile
-        known = load_profile(str(path) if path.exists() else table.profile).rows
+        known = _profile(table.profile, folder).rows
         here = {name: known.get(name) for name in rows}
     if table.exec_factor != 1.0:
         held = [row for row in {**rows, **here}.values() if row is not None]
         here = {**here, **slower_kind(where, held, table.exec_factor).rows}
-    return WorkerKind(name=table.name, rows=here, num_pages=table.num_pages)
+    return WorkerKind(name=table.name, rows=here, num_pages=table.num_pages, price=table.price)
 
 
 def _workload(
@@ -299,14 +374,15 @@ def _workload(
     loops: list[ClosedLoop] = []
     tenants = {"": 0}
     for index, clients in enumerate(file.clients):
+        if isinstance(clients, RecordedRequests):
+            continue
         where = f"clients[{index}]"
         whose = tenants.setdefault(clients.tenant, len(tenants))
         asked = list(range(len(models)))
         if clients.row is not None:
             _row_of(clients.row, {model.row.name: model.row for model in models}, where)
             asked = [number for number in asked if models[number].row.name == clients.row]
-        # Seeds lie further apart than there are models, so that no two sources draw the same numbers.
-        seed = file.seed * 1_000_003 + index * 10_007
+        seed = _seed_of(file, index)
         try:
             if not isinstance(clients, _Asking):
                 sources += trace_sources(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -12,7 +13,10 @@ from msgspec import Meta, Struct
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from traces.arrivals import EvenReplay, Ints, Recorded, Slice, Source, TraceReplay
+from controller.telemetry.files import REQUEST_COLUMNS
+from experiments.telemetry.tables import TelemetryTable
+from traces.arrivals import EvenReplay, Ints, Recorded, Slice, Source, TraceReplay, Workload
+from traces.arrivals_file import read_workload, recorded
 from traces.azure import read_azure_2019, read_azure_2021
 from traces.minutes import MinuteTrace
 from traces.synthetic import DAY_MINUTES, generate
@@ -66,6 +70,65 @@ class Synthetic(_Minutes, tag="synthetic", kw_only=True):
     """A generated day."""
 
     num_functions: Annotated[int, Meta(ge=1)]
+
+
+class RecordedRequests(ClientTable, tag="recorded", kw_only=True):
+    """Single requests, whose models are named; or one of Microsoft's files."""
+
+    path: str
+    slo_ms: Span = 100.0
+    hours: _Rate | None = None
+    scale: _Rate = 1.0
+
+
+def recorded_workload(
+    clients: RecordedRequests,
+    where: str,
+    *,
+    folder: Path,
+    seed: int,
+    names: Callable[[], Sequence[str]],
+) -> Workload:
+    """What was recorded, from time 0 on, by the names that it has.
+
+    Args:
+        clients: the table.
+        where: its place, for errors.
+        folder: paths are relative to this one.
+        seed: seed of all that is drawn.
+        names: gives the models to which the functions of Azure's traces are mapped.
+
+    Raises:
+        ConfigError: a value is wrong, or nothing was recorded.
+        TraceFormatError: the file is not what it should be.
+    """
+    if clients.row or clients.tenant:
+        raise ConfigError(f"{where}: expected no `row` and no `tenant`, which the records name")
+    path, slo_ns = folder / clients.path, round(clients.slo_ms * NS_PER_MS)
+    found: Workload | None
+    if path.is_dir():
+        with ExitStack() as stack:
+            table = TelemetryTable(path, "requests", REQUEST_COLUMNS, stack)
+            # The simulator's requests have one row each: several rows come as several requests.
+            requests = (
+                (
+                    table.number(row, "arrival_ns"),
+                    row["model_id"],
+                    row["tenant"],
+                    table.number(row, "slo_ns"),
+                )
+                for row in table
+                for _ in range(table.number(row, "rows"))
+            )
+            found = recorded(requests, scale=clients.scale, seed=seed)
+    else:
+        found = read_workload(path, (), slo_ns=slo_ns, scale=clients.scale, seed=seed, ask=names)
+    if found is None:
+        raise ConfigError(f"{where}: found no request in the last run of {path}, expected some")
+    last_ns = round((clients.hours or 0) * 60 * _NS_PER_MINUTE)
+    if 0 < last_ns < found.end_ns:
+        found = found.sliced(found.end_ns - last_ns, found.end_ns)
+    return found
 
 
 def trace_sources(

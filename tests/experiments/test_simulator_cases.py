@@ -142,7 +142,7 @@ sizes = [8, 16]
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        ("seconds = 0.5", "", "missing required field `seconds`"),
+        ("seconds = 0.5", "", "found no `seconds`, expected how long"),
         ("seconds = 0.5", "seconds = -1", "Expected `float` >= 0.0 - at `$.seconds`"),
         ("seconds = 0.5", "seconds = 0", "duration_ns is 0, expected more than 0"),
         ("seconds = 0.5", "seconds = 0.5 0.5", "line 2"),
@@ -503,3 +503,48 @@ def test_the_trace_of_a_simulated_run_shows_lanes_predictions_and_windows(tmp_pa
             *("LOAD", "INPUT", "EXEC", "OUTPUT"),
             *("LOAD predicted", "EXEC predicted", "LOAD window", "EXEC window"),
         } <= shown
+
+
+RECORDED = """
+seconds = 3
+
+[[models]]
+row = "resnest101"
+copies = 2
+
+[[clients]]
+kind = "poisson"
+rate_rps = 100
+slo_ms = 50
+"""
+
+
+def test_recorded_clients_stand_beside_others_in_a_case(tmp_path: Path) -> None:
+    (tmp_path / "asked.csv").write_text(
+        "time_s,model_id,slo_ms,tenant\n5,resnest101-1,30,ann\n6,resnest101-0,,\n",
+        encoding="utf-8",
+    )
+    text = RECORDED + '[[clients]]\nkind = "recorded"\npath = "asked.csv"\n'
+    path = tmp_path / "case.toml"
+    path.write_text(text, encoding="utf-8")
+    case = read_case(path)
+    asked = [request for request in case.workload if request.slo_ns != 50 * NS_PER_MS]
+    assert [(r.time_ns, case.workload.models[r.model], r.slo_ns) for r in asked] == [
+        (0, "resnest101-1", 30 * NS_PER_MS),
+        (NS_PER_S, "resnest101-0", 100 * NS_PER_MS),
+    ]
+    assert case.workload.tenants[asked[0].tenant] == "ann"
+    alone = '[[clients]]\nkind = "recorded"\npath = "asked.csv"\n'
+    path.write_text(alone, encoding="utf-8")
+    case = read_case(path)
+    assert case.duration_ns == NS_PER_S + 1
+    assert [model.model_id for model in case.cluster.models] == ["resnest101-1", "resnest101-0"]
+    for broken, problem in (
+        (alone + 'tenant = "bob"\n', "expected no `row` and no `tenant`"),
+        (RECORDED.replace("seconds = 3", ""), "found no `seconds`"),
+        (alone + "[[clients]]\nkind = 'poisson'\nrate_rps = 1\nslo_ms = 9\n", "found no `models`"),
+        (RECORDED.replace("resnest101", "googlenet") + alone, "asks for model 'resnest101-1'"),
+    ):
+        path.write_text(broken, encoding="utf-8")
+        with pytest.raises(ConfigError, match=problem):
+            read_case(path)
