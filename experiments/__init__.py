@@ -19,6 +19,7 @@ its table and its picture next to it; nothing is written there by hand.
     clipper_paper    the figures of the Clipper paper
     live             what a real server does, compared with what the simulator says
     clockwork_paper  the figures of the Clockwork paper
+    planning         how many workers a load needs
     study            the frame of them all: tables, pictures, records, and the page of results
     bounds           what no schedule could exceed
     simulator        a case on a virtual clock

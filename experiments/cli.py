@@ -1,4 +1,4 @@
-"""The commands of this floor: `clockwright simulate` and `clockwright trace`."""
+"""The commands of this floor: `clockwright simulate`, `clockwright plan` and `clockwright trace`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from clockwright.cli.flags import Json
+from clockwright.cli.flags import Json, takes_flags
 from clockwright.errors import ConfigError
+from experiments.plan_flags import Wanted
 
 trace = typer.Typer(no_args_is_help=True, help="What a run recorded, for other programs.")
 
@@ -43,6 +44,29 @@ def simulate(
         kind_of(policy)
         described = replace(described, scheduler=replace(described.scheduler, policy=policy))
     run_simulation(described, telemetry_dir=telemetry, as_json=json)
+
+
+@takes_flags
+def plan(
+    *,
+    wanted: Wanted,
+    slo_costs: Annotated[
+        bool, typer.Option(help="Find the sizes at half and at double of each SLO, too.")
+    ] = True,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG: what each size answers in time, and what SLOs cost.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find how many workers of which kind a load needs, and what limits.
+
+    Simulates the load with the real scheduler on modelled workers, for several seeds, and searches the cheapest size that
+    answers the target's share of the requests inside their SLO. Kinds of workers and their prices are those of the
+    case (`cluster.kinds`); their numbers in it do not matter.
+    """
+    from experiments.plan import plan as run_plan
+
+    run_plan(wanted, slo_costs=slo_costs, picture=picture, as_json=json)
 
 
 @trace.command()

@@ -239,6 +239,10 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("cold_remedy_right_share", at_least=0.95),
         Aim("cold_right_share_pinning", at_least=0.95),
     ),
+    "plan": (
+        Aim("plan_meets_share", at_least=0.95),
+        Aim("plan_tight_share", at_least=0.8),
+    ),
     "observe": (
         Aim("metrics_scrape_ms_4000_models", at_most=50),
         Aim("loop_stall_ms", at_most=5),
