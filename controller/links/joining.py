@@ -23,8 +23,8 @@ _Register = TypeVar("_Register", bound=msgspec.Struct)
 
 # A peer that asked for a connection connects at once.
 DIAL_LIMIT_S = 10.0
-# A worker names every model that it has ready, in some 300 bytes: this is enough for twice `MODELS_MAX` of the catalogue.
-_REGISTER_BYTES_MAX = 64 << 20
+# A worker names every model that it has ready, in some 300 bytes: this is enough for the catalogue's `MODELS_MAX`.
+_REGISTER_BYTES_MAX = 32 << 20
 # Peers that have asked and not connected; beyond that the first of them are forgotten.
 _EXPECTED_MAX = 1024
 

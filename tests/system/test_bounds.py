@@ -514,7 +514,7 @@ def tenant_by_a_front(_: Place) -> str:
 def registration_of_a_worker(_: Place) -> str:
     async def main() -> str:
         async with controlling() as (_, channel):
-            return (await attach(channel, register(host="x" * MIB)))[1]
+            return (await attach(channel, register(host="x" * (32 * MIB))))[1]
 
     return asyncio.run(main())
 
