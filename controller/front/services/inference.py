@@ -303,7 +303,7 @@ class ServedRequest:
             return
         self._end()
         due_ns = call.arrival_ns + asked.slo_ns
-        late = functools.partial(self._late, asked.slo_ns, due_ns, told)
+        late = functools.partial(_late, self._name, asked.slo_ns, due_ns, told)
         call.answer(message, due_ns - way_back_of(asked.slo_ns), late)
         if self.trace is not None:
             self.trace.answered(told, asked)
@@ -316,7 +316,7 @@ class ServedRequest:
         if servable.varies:
             asked.answer_header = b""  # The next may have other sizes.
         slo_ns = several.due_ns - several.since_ns
-        late = functools.partial(self._late, slo_ns, several.due_ns, told)
+        late = functools.partial(_late, self._name, slo_ns, several.due_ns, told)
         latest_ns = several.due_ns - way_back_of(slo_ns)
         several.next(self._service.backend.clock(), asked.streaming.next_ns)
         is_last = not (told.more or asked.empty_final)
@@ -332,16 +332,6 @@ class ServedRequest:
         call.answer(message, latest_ns, late)
         if self.trace is not None:
             self.trace.answered(told, asked)
-
-    def _late(self, slo_ns: int, due_ns: int, told: Answered, now_ns: int) -> Exception:
-        """Make the error of an answer that was ready, but too late."""
-        arrival_ns = due_ns - slo_ns
-        latency_ns = now_ns - arrival_ns + way_back_of(slo_ns)
-        figures = late_figures(slo_ns, latency_ns, told.expected_departure_ns - arrival_ns)
-        if told.parameters is not None and STEP in told.parameters:
-            # A step of a sequence counts all the same.
-            figures[STEP] = int(told.parameters[STEP])
-        return NoAnswerError(Refusal.LATE, ModelId(self._name), figures)
 
     def _fail(self, error: Exception) -> None:
         """Answer with why there is no answer."""
@@ -372,6 +362,17 @@ def _is_clients_fault(error: Exception) -> bool:
 
 def _is_unknown(told: Told) -> bool:
     return isinstance(told, Failed) and told.code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+def _late(name: str, slo_ns: int, due_ns: int, told: Answered, now_ns: int) -> Exception:
+    """Make the error of an answer that was ready, but too late. A step of a sequence counts all the same."""
+    # No method: a call that kept its request would keep the answer's memory until the next collection of garbage.
+    arrival_ns = due_ns - slo_ns
+    latency_ns = now_ns - arrival_ns + way_back_of(slo_ns)
+    figures = late_figures(slo_ns, latency_ns, told.expected_departure_ns - arrival_ns)
+    if told.parameters is not None and STEP in told.parameters:
+        figures[STEP] = int(told.parameters[STEP])
+    return NoAnswerError(Refusal.LATE, ModelId(name), figures)
 
 
 class InferenceService:
