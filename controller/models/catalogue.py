@@ -172,7 +172,7 @@ class Pipeline(Entry):
     tried_ns: int = 0
     #: When cold models were last wanted for requests that were refused.
     wanted_ns: int = 0
-    #: Versions, inputs and outputs of the models that this was found for.
+    #: Kinds, versions, inputs and outputs of the models that this was found for.
     _described: tuple[object, ...] | None = None
 
     @property
@@ -183,7 +183,7 @@ class Pipeline(Entry):
 
     def look_at(self, models: Sequence[Entry | None]) -> None:
         """Take in its models as they are now."""
-        described = tuple([m and (m.version, m.inputs, m.outputs) for m in models])
+        described = tuple([m and (type(m), m.version, m.inputs, m.outputs) for m in models])
         if described == self._described:
             return
         self._described, self.graph, self.misfit = described, None, ""

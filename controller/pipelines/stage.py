@@ -243,6 +243,7 @@ class PipelineStage:
         found = self._catalogue.find(stage.model, stage.version)
         if (
             found is None
+            or isinstance(found, Pipeline)
             or (found.inputs, found.outputs) != (stage.takes, stage.gives)
             or (stage.version and found.version != stage.version)
         ):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clockwright.wire.tensors import TensorSpec
 from controller.models.catalogue import Entry, Pipeline
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
@@ -53,8 +52,8 @@ class LiveApplication:
         self.counts = QueryCounts()
         #: Models that do not fit the application, and why. They are never asked.
         self.misfits: dict[str, str] = {}
-        #: Inputs and outputs of each model that the shape was made from.
-        self._described: tuple[tuple[Sequence[TensorSpec], Sequence[TensorSpec]] | None, ...] = ()
+        #: Kind, inputs and outputs of each model that the shape was made from.
+        self._described: tuple[tuple[object, ...] | None, ...] = ()
         self._shape: Shape | None = None
         self._readings: dict[str, Reading] = {}
 
@@ -71,7 +70,7 @@ class LiveApplication:
     def look_at(self, models: Sequence[Entry | None]) -> Shape | None:
         """Find the shape, given the models as they are now; None while no worker has described any."""
         described = tuple(
-            [(m.inputs, m.outputs) if m is not None and m.outputs else None for m in models]
+            [(type(m), m.inputs, m.outputs) if m and m.outputs else None for m in models]
         )
         if described != self._described or self._shape is None:
             self._described = described

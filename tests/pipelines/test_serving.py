@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import shutil
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from clockwright import BadRequestError, Client, RefusedError
+from clockwright import AsyncClient, BadRequestError, Client, RefusedError
 from clockwright.client.operator import Operator
 from clockwright.errors import ModelError, Refusal, UnknownModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
@@ -26,7 +27,14 @@ from controller.selection.core.application import Application
 from controller.selection.parts import PartStage
 from controller.telemetry.tables import Counts
 from tests.kit.asking import Reply, submit
-from tests.kit.front_end import FrontEnd, FrontEndInThread, controlling, serving_in_thread, until
+from tests.kit.front_end import (
+    FrontEnd,
+    FrontEndInThread,
+    controlling,
+    serving,
+    serving_in_thread,
+    until,
+)
 
 ROW = np.array([[1, 2, 0]], np.float32)
 SLO_MS = 30_000
@@ -271,6 +279,30 @@ def test_an_application_has_no_pipeline_as_a_member(server: FrontEndInThread) ->
     application = Application(name="app", models=("chain",))
     with pytest.raises(ModelError, match="model chain does not fit: it is a pipeline"):
         server.run(server.front_end.applications.put(application))
+
+
+async def test_a_model_that_becomes_a_pipeline_is_no_stage_and_no_member_any_more(
+    tmp_path: Path,
+) -> None:
+    outputs = 'label = "r.label", probabilities = "r.probabilities"'
+    write(tmp_path, outer=pipeline(outputs, stage("r", "right", x="x")))
+    async with serving(tmp_path) as front_end, AsyncClient(front_end.address) as client:
+        await until(lambda: front_end.catalogue.ready)
+        await front_end.applications.put(Application(name="app", models=("right", "wrong")))
+        assert (await client.infer("outer", ROW, slo_ms=SLO_MS)).outputs["label"].tolist() == [1]
+        await client.infer("app", ROW, slo_ms=SLO_MS)
+        # It takes and gives what the model did.
+        shutil.rmtree(tmp_path / "right")
+        write(tmp_path, right=pipeline(outputs, stage("r", "right-too", x="x")))
+        await front_end.catalogue.reload("right")
+        assert (await client.infer("right", ROW, slo_ms=SLO_MS)).outputs["label"].tolist() == [1]
+        with pytest.raises(RefusedError, match="stage 'r': right is a pipeline") as caught:
+            await client.infer("outer", ROW, slo_ms=SLO_MS)
+        assert caught.value.refusal is Refusal.UNFIT
+        await client.infer("app", ROW, slo_ms=SLO_MS)
+        running = front_end.applications.find("app")
+        assert running is not None
+        assert running.misfits == {"right": "it is a pipeline, expected a model"}
 
 
 # --- inside the loop ------------------------------------------------------------------------------
