@@ -22,6 +22,7 @@ from clockwright.wire.bulk import Buffer
 from controller.core import Scheduler
 from controller.front.remote import link_frames as frames
 from controller.front.remote.descriptions import Descriptions
+from controller.front.services.inference import _user_of
 from controller.models.catalogue import Catalogue, Entry, name_of
 from controller.models.state_file import StateFile
 from controller.models.versions import Routing, ServedVersions, Versions, read_served
@@ -364,6 +365,33 @@ async def test_requests_without_a_version_are_shared_out_and_others_get_theirs(
         # All fronts follow at once.
         await front_end.catalogue.route("double", aliases={}, traffic={"2": 1}, shadow={})
         assert {await ask(context=user) for user in users} == {"2"}
+
+
+@pytest.mark.parametrize("front", ["here", "apart"])
+async def test_requests_with_the_sequence_0_or_an_empty_one_are_of_no_sequence(
+    tmp_path: Path, front: str
+) -> None:
+    two_versions(tmp_path, "[traffic]\n1 = 0.5\n2 = 0.5\n")
+    async with serving(tmp_path, front=front) as front_end:
+
+        async def ask(**sequence: Any) -> str:  # noqa: ANN401
+            message = pb.ModelInferRequest.FromString(request(3))
+            message.parameters["sequence_id"].MergeFrom(pb.InferParameter(**sequence))
+            data = await call(front_end.address, INFER, message.SerializeToString())
+            return pb.ModelInferResponse.FromString(data).model_version
+
+        for none in ({"int64_param": 0}, {"uint64_param": 0}, {"string_param": ""}):
+            assert {await ask(**none) for _ in range(40)} == {"1", "2"}
+
+
+def test_a_sequence_has_one_version_whatever_integer_its_id_is() -> None:
+    users = set()
+    for kind in ("int64_param", "uint64_param"):
+        message = pb.ModelInferRequest()
+        message.parameters["sequence_id"].MergeFrom(pb.InferParameter(**{kind: 300}))
+        users.add(_user_of(message))
+    assert len(users) == 1
+    assert users != {b""}
 
 
 async def test_a_request_whose_version_goes_before_its_front_hears_of_it_gets_another(

@@ -476,7 +476,7 @@ class InferenceService:
         if cut is not None:
             template = templates.find(cut, generation=generation)
             if template is not None and template.described.servable.traffic:
-                user = cut.context or cut.sequence or b""
+                user = cut.context or _user_of_sequence(cut.sequence or b"")
                 if isinstance(data, JsonRequest):
                     user = _user_of(data.message)
                 version = self._draw(template.described.servable, user)
@@ -706,4 +706,10 @@ def _user_of(message: pb.ModelInferRequest) -> bytes:
     context = context_of(message).encode()
     if context or _SEQUENCE not in message.parameters:
         return context
-    return message.parameters[_SEQUENCE].SerializeToString()
+    return _user_of_sequence(message.parameters[_SEQUENCE].SerializeToString())
+
+
+def _user_of_sequence(parameter: bytes) -> bytes:
+    """What stands for a sequence, of its serialised id; empty: the id is 0 or empty, so there is none."""
+    # Without the field's tag: an int64 and a uint64 of one value are one sequence.
+    return parameter[1:] if parameter[1:] != b"\0" else b""
