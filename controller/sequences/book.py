@@ -77,6 +77,8 @@ class Sequence(Generic[T]):
     beat: StreamBeat | None = None
     #: It is not in the book any more.
     is_gone: bool = False
+    #: Bytes that it counts for: its state, which may be text that grows, and no less than at first.
+    num_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -203,6 +205,7 @@ class Book(Generic[T]):
             if turn.start:
                 self._end(sequence, RESTARTED)
                 sequence.state, sequence.num_steps = sequence.model.initial, 0
+                self._hold(sequence, 0)
             if turn.is_over:
                 sequence.state = None
                 self._gone_for(sequence, "its first step was refused or given up")
@@ -231,9 +234,23 @@ class Book(Generic[T]):
         sequence.num_steps += 1
         if not sequence.is_gone:
             sequence.state = state
+            self._hold(sequence, sum(map(len, state)))
             if turn.end:
                 self._end(sequence, ENDED)
         return sequence.num_steps
+
+    def lacks_room(self, turn: Turn[T], state: tuple[bytes, ...]) -> RefusedError | None:
+        """Say why the state that the step that runs has left cannot be kept; None: it can. Only text can grow."""
+        more, most = sum(map(len, state)) - turn.sequence.num_bytes, self._config.sequence_bytes
+        found = self.num_bytes + more
+        if more <= 0 or found <= most or turn.sequence.is_gone:
+            return None
+        return RefusedError(
+            Refusal.OVERLOADED,
+            f"found {found} bytes of state of all sequences, {more} of them by which this one would grow, expected {most} at"
+            " most; end those that are done (sequence_end), or raise --sequence-mib",
+            figures={"state_bytes": found, "state_bytes_max": most},
+        )
 
     def left(self, turn: Turn[T]) -> None:
         """The step that runs only ends its sequence; `next` is to follow."""
@@ -356,7 +373,7 @@ class Book(Generic[T]):
         sequence: Sequence[T] = Sequence(key, model, used_ns=now_ns)
         self._sequences[key] = sequence
         self._by_model.setdefault(model.model_id, {})[key] = sequence
-        self.num_bytes += model.num_bytes
+        self._hold(sequence, 0)
         self._look_at(now_ns + model.idle_ns, sequence)
         return sequence
 
@@ -384,8 +401,12 @@ class Book(Generic[T]):
         del of_model[key]
         if not of_model:
             del self._by_model[key.model_id]
-        self.num_bytes -= sequence.model.num_bytes
+        self.num_bytes -= sequence.num_bytes
         self._set_beat(sequence, None)
+
+    def _hold(self, sequence: Sequence[T], num_bytes: int) -> None:
+        before, sequence.num_bytes = sequence.num_bytes, max(num_bytes, sequence.model.num_bytes)
+        self.num_bytes += sequence.num_bytes - before
 
     def _set_beat(self, sequence: Sequence[T], beat: StreamBeat | None) -> None:
         if sequence.beat is not None:
@@ -398,7 +419,7 @@ class Book(Generic[T]):
 
     def check(self) -> Iterator[str]:
         """Say what does not add up, for tests."""
-        if self.num_bytes != sum(each.model.num_bytes for each in self._sequences.values()):
+        if self.num_bytes != sum(each.num_bytes for each in self._sequences.values()):
             yield "bytes"
         if sum(self.beats.values()) != sum(
             each.beat is not None for each in self._sequences.values()

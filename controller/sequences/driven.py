@@ -81,8 +81,8 @@ class _Stream:
     first_ns: int
     num_before: int
     num_given: int = 0
-    #: Rows that have said that a step was their last.
-    done: NDArray[np.bool_] | bool = False
+    #: Rows that have said that a step was their last; None: no step was answered.
+    done: NDArray[np.bool_] | None = None
 
 
 class DrivenStage(Generic[S]):
@@ -184,6 +184,14 @@ class DrivenStage(Generic[S]):
             self._forget(stream)
             stream.sink.told(stream.request_id, Failed(_INTERNAL, words), ())
             return
+        more = sum([len(found[out]) - len(stream.inputs[into]) for into, out in plan.feeds])
+        if more > 0 and (crowd := self._too_much(more)) is not None:
+            # Only text can grow.
+            self._forget(stream)
+            refused = Refused(crowd.refusal, crowd.figures, message=crowd.message)
+            refused.figures[ANSWERS] = stream.num_given
+            stream.sink.told(stream.request_id, refused, ())
+            return
         shown: Sequence[Buffer] = [found[index] for index in plan.shown]
         if tokens is not None and plan.generate is not None:
             if tokens.left:
@@ -191,10 +199,17 @@ class DrivenStage(Generic[S]):
                 return
             token = tokens.choose(found[plan.generate.logits])
             shown, is_last = tokens.answer(token), token == plan.generate.end
-        stream.num_given += 1
         if not is_last:
-            stream.done = plan.done(specs, found) | stream.done
+            done = plan.done(specs, found)
+            if stream.done is not None and done.shape != stream.done.shape:
+                self._forget(stream)
+                words = f"model {stream.model.name}: found {done.size} values of stream.final, expected {stream.done.size}"
+                failed = Failed(_INTERNAL, f"{words} as in the step before")
+                stream.sink.told(stream.request_id, failed, ())
+                return
+            stream.done = done if stream.done is None else done | stream.done
             is_last = bool(stream.done.all())
+        stream.num_given += 1
         told.more = not (is_last or stream.num_left == 0)
         if told.more:
             stream.num_left -= 1
@@ -257,15 +272,15 @@ class DrivenStage(Generic[S]):
         for what, found, bound in (
             (f"streams of model {model.name}", model.num_streams + 1, most),
             ("streams", len(self._streams) + 1, self._streams_max),
-            ("bytes of streams' inputs", self._num_bytes + num_bytes, self._input_bytes_max),
         ):
             if found > bound:
-                words = (
-                    f"found {found} {what}, expected {bound} at most; come again when one has ended"
-                )
-                figures = {"found": found, "bound": bound}
-                return RefusedError(Refusal.OVERLOADED, words, figures=figures)
-        return None
+                return _crowded(what, found, bound)
+        return self._too_much(num_bytes)
+
+    def _too_much(self, num_bytes: int) -> RefusedError | None:
+        """Say that there is no room for so many more bytes of inputs. Returns None if there is."""
+        found, bound = self._num_bytes + num_bytes, self._input_bytes_max
+        return _crowded("bytes of streams' inputs", found, bound) if found > bound else None
 
     def _too_many(self, model: Entry, beat: StreamBeat) -> RefusedError | None:
         """Say that streams of a model would wait longer than a beat for each other. Returns None if they would not."""
@@ -298,6 +313,11 @@ class DrivenStage(Generic[S]):
     def _tell_refused(self, request_id: RequestId, sink: Sink, refused: Refused) -> None:
         del self._refused[request_id]
         sink.told(request_id, refused, ())
+
+
+def _crowded(what: str, found: int, bound: int) -> RefusedError:
+    words = f"found {found} {what}, expected {bound} at most; come again when one has ended"
+    return RefusedError(Refusal.OVERLOADED, words, figures={"found": found, "bound": bound})
 
 
 def _first_inputs(

@@ -180,6 +180,9 @@ class SequenceStage(Generic[S]):
                 state = None
             elif not all(map(bytes.startswith, state, form.state_heads)):
                 told, outputs, state = Failed(_INTERNAL, _misfit(form, state)), (), None
+            elif (error := self.book.lacks_room(turn, state)) is not None:
+                told = Refused(error.refusal, error.figures, message=error.message)
+                outputs, state = (), None
         if state is None:
             self.book.withdraw(turn)
             if isinstance(told, Refused):

@@ -211,6 +211,27 @@ def test_what_has_no_room_is_refused_at_its_start(
     desk.arrive("e", start=True, to=key(3), model=model)
 
 
+def test_a_state_that_grows_counts_as_it_is() -> None:
+    desk = Desk(sequence_bytes=30)
+    one = desk.arrive("a", start=True, to=key(1))
+    assert desk.book.lacks_room(one, (b"s" * 30,)) is None
+    desk.answer(one, b"s" * 22)
+    assert desk.book.num_bytes == 22
+    two = desk.arrive("b", start=True, to=key(2))
+    with pytest.raises(RefusedError, match=r"found 38 bytes of state .* raise --sequence-mib"):
+        desk.arrive("c", start=True, to=key(3))
+    # A step that leaves too much does not count.
+    refused = desk.book.lacks_room(two, (b"s" * 9,))
+    assert refused is not None
+    assert refused.figures == {"state_bytes": 31, "state_bytes_max": 30}
+    assert desk.book.lacks_room(two, (b"s",)) is None
+    desk.lose(two)
+    desk.arrive("d", start=True, to=key(1))
+    assert desk.book.num_bytes == 8
+    desk.book.drop_model(ModelId("m"))
+    assert desk.book.num_bytes == 0
+
+
 def test_so_many_steps_wait_and_no_more() -> None:
     desk = Desk()
     desk.arrive("a", start=True)

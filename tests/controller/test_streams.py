@@ -35,7 +35,7 @@ from controller.front.remote.front_link import FrontLinks
 from controller.models.catalogue import Catalogue, Entry
 from controller.models.stepped import StatePair
 from controller.models.streamed import StreamSettings, find_stream, first_state, read_stream
-from controller.port import Answered, Ask, Refused, Sink, Streaming, Told
+from controller.port import Answered, Ask, Failed, Refused, Sink, Streaming, Told
 from controller.runtime import Runtime
 from controller.sequences.beats import StreamBeat, longest_gap_ns
 from controller.sequences.driven import DrivenStage
@@ -506,6 +506,47 @@ def test_a_step_that_is_late_ends_its_stream_behind_the_answers_given() -> None:
     assert not scheduler.open
     stage.withdraw(number)
     assert not scheduler.withdrawn
+
+
+def told_to(scheduler: Scheduler, number: int, *outputs: bytes) -> None:
+    _, _, sink = scheduler.open.pop(RequestId(number))
+    sink.told(RequestId(number), Answered(0), outputs)
+
+
+def test_a_state_that_grows_beyond_the_bound_ends_its_stream() -> None:
+    scheduler, model = Scheduler(), counting_model()
+    model.inputs = (model.inputs[0], TensorSpec("past", "BYTES", (1,)))
+    model.outputs = (model.outputs[0], TensorSpec("present", "BYTES", (1,)), model.outputs[2])
+    model.stream = find_stream(
+        StreamSettings(final="done"), model.state, model.inputs, model.outputs
+    )
+    stage = a_stage(scheduler)
+    number = stage.ask(model, asked(), [x(4, 9).tobytes()], scheduler)
+    y = struct.pack("<2q", 4, 0)
+    told_to(scheduler, 1, y, bytes(9000), b"\0")
+    told_to(scheduler, 2, y, bytes(11_000), b"\0")
+    *given, last = scheduler.heard[number]
+    assert given == [(4, 0)]
+    assert isinstance(last, Refused)
+    assert last.refusal is Refusal.OVERLOADED
+    assert "found 11016 bytes of streams' inputs, expected 10000 at most" in last.message
+    assert not scheduler.open
+    assert not stage.has(number)
+    assert stage._num_bytes == 0
+
+
+def test_a_final_output_of_another_size_ends_its_stream() -> None:
+    scheduler = Scheduler()
+    stage = a_stage(scheduler)
+    number = stage.ask(counting_model(), asked(), [x(4, 9).tobytes()], scheduler)
+    y = struct.pack("<2q", 4, 0)
+    told_to(scheduler, 1, y, bytes(8), b"\0\0\0")
+    told_to(scheduler, 2, y, bytes(8), b"\0\0")
+    *given, last = scheduler.heard[number]
+    assert given == [(4, 0)]
+    assert isinstance(last, Failed)
+    assert "found 2 values of stream.final, expected 3" in last.text
+    assert not stage.has(number)
 
 
 @pytest.mark.parametrize("seed", range(20))
