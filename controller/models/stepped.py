@@ -8,8 +8,10 @@ inputs that say where in its sequence a step is; they are declared only.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, Final, Literal, get_args
 
@@ -201,12 +203,34 @@ def find_state(
                 f"sequence.{kind}: found input {name!r} of {spec.datatype} {list(spec.shape(-1))}, expected numbers of"
                 " one size"
             )
+        elif kind != "id" and not all(map(partial(_has, spec.datatype), values)):
+            faults.append(
+                f"sequence.{kind}: found values {list(values)}, expected two that {spec.datatype} has, which input {name!r} is"
+            )
         controls.append(Control(kind, name, ins[name], values))
     if faults:
         raise ModelError("; ".join(faults))
     if not declared:
         pairs = _recognised(inputs, outputs, {each.input for each in controls})
     return tuple(pairs), tuple(controls)
+
+
+def pack_number(datatype: str, value: float, count: int = 1) -> bytes:
+    """Make the bytes of a number, several times; integers leave out what is behind the point.
+
+    Raises:
+        ValueError, OverflowError, struct.error: the datatype has no such number.
+    """
+    letter = DATATYPES[datatype].letter
+    return struct.pack(f"<{count}{letter}", *[value if letter in "efd" else int(value)] * count)
+
+
+def _has(datatype: str, value: float) -> bool:
+    try:
+        pack_number(datatype, value)
+    except (ValueError, OverflowError, struct.error):
+        return False
+    return True
 
 
 def _lacking(where: str, role: str, name: str, known: Mapping[str, int]) -> list[str]:

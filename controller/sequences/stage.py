@@ -19,7 +19,7 @@ from clockwright.wire.tensors import DATATYPES, TensorSpec
 from clockwright.wire.texts import join_texts
 from controller.core.admission import way_back_of
 from controller.models.catalogue import Entry
-from controller.models.stepped import IDLE_NS, Control, one_row
+from controller.models.stepped import IDLE_NS, Control, one_row, pack_number
 from controller.port import STEP, Answered, Ask, AskedStep, Failed, PortStage, Refused, Sink, Told
 from controller.runtime import Runtime
 from controller.sequences.beats import LOAD_MOST, Capacity, StreamBeat, load_with
@@ -416,13 +416,11 @@ def _filled_in(spec: TensorSpec, control: Control, step: AskedStep) -> bytes:
     number = math.prod(spec.shape(1))
     if spec.datatype == "BYTES":
         return whole(spec, join_texts([str(step.sequence)] * number))
-    letter = DATATYPES[spec.datatype].letter
     if control.kind == "id":
-        value: float | int = int(step.sequence)
+        value: float = int(step.sequence)
     else:
         value = control.values[control.kind == "ready" or getattr(step, control.kind)]
-        value = value if letter in "efd" else int(value)
-    return whole(spec, struct.pack(f"<{number}{letter}", *[value] * number))
+    return whole(spec, pack_number(spec.datatype, value, number))
 
 
 def _check_id(form: _Form, step: AskedStep) -> None:
@@ -432,8 +430,8 @@ def _check_id(form: _Form, step: AskedStep) -> None:
         if control.kind != "id" or spec.datatype == "BYTES":
             continue
         try:
-            struct.pack(f"<{DATATYPES[spec.datatype].letter}", int(step.sequence))
-        except (ValueError, struct.error):
+            pack_number(spec.datatype, int(step.sequence))
+        except (ValueError, OverflowError, struct.error):
             raise BadRequestError(
                 f"parameter sequence_id: found {str(step.sequence)[:80]!r}, expected a number of {spec.datatype}: model"
                 f" '{form.model.name}' takes it as input {control.input!r}"

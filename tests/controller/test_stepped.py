@@ -163,6 +163,31 @@ def test_all_that_does_not_fit_the_model_is_named_at_once(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("datatype", "values", "fits"),
+    [
+        ("INT8", "[-1, 127]", True),
+        ("INT8", "[0, 128]", False),
+        ("UINT8", "[-1, 1]", False),
+        ("FP16", "[0, 70000]", False),
+        ("FP32", "[0.5, 1.5]", True),
+        ("INT64", "[0, inf]", False),
+        ("BOOL", "[0, 1]", True),
+    ],
+)
+def test_values_of_a_control_are_numbers_that_its_input_has(
+    tmp_path: Path, datatype: str, values: str, fits: bool
+) -> None:
+    toml = f"[sequence]\nstart = {{ input = 'begin', values = {values} }}"
+    tensors = (AUDIO, TensorSpec("begin", datatype, (1,))), (SPEECH,)
+    read = folder(tmp_path, toml=toml)
+    if fits:
+        found(read, *tensors)
+        return
+    with pytest.raises(ModelError, match=rf"sequence.start: found values .* that {datatype} has"):
+        found(read, *tensors)
+
+
 def test_a_state_has_one_size(tmp_path: Path) -> None:
     vary = Variable(64, ("length",), (8,), 1)
     into, out = (TensorSpec(name, "FP32", (-1,), vary=vary) for name in ("h", "hn"))
