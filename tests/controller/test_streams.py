@@ -759,6 +759,24 @@ def test_tokens_go_in_and_tokens_come_out(generator: FrontEndInThread) -> None:
     assert (status, json.loads(text)["token"]) == (200, expected([1, 2], 3))
 
 
+def test_a_prompt_without_tokens_is_refused_and_harms_nobody(generator: FrontEndInThread) -> None:
+    with Client(generator.address) as client:
+        with pytest.raises(BadRequestError, match="ids"):
+            list(client.stream("lm", {"ids": np.zeros((1, 0), np.int64)}, slo_ms=600_000))
+        others = client.stream("lm", {"ids": np.array([[3]])}, slo_ms=600_000)
+        assert [each.outputs["token"].item() for each in others] == expected([3], 9)
+    status, _, _ = post(generator, "v2/models/lm/generate", {"ids": [], "slo_ms": 600_000})
+    assert status == 400
+
+
+def test_a_seed_that_is_no_whole_number_is_refused_in_words(generator: FrontEndInThread) -> None:
+    for seed in (-1, 1.5, 1e300, "nan", "inf"):
+        asked = {"ids": [3], "slo_ms": 600_000, "seed": seed}
+        status, _, text = post(generator, "v2/models/lm/generate", asked)
+        assert status == 400, seed
+        assert "parameter seed: found" in text
+
+
 def test_a_client_for_asyncio_gets_the_same_and_leaves(generator: FrontEndInThread) -> None:
     async def ask() -> list[int]:
         async with AsyncClient(generator.address) as client:

@@ -442,7 +442,7 @@ def _streaming(
             )
     if "seed" in parameters:
         found = _number(parameters["seed"], "seed", "")
-        if found != int(found) or not 0 <= found < 1 << 63:
+        if not 0 <= found < 1 << 63 or found != int(found):
             raise BadRequestError(f"parameter seed: found {found:.12g}, expected a whole number")
         seed = int(found)
     if not servable.generates and ("temperature" in parameters or "seed" in parameters):
