@@ -300,6 +300,16 @@ def test_a_server_that_shuts_down_ends_the_stream_with_that(server: FrontEndInTh
     assert caught.value.refusal is Refusal.DRAINING
 
 
+def test_a_refusal_comes_behind_the_answers_that_were_given(server: FrontEndInThread) -> None:
+    with Client(server.address) as client:
+        # No step takes so little time: the second is refused in the turn in which the first answer is written.
+        answers = client.stream("count", {"x": x(1, 9)}, slo_ms=600_000, tpot_ms=0.01)
+        assert next(answers).outputs["y"].tolist() == [[1, 0]]
+        with pytest.raises(RefusedError, match="after 1 answers of its stream"):
+            next(answers)
+    server.until(lambda front: not stage_of(front)._streams)
+
+
 def test_a_model_that_is_replaced_serves_the_streams_that_it_has(server: FrontEndInThread) -> None:
     with Client(server.address) as client:
         answers = hold_after_first(server, client)

@@ -27,7 +27,7 @@ import grpc
 from typing_extensions import override
 
 from clockwright.errors import ConfigError, DeniedError, Refusal, RefusedError
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, TIME_NS_MAX
 from clockwright.wire.bulk import Buffer, check_fields
 from controller.access.authoriser import Authoriser, credentials_of
 from controller.access.caller import Caller
@@ -74,6 +74,8 @@ _SENDING_NS_MOST = 2 * NS_PER_MS
 #: with several, which would come for as long as nothing is read.
 _UNREAD_ANSWER_BYTES_MAX = 256 << 20
 _UNREAD_SEVERAL_BYTES_MAX = 8 << 20
+# Before this time is an answer due in whose place there is an error already.
+_PAST_NS = -TIME_NS_MAX
 
 #: Handlers that are cancelled as the server stops get this long.
 _END_LIMIT_S = 1.0
@@ -410,7 +412,9 @@ class _StreamedCall(_Call):
 class _StreamedRequest:
     """A request in a stream."""
 
-    __slots__ = ("_call", "_message", "arrival_ns", "caller", "over", "ready", "when_gone")
+    __slots__ = (
+        "_call", "_message", "_num_unwritten", "arrival_ns", "caller", "over", "ready", "when_gone"
+    )  # fmt: skip
     timeout_ns = None
     judged = False
     takes_several = True
@@ -426,6 +430,8 @@ class _StreamedRequest:
         self.ready: tuple[Sequence[Buffer], int, Late] | None = None
         self._call = call
         self._message = message
+        # Answers of several that are to be written at the end of this turn.
+        self._num_unwritten = 0
 
     def header(self, name: str) -> str:
         """Find one of the headers of its stream."""
@@ -440,10 +446,18 @@ class _StreamedRequest:
     def give(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """Give one of several answers, likewise."""
         if not self.over:
+            self._num_unwritten += 1
             self._call.answer_soon(_OneOfSeveral(self, (message, latest_ns, late)))
 
     def fail(self, error: Exception) -> None:
-        """Answer with the text of an error; the stream goes on."""
+        """Answer with the text of an error, behind what is given already; the stream goes on."""
+        if self._num_unwritten and not self.over:
+            self._call.answer_soon(_OneOfSeveral(self, ((), _PAST_NS, lambda _: error)))
+        else:
+            self.end_with(error)
+
+    def end_with(self, error: Exception) -> None:
+        """Answer with the text of an error now."""
         if not self.over:
             method = self._call.method
             code, text, _ = status_of(error, method=method.name)
@@ -473,6 +487,8 @@ class _StreamedRequest:
         """Write the answer, which is in time."""
         form = self._call.method.form
         assert form is not None
+        if not is_last:
+            self._num_unwritten -= 1
         self._send(form.answer(message), is_last=is_last)
 
     def gone(self) -> None:
@@ -512,7 +528,7 @@ class _OneOfSeveral:
 
     def fail(self, error: Exception) -> None:
         """End the request with an error in place of this answer; nothing more is asked for it."""
-        self._request.fail(error)
+        self._request.end_with(error)
         self._request.gone()
 
 
