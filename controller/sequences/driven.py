@@ -218,7 +218,7 @@ class DrivenStage(Generic[S]):
             self._forget(stream)
         stream.sink.told(stream.request_id, told, shown)
 
-    def has(self, request_id: RequestId) -> bool:
+    def holds(self, request_id: RequestId) -> bool:
         """Whether a request is open here."""
         return request_id in self._streams or request_id in self._refused
 

@@ -28,7 +28,7 @@ from clockwright.wire.tensors import TensorSpec, Variable
 from controller.front.oip.protocol import Servable
 from controller.front.remote.backend import LocalDescription
 from controller.front.remote.descriptions import Description
-from controller.port import Ask
+from controller.port import Ask, Streaming
 from controller.process import front_process
 from controller.process.config import FrontConfig
 from tests.kit.double import INFER, PATIENT_MS, first, request
@@ -256,6 +256,21 @@ def test_a_row_of_much_work_fits_where_a_request_may_have_one_row(
     ask = Ask(0, rows, 0, NS_PER_MS, lengths=lengths)
     with nullcontext() if fits else pytest.raises(ProtocolError):
         assert description.check(ask).lengths == lengths
+
+
+@pytest.mark.parametrize("max_steps", [0, 8])
+@pytest.mark.parametrize("streaming", [None, Streaming(NS_PER_MS, 8)])
+def test_a_front_asks_for_several_answers_where_there_are_several(
+    max_steps: int, streaming: Streaming | None
+) -> None:
+    spec = TensorSpec("x", "UINT8", (1,))
+    servable = Servable("m", "1", (spec,), (spec,), 1, None, max_steps=max_steps)
+    subject: Any = None
+    description = Description(LocalDescription(servable, subject, subject), 0)
+    ask = Ask(0, 1, 0, NS_PER_MS, lengths=(1,), streaming=streaming)
+    fits = (streaming is not None) == (max_steps > 0)
+    with nullcontext() if fits else pytest.raises(ProtocolError, match="answer"):
+        assert description.check(ask).lengths == (1,)
 
 
 def test_a_front_that_resets_its_connection_as_it_joins_is_no_error(tmp_path: Path) -> None:

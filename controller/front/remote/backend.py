@@ -55,7 +55,7 @@ class LocalDescription:
 
     servable: Servable
     subject: Entry | LiveApplication
-    #: Whom it is asked.
+    #: What takes its requests, but for steps of sequences.
     stages: PortStage[Any]
     number: int = 0
     #: The version that gets copies of its requests, and of which part of them; None: none does.
@@ -210,13 +210,9 @@ class LocalBackend:
         self, described: LocalDescription, ask: Ask, inputs: Sequence[Buffer], sink: Sink
     ) -> RequestId:
         """Ask for an answer inside the SLO."""
-        if ask.step is None and ask.streaming is None and described.shadow is None:
-            return described.stages.ask(described.subject, ask, inputs, sink)
         stages = described.stages
         if ask.step is not None:
             stages = self._step_stages
-        elif ask.streaming is not None:
-            stages = self._stream_stages
         elif described.shadow is not None:
             sink = self._shadows.follow(*described.shadow, ask, inputs, sink)
         return stages.ask(described.subject, ask, inputs, sink)
@@ -226,7 +222,8 @@ class LocalBackend:
         if self._pipelines.holds(request_id):
             self._pipelined.withdraw(request_id)
         else:
-            is_stream = self.streams.has(request_id)
+            is_stream = self.streams.holds(request_id)
+            # Steps' stage passes on what is none.
             (self._stream_stages if is_stream else self._step_stages).withdraw(request_id)
 
     def in_vain(
@@ -288,7 +285,9 @@ class LocalBackend:
             labels=model.folder.labels,
             levels=Levels(*levels) if (levels := model.folder.settings.priority) else None,
         )
+        stages = self._stages
         if model.stream is not None:
+            stages = self._stream_stages
             servable.inputs, servable.outputs = model.stream.inputs, model.stream.outputs
             servable.max_steps = model.stream.max_steps
             servable.generates = model.stream.generate is not None
@@ -303,11 +302,13 @@ class LocalBackend:
                 max_rows=1,
             )
         shadow = self._catalogue.shadow(name)
-        if shadow is not None and (shadow[0] is model or shadow[0].inputs != model.inputs):
+        if shadow is not None and (
+            model.stream is not None or shadow[0] is model or shadow[0].inputs != model.inputs
+        ):
             shadow = None
         if not version and len(shares := self._catalogue.shares(name)) > 1:
             servable.traffic = shares
-        return LocalDescription(servable, model, self._stages, shadow=shadow)
+        return LocalDescription(servable, model, stages, shadow=shadow)
 
     def _pipeline(self, model: Pipeline) -> LocalDescription:
         """Describe a pipeline whose models are not refused."""

@@ -52,6 +52,9 @@ class Description:
             ProtocolError: it does not.
         """
         rows, servable = ask.rows, self.described.servable
+        if (ask.streaming is None) == bool(servable.max_steps):
+            what = "several answers" if ask.streaming is not None else "one answer"
+            raise ProtocolError(f"request {ask.ask_id} to {self.name}: {what}")
         key = rows
         if ask.step is not None:
             if servable.steps is None:
