@@ -249,6 +249,21 @@ def one_row(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(1 if size < 0 else size for size in spec.shape(1))
 
 
+def first_state(spec: TensorSpec, row: bytes, rows: int = 1) -> bytes:
+    """Make the state of so many rows before the first step, from that of one row; empty: zeros, or empty texts."""
+    num_rows = rows if spec.axis is not None else 1
+    shape = [1 if size < 0 else size for size in spec.shape(num_rows)]
+    if not row:
+        content = bytes(prod(shape) * (DATATYPES[spec.datatype].num_bytes or 4))
+    elif num_rows == 1:
+        content = row
+    else:
+        outer = prod(shape[: spec.axis])
+        step = len(row) // outer
+        content = b"".join(row[at : at + step] * rows for at in range(0, outer * step, step))
+    return spec.header(shape, len(content)) + content if spec.vary else content
+
+
 def _is_batch(spec: TensorSpec, symbol: str) -> bool:
     """Whether an open dimension is one of rows, by its name: exporters that give none leave the place."""
     return symbol.startswith(f"{spec.name}[") or symbol.lower().startswith("batch")

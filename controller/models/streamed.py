@@ -263,21 +263,3 @@ def _varying(
     room = 8 * (2 + len(symbols)) + prod(most) * DATATYPES[datatype].num_bytes
     vary = Variable(room, symbols, most, unit)
     return TensorSpec(name, datatype, (-1,) * len(symbols), vary=vary)
-
-
-def first_state(spec: TensorSpec, row: bytes, rows: int) -> bytes:
-    """Make the state of so many rows before the first step, from that of one row; empty: zeros, or empty texts."""
-    num_rows = rows if spec.axis is not None else 1
-    # An open size without a name is a batch's.
-    shape = [1 if size < 0 else size for size in spec.shape(num_rows)]
-    if not row:
-        content = bytes(DATATYPES[spec.datatype].num_bytes or 4) * prod(shape)
-    elif spec.axis is None:
-        content = row
-    else:
-        outer = prod(spec.row_shape[: spec.axis])
-        step = len(row) // max(outer, 1)
-        content = b"".join(row[at : at + step] * rows for at in range(0, outer * step, step))
-    if spec.vary is None:
-        return content
-    return spec.header(shape, len(content)) + content

@@ -26,7 +26,8 @@ from clockwright.wire.tensors import TensorSpec
 from controller.core.admission import margin_of
 from controller.core.config import SchedulerConfig
 from controller.models.catalogue import Entry
-from controller.models.streamed import GeneratePlan, StreamPlan, first_state
+from controller.models.stepped import first_state
+from controller.models.streamed import GeneratePlan, StreamPlan
 from controller.port import (
     ANSWERS,
     Answered,

@@ -19,7 +19,7 @@ from clockwright.wire.tensors import DATATYPES, TensorSpec
 from clockwright.wire.texts import join_texts
 from controller.core.admission import way_back_of
 from controller.models.catalogue import Entry
-from controller.models.stepped import IDLE_NS, Control, one_row, pack_number
+from controller.models.stepped import IDLE_NS, Control, first_state, one_row, pack_number
 from controller.port import STEP, Answered, Ask, AskedStep, Failed, PortStage, Refused, Sink, Told
 from controller.runtime import Runtime
 from controller.sequences.beats import LOAD_MOST, Capacity, StreamBeat, load_with
@@ -359,12 +359,7 @@ def _form_of(entry: Entry) -> _Form:
     settings = entry.folder.settings.sequence if entry.folder else None
     state_inputs = tuple(pair.input_index for pair in entry.state)
     state_outputs = tuple(pair.output_index for pair in entry.state)
-    initial = tuple(
-        whole(inputs[pair.input_index], pair.initial)
-        if pair.initial
-        else nothing(inputs[pair.input_index])
-        for pair in entry.state
-    )
+    initial = tuple(first_state(inputs[pair.input_index], pair.initial) for pair in entry.state)
     return _Form(
         inputs,
         SteppedModel(
@@ -400,27 +395,16 @@ def _misfit(form: _Form, state: Sequence[bytes]) -> str:
     return ""
 
 
-def whole(spec: TensorSpec, content: bytes) -> bytes:
-    """One row of an input as a worker takes it: with its size in front where sizes vary."""
-    return spec.header(one_row(spec), len(content)) + content if spec.vary else content
-
-
-def nothing(spec: TensorSpec) -> bytes:
-    """One row of zeros, or of empty texts, of an input as a worker takes it."""
-    number = math.prod(one_row(spec))
-    return whole(spec, bytes(number * (DATATYPES[spec.datatype].num_bytes or 4)))
-
-
 def _filled_in(spec: TensorSpec, control: Control, step: AskedStep) -> bytes:
     """Make the row of a control."""
     number = math.prod(spec.shape(1))
     if spec.datatype == "BYTES":
-        return whole(spec, join_texts([str(step.sequence)] * number))
+        return first_state(spec, join_texts([str(step.sequence)] * number))
     if control.kind == "id":
         value: float = int(step.sequence)
     else:
         value = control.values[control.kind == "ready" or getattr(step, control.kind)]
-    return whole(spec, pack_number(spec.datatype, value, number))
+    return first_state(spec, pack_number(spec.datatype, value, number))
 
 
 def _check_id(form: _Form, step: AskedStep) -> None:

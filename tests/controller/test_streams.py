@@ -33,8 +33,8 @@ from controller.core import SchedulerConfig
 from controller.core.quotas import Quota
 from controller.front.remote.front_link import FrontLinks
 from controller.models.catalogue import Catalogue, Entry
-from controller.models.stepped import StatePair
-from controller.models.streamed import StreamSettings, find_stream, first_state, read_stream
+from controller.models.stepped import StatePair, first_state
+from controller.models.streamed import StreamSettings, find_stream, read_stream
 from controller.port import Answered, Ask, Failed, Refused, Sink, Streaming, Told
 from controller.runtime import Runtime
 from controller.sequences.beats import StreamBeat, longest_gap_ns
@@ -698,6 +698,8 @@ def test_a_state_of_several_rows_begins_as_that_of_one() -> None:
     assert first_state(spec, row.tobytes(), 3) == row.repeat(3, axis=1).tobytes()
     assert first_state(spec, b"", 3) == bytes(144)
     assert first_state(TensorSpec("at", "INT64", (1,), None), b"", 3) == bytes(8)
+    behind_open = TensorSpec("h", "INT64", (-1, 3), 1)
+    assert first_state(behind_open, row[:1].tobytes(), 3) == row[:1].tobytes() * 3
 
 
 # --- models that generate -------------------------------------------------------------------------
