@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -514,6 +515,15 @@ def test_parameters_that_cannot_be_honoured_are_bad_requests(
 ) -> None:
     with pytest.raises(BadRequestError, match=text):
         decode(message(parameters=parameters))
+
+
+def test_a_step_of_a_model_that_answers_several_times_is_told_whose_the_state_is() -> None:
+    asked = message(parameters={"sequence_id": Parameter(int64_param=3)})
+    model = replace(servable(), max_steps=4)
+    with pytest.raises(BadRequestError, match=r"'m' answers several times, .* leave the parameter"):
+        read_request(
+            parse_request(asked.SerializeToString()), model, rpc_remaining_s=None, default_slo_ns=1
+        )
 
 
 def test_a_tenant_is_a_string_of_no_great_length() -> None:

@@ -57,6 +57,8 @@ _STREAM_RESPONSE_TAG = b"\x12"
 RPC_DEADLINE_ROUNDING_S = 0.001
 RPC_DEADLINE_ROUNDING = 0.01
 
+# What a request with several answers may say of them.
+_OF_STREAMS = ("max_steps", "ttft_ms", "tpot_ms")
 # What a request may say to us, most used first.
 PARAMETERS = (
     "slo_ms",
@@ -69,16 +71,12 @@ PARAMETERS = (
     "work_ahead_ms",
     "priority",
     "attempt",
-    "max_steps",
-    "ttft_ms",
-    "tpot_ms",
+    *_OF_STREAMS,
     "sequence_id",
 )
 # What a step of a sequence may say besides; the first two are Triton's.
 _OF_STEPS = ("sequence_start", "sequence_end", "every_ms")
-
-# Those of requests with several answers.
-_OF_STREAMS = ("max_steps", "ttft_ms", "tpot_ms")
+# What a request for tokens may say of them; other models ignore it, as they ignore unknown names.
 _OF_TOKENS = ("temperature", "seed")
 _TEMPERATURE_MAX = 1000
 
@@ -87,7 +85,7 @@ _TEMPERATURE_MAX = 1000
 # decodes them.
 _HINTS = ("binary_data", "binary_data_output", "binary_data_size", "content_type")
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-_OF_REQUESTS = frozenset((*PARAMETERS, *_OF_STREAMS, *_OF_TOKENS, *_HINTS, _EMPTY_FINAL))
+_OF_REQUESTS = frozenset((*PARAMETERS, *_OF_TOKENS, *_HINTS, _EMPTY_FINAL))
 # What an answer of several says of itself: whether it is the last.
 _FINAL = "triton_final_response"
 # Where a tensor lies that does not come with its request, or is not to go with its answer.
@@ -171,20 +169,6 @@ class Servable:
     max_steps: int = 0
     #: They are tokens, which are chosen by the model's logits.
     generates: bool = False
-
-    def stepped(self, step: AskedStep) -> Servable:
-        """The servable as a step sees it; if state is wanted, with all outputs.
-
-        Raises:
-            BadRequestError: it has no sequences.
-        """
-        if self.steps is None:
-            raise BadRequestError(
-                f"parameter sequence_id: {quote(self.name)} has no state and no controls, expected none; declare its"
-                " state in [state] of its config.toml, or its names in [sequence], or leave the parameter out"
-            )
-        return replace(self.steps, outputs=self.outputs) if step.wants_state else self.steps
-
     #: It is a pipeline of models.
     is_pipeline: bool = False
     #: Its levels of priority; None: it has none.
@@ -207,6 +191,22 @@ class Servable:
     def stated_rows(self) -> int:
         """The first dimension in its metadata: 1, or -1 if a request may have more rows."""
         return 1 if self.max_rows == 1 else -1
+
+    def stepped(self, step: AskedStep) -> Servable:
+        """The servable as a step sees it; if state is wanted, with all outputs.
+
+        Raises:
+            BadRequestError: it has no sequences.
+        """
+        if self.steps is None:
+            why = (
+                "answers several times, and keeps the state of a request itself, expected none; leave the parameter out"
+                if self.max_steps
+                else "has no state and no controls, expected none; declare its state in [state] of its config.toml, or its"
+                " names in [sequence], or leave the parameter out"
+            )
+            raise BadRequestError(f"parameter sequence_id: {quote(self.name)} {why}")
+        return replace(self.steps, outputs=self.outputs) if step.wants_state else self.steps
 
 
 class CheckedRequest(msgspec.Struct, gc=False):
@@ -423,8 +423,8 @@ def _streaming(
     """Read how the answers of a request are to follow each other, which states the time of the first with `slo_ms`."""
     steps = max_steps = servable.max_steps
     parameters = message.parameters
-    if "max_steps" in message.parameters:
-        found = _number(message.parameters["max_steps"], "max_steps", "")
+    if "max_steps" in parameters:
+        found = _number(parameters["max_steps"], "max_steps", "")
         steps = int(found) if 1 <= found <= max_steps else 0
         if steps != found:
             raise BadRequestError(
