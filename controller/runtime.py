@@ -74,9 +74,9 @@ class Runtime:
         self.past = PastRequests()
         #: The controller's clock, shared by all that works with this runtime.
         self.clock = clock
-        #: No requests are admitted any more, or soon.
+        #: Requests are about to be refused, or are.
         self.draining = False
-        #: Only those that pipelines under way still ask.
+        #: They are, but for those of pipelines that are under way.
         self.closing = False
         self._num_pipelines = 0
         #: How long what is read now may have waited for this process, in ns.

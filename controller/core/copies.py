@@ -15,8 +15,7 @@ of a pipeline stands behind the load of the stage before it.
 requests refused of late though there was one; for
 `clipper` and `infaas` no copy, or late answers. `REFUSED_FULL` is for policies that ask for it (`Traits.eager_copies`),
 `REFUSED_COLD` and `WANTED` for models without any copy. Only for `DEMAND` a model queues: it stays wanted until its
-load is sent, or the policy finds the demand gone. The other reasons hold at that moment or not at
-all.
+load is sent, or the policy finds the demand gone. The other reasons hold at that moment or not at all.
 
 What an operator has pinned needs no reason: where it has no copy, `Dispatch.load_pinned` loads one.
 

@@ -241,14 +241,9 @@ class PipelineStage:
         """Find the model of a stage. Returns None if the model of its name does not take and give the same now."""
         stage = asking.run.graph.stages[index]
         found = self._catalogue.find(stage.model, stage.version)
-        if (
-            found is None
-            or isinstance(found, Pipeline)
-            or (found.inputs, found.outputs) != (stage.takes, stage.gives)
-            or (stage.version and found.version != stage.version)
-        ):
+        if found is None or isinstance(found, Pipeline):
             return None
-        return found
+        return found if (found.inputs, found.outputs) == (stage.takes, stage.gives) else None
 
     def _want(self, asking: _Open) -> None:
         """Have cold models loaded for stages that have not begun."""
