@@ -508,6 +508,10 @@ class ServedNames(Verdicts):
         versions = self._versions.get(name)
         return Routing() if versions is None else versions.routing
 
+    def has_versions(self, name: str) -> bool:
+        """Whether there may be several, or aliases, traffic or a shadow."""
+        return name in self._versions
+
     def shares(self, name: str) -> dict[str, float]:
         """By version, ascending: its share of the requests that name none. They add up to 1."""
         if (versions := self._versions.get(name)) is not None:

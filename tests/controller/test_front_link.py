@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import msgspec
@@ -27,7 +28,8 @@ from clockwright.wire.frames import greeting, make_frame
 from clockwright.wire.tensors import TensorSpec, Variable
 from controller.front.oip.protocol import Servable
 from controller.front.remote.backend import LocalDescription
-from controller.front.remote.descriptions import Description
+from controller.front.remote.descriptions import Description, Descriptions
+from controller.front.remote.link_frames import Describe
 from controller.port import Ask, Streaming
 from controller.process import front_process
 from controller.process.config import FrontConfig
@@ -325,3 +327,23 @@ async def test_a_front_of_another_version_without_a_name_or_at_the_end_is_told_s
             sock.sendall(greeting(welcome.token))
             assert await asyncio.to_thread(sock.recv, 1) == b""
         assert front_end.fronts.num_fronts == 0
+
+
+def test_descriptions_of_versions_that_are_gone_are_forgotten() -> None:
+    spec = TensorSpec("x", "UINT8", (1,))
+    backend, catalogue, subject = Mock(), Mock(generation=0), Mock()
+
+    def find(name: str, version: str) -> LocalDescription:
+        if int(version) < catalogue.generation:
+            raise UnknownModelError(f"there is no model {name}")
+        return LocalDescription(
+            Servable(name, version, (spec,), (spec,), 1, None), subject, subject
+        )
+
+    backend.find = find
+    descriptions = Descriptions(backend, catalogue)
+    for version in range(2500):
+        catalogue.generation = version
+        told = descriptions.describe(Describe(version, "m", str(version)))
+        assert descriptions.find(told.number) is not None
+    assert len(descriptions) <= 1001

@@ -301,13 +301,15 @@ class LocalBackend:
                 outputs=tuple(model.outputs[place] for place in got),
                 max_rows=1,
             )
-        shadow = self._catalogue.shadow(name)
-        if shadow is not None and (
-            model.stream is not None or shadow[0] is model or shadow[0].inputs != model.inputs
-        ):
-            shadow = None
-        if not version and len(shares := self._catalogue.shares(name)) > 1:
-            servable.traffic = shares
+        shadow = None
+        if self._catalogue.has_versions(name):
+            shadow = self._catalogue.shadow(name)
+            if shadow is not None and (
+                model.stream is not None or shadow[0] is model or shadow[0].inputs != model.inputs
+            ):
+                shadow = None
+            if not version and len(shares := self._catalogue.shares(name)) > 1:
+                servable.traffic = shares
         return LocalDescription(servable, model, stages, shadow=shadow)
 
     def _pipeline(self, model: Pipeline) -> LocalDescription:

@@ -12,6 +12,9 @@ from controller.front.remote.backend import LocalBackend, LocalDescription
 from controller.models.catalogue import Catalogue
 from controller.port import Ask
 
+# So many may be there before it is looked which of them hold.
+_LEAST = 1000
+
 
 @dataclass(slots=True)
 class AskSize:
@@ -90,6 +93,12 @@ class Descriptions:
         #: By name and version, as clients named them.
         self._numbers: dict[tuple[str, str], int] = {}
         self._last_number = 0
+        #: With more of them, those that do not hold any more are forgotten: of versions that are gone, nobody asks.
+        self._most = _LEAST
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._descriptions)
 
     def describe(self, asked: frames.Describe) -> frames.Described:
         """Describe what a client names."""
@@ -106,12 +115,15 @@ class Descriptions:
         key = servable.name, asked.version
         number = self._numbers.get(key, 0)
         if self.find(number) is None:
-            self._descriptions.pop(number, None)
             self._last_number = number = self._last_number + 1
             self._descriptions[number] = Description(
                 found, self._catalogue.generation, asked.version
             )
             self._numbers[key] = number
+            if len(self._descriptions) > self._most:
+                for each in list(self._descriptions):
+                    self.find(each)
+                self._most = 2 * len(self._descriptions) + _LEAST
         is_held = not self._descriptions[number].described.keeps_inputs(1)
         return frames.Described(
             asked.query_id, number, servable, None, not_yet=False, is_held=is_held
