@@ -492,10 +492,17 @@ def _priority(value: object) -> tuple[int, int]:
 
 
 _OF_ONNX = dict.fromkeys(("dimensions", "copies", "profile", "versions"), "ONNX models")
+_OF_MODELS = dict.fromkeys(
+    (
+        *("batch_sizes", "cache", "container", "state", "sequence", "stream"),
+        *("aliases", "traffic", "shadow", "priority"),
+    ),
+    "models",
+)
 #: Settings that make no sense together with a table, and whose they are.
 _NOT_WITH: Mapping[str, Mapping[str, str]] = {
     "container": _OF_ONNX,
-    "pipeline": _OF_ONNX | dict.fromkeys(("batch_sizes", "cache", "container"), "models"),
+    "pipeline": _OF_ONNX | _OF_MODELS,
 }
 #: What reads each setting.
 _READERS: Mapping[str, Callable[[Any], Any]] = {

@@ -144,6 +144,8 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
         settings["pipeline"] = _pipeline(message, faults)
         for key in settings.keys() & {"batch_sizes", "cache"}:  # they are its models' own
             del settings[key]
+        if settings.pop("versions", None):
+            ignored.append("version_policy (a pipeline has one version)")
     if labels := {each.name: each.label_filename for each in message.output if each.label_filename}:
         settings["labels"] = labels
     if faults:

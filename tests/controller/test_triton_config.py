@@ -279,12 +279,32 @@ def test_an_ensemble_whose_tensors_do_not_meet_is_refused(
         read_triton_config(ENSEMBLE.replace(*change), "m")
 
 
-def test_a_pipeline_has_no_settings_of_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "batch_sizes = [1]",
+        "aliases = { stable = 1 }",
+        "priority = { levels = 3, default = 2 }",
+        'state = { a = "b" }',
+        "stream = {}",
+    ],
+)
+def test_a_pipeline_has_no_settings_of_models(tmp_path: Path, setting: str) -> None:
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "config.pbtxt").write_text(ENSEMBLE)
     assert read_model_folder(folder).version == "1"
-    (folder / "config.toml").write_text("cache = true\nbatch_sizes = [1]\n")
+    (folder / "config.toml").write_text(f"cache = true\n{setting}\n")
     with pytest.raises(ModelError) as caught:
         read_model_folder(folder)
-    assert "batch_sizes is a setting of models, expected it without [pipeline]" in str(caught.value)
+    found = setting.partition(" ")[0]
+    assert f"{found} is a setting of models, expected it without [pipeline]" in str(caught.value)
+
+
+def test_an_ensemble_has_one_version_whatever_its_policy(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(ENSEMBLE + "version_policy: { all {} }")
+    read = read_model_folder(folder)
+    assert read.settings.versions is None
+    assert "version_policy (a pipeline has one version)" in read.triton.ignored
