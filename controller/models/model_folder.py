@@ -421,6 +421,12 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
             )
     if "versions" in table and "copies" in table:
         faults.found.append("found copies and [versions], expected one of them")
+    sequence = values.get("sequence")
+    if "stream" in values and sequence is not None and sequence.controls:
+        faults.found.append(
+            f"found sequence.{min(sequence.controls)} and [stream], expected one of them: the steps of a stream are not"
+            " marked"
+        )
     faults.check()
     return ModelSettings(**values)
 

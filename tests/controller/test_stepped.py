@@ -226,3 +226,14 @@ def test_a_state_has_one_size(tmp_path: Path) -> None:
 def test_what_cannot_be_declared_is_refused_in_words(tmp_path: Path, toml: str, words: str) -> None:
     with pytest.raises(ModelError, match=words.replace("[", r"\[")):
         folder(tmp_path, toml=toml)
+
+
+def test_a_model_that_answers_several_times_has_no_controls(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(b"none is read here")
+    (folder / "config.toml").write_text('[stream]\n[sequence]\nidle_s = 2\nstart = "START"\n')
+    with pytest.raises(ModelError, match=r"found sequence.start and \[stream\], expected one"):
+        read_model_folder(folder)
+    (folder / "config.toml").write_text("[stream]\n[sequence]\nidle_s = 2\n")
+    assert read_model_folder(folder).settings.stream is not None
