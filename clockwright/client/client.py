@@ -178,9 +178,7 @@ class Client:
         check_text("model", model)
         slo_ms = _slo_ms(slo_ms)
         if isinstance(inputs, np.ndarray):
-            if model not in self._input_names:
-                self._input_names[model] = _only_input(self.metadata(model))
-            inputs = {self._input_names[model]: inputs}
+            inputs = {self._only_input(model): inputs}
         request = _encode_request(
             model,
             inputs,
@@ -217,7 +215,7 @@ class Client:
     def stream(
         self,
         model: str,
-        inputs: Mapping[str, Array],
+        inputs: Inputs,
         *,
         slo_ms: float | None = None,
         ttft_ms: float | None = None,
@@ -233,7 +231,7 @@ class Client:
 
         Args:
             model: its name.
-            inputs: arrays of shape (rows, ...) by input name.
+            inputs: as `infer`.
             slo_ms: each answer comes so many milliseconds after the one before, or is refused; None: the model's default.
             ttft_ms: the same of the first answer alone.
             tpot_ms: the same of each next one.
@@ -246,6 +244,8 @@ class Client:
             RefusedError: an answer is not in time, and none follows; carries the reason.
             BadRequestError, UnknownModelError: as `infer`.
         """
+        if isinstance(inputs, np.ndarray):
+            inputs = {self._only_input(model): inputs}
         request = _stream_request(
             model,
             inputs,
@@ -313,6 +313,11 @@ class Client:
         """Close the connection."""
         self._channel.close()
 
+    def _only_input(self, model: str) -> str:
+        if model not in self._input_names:
+            self._input_names[model] = _only_input(self.metadata(model))
+        return self._input_names[model]
+
     def _call(self, method: str, request: bytes, *, timeout_s: float | None = None) -> bytes:
         try:
             response: bytes = self._channel.unary_unary(
@@ -364,9 +369,7 @@ class AsyncClient:
         check_text("model", model)
         slo_ms = _slo_ms(slo_ms)
         if isinstance(inputs, np.ndarray):
-            if model not in self._input_names:
-                self._input_names[model] = _only_input(await self.metadata(model))
-            inputs = {self._input_names[model]: inputs}
+            inputs = {await self._only_input(model): inputs}
         request = _encode_request(
             model,
             inputs,
@@ -399,10 +402,12 @@ class AsyncClient:
     async def stream(
         self,
         model: str,
-        inputs: Mapping[str, Array],
+        inputs: Inputs,
         **said: Any,  # noqa: ANN401
     ) -> AsyncGenerator[InferResult, None]:
         """Run a model that answers several times; the arguments are those of `Client.stream`."""
+        if isinstance(inputs, np.ndarray):
+            inputs = {await self._only_input(model): inputs}
         request = _stream_request(model, inputs, **said)
         call = self._channel.stream_stream(_PREFIX + _STREAM)(
             iter((request,)), metadata=self._access.metadata
@@ -445,6 +450,11 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connection."""
         await self._channel.close()
+
+    async def _only_input(self, model: str) -> str:
+        if model not in self._input_names:
+            self._input_names[model] = _only_input(await self.metadata(model))
+        return self._input_names[model]
 
     async def _call(self, method: str, request: bytes, *, timeout_s: float | None = None) -> bytes:
         try:
@@ -649,7 +659,7 @@ def _only_input(metadata: ModelMetadata) -> str:
     if len(metadata.inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in metadata.inputs)
         raise BadRequestError(
-            f"model {metadata.name}: found one array, expected arrays by name: {names}"
+            f"model {metadata.name}: found one array, expected arrays by input name; its inputs are {names}"
         )
     return metadata.inputs[0].name
 

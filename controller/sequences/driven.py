@@ -171,7 +171,8 @@ class DrivenStage(Generic[S]):
             self._forget(stream)
             if isinstance(told, Refused) and stream.num_given:
                 # Its figures are the last step's.
-                words = f"after {stream.num_given} answers of its stream"
+                plural = "" if stream.num_given == 1 else "s"
+                words = f"after {stream.num_given} answer{plural} of its stream"
                 told.detail = f"{told.detail}; {words}" if told.detail else words
                 told.figures[ANSWERS] = stream.num_given
             stream.sink.told(stream.request_id, told, ())

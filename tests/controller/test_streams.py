@@ -173,6 +173,8 @@ def test_what_is_asked_wrongly_is_told_in_words(server: FrontEndInThread) -> Non
         assert len(list(client.stream("count", {"x": x(1, 9)}, slo_ms=600_000, max_steps=2))) == 2
         plain = client.stream("double", {"x": np.ones((1, 3), np.float32)}, slo_ms=600_000)
         assert [each.outputs["y"].tolist() for each in plain] == [[[2, 2, 2]]]
+        unnamed = client.stream("double", np.ones((1, 3), np.float32), slo_ms=600_000)
+        assert [each.outputs["y"].tolist() for each in unnamed] == [[[2, 2, 2]]]
     body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}]}
     status, _, text = post(server, "v2/models/count/infer", body)
     assert status == 400
@@ -285,7 +287,7 @@ def test_a_worker_that_is_lost_ends_the_stream_with_a_reason(server: FrontEndInT
     with Client(server.address) as client:
         answers = hold_after_first(server, client)
         server.do(lambda front: front.worker.leave())
-        with pytest.raises(RefusedError, match="after 1 answers of its stream") as caught:
+        with pytest.raises(RefusedError, match="after 1 answer of its stream") as caught:
             next(answers)
     assert caught.value.refusal in (Refusal.WORKER_LOST, Refusal.NO_WORKER)
 
@@ -511,7 +513,7 @@ def test_a_step_that_is_late_ends_its_stream_behind_the_answers_given() -> None:
     *given, last = scheduler.heard[number]
     assert given == [(4, 0)]
     assert last == Refused(
-        Refusal.LATE, {"slo_ns": 7, "answers": 1}, "after 1 answers of its stream"
+        Refusal.LATE, {"slo_ns": 7, "answers": 1}, "after 1 answer of its stream"
     )
     assert not scheduler.open
     stage.withdraw(number)

@@ -778,7 +778,7 @@ def _read_inputs(
         if tensor.name in positions:
             raise BadRequestError(f"input {quote(tensor.name)}: found twice, expected once")
         positions[tensor.name] = position
-    _check_names(positions, servable.inputs)
+    _check_names(positions, servable)
 
     rows = 0
     buffers: list[Buffer] = []
@@ -1030,12 +1030,16 @@ def _check_classes(where: str, number: int) -> None:
         )
 
 
-def _check_names(positions: Mapping[str, int], inputs: Sequence[TensorSpec]) -> None:
+def _check_names(positions: Mapping[str, int], servable: Servable) -> None:
+    inputs = servable.inputs
     for spec in inputs:
         if spec.name not in positions:
+            words = ""
+            if servable.steps is not None and spec not in servable.steps.inputs:
+                words = "; only a step, which has the parameter sequence_id, leaves it out"
             raise BadRequestError(
                 f"input {quote(spec.name)} is missing: found {_names(list(positions))},"
-                f" expected {_names([spec.name for spec in inputs])}"
+                f" expected {_names([spec.name for spec in inputs])}{words}"
             )
     if len(positions) == len(inputs):
         return

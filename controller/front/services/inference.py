@@ -197,8 +197,8 @@ class ServedRequest:
             # Triton's words, for who looks for them.
             raise BadRequestError(
                 f"ModelInfer RPC doesn't support models with decoupled transaction policy: model"
-                f" {quote(servable.name)} answers up to {servable.max_steps} times; ask it over ModelStreamInfer, or in"
-                " REST with POST .../generate_stream or .../generate"
+                f" {quote(servable.name)} answers up to {servable.max_steps} times; ask it with Client.stream, over"
+                " ModelStreamInfer, or in REST with POST .../generate_stream or .../generate"
             )
         if asked.shared_outputs:
             raise BadRequestError(
