@@ -8,7 +8,8 @@ duration such as `10ms`. The file is JSON::
                "exec_ns": {"1": 2770000, "2": 3950000}, "input_bytes": 602112, "output_bytes": 4000}],
      "noise": {"exec_sigma": 0.01, "load_sigma": 0.02}, "seed": 1}
 
-`origin`, `noise` and `seed` may be left out. A row named `*` serves every model not named.
+`origin`, `noise` and `seed` may be left out, and `pipelines` added, names whose requests are recorded as those of
+their models, too. A row named `*` serves every model not named.
 
 What `clockwright models list --json` prints is a profile too: each model costs what its server predicts.
 """
@@ -47,6 +48,8 @@ _LARGEST_BATCH = 1 << 16
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
 _UNIT_NS = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _INSTANCE_SUFFIX = re.compile(r"-\d+$")
+# Where several versions are served, each is asked, and recorded, as NAME:VERSION.
+_VERSION_SUFFIX = re.compile(r":[^:]*$")
 _EXPECTED = "`table1`, the path of a profile (JSON), or a duration such as 10ms, 250us or 0us"
 
 
@@ -86,17 +89,20 @@ class Profile:
     #: Applied by the modelled device, which seeds its generator with `seed`.
     noise: Noise = field(default_factory=Noise)
     seed: int = 0
+    #: Names that run nothing themselves: what they ask of models is recorded as the models' requests.
+    pipelines: tuple[str, ...] = ()
 
     def row_for(self, model_name: str) -> ProfileRow:
         """Find the row of a model.
 
         The row of exactly that name comes first, then that of the architecture it is a copy of
-        (`resnet50_v1b-17` is a copy of `resnet50_v1b`), then the row named `*`.
+        (`resnet50_v1b-17` is a copy of `resnet50_v1b`), or whose version it is (`encoder:4`), then the row named `*`.
 
         Raises:
             ModelError: the profile has none of them.
         """
-        for name in (model_name, _INSTANCE_SUFFIX.sub("", model_name), ANY_MODEL):
+        copied, whole = _INSTANCE_SUFFIX.sub("", model_name), _VERSION_SUFFIX.sub("", model_name)
+        for name in (model_name, copied, whole, ANY_MODEL):
             if name in self.rows:
                 return self.rows[name]
         nearest = get_close_matches(model_name, self.rows, n=1)
@@ -222,6 +228,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     origin: str = ""
     noise: _FileNoise = msgspec.field(default_factory=_FileNoise)
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    pipelines: list[str] = []
 
 
 class _Batch(msgspec.Struct):
@@ -236,14 +243,20 @@ class _ServedModel(msgspec.Struct):
     weights_bytes: int
     load_ns: int
     exec: list[_Batch]
+    state: str
+    version: str = ""
 
 
 def _rows_of_served(document: object, where: str) -> dict[str, object]:
     """Give what a server says of its models as a file's document; those without a prediction have no row."""
     models = msgspec.convert(document, list[_ServedModel])
+    # The last of several versions stands for those that are no longer served, too.
+    last = {model.model_id: model.version for model in models if model.exec}
     rows = [
         {
-            "name": model.model_id,
+            "name": model.model_id
+            if model.version == last[model.model_id]
+            else f"{model.model_id}:{model.version}",
             "weights_bytes": max(1, model.weights_bytes),
             # Weights that need not be moved take no time, which no row says.
             "load_ns": max(1, model.load_ns),
@@ -257,7 +270,14 @@ def _rows_of_served(document: object, where: str) -> dict[str, object]:
             f"{where}: found {len(models)} models of a server and no predicted run, expected some: its models have to "
             "be ready"
         )
-    return {"name": where, "rows": rows, "origin": "predictions of a server"}
+    return {
+        "name": where,
+        "rows": rows,
+        "origin": "predictions of a server",
+        "pipelines": [
+            model.model_id for model in models if model.state == "READY" and not model.exec
+        ],
+    }
 
 
 def _parse(document: object, *, where: str) -> Profile:
@@ -275,7 +295,14 @@ def _parse(document: object, *, where: str) -> Profile:
         row.exec_ns = dict(sorted(row.exec_ns.items()))
         rows[row.name] = ProfileRow(**msgspec.structs.asdict(row))
     noise = Noise(**msgspec.structs.asdict(file.noise))
-    return Profile(name=file.name, rows=rows, origin=file.origin, noise=noise, seed=file.seed)
+    return Profile(
+        name=file.name,
+        rows=rows,
+        origin=file.origin,
+        noise=noise,
+        seed=file.seed,
+        pipelines=tuple(file.pipelines),
+    )
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -282,6 +282,7 @@ def _case(file: _File, folder: Path) -> Case:
             folder=folder,
             seed=_seed_of(file, index),
             names=lambda: [model.model_id for model in models] or list(profile.rows),
+            pipelines=profile.pipelines,
         )
         for index, clients in enumerate(file.clients)
         if isinstance(clients, RecordedRequests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +88,7 @@ def recorded_workload(
     folder: Path,
     seed: int,
     names: Callable[[], Sequence[str]],
+    pipelines: Container[str] = (),
 ) -> Workload:
     """What was recorded, from time 0 on, by the names that it has.
 
@@ -97,6 +98,7 @@ def recorded_workload(
         folder: paths are relative to this one.
         seed: seed of all that is drawn.
         names: gives the models to which the functions of Azure's traces are mapped.
+        pipelines: names whose requests a server's telemetry has as those of their models, too.
 
     Raises:
         ConfigError: a value is wrong, or nothing was recorded.
@@ -113,11 +115,13 @@ def recorded_workload(
             requests = (
                 (
                     table.number(row, "arrival_ns"),
-                    row["model_id"],
+                    # A model that is loaded again is the same one to its clients.
+                    row["model_id"].partition("@")[0],
                     row["tenant"],
                     table.number(row, "slo_ns"),
                 )
                 for row in table
+                if row["model_id"].partition("@")[0] not in pipelines
                 for _ in range(table.number(row, "rows"))
             )
             found = recorded(requests, scale=clients.scale, seed=seed)

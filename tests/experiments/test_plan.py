@@ -378,6 +378,38 @@ def test_what_a_server_was_asked_is_planned_for_with_what_it_predicts(tmp_path: 
         said(*asked, "--profile", "10ms.json")
 
 
+def test_versions_and_pipelines_of_a_server_are_planned_for(tmp_path: Path) -> None:
+    """Each version costs its own, one that is gone the last one's; a pipeline costs what its models do."""
+    path = tmp_path / "case.toml"
+    path.write_text(CASE, encoding="utf-8")
+    rows = tmp_path / "rows"
+    CliRunner().invoke(app, ["simulate", str(path), "--telemetry", str(rows)])
+    lines = (rows / "requests.csv").read_text(encoding="utf-8").splitlines()
+    place = lines[0].split(",").index("model_id")
+    names = ("a:1", "a:2@3", "a:3", "b@2", "both")
+    for index in range(1, len(lines)):
+        cells = lines[index].split(",")
+        cells[place] = names[index % len(names)]
+        lines[index] = ",".join(cells)
+    (rows / "requests.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    models = [
+        {
+            "model_id": name,
+            "version": str(version),
+            "state": "READY",
+            "weights_bytes": 1000,
+            "load_ns": 1,
+            "exec": [{"batch_size": 1, "exec_ns": ns}] if ns else [],
+        }
+        for name, version, ns in (("a", 2, 2000), ("a", 3, 3000), ("b", 1, 7000), ("both", 1, 0))
+    ]
+    profile = tmp_path / "models.json"
+    profile.write_text(json.dumps(models), encoding="utf-8")
+    question = question_wanted(Wanted(load=rows, target=90, profile=str(profile)))
+    costs = {model.model_id: model.row.exec_ns[1] for model in question.case.cluster.models}
+    assert costs == {"a:1": 3000, "a:2": 2000, "a:3": 3000, "b": 7000}
+
+
 def test_functions_of_azures_traces_are_mapped_to_the_profiles_models(tmp_path: Path) -> None:
     path = tmp_path / "minutes.csv"
     path.write_text(
