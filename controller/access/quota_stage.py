@@ -116,7 +116,9 @@ def over_quota(tenant: str, exceeded: Exceeded) -> Refused:
     limit = "at least" if bound == "slo_ns_min" else "at most"
     words = f"{whose} may have {bound} {expected} {limit}, {found}"
     figures: dict[str, int] = {}
-    if bound != "request_weight_max":  # a fraction, which the words say
+    if bound == "request_weight_max":  # a fraction, which the words say
+        words += ": what its parameters weight and priority make it worth"
+    else:
         figures[bound] = round(exceeded.expected)
         if exceeded.found is not None:
             figures["found"] = round(exceeded.found)

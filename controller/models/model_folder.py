@@ -232,7 +232,8 @@ def read_versions(
             chosen: Sequence[str] = ()
             if read is not None and read.settings.pipeline is not None:
                 versions[_pipeline_version(folder)] = ()
-            else:
+            # A pipeline whose settings are wrong lacks no version folder.
+            elif read is not None or "pipeline" not in config:
                 served = None if read is None else read.settings.versions
                 chosen = (served or ServedVersions(1)).choose(version_folders(folder))
             for version in chosen:

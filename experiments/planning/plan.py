@@ -179,7 +179,7 @@ def _hopeless(search: Search) -> ConfigError:
     if best.unclear:
         return ConfigError(
             f"{len(best.scores)} runs of {question.case.duration_ns / NS_PER_S:g} s could not tell whether {words} meets "
-            f"{100 * question.target:g} %: found {100 * best.attainment:.4g} %; more runs or a longer case help"
+            f"{100 * question.target:g} %: found {100 * best.attainment:.4g} %; more runs, or a longer case or --stretch-s, help"
         )
     helps = {
         "pages": "more pages per worker (`num_pages`)",

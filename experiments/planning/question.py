@@ -67,8 +67,8 @@ class Question:
         if num_requests < self.least_requests:
             raise ConfigError(
                 f"found about {num_requests:,.0f} requests in {self.most_runs} runs, expected "
-                f"{self.least_requests:,} or more: fewer cannot show {100 * self.target:g} %; a longer case, "
-                "more runs or a lower target helps"
+                f"{self.least_requests:,} or more: fewer cannot show {100 * self.target:g} %; a longer case or "
+                "--stretch-s, more runs or a lower target helps"
             )
 
     @cached_property

@@ -109,9 +109,9 @@ def print_plan(plan: WorkerPlan) -> None:
         )
         console.print(f"of one kind alone: {alone}", soft_wrap=True)
     if plan.limits is not None:
-        console.print(f"what limits fewer: {_LIMITS[plan.limits.name]}", soft_wrap=True)
+        console.print(f"what limits one worker fewer: {_LIMITS[plan.limits.name]}", soft_wrap=True)
         for name, share in plan.limits.relieved.items():
-            console.print(f"  without {name} fewer would answer {_percent(share)} in time")
+            console.print(f"  without {name} it would answer {_percent(share)} in time")
     if plan.fewer or plan.more:
         _print_sizes(console, plan)
     _print_slos(console, plan)

@@ -121,6 +121,14 @@ def test_all_that_is_wrong_with_a_folder_is_said_at_once(tmp_path: Path) -> None
     assert others[-1].startswith("expected a version folder with a number as its name, found conf")
 
 
+def test_a_pipeline_with_a_fault_is_not_told_to_have_a_version_folder(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "config.toml").write_text("[pipeline]\ninputs = ['x']\noutputz = {}")
+    with pytest.raises(ModelError) as caught:
+        read_model_folder(tmp_path / "p")
+    assert "version folder" not in str(caught.value)
+
+
 def test_only_a_line_feed_ends_a_label(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, config="labels = { y = 'y.txt' }")
     (folder / "y.txt").write_text("a\u2028b\x0cc\r\nd\n\n", newline="")

@@ -141,7 +141,7 @@ def test_a_request_without_a_sequence_carries_its_state(tmp_path: Path, front: s
             result = await ask.client.infer("history", inputs, slo_ms=SLO_MS)
             assert int(result.outputs["hn"][0, 0]) == history(3, 3)
             assert "sequence_step" not in result.explanation
-            with pytest.raises(BadRequestError, match="is missing: .*; only a step, which has"):
+            with pytest.raises(BadRequestError, match=r"is missing: .*; only a step, which has"):
                 await ask.infer(3)
             with pytest.raises(BadRequestError, match="inputs: found 'h' too many, expected 'x'"):
                 await ask.client.infer(

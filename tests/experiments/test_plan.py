@@ -314,7 +314,7 @@ def test_the_command_prints_a_plan_for_people_and_for_programs(tmp_path: Path) -
     picture = tmp_path / "plan.png"
     text = said(str(path), "--target", "95", "--picture", str(picture))
     assert "inside their SLO" in text
-    assert "what limits fewer: the time that runs take" in text
+    assert "what limits one worker fewer: the time that runs take" in text
     assert picture.stat().st_size > 10_000
     found = json.loads(said(str(path), "--target", "95", "--json", "--no-slo-costs"))
     (workers,) = found["workers"].values()
