@@ -15,7 +15,7 @@ import msgspec
 from clockwright.errors import BadRequestError, Refusal, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId, format_ns
 from clockwright.wire.bulk import Buffer
-from clockwright.wire.tensors import DATATYPES, TensorSpec
+from clockwright.wire.tensors import TensorSpec
 from clockwright.wire.texts import join_texts
 from controller.core.admission import way_back_of
 from controller.models.catalogue import Entry

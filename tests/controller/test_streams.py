@@ -307,7 +307,7 @@ def test_a_refusal_comes_behind_the_answers_that_were_given(server: FrontEndInTh
         # No step takes so little time: the second is refused in the turn in which the first answer is written.
         answers = client.stream("count", {"x": x(1, 9)}, slo_ms=600_000, tpot_ms=0.01)
         assert next(answers).outputs["y"].tolist() == [[1, 0]]
-        with pytest.raises(RefusedError, match="after 1 answers of its stream"):
+        with pytest.raises(RefusedError, match="after 1 answer of its stream"):
             next(answers)
     server.until(lambda front: not stage_of(front)._streams)
 
@@ -543,7 +543,7 @@ def test_a_state_that_grows_beyond_the_bound_ends_its_stream() -> None:
     assert last.refusal is Refusal.OVERLOADED
     assert "found 11016 bytes of streams' inputs, expected 10000 at most" in last.message
     assert not scheduler.open
-    assert not stage.has(number)
+    assert not stage.holds(number)
     assert stage._num_bytes == 0
 
 
@@ -558,7 +558,7 @@ def test_a_final_output_of_another_size_ends_its_stream() -> None:
     assert given == [(4, 0)]
     assert isinstance(last, Failed)
     assert "found 2 values of stream.final, expected 3" in last.text
-    assert not stage.has(number)
+    assert not stage.holds(number)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -388,7 +388,7 @@ def test_a_sequence_has_one_version_whatever_integer_its_id_is() -> None:
     users = set()
     for kind in ("int64_param", "uint64_param"):
         message = pb.ModelInferRequest()
-        message.parameters["sequence_id"].MergeFrom(pb.InferParameter(**{kind: 300}))
+        setattr(message.parameters["sequence_id"], kind, 300)
         users.add(_user_of(message))
     assert len(users) == 1
     assert users != {b""}

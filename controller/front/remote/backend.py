@@ -210,10 +210,10 @@ class LocalBackend:
         self, described: LocalDescription, ask: Ask, inputs: Sequence[Buffer], sink: Sink
     ) -> RequestId:
         """Ask for an answer inside the SLO."""
-        stages = described.stages
-        if ask.step is not None:
-            stages = self._step_stages
-        elif described.shadow is not None:
+        if ask.step is None and described.shadow is None:
+            return described.stages.ask(described.subject, ask, inputs, sink)
+        stages = described.stages if ask.step is None else self._step_stages
+        if ask.step is None and described.shadow is not None:
             sink = self._shadows.follow(*described.shadow, ask, inputs, sink)
         return stages.ask(described.subject, ask, inputs, sink)
 
