@@ -52,7 +52,7 @@ STEP: Final = "sequence_step"
 
 
 class AskedStep(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Which step of which sequence a request is (`controller.sequences`)."""
+    """Which step of which sequence a request is (`controller.stages.sequences`)."""
 
     #: What its client calls the sequence.
     sequence: int | Name
@@ -70,7 +70,7 @@ class AskedStep(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class Streaming(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """How a request with several answers is to go on (`controller.sequences.driven`)."""
+    """How a request with several answers is to go on (`controller.stages.sequences.driven`)."""
 
     #: Each answer but the first is due so long after the one before.
     next_ns: SloNs

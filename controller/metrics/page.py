@@ -33,7 +33,7 @@ from controller.metrics.text import Text, labels_of
 from controller.models.catalogue import Catalogue, ModelState, Pipeline, name_of
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
-from controller.sequences.book import REASONS, Book
+from controller.stages.sequences.book import REASONS, Book
 from controller.telemetry.tables import CANCELLED, COUNTERS, OK
 
 # A page yields to requests after this time, which it checks after this many models.

@@ -38,8 +38,8 @@ from controller.models.stepped import Control, StatePair, find_state
 from controller.models.streamed import StreamPlan, find_stream
 from controller.models.uploads import Upload, Uploads
 from controller.models.versions import LATEST, Routing, Versions
-from controller.pipelines.core.graph import PipelineGraph, fit
 from controller.runtime import Runtime
+from controller.stages.pipelines.core.graph import PipelineGraph, fit
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from controller.models.stepped import SequenceSettings, StateSetting, read_seque
 from controller.models.streamed import StreamSettings, read_stream
 from controller.models.triton_config import MODEL_FILE, PBTXT, TritonConfig, read_triton_config
 from controller.models.versions import Routing, ServedVersions, read_served
-from controller.pipelines.core.declaration import PipelineSpec, parse_pipeline
+from controller.stages.pipelines.core.declaration import PipelineSpec, parse_pipeline
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
 from controller.front.admission.memory import available_bytes
 from controller.selection.config import SelectionConfig
-from controller.sequences.limits import SequenceConfig
+from controller.stages.sequences.limits import SequenceConfig
 from controller.telemetry.tables import CAPACITY
 
 

@@ -43,8 +43,8 @@ from controller.models.stepped import StatePair
 from controller.models.streamed import GenerateSettings, StreamPlan, StreamSettings, find_stream
 from controller.port import ANSWERS, Answered, Ask, Refused, Streaming, Told
 from controller.runtime import Runtime
-from controller.sequences.driven import DrivenStage
-from controller.sequences.stage import SequenceStage
+from controller.stages.sequences.driven import DrivenStage
+from controller.stages.sequences.stage import SequenceStage
 from controller.telemetry.tables import Telemetry
 from experiments.bench.step_stories import StoryModels
 from experiments.bench.story_devices import RuntimeStage, StoryFleet

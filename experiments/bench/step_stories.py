@@ -33,9 +33,9 @@ from controller.port import (
     Told,
 )
 from controller.runtime import Runtime
-from controller.sequences.book import SequenceKey
-from controller.sequences.limits import SequenceConfig
-from controller.sequences.stage import SequenceStage
+from controller.stages.sequences.book import SequenceKey
+from controller.stages.sequences.limits import SequenceConfig
+from controller.stages.sequences.stage import SequenceStage
 from controller.telemetry.tables import Telemetry
 from experiments.bench.story_devices import RuntimeStage, StoryFleet
 from experiments.bench.story_loop import StoryLoop

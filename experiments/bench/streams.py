@@ -51,7 +51,7 @@ from controller.models.catalogue import Entry
 from controller.models.stepped import StatePair
 from controller.port import Answered, Ask, AskedStep, Refused, Told
 from controller.runtime import Runtime
-from controller.sequences.stage import SequenceStage
+from controller.stages.sequences.stage import SequenceStage
 from controller.telemetry.tables import Telemetry
 from experiments.bench.step_stories import StepStoryOutcome, StoryModels, play
 from experiments.bench.story_devices import RuntimeStage, StoryFleet

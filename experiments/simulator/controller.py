@@ -22,8 +22,8 @@ from controller.core.events import (
 )
 from controller.core.invariants import check as check_scheduler
 from controller.ledger import WORKER_LOST, Finished, Ledger, Sent
-from controller.pipelines.core.run import kept_ns
 from controller.process.schedulers import make_scheduler
+from controller.stages.pipelines.core.run import kept_ns
 from controller.telemetry.tables import Telemetry
 from experiments.simulator.case import Case, Cluster, pages_of
 from experiments.simulator.clients import Arrival, Clients

@@ -6,9 +6,9 @@ import pytest
 
 from clockwright.errors import BadRequestError, Refusal, RefusedError
 from clockwright.units import ModelId, WorkerId
-from controller.sequences.beats import Capacity, StreamBeat, load_with, step_cost
-from controller.sequences.book import Book, SequenceKey, SteppedModel, Turn
-from controller.sequences.limits import WAITING_MAX, SequenceConfig
+from controller.stages.sequences.beats import Capacity, StreamBeat, load_with, step_cost
+from controller.stages.sequences.book import Book, SequenceKey, SteppedModel, Turn
+from controller.stages.sequences.limits import WAITING_MAX, SequenceConfig
 
 MS = 1_000_000
 S = 1000 * MS

@@ -37,9 +37,9 @@ from controller.models.stepped import StatePair, first_state
 from controller.models.streamed import StreamSettings, find_stream, read_stream
 from controller.port import Answered, Ask, Failed, Refused, Sink, Streaming, Told
 from controller.runtime import Runtime
-from controller.sequences.beats import StreamBeat, longest_gap_ns
-from controller.sequences.driven import DrivenStage
-from controller.sequences.stage import SequenceStage
+from controller.stages.sequences.beats import StreamBeat, longest_gap_ns
+from controller.stages.sequences.driven import DrivenStage
+from controller.stages.sequences.stage import SequenceStage
 from controller.telemetry.tables import Telemetry
 from experiments.bench.step_stories import StoryModels
 from experiments.bench.story_devices import RuntimeStage, StoryFleet

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.sequences import stage
-from controller.sequences.book import Book, SequenceKey, Turn
+from controller.stages.sequences import stage
+from controller.stages.sequences.book import Book, SequenceKey, Turn
 from experiments.bench import streams
 from experiments.bench.step_stories import play
 

@@ -51,7 +51,7 @@ from controller.process.config import FrontConfig
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
-from controller.sequences.stage import SequenceStage
+from controller.stages.sequences.stage import SequenceStage
 from controller.telemetry.tables import Telemetry
 from tests.kit.scripted_worker import SCRIPTS, InLoopWorker
 

@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import TensorSpec, Variable
 from clockwright.wire.texts import cut_texts, join_texts
-from controller.pipelines.core.backlog import Backlog
-from controller.pipelines.core.declaration import PipelineSpec, TensorSource, behind, parse_pipeline
-from controller.pipelines.core.graph import PipelineGraph, fit
-from controller.pipelines.core.run import PipelineRun, StageTime, ends_ns, kept_ns, plan
+from controller.stages.pipelines.core.backlog import Backlog
+from controller.stages.pipelines.core.declaration import (
+    PipelineSpec,
+    TensorSource,
+    behind,
+    parse_pipeline,
+)
+from controller.stages.pipelines.core.graph import PipelineGraph, fit
+from controller.stages.pipelines.core.run import PipelineRun, StageTime, ends_ns, kept_ns, plan
 from tests.kit.examples import examples
 
 

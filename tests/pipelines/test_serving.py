@@ -21,10 +21,10 @@ from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.wire.tensors import TensorSpec
 from controller.front.oip.refusals import NoAnswerError
 from controller.models.catalogue import ModelState, Pipeline
-from controller.pipelines.stage import PipelineStage
 from controller.port import Ask
 from controller.selection.core.application import Application
 from controller.selection.parts import PartStage
+from controller.stages.pipelines.stage import PipelineStage
 from controller.telemetry.tables import Counts
 from tests.kit.asking import Reply, submit
 from tests.kit.front_end import (

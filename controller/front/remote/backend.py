@@ -20,16 +20,16 @@ from controller.front.oip.protocol import Servable, quote
 from controller.front.remote.link_frames import RefusedEarly
 from controller.front.remote.open_requests import Waits
 from controller.models.catalogue import Catalogue, Entry, Pipeline
-from controller.pipelines.stage import REQUEST_BYTES_MAX, PipelineStage
 from controller.port import Ask, PortStage, Sink
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
 from controller.selection.parts import PartStage, most_rows
 from controller.selection.shadows import Shadows
-from controller.sequences.driven import DrivenStage
-from controller.sequences.limits import SequenceConfig
-from controller.sequences.stage import SequenceStage, places_of_clients
+from controller.stages.pipelines.stage import REQUEST_BYTES_MAX, PipelineStage
+from controller.stages.sequences.driven import DrivenStage
+from controller.stages.sequences.limits import SequenceConfig
+from controller.stages.sequences.stage import SequenceStage, places_of_clients
 
 DEFAULT_SLO_NS = 100 * NS_PER_MS
 

@@ -93,7 +93,7 @@ class Descriptions:
         #: By name and version, as clients named them.
         self._numbers: dict[tuple[str, str], int] = {}
         self._last_number = 0
-        #: With more of them, those that do not hold any more are forgotten: of versions that are gone, nobody asks.
+        #: With more of them, those that do not hold any more are forgotten: no request asks for versions that are gone.
         self._most = _LEAST
 
     def __len__(self) -> int:

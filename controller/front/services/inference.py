@@ -710,6 +710,6 @@ def _user_of(message: pb.ModelInferRequest) -> bytes:
 
 
 def _user_of_sequence(parameter: bytes) -> bytes:
-    """What stands for a sequence, of its serialised id; empty: the id is 0 or empty, so there is none."""
+    """Find what stands for a sequence, of its serialised id; empty: the id is 0 or empty, which names no sequence."""
     # Without the field's tag: an int64 and a uint64 of one value are one sequence.
     return parameter[1:] if parameter[1:] != b"\0" else b""

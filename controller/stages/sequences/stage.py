@@ -22,9 +22,9 @@ from controller.models.catalogue import Entry
 from controller.models.stepped import IDLE_NS, Control, first_state, one_row, pack_number
 from controller.port import STEP, Answered, Ask, AskedStep, Failed, PortStage, Refused, Sink, Told
 from controller.runtime import Runtime
-from controller.sequences.beats import LOAD_MOST, Capacity, StreamBeat, load_with
-from controller.sequences.book import Book, SequenceKey, SteppedModel, Turn
-from controller.sequences.limits import SequenceConfig
+from controller.stages.sequences.beats import LOAD_MOST, Capacity, StreamBeat, load_with
+from controller.stages.sequences.book import Book, SequenceKey, SteppedModel, Turn
+from controller.stages.sequences.limits import SequenceConfig
 
 S = TypeVar("S")
 

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from clockwright.errors import ModelError, ModelFaults
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec, Variable, describe, total_bytes
-from controller.pipelines.core.declaration import (
+from controller.stages.pipelines.core.declaration import (
     EndCondition,
     PipelineSpec,
     StageSpec,

@@ -40,9 +40,9 @@ from controller.port import (
     Told,
 )
 from controller.runtime import Runtime
-from controller.sequences.beats import StreamBeat, longest_gap_ns
-from controller.sequences.stage import SequenceStage
-from controller.sequences.tokens import Tokens
+from controller.stages.sequences.beats import StreamBeat, longest_gap_ns
+from controller.stages.sequences.stage import SequenceStage
+from controller.stages.sequences.tokens import Tokens
 
 #: Streams that are open at a time, and bytes of what their next steps are asked with. A step of each is in the
 #: scheduler's queues always: with more of them it was not tried.

@@ -18,8 +18,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from clockwright.errors import BadRequestError, Refusal, RefusedError
 from clockwright.units import ModelId, format_ns
-from controller.sequences.beats import StreamBeat
-from controller.sequences.limits import WAITING_MAX, SequenceConfig
+from controller.stages.sequences.beats import StreamBeat
+from controller.stages.sequences.limits import WAITING_MAX, SequenceConfig
 
 T = TypeVar("T")
 

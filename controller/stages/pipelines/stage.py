@@ -23,8 +23,6 @@ from clockwright.wire.bulk import Buffer
 from controller.core.admission import way_back_of
 from controller.core.forecast import Forecast
 from controller.models.catalogue import Catalogue, Entry, Pipeline
-from controller.pipelines.core.backlog import Backlog
-from controller.pipelines.core.run import PipelineRun, StageTime, TimePlan, ends_ns, kept_ns, plan
 from controller.port import (
     Answered,
     Ask,
@@ -39,6 +37,15 @@ from controller.port import (
 )
 from controller.runtime import Runtime
 from controller.selection.live_application import LiveApplication
+from controller.stages.pipelines.core.backlog import Backlog
+from controller.stages.pipelines.core.run import (
+    PipelineRun,
+    StageTime,
+    TimePlan,
+    ends_ns,
+    kept_ns,
+    plan,
+)
 from controller.telemetry.past_requests import OPEN, QueryMade
 from controller.telemetry.rows import RequestRow
 from controller.telemetry.tables import CANCELLED, OK

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from clockwright.wire.bulk import Buffer
-from controller.pipelines.core.graph import PipelineGraph
+from controller.stages.pipelines.core.graph import PipelineGraph
 
 #: The part of their even share of the slack that later stages are sure of: see `kept_ns`.
 SLACK_SHARE: Final = 0.5
