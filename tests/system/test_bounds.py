@@ -690,6 +690,12 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
         "[aliases]\n" + "".join(f"a{number} = 1\n" for number in range(65))
     ),
     "levels of priority": lambda place: place.config("[priority]\nlevels = 101\ndefault = 1"),
+    "stages of a pipeline": lambda place: place.config("[[pipeline.stages]]\n" * 33),
+    "sequences of a model": lambda place: place.config("[sequence]\nmax = 1000001"),
+    "answers of a request": lambda place: place.config("[stream]\nmax_steps = 1000001"),
+    "tokens of a prompt": lambda place: place.config(
+        '[stream.generate]\ntokens = "t"\nlogits = "l"\nmax_prompt = 65537'
+    ),
     "batch size": lambda place: place.config("batch_sizes = [1, 1025]"),
     "SLO of a model": lambda place: place.config("slo_ms = 86400001"),
     "applications": many_applications,
