@@ -659,7 +659,7 @@ def _only_input(metadata: ModelMetadata) -> str:
     if len(metadata.inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in metadata.inputs)
         raise BadRequestError(
-            f"model {metadata.name}: found one array, expected arrays by input name; its inputs are {names}"
+            f"model {metadata.name}: found one array, expected arrays by name: {names}"
         )
     return metadata.inputs[0].name
 
