@@ -393,7 +393,6 @@ class Verdicts:
         model = self._by_id.get(event.model_id)
         if model is None:
             return False
-        self.renew()
         state, controls, stream = model.state, model.controls, model.stream
         if (folder := model.folder) is not None:
             settings = folder.settings
@@ -431,6 +430,7 @@ class Verdicts:
         model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
         model.refused_by.pop(event.worker_id, None)
         self._runtime.tell(event)
+        self.renew()
         log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
         if state and not (folder and folder.settings.state):
             pairs = ", ".join(f"{pair.input} -> {pair.output}" for pair in state)
