@@ -163,23 +163,32 @@ def test_what_is_asked_wrongly_is_told_in_words(server: FrontEndInThread) -> Non
         with pytest.raises(
             BadRequestError, match="doesn't support models with decoupled transaction policy"
         ):
-            client.infer("count", {"x": x(1, 2)})
+            client.infer("count", {"x": x(1, 2)}, slo_ms=600_000)
         with pytest.raises(BadRequestError, match="max_steps: found 51, expected a whole number"):
-            list(client.stream("count", {"x": x(1, 2)}, max_steps=51))
+            list(client.stream("count", {"x": x(1, 2)}, slo_ms=600_000, max_steps=51))
         with pytest.raises(BadRequestError, match="max_steps: found in a request to 'double'"):
-            list(client.stream("double", {"x": np.zeros((1, 3), np.float32)}, max_steps=2))
+            list(
+                client.stream(
+                    "double", {"x": np.zeros((1, 3), np.float32)}, slo_ms=600_000, max_steps=2
+                )
+            )
         with pytest.raises(UnknownModelError):
-            list(client.stream("nobody", {"x": x(1, 2)}))
+            list(client.stream("nobody", {"x": x(1, 2)}, slo_ms=600_000))
         assert len(list(client.stream("count", {"x": x(1, 9)}, slo_ms=600_000, max_steps=2))) == 2
         plain = client.stream("double", {"x": np.ones((1, 3), np.float32)}, slo_ms=600_000)
         assert [each.outputs["y"].tolist() for each in plain] == [[[2, 2, 2]]]
         unnamed = client.stream("double", np.ones((1, 3), np.float32), slo_ms=600_000)
         assert [each.outputs["y"].tolist() for each in unnamed] == [[[2, 2, 2]]]
-    body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}]}
+    body = {
+        "inputs": [{"name": "x", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}],
+        "parameters": {"slo_ms": 600_000},
+    }
     status, _, text = post(server, "v2/models/count/infer", body)
     assert status == 400
     assert "decoupled" in text
-    status, _, text = post(server, "v2/models/count/generate_stream", {"x": [1.5, 2]})
+    status, _, text = post(
+        server, "v2/models/count/generate_stream", {"x": [1.5, 2], "slo_ms": 600_000}
+    )
     assert (status, json.loads(text)) == (
         400,
         {"error": "input 'x': found a value that is none of INT64"},
