@@ -693,6 +693,11 @@ class ServedNames(Verdicts):
         """Raise ModelError unless a shadow takes the tensors of all versions whose requests it is to get."""
         shadow = self.find(name, named)
         for model in self.versions(name):
+            if isinstance(model, Pipeline) or model.stream is not None:
+                what = "is a pipeline" if isinstance(model, Pipeline) else "answers several times"
+                raise ModelError(
+                    f"model {name} {what}, expected a model that answers once: others have no shadow"
+                )
             if shadow is not None and model.inputs and shadow.inputs not in ((), model.inputs):
                 raise ModelError(
                     f"model {name}: version {shadow.version} takes {describe(shadow.inputs)}, version {model.version}"

@@ -153,9 +153,17 @@ def test_rest_gets_events_or_all_at_once(server: FrontEndInThread) -> None:
     status, kind, text = post(server, "v2/models/count/versions/1/generate", asked)
     assert (status, kind) == (200, "application/json")
     assert json.loads(text) == {**head, "y": [5, 0, 5, 1, 5, 2], "done": [False, False, True]}
-    plain = {"x": [1, 2, 3], "parameters": {"slo_ms": 600_000}}
+    plain = {"x": [1, 2, 3], "parameters": {"slo_ms": 600_000, "explain": True}}
     status, _, text = post(server, "v2/models/double/generate", plain)
     assert json.loads(text)["y"] == [2, 4, 6]
+    # What an answer says besides: an application's query_id, for feedback, is there too.
+    assert json.loads(text)["parameters"]["batch_size"] == 1
+
+
+def test_what_answers_several_times_gets_no_shadow(server: FrontEndInThread) -> None:
+    catalogue = server.do(lambda front_end: front_end.catalogue)
+    with pytest.raises(ModelError, match="model count answers several times, expected a model"):
+        server.run(catalogue.route("count", aliases={}, traffic={}, shadow={"1": 0.5}))
 
 
 def test_what_is_asked_wrongly_is_told_in_words(server: FrontEndInThread) -> None:

@@ -93,9 +93,10 @@ class GenerateRequest(JsonRequest):
     def head(self) -> dict[str, Any]:
         """Give what stands before the outputs."""
         assert self.answer is not None
-        asked, servable, *_ = self.answer
-        told = {"id": asked.request_id} if asked.request_id else {}
-        return told | {"model_name": servable.name, "model_version": servable.version}
+        asked, servable, _, parameters = self.answer
+        told: dict[str, Any] = {"id": asked.request_id} if asked.request_id else {}
+        told |= {"model_name": servable.name, "model_version": servable.version}
+        return told | {"parameters": parameters} if parameters else told
 
 
 def read_generate(
