@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
+from typing_extensions import Unpack
 
 from clockwright.client.arguments import check, check_flag, check_text, number, whole_number
 from clockwright.client.channel import Access, check_dialled
@@ -61,6 +62,28 @@ class InferResult:
     def query_id(self) -> str:
         """Id by which feedback is given; empty: a model answered, not an application."""
         return str(self.explanation.get("query_id", ""))
+
+
+class StreamOptions(TypedDict, total=False):
+    """What a request with several answers says besides its inputs; what is missing is as for `Client.infer`."""
+
+    #: Each answer comes so many milliseconds after the one before, or is refused; None: the model's default.
+    slo_ms: float | None
+    #: The same of the first answer alone, and of each next one.
+    ttft_ms: float | None
+    tpot_ms: float | None
+    #: Most answers; None: as many as the model allows.
+    max_steps: int | None
+    #: Of a model that generates tokens: 0 or None: the most likely one follows.
+    temperature: float | None
+    #: The same choice with the same seed; None: another each time.
+    seed: int | None
+    tenant: str
+    context: str
+    version: str
+    weight: float | None
+    priority: int | None
+    attempt: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +236,7 @@ class Client:
         return StepSequence(self.infer, model, every_ms, **said)
 
     def stream(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        slo_ms: float | None = None,
-        ttft_ms: float | None = None,
-        tpot_ms: float | None = None,
-        max_steps: int | None = None,
-        temperature: float | None = None,
-        seed: int | None = None,
-        tenant: str = "",
+        self, model: str, inputs: Inputs, **said: Unpack[StreamOptions]
     ) -> Generator[InferResult, None, None]:
         """Run a model that answers several times, and give each answer as it comes.
 
@@ -232,13 +245,7 @@ class Client:
         Args:
             model: its name.
             inputs: as `infer`.
-            slo_ms: each answer comes so many milliseconds after the one before, or is refused; None: the model's default.
-            ttft_ms: the same of the first answer alone.
-            tpot_ms: the same of each next one.
-            max_steps: most answers; None: as many as the model allows.
-            temperature: of a model that generates tokens: 0 or None: the most likely one follows.
-            seed: the same choice with the same seed; None: another each time.
-            tenant: as `infer`.
+            said: see `StreamOptions`.
 
         Raises:
             RefusedError: an answer is not in time, and none follows; carries the reason.
@@ -246,17 +253,7 @@ class Client:
         """
         if isinstance(inputs, np.ndarray):
             inputs = {self._only_input(model): inputs}
-        request = _stream_request(
-            model,
-            inputs,
-            slo_ms=slo_ms,
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot_ms,
-            max_steps=max_steps,
-            temperature=temperature,
-            seed=seed,
-            tenant=tenant,
-        )
+        request = _stream_request(model, inputs, **said)
         call = self._channel.stream_stream(_PREFIX + _STREAM)(
             iter((request,)), metadata=self._access.metadata
         )
@@ -400,10 +397,7 @@ class AsyncClient:
         return AsyncStepSequence(self.infer, model, every_ms, **said)
 
     async def stream(
-        self,
-        model: str,
-        inputs: Inputs,
-        **said: Any,  # noqa: ANN401
+        self, model: str, inputs: Inputs, **said: Unpack[StreamOptions]
     ) -> AsyncGenerator[InferResult, None]:
         """Run a model that answers several times; the arguments are those of `Client.stream`."""
         if isinstance(inputs, np.ndarray):
@@ -569,7 +563,7 @@ def _stream_request(
     max_steps: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
-    tenant: str = "",
+    **said: Any,  # noqa: ANN401  as `infer` has it
 ) -> bytes:
     check_text("model", model)
     several = {
@@ -586,7 +580,7 @@ def _stream_request(
             found = whole_number(name, whole, "a whole number")
             several[name] = pb.InferParameter(int64_param=found)
     slo_ms = _slo_ms(slo_ms)
-    return _encode_request(model, inputs, slo_ms=slo_ms, tenant=tenant, several=several)
+    return _encode_request(model, inputs, slo_ms=slo_ms, several=several, **said)
 
 
 def _encode_texts(name: str, array: Array) -> bytes:
