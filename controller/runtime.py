@@ -201,6 +201,15 @@ class Runtime:
         self._last_request_id += 1
         return RequestId(self._last_request_id)
 
+    def margin_ns(self, slo_ns: int) -> int:
+        """The part of an SLO that is kept free behind the predicted end of a run; see `Scheduler`."""
+        return self._scheduler.margin_ns(slo_ns, self.clock())
+
+    def refused_at_door(self, ask: Ask, name: str, told: Refused, remedy: str) -> None:
+        """Count a refusal that does not reach the scheduler, and record it (`PastRequests.refused_at_door`)."""
+        self.telemetry.refused_at_door(told.refusal)
+        self.past.refused_at_door(ask, name, self.clock(), told, remedy)
+
     def number(self, ask: Ask) -> RequestId:
         """Give a request a number, and keep its client's name for it."""
         request_id = self.new_number()

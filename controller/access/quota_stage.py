@@ -76,12 +76,8 @@ class QuotaStage(Generic[S]):
         return request_id
 
     def _refuse(self, subject: S, ask: Ask, sink: Sink, exceeded: Exceeded) -> RequestId:
-        self._runtime.telemetry.refused_at_door(Refusal.QUOTA)
         refused = over_quota(ask.tenant, exceeded)
-        now_ns = self._runtime.clock()
-        self._runtime.past.refused_at_door(
-            ask, subject.name, now_ns, refused, quota_remedy(exceeded)
-        )
+        self._runtime.refused_at_door(ask, subject.name, refused, quota_remedy(exceeded))
         sink.told(RequestId(0), refused, ())
         return RequestId(0)
 

@@ -230,6 +230,10 @@ class Scheduler:
                     row.refusal = None
         return forecasts
 
+    def margin_ns(self, slo_ns: int, now_ns: int) -> int:
+        """The part of an SLO that is kept free behind the predicted end of a run."""
+        return self._requests.margin_of(slo_ns, now_ns)
+
     def is_in_vain(self, request: RequestArrived, *, behind_rows: int, now_ns: int) -> bool | None:
         """Say whether a request that arrived now would be refused as `OVERLOADED`, and change nothing.
 

@@ -23,8 +23,6 @@ from clockwright.errors import ProtocolError, Refusal, RefusedError
 from clockwright.units import RequestId, format_ns
 from clockwright.wire.bulk import Buffer, total_bytes
 from clockwright.wire.tensors import TensorSpec
-from controller.core.admission import margin_of
-from controller.core.config import SchedulerConfig
 from controller.models.catalogue import Entry
 from controller.models.stepped import first_state
 from controller.models.streamed import GeneratePlan, StreamPlan
@@ -50,8 +48,6 @@ STREAMS_MAX: Final = 20_000
 INPUT_BYTES_MAX: Final = 1 << 30
 
 _REMEDY: Final = "fewer streams at a time, or more workers"
-# What the scheduler keeps free before a deadline, by its default numbers.
-_CORE: Final = SchedulerConfig()
 # gRPC's status INTERNAL.
 _INTERNAL: Final = 13
 
@@ -291,7 +287,7 @@ class DrivenStage(Generic[S]):
             return None  # The scheduler says so.
         number = model.num_streams + 1
         needed_ns = longest_gap_ns(found.exec_ns, -(-number // len(found.ready_on)))
-        needed_ns += margin_of(beat.slo_ns, _CORE.margin_ns, _CORE.margin_fraction)
+        needed_ns += self._runtime.margin_ns(beat.slo_ns)
         if needed_ns <= beat.slo_ns:
             return None
         words = (
@@ -304,9 +300,7 @@ class DrivenStage(Generic[S]):
     def _refuse(self, model: Entry, ask: Ask, sink: Sink, error: RefusedError) -> RequestId:
         """Refuse a stream before its first answer, in a later turn of the event loop."""
         refused = Refused(error.refusal, error.figures, message=error.message)
-        self._runtime.telemetry.refused_at_door(error.refusal)
-        now_ns = self._runtime.clock()
-        self._runtime.past.refused_at_door(ask, model.name, now_ns, refused, _REMEDY)
+        self._runtime.refused_at_door(ask, model.name, refused, _REMEDY)
         request_id = self._runtime.new_number()
         loop = asyncio.get_running_loop()
         self._refused[request_id] = loop.call_soon(self._tell_refused, request_id, sink, refused)

@@ -251,10 +251,8 @@ class SequenceStage(Generic[S]):
         del self._turns[asked.request_id]
         told: Refused | Failed = Failed(_INVALID, str(error))
         if isinstance(error, RefusedError):
-            runtime, ask = self._runtime, asked.ask
             told = Refused(error.refusal, {**error.figures, STEP: num_steps}, message=error.message)
-            runtime.telemetry.refused_at_door(error.refusal)
-            runtime.past.refused_at_door(ask, asked.form.model.name, runtime.clock(), told, _REMEDY)
+            self._runtime.refused_at_door(asked.ask, asked.form.model.name, told, _REMEDY)
         asked.sink.told(asked.request_id, told, ())
 
     # --- time ---------------------------------------------------------------------------------
