@@ -30,7 +30,8 @@ from controller.front.services.recent import kind_info, recent_actions, recent_r
 from controller.front.services.request_report import explain_request
 from controller.metrics.capacity import required_workers
 from controller.metrics.page import Parts
-from controller.models.catalogue import Entry, ModelState, name_of
+from controller.models.catalogue import name_of
+from controller.models.entry import Entry, ModelState
 from controller.selection.messages import application_info_at_hand
 from controller.telemetry.rows import ActionRow, RequestRow
 from controller.telemetry.tables import CANCELLED, OK, Counts

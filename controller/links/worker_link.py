@@ -50,7 +50,8 @@ from controller.links.slabs import Arena, MappedMemory, Slabs
 from controller.links.worker_actions import WorkerActions
 from controller.links.worker_claims import CLOCK_MHZ_MAX, registration_fault
 from controller.links.worker_models import Claims, WorkerModels
-from controller.models.catalogue import Catalogue, Entry
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry
 from controller.runtime import Runtime
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,8 @@ from clockwright.wire.worker_messages import (
 )
 from controller.core.events import ModelReady
 from controller.links.worker_claims import model_fault
-from controller.models.catalogue import Catalogue, Entry
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry
 from controller.models.model_folder import ModelFile, ModelFolder
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,8 @@ from controller.metrics.loop_share import LoopShare
 from controller.metrics.process import Changes, ProcessFigures
 from controller.metrics.tally import NAMES_MAX, OTHER, ModelTally, Tally, WorkerTally
 from controller.metrics.text import Text, labels_of
-from controller.models.catalogue import Catalogue, ModelState, Pipeline, name_of
+from controller.models.catalogue import Catalogue, name_of
+from controller.models.entry import ModelState, Pipeline
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.stages.sequences.book import REASONS, Book

@@ -1,4 +1,4 @@
-"""The models there are, their names and ids, and the workers' verdicts on them.
+"""The models there are, their names, ids and versions.
 
 A model has a public name, which clients use, and an id, which the scheduler and the workers use. They
 are the same for the first model of a name. A model that takes the name over gets a new id (`NAME@2`). So
@@ -7,39 +7,31 @@ mistaken for the new one's.
 
 A folder may say that several versions are served at once. Each is an entry, with ids of its own (`NAME:2`, `NAME:2@2`), and to
 the scheduler a model of its own. `controller.models.versions` says which of them a request gets.
-
-The workers judge whether a model is fit to be served: it is LOADING until one of them has answered, READY
-while one has it, and UNAVAILABLE when all that are present have refused it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from typing_extensions import override
 
 from clockwright.errors import ModelError, NoRoomError, Refusal, RefusedError, UnknownModelError
-from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
-from clockwright.wire.tensors import TensorSpec, describe
-from controller.core.events import ModelAdded, ModelPinned, ModelReady, ModelRemoved
+from clockwright.units import NS_PER_S, ModelId
+from clockwright.wire.tensors import describe
+from controller.core.events import ModelAdded, ModelPinned, ModelRemoved
 from controller.models.digests import FileDigests
+from controller.models.entry import Entry, ModelState, Pipeline
 from controller.models.model_folder import ModelFolder, check_name, read_versions
-from controller.models.preparing import PreparingModels
 from controller.models.state_file import StateFile
-from controller.models.stepped import Control, StatePair, find_state
-from controller.models.streamed import StreamPlan, find_stream
 from controller.models.uploads import Upload, Uploads
+from controller.models.verdicts import OFFERS_SLICE, Verdicts
 from controller.models.versions import LATEST, Routing, Versions
 from controller.runtime import Runtime
-from controller.stages.pipelines.core.graph import PipelineGraph, fit
 
 log = logging.getLogger(__name__)
 
@@ -50,423 +42,15 @@ RETIRE_LIMIT_S = 10
 UPLOADED_COPIES_MAX = 1000
 #: Models in all, those on trial too; a scheduler with more of them was never tried.
 MODELS_MAX = 100_000
-# Models that are offered before requests get their turn.
-_OFFERS_SLICE = 64
 
 # Names without a model whose last generation is remembered one by one.
 _NAMES_GONE_MAX = 10_000
-
-#: How the reason of a model ends whose preparation has not begun.
-NOT_BEGUN = "before it"
 
 # Between a name and a version, and between these and a generation. No name has one, so an id is never another model's name.
 _VERSION_SEPARATOR, _SEPARATOR = ":", "@"
 
 
 _Said = tuple[Routing | None, Routing | None]
-
-
-class ModelState(enum.Enum):
-    """Whether a model can be asked now. The values are the wire's, as `RepositoryIndex` has them."""
-
-    LOADING = "LOADING"
-    READY = "READY"
-    UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One generation of one instance of a model, with the workers' verdicts on it."""
-
-    model_id: ModelId
-    #: Public name; instances of one folder have a name each.
-    name: str
-    #: None: the folder is malformed, and no worker will see it.
-    folder: ModelFolder | None
-    #: How the folder is malformed; empty when it is not.
-    fault: str = ""
-    #: Tensors of one row, in the model's order; empty until a worker was ready, and while those who
-    #: have been ready disagree. So are `outputs`.
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-    architecture_id: ArchitectureId | None = None
-    num_pages: int = 0
-    weights_bytes: int = 0
-    #: Why the latest worker runs its rows one by one although larger batches were asked for; empty if it does
-    #: not.
-    one_by_one: str = ""
-    #: Batch sizes, ascending, of each worker that has the model ready.
-    ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
-    #: The largest batch of the worker that had it ready last; 0: none had.
-    had_batch: int = 0
-    #: Reason of each worker that refused the model.
-    refused_by: dict[WorkerId, str] = field(default_factory=dict)
-    #: Those of them that did not look at the model, because workers of another kind are to serve it.
-    not_for: set[WorkerId] = field(default_factory=set)
-    #: Those of them who describe its tensors otherwise than an earlier one that has it ready.
-    disagreeing: set[WorkerId] = field(default_factory=set)
-    #: The stages that workers are at with the model ("optimising"), the latest last.
-    progress: dict[WorkerId, str] = field(default_factory=dict)
-    #: A digest of what workers are offered; empty until it is needed.
-    offer_digest: bytes = b""
-    #: What brought its files; None: they are not ours.
-    upload: Upload | None = None
-    #: Which inputs are outputs of the step before, where it is run in steps; and those that say where a step is.
-    state: tuple[StatePair, ...] = ()
-    controls: tuple[Control, ...] = ()
-    #: How it answers a request several times, and how many such are open; None: it answers once.
-    stream: StreamPlan | None = None
-    num_streams: int = 0
-    #: What its ids begin with: the name, and the version if several may be served; empty: the name.
-    key: str = ""
-
-    def __post_init__(self) -> None:
-        self.key = self.key or self.name
-
-    @property
-    def is_stepped(self) -> bool:
-        """Whether requests may be steps of a sequence: it has state or controls, or its settings speak of sequences."""
-        settings = self.folder.settings if self.folder else None
-        return bool(self.state or self.controls or (settings and settings.sequence))
-
-    @property
-    def stage(self) -> str:
-        """The stage that a worker is at with the model; empty when none is at it."""
-        return next(reversed(self.progress.values()), "")
-
-    @property
-    def version(self) -> str:
-        """Version that is served; empty when the folder is malformed."""
-        return self.folder.version if self.folder else ""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its files."""
-        return sum(file.num_bytes for file in self.folder.files) if self.folder else 0
-
-    @property
-    def slo_ns(self) -> int | None:
-        """Default latency objective; None: the controller's."""
-        return self.folder.settings.slo_ns if self.folder else None
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether the prediction cache may answer requests for the model."""
-        return self.folder is not None and self.folder.settings.cache
-
-    @property
-    def largest_batch(self) -> int:
-        """Most rows of a batch on the workers that have the model, or on the one that had it last; 0: none had."""
-        return max((sizes[-1] for sizes in self.ready_on.values()), default=self.had_batch)
-
-
-@dataclass(slots=True, eq=False)
-class Pipeline(Entry):
-    """Several models that are asked together under one name. No worker sees it: it can be asked when they can be."""
-
-    #: How they fit together; None: they do not, or not all are described.
-    graph: PipelineGraph | None = None
-    #: Why they do not; empty: they do, or that is not known.
-    misfit: str = ""
-    #: When a request was last tried whose stages are said to take longer than its SLO.
-    tried_ns: int = 0
-    #: When cold models were last wanted for requests that were refused.
-    wanted_ns: int = 0
-    #: Kinds, versions, inputs and outputs of the models that this was found for.
-    _described: tuple[object, ...] | None = None
-
-    @property
-    def members(self) -> list[tuple[str, str]]:
-        """The public names of its models and the versions that it wants of them, by stage; "": any."""
-        spec = self.folder.settings.pipeline if self.folder is not None else None
-        return [(stage.model, stage.version) for stage in spec.stages] if spec is not None else []
-
-    def look_at(self, models: Sequence[Entry | None]) -> None:
-        """Take in its models as they are now."""
-        described = tuple([m and (type(m), m.version, m.inputs, m.outputs) for m in models])
-        if described == self._described:
-            return
-        self._described, self.graph, self.misfit = described, None, ""
-        self.inputs = self.outputs = ()
-        folder = self.folder
-        assert folder is not None
-        assert folder.settings.pipeline is not None
-        stages, found = folder.settings.pipeline.stages, [m for m in models if m is not None]
-        faults = [
-            f"stage {stage.name!r}: there is no model {stage.model}"
-            for stage, model in zip(stages, models, strict=True)
-            if model is None
-        ] + [
-            f"stage {stage.name!r}: {stage.model} is a pipeline; write its stages here"
-            for stage, model in zip(stages, models, strict=True)
-            if isinstance(model, Pipeline)
-        ]
-        if not faults and all(model.outputs for model in found):
-            try:
-                graph = fit(folder.settings.pipeline, found)
-                self.inputs, self.outputs = folder.triton.checked(
-                    graph.inputs, graph.outputs, one_row=graph.one_row
-                )
-                _check_labels(folder.labels, graph.outputs)
-                self.graph = graph
-            except ModelError as error:
-                faults = [str(error)]
-        self.misfit = "; ".join(faults)
-
-
-class OfferTo(Protocol):
-    """A worker that is asked for its opinion; in the live controller, its link."""
-
-    def offer(self, model: Entry) -> None:
-        """Offer it a model; it answers with `model_ready` or `model_refused`."""
-
-    def withdraw(self, model: Entry) -> None:
-        """Have it forget a model that is gone, unless it has answered the offer."""
-
-
-class Verdicts:
-    """All models by id, and what workers say of them."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        #: Another number whenever a name means another model or application, or one takes other tensors or
-        #: batches.
-        self.generation = 0
-        #: Models that workers may know: all that are served, and new ones on trial.
-        self._by_id: dict[ModelId, Entry] = {}
-        #: Workers that have joined and take new models.
-        self._workers: dict[WorkerId, OfferTo] = {}
-        self._preparing = PreparingModels(runtime.clock)
-        self._changed: asyncio.Future[None] | None = None
-        self._watchers: list[Callable[[], object]] = []
-
-    def find_id(self, model_id: ModelId) -> Entry | None:
-        """Find the model of an id: one that is served, or a new one on trial."""
-        return self._by_id.get(model_id)
-
-    def state(self, model: Entry) -> ModelState:
-        """Whether a model can be served now."""
-        if model.folder is None:
-            return ModelState.UNAVAILABLE
-        if model.ready_on:
-            return ModelState.READY
-        if self._workers and all(worker in model.refused_by for worker in self._workers):
-            return ModelState.UNAVAILABLE
-        return ModelState.LOADING
-
-    def reason(self, model: Entry) -> str:
-        """Say why a model is unavailable, or at what stage it is; empty when it is ready."""
-        match self.state(model):
-            case ModelState.READY:
-                return ""
-            case ModelState.UNAVAILABLE:
-                return model.fault or _refusals(model)
-            case ModelState.LOADING if not self._workers:
-                return "waiting for a worker"
-            case ModelState.LOADING:
-                place, retry_s = self._expected(model)
-                return model.stage or f"in about {retry_s} s: {_before(place)}"
-
-    def refusal(self, model: Entry) -> RefusedError | None:
-        """Say why requests to a model are refused before the scheduler sees them. Returns None if they are not.
-
-        A model that was served before is only away while workers that cannot serve it are there.
-        """
-        state, name = self.state(model), model.name
-        if state is ModelState.LOADING and self._workers:
-            place, retry_s = self._expected(model)
-            stage = model.stage or _before(place)
-            return RefusedError(
-                Refusal.LOADING,
-                f"model {name} is being prepared ({stage}); try again in about {retry_s} s",
-                figures={"models_before": place, "retry_ns": retry_s * NS_PER_S},
-            )
-        if model.outputs or state is ModelState.READY:
-            return None
-        looked = model.folder is None or model.refused_by.keys() - model.not_for
-        if state is ModelState.UNAVAILABLE and looked:
-            return RefusedError(
-                Refusal.UNFIT, f"model {name} cannot be served: {self.reason(model)}"
-            )
-        return RefusedError(
-            Refusal.NO_WORKER, f"model {name} is {state.value}: {self.reason(model)}"
-        )
-
-    def _expected(self, model: Entry) -> tuple[int, int]:
-        """How many models come before one that is being prepared, and in how many seconds it may be ready."""
-        place = self._preparing.place(model.model_id, self._sizes)
-        return place, -(-self._preparing.retry_ns(model.model_id, place) // NS_PER_S)
-
-    def _sizes(self) -> list[tuple[int, ModelId]]:
-        return [
-            (model.num_bytes, model.model_id)
-            for model in self._by_id.values()
-            if self.state(model) is ModelState.LOADING
-        ]
-
-    def watch(self, renewed: Callable[[], object]) -> None:
-        """Have something called at each new generation."""
-        self._watchers.append(renewed)
-
-    def renew(self) -> None:
-        """Begin a new generation."""
-        self.generation += 1
-        for renewed in self._watchers:
-            renewed()
-
-    def worker_joined(self, worker_id: WorkerId, worker: OfferTo) -> None:
-        """Offer a worker all models that it has not answered for already, and let its opinion count from now on."""
-        self._workers[worker_id] = worker
-        self._preparing.offered()
-        self._announce_change()
-        self._offer_from(0, list(self._by_id.values()), worker_id, worker)
-
-    def _offer_from(
-        self, start: int, models: Sequence[Entry], worker_id: WorkerId, worker: OfferTo
-    ) -> None:
-        """Offer a slice of the models that were there when a worker joined, and later the next."""
-        if self._workers.get(worker_id) is not worker:
-            return
-        end = start + _OFFERS_SLICE
-        for model in models[start:end]:
-            is_here = self._by_id.get(model.model_id) is model
-            if is_here and worker_id not in model.ready_on and worker_id not in model.refused_by:
-                worker.offer(model)
-        if end < len(models):
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._offer_from, end, models, worker_id, worker)
-
-    def worker_left(self, worker_id: WorkerId) -> None:
-        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains.
-
-        A worker that drains is not told either when a model is removed that it still prepares. It may
-        finish that in vain before it leaves.
-        """
-        self._workers.pop(worker_id, None)
-        self.renew()
-        for model in self._by_id.values():
-            if sizes := model.ready_on.pop(worker_id, ()):
-                model.had_batch = sizes[-1]
-            model.refused_by.pop(worker_id, None)
-            model.not_for.discard(worker_id)
-            model.disagreeing.discard(worker_id)
-            self._ended(worker_id, model)
-            if not model.ready_on and model.disagreeing:
-                self._ask_again(model)
-        self._announce_change()
-
-    def _ask_again(self, model: Entry) -> None:
-        """Forget a description that no model uses any more, and offer the models that it blocked."""
-        model.inputs = model.outputs = ()
-        for worker_id in sorted(model.disagreeing):
-            model.refused_by.pop(worker_id, None)
-            self._workers[worker_id].offer(model)
-        model.disagreeing.clear()
-
-    def model_progress(self, worker_id: WorkerId, model_id: ModelId, stage: str) -> None:
-        """Note what a worker is doing with a model."""
-        if (model := self._by_id.get(model_id)) and worker_id in self._workers:
-            self._preparing.begun(model_id)
-            model.progress.pop(worker_id, None)
-            model.progress[worker_id] = stage
-
-    def _ended(self, worker_id: WorkerId, model: Entry) -> None:
-        """A worker does nothing with a model any more."""
-        if model.progress.pop(worker_id, None) is not None and not model.progress:
-            self._preparing.stopped(model.model_id)
-
-    def model_ready(
-        self,
-        event: ModelReady,
-        *,
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        weights_bytes: int,
-        one_by_one: str = "",
-    ) -> bool:
-        """Note that a worker has a model ready, and tell the scheduler.
-
-        Returns:
-            False when the worker is to forget the model, because it was removed, or because another
-            worker that has it ready describes its tensors differently.
-        """
-        model = self._by_id.get(event.model_id)
-        if model is None:
-            return False
-        state, controls, stream = model.state, model.controls, model.stream
-        if (folder := model.folder) is not None:
-            settings = folder.settings
-            try:
-                inputs, outputs = folder.triton.checked(
-                    inputs, outputs, one_row=max(event.exec_ns) == 1
-                )
-                _check_labels(folder.labels, outputs)
-                state, controls = find_state(
-                    settings.state, settings.sequence, folder.initial, inputs, outputs
-                )
-                stream = find_stream(settings.stream, state, inputs, outputs)
-            except ModelError as error:
-                self.model_refused(event.worker_id, event.model_id, str(error))
-                return False
-        if not model.ready_on:
-            self._preparing.judged(model.model_id)
-        self._ended(event.worker_id, model)
-        described = (model.inputs, model.outputs)
-        if model.ready_on and described != (inputs, outputs):
-            reason = (
-                f"the worker finds inputs {describe(inputs)} and outputs {describe(outputs)}, "
-                f"an earlier one {describe(model.inputs)} and {describe(model.outputs)}"
-            )
-            self.model_refused(event.worker_id, event.model_id, reason)
-            model.disagreeing.add(event.worker_id)
-            return False
-        if described != (inputs, outputs):
-            model.inputs, model.outputs = inputs, outputs
-            model.state, model.controls, model.stream = state, controls, stream
-        model.architecture_id = event.architecture_id
-        model.num_pages = event.num_pages
-        model.weights_bytes = weights_bytes
-        model.one_by_one = one_by_one
-        model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
-        model.refused_by.pop(event.worker_id, None)
-        self._runtime.tell(event)
-        self.renew()
-        log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
-        if state and not (folder and folder.settings.state):
-            pairs = ", ".join(f"{pair.input} -> {pair.output}" for pair in state)
-            log.info("model %s: state is recognised by its names: %s", event.model_id, pairs)
-        self._announce_change()
-        return True
-
-    def model_refused(
-        self, worker_id: WorkerId, model_id: ModelId, reason: str, *, for_others: bool = False
-    ) -> None:
-        """Note that a worker cannot serve a model, and why.
-
-        `for_others`: workers of another kind are to serve it, so it is no news while there is one.
-        """
-        model = self._by_id.get(model_id)
-        if model is None:
-            return
-        if not model.ready_on and not model.refused_by:
-            self._preparing.judged(model_id)
-        self._ended(worker_id, model)
-        model.refused_by[worker_id] = reason
-        if for_others:
-            model.not_for.add(worker_id)
-        level = logging.INFO if for_others else logging.WARNING
-        log.log(level, "model %s is refused by worker %s: %s", model_id, worker_id, reason)
-        self._announce_change()
-
-    def _announce_change(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-    async def _wait_for_change(self) -> None:
-        if self._changed is None or self._changed.done():
-            self._changed = asyncio.get_running_loop().create_future()
-        # Several tasks may wait on the one future. One that is cancelled must not cancel it for the rest.
-        await asyncio.shield(self._changed)
 
 
 class ServedNames(Verdicts):
@@ -1058,7 +642,7 @@ class Catalogue(ServedNames):
         models: list[Entry] = []
         try:
             for index, (name, folder) in enumerate(wanted):
-                if index % _OFFERS_SLICE == _OFFERS_SLICE - 1:
+                if index % OFFERS_SLICE == OFFERS_SLICE - 1:
                     await asyncio.sleep(0)
                 key = name
                 if folder.settings.versions is not None:
@@ -1142,15 +726,6 @@ def _unchanged(
     return kept
 
 
-def _check_labels(labels: Iterable[str], outputs: Iterable[TensorSpec]) -> None:
-    """Raise ModelError if an output has labels that the model lacks."""
-    names = [spec.name for spec in outputs]
-    if lacking := [name for name in labels if name not in names]:
-        raise ModelError(
-            f"labels of output {lacking[0]!r}: expected one of the model's: {', '.join(names)}"
-        )
-
-
 def _load_pins(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM pin")}
 
@@ -1189,17 +764,3 @@ def _keep_routing(name: str, said: _Said | None, connection: sqlite3.Connection)
 
 def _uploaded(models: Iterable[Entry]) -> list[tuple[str, Upload]]:
     return [(model.name, model.upload) for model in models if model.upload is not None]
-
-
-def _before(place: int) -> str:
-    return f"{place} model{'s' * (place != 1)} {NOT_BEGUN}"
-
-
-def _refusals(model: Entry) -> str:
-    """Join the reasons of the workers that refused a model, each reason once.
-
-    Where some have looked at it, what the others say would only drown the truth.
-    """
-    looked = {key: why for key, why in model.refused_by.items() if key not in model.not_for}
-    reasons = dict.fromkeys((looked or model.refused_by).values())
-    return "; ".join(reasons)

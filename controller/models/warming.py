@@ -11,7 +11,7 @@ from clockwright.units import WEIGHT_MIN, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
 from controller.core.config import BATCH_SLO_NS
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.port import Ask, Refused, Sink, Told
 from controller.runtime import Runtime
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 
 from clockwright.v1 import control_pb2 as pb
-from controller.models.catalogue import NOT_BEGUN
+from controller.models.verdicts import NOT_BEGUN
 
 if TYPE_CHECKING:
     from rich.progress import Progress

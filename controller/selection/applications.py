@@ -21,7 +21,8 @@ from clockwright.errors import (
     UnknownModelError,
 )
 from clockwright.units import NS_PER_S
-from controller.models.catalogue import Catalogue, ModelState
+from controller.models.catalogue import Catalogue
+from controller.models.entry import ModelState
 from controller.models.model_folder import check_name
 from controller.models.state_file import StateFile
 from controller.runtime import Runtime

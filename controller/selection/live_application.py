@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.models.catalogue import Entry, Pipeline
+from controller.models.entry import Entry, Pipeline
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of

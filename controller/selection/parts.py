@@ -17,7 +17,7 @@ from clockwright.units import PARTS_MAX, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec, total_bytes
 from clockwright.wire.texts import skip_texts
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.port import Answered, Ask, PortStage, Sink, Told
 from controller.selection.live_application import LiveApplication
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from clockwright.units import RequestId
 from clockwright.wire.bulk import Buffer
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.port import Answered, Ask, Sink
 from controller.runtime import Runtime
 from controller.selection.core.cache import Key

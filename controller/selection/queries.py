@@ -20,7 +20,8 @@ from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
 from clockwright.wire.bulk import Buffer
 from controller.core.admission import margin_of
-from controller.models.catalogue import Catalogue, Entry
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry
 from controller.port import Answered, Ask, Failed, Refused, Sink, Told
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig

@@ -14,7 +14,7 @@ from typing import Final
 from clockwright.units import WEIGHT_MIN, RequestId
 from clockwright.wire.bulk import Buffer, total_bytes
 from controller.core.config import BATCH_SLO_NS
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.port import Answered, Ask, Sink, Told
 from controller.runtime import Runtime
 

@@ -38,7 +38,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler, SchedulerConfig
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.models.stepped import StatePair
 from controller.models.streamed import GenerateSettings, StreamPlan, StreamSettings, find_stream
 from controller.port import ANSWERS, Answered, Ask, Refused, Streaming, Told

@@ -18,7 +18,8 @@ from clockwright.units import NS_PER_MS, NS_PER_S, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler
-from controller.models.catalogue import Entry, generation_id
+from controller.models.catalogue import generation_id
+from controller.models.entry import Entry
 from controller.models.model_folder import ModelFolder, ModelSettings
 from controller.models.stepped import SequenceSettings, find_state
 from controller.port import (

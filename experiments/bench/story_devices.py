@@ -27,7 +27,7 @@ from clockwright.wire.actions import (
 )
 from clockwright.wire.bulk import Buffer
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved, WorkerJoined
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.port import Ask, Sink
 from controller.runtime import Runtime
 from experiments.bench.story_loop import StoryLoop

@@ -47,7 +47,7 @@ from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler, SchedulerConfig
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.models.stepped import StatePair
 from controller.port import Answered, Ask, AskedStep, Refused, Told
 from controller.runtime import Runtime

@@ -15,10 +15,11 @@ from clockwright.errors import ModelError, Refusal, UnknownModelError
 from clockwright.units import ModelId, WorkerId
 from clockwright.wire.tensors import TensorSpec
 from controller.models import catalogue
-from controller.models.catalogue import NOT_BEGUN, ModelState
+from controller.models.entry import ModelState
 from controller.models.model_folder import ModelSettings, read_model_folder
 from controller.models.state_file import StateFile
 from controller.models.uploads import Uploads
+from controller.models.verdicts import NOT_BEGUN
 from tests.kit.catalogue_bench import SPEC, CatalogueBench, OffersMade, make_folder
 
 # --- folders ----------------------------------------------------------------------------------

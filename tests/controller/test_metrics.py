@@ -39,7 +39,7 @@ from controller.metrics.capacity import required_workers
 from controller.metrics.families import FAMILIES
 from controller.metrics.tally import NAMES_MAX, OTHER, Tally
 from controller.metrics.text import OPENMETRICS, PROMETHEUS
-from controller.models.catalogue import ModelState
+from controller.models.entry import ModelState
 from controller.port import Ask
 from controller.process.app import Controller, running
 from controller.process.config import ControllerConfig

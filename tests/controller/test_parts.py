@@ -12,7 +12,7 @@ from clockwright.errors import Refusal
 from clockwright.units import ModelId, RequestId, WorkerId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.models.model_folder import ModelFolder, ModelSettings
 from controller.port import Answered, Ask, Refused, Sink, Told
 from controller.selection.live_application import LiveApplication

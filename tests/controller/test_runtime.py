@@ -19,7 +19,7 @@ from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved, RefuseRequest, WorkerJoined
 from controller.front.oip.refusals import NoAnswerError, error_of, refusal_text
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.port import Answered, Ask, Refused, Sink, Told
 from controller.runtime import Runtime, refused_figures
 from controller.selection.live_application import LiveApplication

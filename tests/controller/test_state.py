@@ -24,7 +24,7 @@ from clockwright.v1 import control_pb2 as pb
 from clockwright.wire.tensors import TensorSpec
 from controller.core import SchedulerConfig
 from controller.links import worker_link
-from controller.models.catalogue import ModelState
+from controller.models.entry import ModelState
 from controller.models.state_file import StateFile
 from controller.models.uploads import Uploads
 from controller.process.app import Controller, running

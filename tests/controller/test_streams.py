@@ -32,7 +32,8 @@ from controller.core import Scheduler as CoreScheduler
 from controller.core import SchedulerConfig
 from controller.core.quotas import Quota
 from controller.front.remote.front_link import FrontLinks
-from controller.models.catalogue import Catalogue, Entry
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry
 from controller.models.stepped import StatePair, first_state
 from controller.models.streamed import StreamSettings, find_stream, read_stream
 from controller.port import Answered, Ask, Failed, Refused, Sink, Streaming, Told

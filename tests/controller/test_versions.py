@@ -23,7 +23,8 @@ from controller.core import Scheduler
 from controller.front.remote import link_frames as frames
 from controller.front.remote.descriptions import Descriptions
 from controller.front.services.inference import _user_of
-from controller.models.catalogue import Catalogue, Entry, name_of
+from controller.models.catalogue import Catalogue, name_of
+from controller.models.entry import Entry
 from controller.models.state_file import StateFile
 from controller.models.versions import Routing, ServedVersions, Versions, read_served
 from controller.models.warming import warm

@@ -33,7 +33,7 @@ from controller.core import SchedulerConfig
 from controller.core.events import Event, ModelReady
 from controller.links import joining, worker_link, worker_models
 from controller.links.worker_models import CHUNK_BYTES, CHUNKS_IN_FLIGHT
-from controller.models.catalogue import Entry, ModelState
+from controller.models.entry import Entry, ModelState
 from controller.port import Ask, Course
 from controller.process.app import Controller, running
 from controller.process.config import ControllerConfig

@@ -9,7 +9,8 @@ from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, Worker
 from clockwright.wire.tensors import TensorSpec
 from controller.core import Scheduler
 from controller.core.events import ModelReady, WorkerJoined
-from controller.models.catalogue import Catalogue, Entry, ModelState
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry, ModelState
 from controller.models.uploads import Uploads
 from controller.runtime import Runtime
 from controller.telemetry.tables import Telemetry

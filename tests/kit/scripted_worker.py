@@ -39,7 +39,8 @@ from clockwright.wire.bulk import Buffer
 from clockwright.wire.leadership import Fence
 from clockwright.wire.tensors import DATATYPES, TensorSpec
 from controller.core.events import ModelReady, WorkerJoined
-from controller.models.catalogue import Catalogue, Entry, name_of
+from controller.models.catalogue import Catalogue, name_of
+from controller.models.entry import Entry
 from controller.runtime import Runtime
 from tests.kit.stepped_models import history
 

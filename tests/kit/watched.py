@@ -26,7 +26,7 @@ from controller.access.key_file import add_key
 from controller.access.roles import Role
 from controller.core import SchedulerConfig
 from controller.front.oip.refusals import NoAnswerError
-from controller.models.catalogue import ModelState
+from controller.models.entry import ModelState
 from controller.port import Ask
 from controller.process.app import Controller, running
 from controller.process.config import ControllerConfig

@@ -20,7 +20,7 @@ from clockwright.errors import ModelError, Refusal, UnknownModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.wire.tensors import TensorSpec
 from controller.front.oip.refusals import NoAnswerError
-from controller.models.catalogue import ModelState, Pipeline
+from controller.models.entry import ModelState, Pipeline
 from controller.port import Ask
 from controller.selection.core.application import Application
 from controller.selection.parts import PartStage

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 from clockwright.errors import BadRequestError, ConfigError, ModelError, StoreError
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.selection.core.contexts import Contexts
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.core.query import Choice, Observation, Query

@@ -19,7 +19,8 @@ from controller.front.oip.classes import Levels
 from controller.front.oip.protocol import Servable, quote
 from controller.front.remote.link_frames import RefusedEarly
 from controller.front.remote.open_requests import Waits
-from controller.models.catalogue import Catalogue, Entry, Pipeline
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry, Pipeline
 from controller.port import Ask, PortStage, Sink
 from controller.runtime import Runtime
 from controller.selection.applications import Applications

@@ -11,7 +11,8 @@ from typing import BinaryIO
 from clockwright.errors import BadRequestError, NoRoomError
 from clockwright.wire.bulk import Buffer
 from controller.front.oip.protocol import quote
-from controller.models.catalogue import Catalogue, Entry
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry
 from controller.models.model_folder import check_name
 from controller.models.uploads import Upload, Uploads
 

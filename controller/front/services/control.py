@@ -31,7 +31,8 @@ from controller.front.services.adding import FILES_MAX, ModelAdder
 from controller.front.services.recent import kind_info, recent_actions, recent_requests
 from controller.front.services.request_report import explain_request
 from controller.links.worker_link import WorkerLink, WorkerLinks
-from controller.models.catalogue import Catalogue, Entry, ModelState, name_of
+from controller.models.catalogue import Catalogue, name_of
+from controller.models.entry import Entry, ModelState
 from controller.models.model_folder import check_name
 from controller.models.uploads import Upload
 from controller.runtime import Runtime

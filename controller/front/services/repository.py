@@ -29,7 +29,8 @@ from controller.front.remote.backend import LocalBackend
 from controller.front.services.adding import ModelAdder, is_too_long
 from controller.front.services.health import HealthService
 from controller.front.services.reflection import reflection_handlers
-from controller.models.catalogue import Catalogue, Entry, ModelState, Pipeline
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry, ModelState, Pipeline
 from controller.models.model_folder import CONFIG_BYTES_MAX
 from controller.models.stepped import CONTROL_KINDS, IDLE_NS
 from controller.models.triton_config import BACKEND, ENSEMBLE, MODEL_FILE, PLATFORM, data_type

@@ -5,7 +5,7 @@
     config.toml, config.pbtxt --> core/declaration    stages, tensors by name, conditions
                                        |
     models as workers describe them --> core/graph     do they fit; inputs and outputs of the whole
-                                       |               (`models.catalogue.Pipeline` keeps it)
+                                       |               (`models.entry.Pipeline` keeps it)
                                        v
     request ---------------------> stage ----------> the next stage of the port: a request per model
                                        |

@@ -22,7 +22,8 @@ from clockwright.units import NS_PER_S, NS_PER_US, RequestId, WorkerId
 from clockwright.wire.bulk import Buffer
 from controller.core.admission import way_back_of
 from controller.core.forecast import Forecast
-from controller.models.catalogue import Catalogue, Entry, Pipeline
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry, Pipeline
 from controller.port import (
     Answered,
     Ask,

@@ -23,7 +23,7 @@ from clockwright.errors import ProtocolError, Refusal, RefusedError
 from clockwright.units import RequestId, format_ns
 from clockwright.wire.bulk import Buffer, total_bytes
 from clockwright.wire.tensors import TensorSpec
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.models.stepped import first_state
 from controller.models.streamed import GeneratePlan, StreamPlan
 from controller.port import (

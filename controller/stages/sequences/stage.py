@@ -18,7 +18,7 @@ from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
 from clockwright.wire.texts import join_texts
 from controller.core.admission import way_back_of
-from controller.models.catalogue import Entry
+from controller.models.entry import Entry
 from controller.models.stepped import IDLE_NS, Control, first_state, one_row, pack_number
 from controller.port import STEP, Answered, Ask, AskedStep, Failed, PortStage, Refused, Sink, Told
 from controller.runtime import Runtime
