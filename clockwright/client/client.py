@@ -74,7 +74,7 @@ class StreamOptions(TypedDict, total=False):
     tpot_ms: float | None
     #: Most answers; None: as many as the model allows.
     max_steps: int | None
-    #: Of a model that generates tokens: 0 or None: the most likely one follows.
+    #: How tokens are chosen, where the model gives them: 0 or None: the most likely one follows.
     temperature: float | None
     #: The same choice with the same seed; None: another each time.
     seed: int | None
