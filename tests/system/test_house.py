@@ -22,14 +22,14 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     ("experiments",),
     ("traces",),
-    ("controller", "worker"),
+    ("controller", "engines", "worker"),
     ("modelzoo",),
     ("clockwright",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 #: Packages whose folders are rooms too.
-DIVIDED = ("controller", "worker", "experiments")
+DIVIDED = ("controller", "engines", "worker", "experiments")
 
 #: A class has more lines or attributes than these only for a reason.
 MAX_LINES = 450

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("clockwright", "controller", "worker", "modelzoo", "traces", "experiments")
+PACKAGES = ("clockwright", "controller", "worker", "engines", "modelzoo", "traces", "experiments")
 
 #: Names that several classes share, and why they may.
 SHARED_NAMES = {
