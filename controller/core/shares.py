@@ -44,6 +44,8 @@ _GAIN = 8.0
 
 # There is enough for all while less than this part of what was served is dropped.
 _FEW = 0.02
+# What has faded so far is nothing: the smallest numbers do not fade, and half of the very smallest is 0.
+_NOTHING = 1e-200
 
 #: Clients name tenants, so there may be any number of names: the latest ones are kept, so many.
 MAX_TENANTS = 1024
@@ -262,6 +264,8 @@ class FairShare:
         self._served_ns *= factor
         self._dropped_ns *= factor
         self._asked_by_dropped *= factor
+        if self._asked_by_dropped < _NOTHING:
+            self._dropped_ns = self._asked_by_dropped = 0.0
         self._flood_ns *= factor
         self._step = step
 

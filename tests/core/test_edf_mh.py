@@ -211,6 +211,17 @@ def test_usage_fades_by_half_each_second() -> None:
     assert (usage.used_ns, usage.asked_ns) == (0.0, 0.0)
 
 
+def test_what_was_dropped_long_ago_is_nothing_and_no_division_by_it() -> None:
+    """Half an hour later the numbers are too small to fade, and half of the smallest is 0."""
+    share, usage = FairShare(), Usage()
+    share.dropped(Usage(), 1.0, MS, 0)
+    last = 1800 * NS_PER_S // STEP_NS
+    for step in range(0, last, 8):
+        share.served(Usage(), 1.0, MS, step)
+    usage.step, usage.asked_ns = last, 1000.0 * MS
+    assert share.has_left(usage, 1.0, 1.0, last)
+
+
 @pytest.mark.parametrize(
     ("asks_ms", "capacity_ms", "expected_ms"),
     [
