@@ -81,6 +81,13 @@ class ServedNames(Verdicts):
         is_it = model is not None and version in ("", LATEST, model.version)
         return model if is_it else None
 
+    def member(self, name: str) -> Entry | None:
+        """Find what serves a public name; a pipeline takes in its models as they are now."""
+        model = self.find(name)
+        if isinstance(model, Pipeline):
+            self.look_at(model)
+        return model
+
     def versions(self, name: str) -> list[Entry]:
         """All versions of a public name, ascending."""
         if (versions := self._versions.get(name)) is not None:

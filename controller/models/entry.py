@@ -159,6 +159,7 @@ class Pipeline(Entry):
                 )
                 check_labels(folder.labels, graph.outputs)
                 self.graph = graph
+                self.had_batch = 1 if graph.one_row else min([m.largest_batch for m in found])
             except ModelError as error:
                 faults = [str(error)]
         self.misfit = "; ".join(faults)

@@ -244,7 +244,7 @@ class Applications:
 
     def _check_models(self, running: LiveApplication) -> None:
         application = running.application
-        models = [self._catalogue.find(model) for model in application.models]
+        models = [self._catalogue.member(model) for model in application.models]
         for name, model in zip(application.models, models, strict=True):
             if model is None:
                 raise ModelError(f"application {application.name}: there is no model {name}")
@@ -276,17 +276,17 @@ class Applications:
 
     def shape(self, running: LiveApplication) -> Shape | None:
         """Inputs and outputs of an application; None while no worker has described any of its models."""
-        return running.look_at([self._catalogue.find(m) for m in running.application.models])
+        return running.look_at([self._catalogue.member(m) for m in running.application.models])
 
     def max_rows(self, running: LiveApplication) -> int:
         """Most rows that a query may have."""
-        return running.max_rows([self._catalogue.find(m) for m in running.application.models])
+        return running.max_rows([self._catalogue.member(m) for m in running.application.models])
 
     def state(self, running: LiveApplication) -> ModelState:
         """State of an application: READY when one of its models is."""
         if self.shape(running) is None:
             return ModelState.LOADING
-        models = [self._catalogue.find(name) for name in running.application.models]
+        models = [self._catalogue.member(name) for name in running.application.models]
         ready = any(m is not None and self._catalogue.state(m) is ModelState.READY for m in models)
         return ModelState.READY if ready else ModelState.UNAVAILABLE
 

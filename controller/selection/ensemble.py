@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_S, ModelId, RequestId
+from clockwright.units import NS_PER_S, RequestId
 from clockwright.wire.bulk import Buffer, total_bytes
+from controller.models.entry import Entry, Pipeline
 from controller.port import Answered, Ask, Refused, Told
-from controller.runtime import Runtime
 from controller.selection.core.cache import Key, PredictionCache
+from controller.selection.members import Members
 
 #: Tensor bytes per output, in the model's order.
 Outputs = tuple[bytes, ...]
@@ -24,12 +25,24 @@ Outputs = tuple[bytes, ...]
 class Flight:
     """A request under way, which is the sink of its answer, and all ensembles that wait for it."""
 
-    __slots__ = ("_cache", "_is_answered", "_left", "_runtime", "_waiting", "key", "request_id")
+    __slots__ = (
+        "_cache",
+        "_is_answered",
+        "_left",
+        "_member",
+        "_members",
+        "_waiting",
+        "key",
+        "request_id",
+    )
 
-    def __init__(self, runtime: Runtime, cache: Cache | None, key: Key | None) -> None:
+    def __init__(
+        self, members: Members, member: Entry, cache: Cache | None, key: Key | None
+    ) -> None:
         #: Its number.
         self.request_id = RequestId(0)
-        self._runtime = runtime
+        self._members = members
+        self._member = member
         self._cache = cache
         self.key = key
         self._waiting: dict[tuple[Ensemble, str], bool] = {}
@@ -46,7 +59,7 @@ class Flight:
             self._left.append((ensemble, member))
         if not self._waiting:
             self._end()
-            self._runtime.withdraw(self.request_id)
+            self._members.withdraw(self._member, self.request_id)
 
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
         """Tell all that wait how the request ended."""
@@ -75,7 +88,7 @@ class Flight:
     def _keep(self, views: Sequence[Buffer]) -> Outputs:
         if self._cache is None or self.key is None:
             return tuple(map(bytes, views))
-        return keep(self._cache, self.key, views, self._runtime.clock())
+        return keep(self._cache, self.key, views, self._members.runtime.clock())
 
     def _end(self) -> None:
         if self._cache is not None and self.key is not None:
@@ -101,7 +114,7 @@ class Ensemble:
 
     def __init__(
         self,
-        runtime: Runtime,
+        members: Members,
         cache: Cache | None,
         ask: Ask,
         inputs: Sequence[Buffer],
@@ -110,7 +123,7 @@ class Ensemble:
         """Prepare a query; `ask` sends it.
 
         Args:
-            runtime: takes the requests.
+            members: takes the requests.
             cache: is looked into before a model is asked; None: it never is.
             ask: every request.
             inputs: tensor bytes per input; kept until all have answered or been left behind.
@@ -124,37 +137,39 @@ class Ensemble:
         self.numbers: dict[str, RequestId] = {}
         #: Called with the outputs of a member that was left out; None: they are dropped.
         self.late: Callable[[str, Outputs], None] | None = None
-        self._runtime = runtime
+        self._members = members
         self._cache = cache if cache is not None and cache.on else None
         self._ask = ask
         self._inputs = inputs
         self._key_inputs = tuple(map(bytes, inputs)) if self._cache is not None else ()
-        self._under_way: dict[str, tuple[Flight, ModelId]] = {}
+        self._under_way: dict[str, tuple[Flight, Entry]] = {}
         self._over = over
         self._timer: asyncio.Handle | None = None
 
-    def ask(self, member: str, model_id: ModelId) -> None:
+    def ask(self, member: Entry) -> None:
         """Ask a member, unless the cache has its answer or knows that it is on its way."""
-        if self._cache is None:
-            self._start(member, model_id)
+        # The models of a pipeline may change while it stays the same.
+        if self._cache is None or isinstance(member, Pipeline):
+            self._start(member, None)
             return
         deadline_ns = self._ask.arrival_ns + self._ask.slo_ns
-        key = Key(model_id, self._key_inputs)
-        found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=self._runtime.clock())
+        key = Key(member.model_id, self._key_inputs)
+        now_ns = self._members.runtime.clock()
+        found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=now_ns)
         if isinstance(found, Flight):
-            found.join(self, member, first=False)
-            self.numbers[member] = found.request_id
-            self._under_way[member] = found, model_id
+            found.join(self, member.name, first=False)
+            self.numbers[member.name] = found.request_id
+            self._under_way[member.name] = found, member
         elif found is not None:
-            self.answers[member] = found
+            self.answers[member.name] = found
         else:
-            self._start(member, model_id)
+            self._start(member, self._cache)
 
     def wait(self, until_ns: int) -> None:
         """Be over when all members have answered or failed, or at a time, and leave the rest behind."""
         loop = asyncio.get_running_loop()
         if self._under_way:
-            delay_s = max(until_ns - self._runtime.clock(), 0) / NS_PER_S
+            delay_s = max(until_ns - self._members.runtime.clock(), 0) / NS_PER_S
             self._timer = loop.call_later(delay_s, self._end)
         else:
             self._timer = loop.call_soon(self._end)
@@ -178,12 +193,12 @@ class Ensemble:
         entry = self._under_way.pop(member, None)
         if entry is None:
             return  # It is being left behind: the scheduler refused it when it heard of another one.
-        _, model_id = entry
+        _, asked = entry
         if outputs is not None:
             self.answers[member] = outputs
         elif not first and refusal is not Refusal.MODEL_REMOVED:
             # The refused request was another ensemble's, with an earlier deadline. Ask again with ours.
-            self._start(member, model_id)
+            self._start(asked, self._cache)
         else:
             self.missing[member] = refusal
         if not self._under_way and self._timer is not None:
@@ -196,15 +211,12 @@ class Ensemble:
         self.leave()
         over()
 
-    def _start(self, member: str, model_id: ModelId) -> None:
-        cache = self._cache
-        key = None if cache is None else Key(model_id, self._key_inputs)
-        flight = Flight(self._runtime, cache, key)
-        flight.request_id = self._runtime.ask(
-            model_id, self._ask, self._inputs, flight, late=flight.came
-        )
-        self.numbers[member] = flight.request_id
-        flight.join(self, member, first=True)
-        self._under_way[member] = flight, model_id
+    def _start(self, member: Entry, cache: Cache | None) -> None:
+        key = None if cache is None else Key(member.model_id, self._key_inputs)
+        flight = Flight(self._members, member, cache, key)
+        flight.request_id = self._members.ask(member, self._ask, self._inputs, flight)
+        self.numbers[member.name] = flight.request_id
+        flight.join(self, member.name, first=True)
+        self._under_way[member.name] = flight, member
         if cache is not None and key is not None:
             cache.begin(key, flight, deadline_ns=self._ask.arrival_ns + self._ask.slo_ns)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.models.entry import Entry, Pipeline
+from controller.models.entry import Entry
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
@@ -94,8 +94,6 @@ class LiveApplication:
             if model is None or not model.outputs:
                 continue
             try:
-                if isinstance(model, Pipeline):
-                    raise MisfitError("it is a pipeline, expected a model")
                 if self._shape is None:
                     self._shape = shape_of(application, model.inputs, model.outputs)
                 reading = reading_of(application, self._shape, model.inputs, model.outputs)

@@ -35,6 +35,7 @@ from controller.selection.core.shape import Shape
 from controller.selection.ensemble import Cache, Ensemble, Outputs
 from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
+from controller.selection.members import Members
 from controller.selection.predictions import Predictions
 from controller.telemetry.past_requests import OPEN, QueryMade
 from controller.telemetry.tables import CANCELLED, OK
@@ -84,8 +85,8 @@ class _Open:
     state: Any = None
     shape: Shape | None = None
     query: Query | None = None
-    #: Id of each model of the application that is there, by public name.
-    ids: Mapping[str, ModelId] = field(default_factory=dict)
+    #: Each model of the application that is there, by public name.
+    members: Mapping[str, Entry] = field(default_factory=dict)
     asked: Ensemble | None = None
     choice: Choice = field(default_factory=lambda: Choice(()))
     #: Answers that came in time and could be read, by member; a prediction per row.
@@ -130,6 +131,8 @@ class Queries:
             capacity_bytes=config.cache_bytes, ttl_ns=round(config.cache_ttl_s * NS_PER_S)
         )
         self._models = Predictions(runtime, self.cache)
+        #: Asks the models and pipelines of applications.
+        self.members = Members(runtime)
         self._rng = Random(config.seed)
         self._wanted_ns: dict[ModelId, int] = {}
         self._open: dict[RequestId, _Open] = {}
@@ -194,9 +197,9 @@ class Queries:
     def _begin(self, asking: _Open, state: Any) -> None:  # noqa: ANN401
         """Choose models, and ask them."""
         running, ask, policy = asking.running, asking.ask, asking.running.policy
-        models = [self._catalogue.find(model) for model in running.application.models]
+        models = [self._catalogue.member(model) for model in running.application.models]
         asking.state, asking.shape = state, running.look_at(models)
-        asking.ids = {model.name: model.model_id for model in models if model is not None}
+        asking.members = {model.name: model for model in models if model is not None}
         asked = asking.asked = self._ensemble(asking, ask, partial(self._end, asking))
         if asking.shape is not None:
             query = asking.query = Query(self._candidates(asking, models), ask.context, self._rng)
@@ -256,18 +259,14 @@ class Queries:
     def _candidates(self, asking: _Open, models: Sequence[Entry | None]) -> tuple[Candidate, ...]:
         running = asking.running
         fit = [m for m in models if m is not None and running.reading(m.name) is not None]
-        forecasts = self._runtime.forecast(
-            [model.model_id for model in fit],
-            asking.ask,
-            num_bytes=sum(map(len, asking.inputs)),
-            together=False,
-        )
+        num_bytes = sum(map(len, asking.inputs))
+        forecasts = self.members.forecast(fit, asking.ask, num_bytes=num_bytes, together=False)
         waited_ns = self._runtime.clock() - asking.ask.arrival_ns
         known: dict[str, Candidate] = {}
         for model, predicted in zip(fit, forecasts, strict=True):
             refusal, latency_ns = predicted.refusal, waited_ns + predicted.wait_ns
             if refusal is Refusal.COLD:
-                self._want(model.model_id)
+                self._want(model)
             reason = "" if refusal is None else refusal.value
             known[model.name] = Candidate(
                 model.name, refusal is None, latency_ns, predicted.exec_ns, reason
@@ -282,35 +281,32 @@ class Queries:
             ]
         )
 
-    def _want(self, model_id: ModelId) -> None:
-        at_ns = self._runtime.clock()
+    def _want(self, member: Entry) -> None:
+        at_ns, model_id = self._runtime.clock(), member.model_id
         if at_ns - self._wanted_ns.get(model_id, -_WANT_INTERVAL_NS) >= _WANT_INTERVAL_NS:
             if len(self._wanted_ns) > 10_000:  # Most are ids of models that are gone.
                 self._wanted_ns.clear()
             self._wanted_ns[model_id] = at_ns
-            self._runtime.want(model_id)
+            self.members.want(member)
 
     def _ask_members(self, asking: _Open, asked: Ensemble) -> None:
         """Ask the members that fit into the SLO together, leaving out the least important first."""
-        ids, members = asking.ids, asking.choice.members
-        forecasts = []
+        members, forecasts = [asking.members[name] for name in asking.choice.members], []
         if len(members) > 1:
-            forecasts = self._runtime.forecast(
-                [ids[member] for member in members],
-                asking.ask,
-                num_bytes=sum(map(len, asking.inputs)),
-                together=True,
+            num_bytes = sum(map(len, asking.inputs))
+            forecasts = self.members.forecast(
+                members, asking.ask, num_bytes=num_bytes, together=True
             )
         for index, member in enumerate(members):
             if not forecasts or forecasts[index].refusal is None:
-                asked.ask(member, ids[member])
+                asked.ask(member)
 
     def _ensemble(self, asking: _Open, ask: Ask, over: Callable[[], object]) -> Ensemble:
         """Prepare requests to an application's models; they have no names of their own."""
         cache = self.cache if asking.running.application.cache else None
         own = Ask(0, ask.rows, ask.arrival_ns, ask.slo_ns, ask.tenant)
         own.weight, own.work_ahead_ns = ask.weight, ask.work_ahead_ns
-        return Ensemble(self._runtime, cache, own, asking.inputs, over)
+        return Ensemble(self.members, cache, own, asking.inputs, over)
 
     def _read(self, asking: _Open, asked: Ensemble) -> None:
         running = asking.running
@@ -477,7 +473,7 @@ class Queries:
             asking, patient, lambda: self._shadowed(running, query_id, patient.rows, asked)
         )
         for name in shadows:
-            asked.ask(name, asking.ids[name])
+            asked.ask(asking.members[name])
         self._shadowing.add(asked)
         asked.wait(at_ns + long_ns)
 

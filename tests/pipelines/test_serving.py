@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from clockwright import AsyncClient, BadRequestError, Client, RefusedError
+from clockwright import AsyncClient, BadRequestError, Client, Feedback, RefusedError
 from clockwright.client.operator import Operator
 from clockwright.errors import ModelError, Refusal, UnknownModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
@@ -75,6 +75,9 @@ PIPELINES = {
         'label = "a.label", other = "b.label"',
         stage("a", "long-1", "label == 99", x="x"),
         stage("b", "long-2", x="x"),
+    ),
+    "judged": pipeline(
+        'label = "r.label", probabilities = "r.probabilities"', stage("r", "right", x="x")
     ),
     "bad": pipeline('label = "right.label"', stage("right", "right", x="x", w="x")),
 }
@@ -275,13 +278,46 @@ def test_a_pipeline_is_added_replaced_and_removed(server: FrontEndInThread, tmp_
             client.infer("quick", ROW, slo_ms=SLO_MS)
 
 
-def test_an_application_has_no_pipeline_as_a_member(server: FrontEndInThread) -> None:
-    application = Application(name="app", models=("chain",))
-    with pytest.raises(ModelError, match="model chain does not fit: it is a pipeline"):
-        server.run(server.front_end.applications.put(application))
+def put(server: FrontEndInThread, name: str, *models: str) -> None:
+    application = Application(name=name, models=models)
+    server.run(server.front_end.applications.put(application))
 
 
-async def test_a_model_that_becomes_a_pipeline_is_no_stage_and_no_member_any_more(
+def test_an_application_may_have_pipelines_as_members(
+    server: FrontEndInThread, client: Client
+) -> None:
+    put(server, "app", "judged", "right", "wrong")
+    rows = np.array([[1, 2, 0], [0, 1, 1]], np.float32)
+    told = client.infer("app", rows, slo_ms=SLO_MS)
+    # `wrong` says 2 and 1: two members outvote it.
+    assert told.outputs["label"].tolist() == [1, 0]
+    assert told.explanation["models"] == "judged,right,wrong"
+    with Operator(server.front_end.controller) as operator:
+        explained = operator.explain(told.explanation["query_id"])
+        assert [each.model for each in explained.members] == ["judged", "right", "wrong"]
+        stages = operator.explain(str(explained.members[0].request_id))
+        assert [each.model for each in stages.members] == ["right"]
+    [fed] = client.feedback(Feedback(f"{told.explanation['query_id']}/0", label=1))
+    assert fed.weights["judged"] > fed.weights["wrong"]
+
+
+async def test_a_pipeline_whose_stages_cannot_all_be_in_time_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, **PIPELINES)
+    async with serving(tmp_path) as front_end, AsyncClient(front_end.address) as client:
+        await until(lambda: front_end.catalogue.ready)
+        await front_end.applications.put(
+            Application(name="app", models=("long-twice", "long-1", "right"))
+        )
+        # Each of its two stages takes 2 s, it is said.
+        told = await client.infer("app", ROW, slo_ms=3_500)
+        assert told.explanation["models"] == "long-1,right"
+        # It was not even asked.
+        assert told.explanation["missing"] == ""
+        told = await client.infer("app", ROW, slo_ms=SLO_MS)
+        assert told.explanation["models"] == "long-twice,long-1,right"
+
+
+async def test_a_model_that_becomes_a_pipeline_is_no_stage_any_more_but_a_member(
     tmp_path: Path,
 ) -> None:
     outputs = 'label = "r.label", probabilities = "r.probabilities"'
@@ -299,10 +335,11 @@ async def test_a_model_that_becomes_a_pipeline_is_no_stage_and_no_member_any_mor
         with pytest.raises(RefusedError, match="stage 'r': right is a pipeline") as caught:
             await client.infer("outer", ROW, slo_ms=SLO_MS)
         assert caught.value.refusal is Refusal.UNFIT
-        await client.infer("app", ROW, slo_ms=SLO_MS)
+        told = await client.infer("app", ROW, slo_ms=SLO_MS)
+        assert told.explanation["models"] == "right,wrong"
         running = front_end.applications.find("app")
         assert running is not None
-        assert running.misfits == {"right": "it is a pipeline, expected a model"}
+        assert running.misfits == {}
 
 
 # --- inside the loop ------------------------------------------------------------------------------
@@ -393,6 +430,20 @@ async def test_a_request_that_is_cancelled_withdraws_its_stages(tmp_path: Path) 
         assert counts(front_end, "chain").cancelled == 1
         assert counts(front_end, "right").cancelled == 1
         desk.worker.release()
+
+
+async def test_a_query_that_is_cancelled_withdraws_its_pipelines(tmp_path: Path) -> None:
+    write(tmp_path, **PIPELINES)
+    async with serving(tmp_path) as front_end, AsyncClient(front_end.address) as client:
+        await until(lambda: front_end.catalogue.ready)
+        await front_end.applications.put(Application(name="app", models=("judged",)))
+        front_end.worker.hold = True
+        asked = asyncio.create_task(client.infer("app", ROW, slo_ms=SLO_MS))
+        await until(lambda: bool(front_end.worker.held))
+        asked.cancel()
+        await until(lambda: front_end.runtime.num_waiting == 0)
+        await until(lambda: counts(front_end, "judged").cancelled == 1)
+        front_end.worker.release()
 
 
 async def test_a_lost_worker_ends_a_pipeline_with_its_stage(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ class LocalBackend:
         self.sequences = SequenceStage[Any](parts, runtime, catalogue, sequences)
         self.streams: DrivenStage[Any] = DrivenStage(parts, runtime, self.sequences)
         self._pipelines = PipelineStage(parts, runtime, catalogue)
+        # An application may have pipelines as members, and asks them behind the quotas, which it has passed.
+        applications.queries.members.pipelines = self._pipelines
         self._step_stages = self._stages.before(self.sequences)
         self._stream_stages = self._stages.before(self.streams)
         self._pipelined = self._stages.before(self._pipelines)

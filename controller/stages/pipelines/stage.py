@@ -39,6 +39,7 @@ from controller.port import (
 from controller.runtime import Runtime
 from controller.selection.live_application import LiveApplication
 from controller.stages.pipelines.core.backlog import Backlog
+from controller.stages.pipelines.core.graph import FittedStage, PipelineGraph
 from controller.stages.pipelines.core.run import (
     PipelineRun,
     StageTime,
@@ -107,6 +108,21 @@ class _Open:
     cold: tuple[int, ...] = ()
     #: When its answer was predicted when its last batch was sent.
     expected_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Predicted:
+    """When the stages of a request would end."""
+
+    #: What each model predicts; what follows is not known if one has a refusal.
+    forecasts: Sequence[Forecast]
+    now_ns: int
+    times: Sequence[StageTime] = ()
+    plan: TimePlan | None = None
+    #: By how much it would be late; 0 or less: it would be in time.
+    beyond_ns: int = 0
+    #: As in `_Open`.
+    work: dict[int, tuple[frozenset[WorkerId], int, int]] = field(default_factory=dict)
 
 
 class PipelineStage:
@@ -231,7 +247,7 @@ class PipelineStage:
         load_ns = max(asking.planned_ns + time.load_ns - begin_ns, 0) if time.load_ns else 0
         left_ns = ask.arrival_ns + ask.slo_ns - begin_ns
         own_ns = left_ns - kept_ns(left_ns, time.step_ns + load_ns, ahead_ns)
-        model = self._member(asking, index)
+        model = self._member(stage)
         if model is None:
             return self._removed(asking, index)
         if own_ns <= 0:
@@ -245,9 +261,12 @@ class PipelineStage:
         self._parts[asked.request_id] = asking, index
         return None
 
-    def _member(self, asking: _Open, index: int) -> Entry | None:
+    def _members(self, graph: PipelineGraph) -> list[Entry | None]:
+        """Find the model of each stage."""
+        return [self._member(stage) for stage in graph.stages]
+
+    def _member(self, stage: FittedStage) -> Entry | None:
         """Find the model of a stage. Returns None if the model of its name does not take and give the same now."""
-        stage = asking.run.graph.stages[index]
         found = self._catalogue.find(stage.model, stage.version)
         if found is None or isinstance(found, Pipeline):
             return None
@@ -259,7 +278,7 @@ class PipelineStage:
             return
         until_ns = asking.ask.arrival_ns + asking.ask.slo_ns
         for index in asking.cold:
-            if (model := self._member(asking, index)) is not None:
+            if (model := self._member(asking.run.graph.stages[index])) is not None:
                 self._runtime.want(model.model_id, until_ns)
 
     def _stage_over(self, asking: _Open, index: int) -> None:
@@ -281,44 +300,34 @@ class PipelineStage:
                 message=f"pipeline {asking.pipeline.name}: found {self._held_bytes} bytes between the stages of all"
                 f" requests to pipelines, expected {HELD_BYTES_MAX} at most",
             )
-        models = [self._member(asking, index) for index in range(len(graph.stages))]
+        models = self._members(graph)
         for index, model in enumerate(models):
             if model is None:
                 return self._removed(asking, index)
         found = [model for model in models if model is not None]
-        # What does not fit into a batch is asked in parts, which may run at once.
-        rows = min([ask.rows, *[model.largest_batch or ask.rows for model in found]])
-        times = self._runtime.forecast(
-            [model.model_id for model in found],
-            Ask(0, rows, ask.arrival_ns, ask.slo_ns),
-            num_bytes=0,
-            together=False,
-        )
+        predicted = self._predict(graph, found, ask)
+        times = predicted.forecasts
         for index, time in enumerate(times):
             if time.refusal is not None:
-                self._want_cold(asking, [(found[index], time)])
+                self._want_cold(asking.pipeline, [(found[index], time)])
                 figures = _figures(ask.slo_ns, exec_ns=time.exec_ns, queue_ns=time.wait_ns)
                 return self._in_stage(asking, index, Refused(time.refusal, figures))
-        asking.times = [
-            StageTime(t.exec_ns + t.way_ns + _HOP_NS * bool(s.behind), t.wait_ns, t.load_ns)
-            for t, s in zip(times, graph.stages, strict=True)
-        ]
-        planned = asking.plan = plan(graph, asking.times)
+        asking.times = predicted.times
+        planned = asking.plan = predicted.plan
+        assert planned is not None
         asking.cold = tuple(
             [i for i, time in enumerate(times) if time.load_ns and graph.stages[i].behind]
         )
-        now_ns = asking.planned_ns = self._runtime.clock()
-        margin_ns = way_back_of(ask.slo_ns)
-        left_ns = ask.arrival_ns + ask.slo_ns - margin_ns - now_ns
-        beyond_ns = max(self._beyond_ns(asking, times, left_ns), planned.total_ns - left_ns)
-        if beyond_ns <= 0 or not self._runtime.predicts:
+        now_ns = asking.planned_ns = predicted.now_ns
+        if predicted.beyond_ns <= 0 or not self._runtime.predicts:
+            asking.work = predicted.work
             for each in asking.work.values():
                 self._backlog.add(*each)
             return None
-        asking.work.clear()
-        pipeline = asking.pipeline
+        pipeline, margin_ns = asking.pipeline, way_back_of(ask.slo_ns)
         load_ns = max([times[index].load_ns for index in planned.path])
-        queue_ns = now_ns - ask.arrival_ns + left_ns + beyond_ns - planned.least_ns - load_ns
+        late_ns = ask.slo_ns - margin_ns + predicted.beyond_ns
+        queue_ns = late_ns - planned.least_ns - load_ns
         refusal = Refusal.COLD if load_ns else Refusal.OVERLOADED
         if planned.least_ns > ask.slo_ns - margin_ns:
             if now_ns - pipeline.tried_ns > _TRY_NS:
@@ -326,39 +335,86 @@ class PipelineStage:
                 asking.plan = replace(planned, ahead_ns=(0,) * len(found))
                 return None
             refusal, load_ns, queue_ns = Refusal.INFEASIBLE, 0, 0
-        self._want_cold(asking, [(found[index], times[index]) for index in planned.path])
+        self._want_cold(pipeline, [(found[index], times[index]) for index in planned.path])
         figures = _figures(ask.slo_ns, planned.least_ns, load_ns, max(queue_ns, 0), margin_ns)
         figures["request_id"] = asking.request_id
         names = ", ".join([graph.stages[index].name for index in planned.path])
         return Refused(refusal, figures, f"the longest way is by {names}")
 
-    def _beyond_ns(self, asking: _Open, times: Sequence[Forecast], left_ns: int) -> int:
-        """By how much a stage would be late if all stages that are due before it go first, at the usual rate.
+    def forecast(self, pipeline: Pipeline, ask: Ask) -> Forecast:
+        """Predict the answer of a request: when its last stage ends, the work of all, and whether it can be in time."""
+        models = [] if pipeline.graph is None else self._members(pipeline.graph)
+        found = [model for model in models if model is not None]
+        if pipeline.graph is None or len(found) < len(models):
+            return Forecast(Refusal.NO_WORKER)
+        predicted = self._predict(pipeline.graph, found, ask)
+        exec_ns = sum([time.exec_ns for time in predicted.forecasts])
+        for time in predicted.forecasts:
+            if time.refusal is not None:
+                return Forecast(time.refusal, time.wait_ns, exec_ns)
+        assert predicted.plan is not None
+        load_ns = max([predicted.forecasts[index].load_ns for index in predicted.plan.path])
+        refusal = None
+        if predicted.beyond_ns > 0 and self._runtime.predicts:
+            refusal = Refusal.COLD if load_ns else Refusal.OVERLOADED
+        return Forecast(refusal, predicted.plan.total_ns, exec_ns, load_ns=load_ns)
 
-        Notes the work of the request, too.
+    def want(self, pipeline: Pipeline) -> None:
+        """Have its cold models loaded, once in a while."""
+        graph = pipeline.graph
+        found = [] if graph is None else [m for m in self._members(graph) if m is not None]
+        if found:
+            ask = Ask(0, 1, self._runtime.clock(), NS_PER_S)
+            times = self._forecast_models(found, ask)
+            self._want_cold(pipeline, list(zip(found, times, strict=True)))
+
+    def _forecast_models(self, models: Sequence[Entry], ask: Ask) -> list[Forecast]:
+        # What does not fit into a batch is asked in parts, which may run at once.
+        rows = min([ask.rows, *[model.largest_batch or ask.rows for model in models]])
+        return self._runtime.forecast(
+            [model.model_id for model in models],
+            Ask(0, rows, ask.arrival_ns, ask.slo_ns),
+            num_bytes=0,
+            together=False,
+        )
+
+    def _predict(self, graph: PipelineGraph, models: Sequence[Entry], ask: Ask) -> _Predicted:
+        """Predict all stages of a request that comes now.
+
+        It is late by as much as a stage would be if all stages that are due before it went first, at the usual rate.
         """
-        planned, beyond_ns = asking.plan, -left_ns
-        assert planned is not None
-        ends = ends_ns(asking.run.graph, asking.times, planned.ahead_ns, left_ns)
-        for index, (time, end_ns) in enumerate(zip(times, ends, strict=True)):
+        forecasts, now_ns = self._forecast_models(models, ask), self._runtime.clock()
+        predicted = _Predicted(forecasts, now_ns)
+        if any(time.refusal is not None for time in forecasts):
+            return predicted
+        times = predicted.times = [
+            StageTime(t.exec_ns + t.way_ns + _HOP_NS * bool(s.behind), t.wait_ns, t.load_ns)
+            for t, s in zip(forecasts, graph.stages, strict=True)
+        ]
+        planned = predicted.plan = plan(graph, times)
+        left_ns = ask.arrival_ns + ask.slo_ns - way_back_of(ask.slo_ns) - now_ns
+        beyond_ns = max(planned.total_ns - left_ns, -left_ns)
+        ends = ends_ns(graph, times, planned.ahead_ns, left_ns)
+        for index, (time, end_ns) in enumerate(zip(forecasts, ends, strict=True)):
             estimates, workers = time.estimates, time.workers
             if estimates is None or not workers:
                 continue
-            due_ns = asking.planned_ns + end_ns
-            work_ns = int(_RATE_MARGIN * asking.ask.rows * estimates.ns_per_row / len(workers))
-            asking.work[index] = workers, due_ns, work_ns
+            due_ns = now_ns + end_ns
+            work_ns = int(_RATE_MARGIN * ask.rows * estimates.ns_per_row / len(workers))
+            predicted.work[index] = workers, due_ns, work_ns
             # Half of what runs now is done, on average.
             running_ns = estimates.exec_ns[-1] // 2
             ahead_ns = max(self._backlog.ahead_ns(workers, due_ns) - running_ns, 0)
             beyond_ns = max(beyond_ns, ahead_ns + time.exec_ns - end_ns)
-        return beyond_ns
+        predicted.beyond_ns = beyond_ns
+        return predicted
 
-    def _want_cold(self, asking: _Open, times: Sequence[tuple[Entry, Forecast]]) -> None:
+    def _want_cold(self, pipeline: Pipeline, times: Sequence[tuple[Entry, Forecast]]) -> None:
         """Have models loaded that keep a request from being answered: no request that waits asks for them.
 
         Once in a while, as `Queries` has it.
         """
-        pipeline, now_ns = asking.pipeline, self._runtime.clock()
+        now_ns = self._runtime.clock()
         cold = [model.model_id for model, time in times if time.load_ns]
         if cold and now_ns - pipeline.wanted_ns > _TRY_NS:
             pipeline.wanted_ns = now_ns
