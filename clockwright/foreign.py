@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 TEXT_CHARS_MAX = 200
 
 
+def quote(name: str) -> str:
+    """Quote a client's text, shortened: error texts travel in HTTP headers of 8 KiB."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
 def escaped(text: str) -> str:
     """Escape what is not printable as Python does."""
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -20,12 +20,12 @@ import msgspec
 from clockwright import __version__
 from clockwright.errors import UnknownModelError
 from clockwright.findings import SLOW_FACTOR, PagesAsked, diagnose, times_slower, well
+from clockwright.foreign import quote
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from clockwright.v1 import control_pb2 as pb
 from controller.core import ClusterLoad, KindStatistics
 from controller.front.admission.pressure import MemoryState
 from controller.front.oip.json_messages import fields_of
-from controller.front.oip.protocol import quote
 from controller.front.services.recent import kind_info, recent_actions, recent_requests
 from controller.front.services.request_report import explain_request
 from controller.metrics.capacity import required_workers

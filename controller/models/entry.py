@@ -15,6 +15,9 @@ from controller.models.streamed import StreamPlan
 from controller.models.uploads import Upload
 from controller.stages.pipelines.core.graph import PipelineGraph, fit
 
+# What rows of open sizes came to before counts so much, and what the latest did counts the rest.
+_WORK_KEPT = 0.9
+
 
 class ModelState(enum.Enum):
     """Whether a model can be asked now. The values are the wire's, as `RepositoryIndex` has them."""
@@ -118,12 +121,18 @@ class Pipeline(Entry):
     graph: PipelineGraph | None = None
     #: Why they do not; empty: they do, or that is not known.
     misfit: str = ""
+    #: By stage, the rows of work of a row lately, where sizes are open; nothing: one.
+    work: dict[int, float] = field(default_factory=dict)
     #: When a request was last tried whose stages are said to take longer than its SLO.
     tried_ns: int = 0
     #: When cold models were last wanted for requests that were refused.
     wanted_ns: int = 0
     #: Kinds, versions, inputs and outputs of the models that this was found for.
     _described: tuple[object, ...] | None = None
+
+    def saw_work(self, index: int, work: float) -> None:
+        """Take in what a row came to in a stage."""
+        self.work[index] = work + _WORK_KEPT * (self.work.get(index, work) - work)
 
     @property
     def members(self) -> list[tuple[str, str]]:
@@ -138,6 +147,7 @@ class Pipeline(Entry):
             return
         self._described, self.graph, self.misfit = described, None, ""
         self.inputs = self.outputs = ()
+        self.work.clear()
         folder = self.folder
         assert folder is not None
         assert folder.settings.pipeline is not None

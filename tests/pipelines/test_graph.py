@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright.errors import ModelError
+from clockwright.errors import BadRequestError, ModelError
 from clockwright.wire.tensors import TensorSpec, Variable
 from clockwright.wire.texts import cut_texts, join_texts
 from controller.stages.pipelines.core.backlog import Backlog
@@ -300,6 +300,93 @@ def test_text_that_is_too_long_for_the_next_stage_is_an_error_of_the_request() -
     run.next()
     with pytest.raises(ValueError, match=r"tensor 'y' has .* bytes, of which 'x' takes"):
         run.inputs(1)
+
+
+def open_spec(name: str, *shape: int, symbols: tuple[str, ...] = ("n",)) -> TensorSpec:
+    """A row of work is 4 of the 16 elements that a row has at most."""
+    vary = Variable(100, symbols, (16,) * len(symbols), unit=4)
+    return TensorSpec(name, "FP32", shape, vary=vary)
+
+
+def carried(spec: TensorSpec, *shape: int) -> bytes:
+    content = bytes(4 * int(np.prod(shape)))
+    return spec.header(shape, len(content)) + content
+
+
+def test_open_sizes_come_to_the_rows_of_work_of_each_stage() -> None:
+    model = Model((open_spec("x", -1),), (open_spec("y", -1),))
+    graph = fitted(chain("open", "more:open"), {"open": model})
+    [x] = graph.inputs
+    assert x.vary is not None
+    assert (x.vary.symbols, x.vary.unit, x.vary.unit_bytes) == (("open.n",), 0, 400)
+    run = PipelineRun(graph, [carried(x, 2, 5)], 2)
+    run.next()
+    inputs = run.inputs(0)
+    assert graph.stages[0].work(inputs, 2, 8) == 3
+    with pytest.raises(BadRequestError, match="found rows x n = 10, expected 8 at most"):
+        graph.stages[0].work(inputs, 2, 2)
+    # The next stage takes what came, and not what went in.
+    run.answered(0, [carried(model.outputs[0], 2, 16)])
+    run.next()
+    assert graph.stages[1].work(run.inputs(1), 2, 8) == 8
+    run.answered(1, [carried(model.outputs[0], 2, 16)])
+    sized, _ = graph.outputs[0].unpack(run.results()[0])
+    assert sized.row_shape == (2, 16)
+
+
+def test_sizes_of_one_name_in_a_stage_that_differ_are_an_error_of_the_request() -> None:
+    both = Model((open_spec("a", -1), open_spec("b", -1)), (spec("y"),))
+    one = Model((open_spec("x", -1),), (open_spec("y", -1),))
+    graph = fitted(
+        """
+        inputs = ["x"]
+        outputs = { y = "both.y" }
+        [[stages]]
+        model = "one"
+        inputs = { x = "x" }
+        [[stages]]
+        model = "both"
+        inputs = { a = "x", b = "one.y" }
+        """,
+        {"one": one, "both": both},
+    )
+    run = PipelineRun(graph, [carried(graph.inputs[0], 1, 4)], 1)
+    run.next()
+    run.answered(0, [carried(one.outputs[0], 1, 5)])
+    run.next()
+    with pytest.raises(
+        BadRequestError, match=r"input 'b': found n 5 .* expected 4 as in input 'a'"
+    ):
+        graph.stages[1].work(run.inputs(1), 1, 8)
+
+
+def test_an_open_size_that_a_fixed_one_does_not_take_is_an_error_of_the_request() -> None:
+    models = {"open": Model((open_spec("x", -1),), (open_spec("y", -1),)), "scale": MODELS["scale"]}
+    graph = fitted(chain("open", "then:scale"), models)
+    y = models["open"].outputs[0]
+    for size in (3, 4):
+        run = PipelineRun(graph, [carried(graph.inputs[0], 1, size)], 1)
+        run.next()
+        run.answered(0, [carried(y, 1, size)])
+        run.next()
+        if size == 3:
+            assert bytes(run.inputs(1)[0]) == bytes(12)
+            continue
+        with pytest.raises(
+            ValueError, match=r"'y' has shape \[1, 4\], expected \[1, 3\] for 1 rows"
+        ):
+            run.inputs(1)
+
+
+def test_an_input_of_two_stages_has_the_size_that_is_fixed() -> None:
+    models = {"open": Model((open_spec("x", -1),), (open_spec("y", -1),)), "scale": MODELS["scale"]}
+    for order in (("open", "scale"), ("scale", "open")):
+        stages = "".join(
+            f"[[stages]]\nmodel = '{name}'\ninputs = {{ x = 'x' }}\n" for name in order
+        )
+        outputs = "outputs = { a = 'open.y', b = 'scale.y' }"
+        graph = fitted(f"inputs = ['x']\n{outputs}\n{stages}", models)
+        assert graph.inputs[0].row_shape == (3,)
 
 
 def test_a_text_of_other_rows_than_the_request_is_an_error_of_the_request() -> None:

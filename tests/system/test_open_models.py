@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import tritonclient.grpc as triton
 
 from clockwright import BadRequestError, Client, RefusedError, UnknownModelError
 from clockwright.client.operator import Operator
@@ -41,6 +42,34 @@ MODELS["encoder"] = encoder(positions=POSITIONS)
 MODELS["bounded"] = MODELS["encoder"]
 MODELS["beyond"] = MODELS["encoder"]
 MODELS["fixed"] = MODELS["encoder"]
+#: The mean of the states of all tokens that are not padded.
+MODELS["mean"] = onnx.parser.parse_model(
+    """
+    <ir_version: 8, opset_import: ["" : 18]>
+    mean (float[rows, tokens, 32] states, int64[rows, tokens] mask) => (float[rows, 32] mean) {
+        axis = Constant<value_ints = [1]>()
+        last = Constant<value_ints = [2]>()
+        kept = Cast<to = 1>(mask)
+        wide = Unsqueeze(kept, last)
+        of_kept = Mul(states, wide)
+        total = ReduceSum<keepdims = 0>(of_kept, axis)
+        count = ReduceSum<keepdims = 0>(kept, axis)
+        divisor = Unsqueeze(count, axis)
+        mean = Div(total, divisor)
+    }
+    """
+)
+PIPELINE = """
+[pipeline]
+inputs = ["input_ids", "mask"]
+outputs = { mean = "mean.mean", states = "encoder.states", label = "encoder.label" }
+[[pipeline.stages]]
+model = "encoder"
+inputs = { input_ids = "input_ids", attention_mask = "mask" }
+[[pipeline.stages]]
+model = "mean"
+inputs = { states = "encoder.states", mask = "mask" }
+"""
 CONFIGS = {
     "nameless": "cache = true\n",
     "bounded": "[dimensions]\nsequence = { max = 20 }\n",
@@ -62,6 +91,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
         config = "batch_sizes = [1, 2, 4]\n" + CONFIGS.get(name, "")
         (folder / "config.toml").write_text(config)
+    (directory / "models" / "embed").mkdir()
+    (directory / "models" / "embed" / "config.toml").write_text(PIPELINE)
     arguments = ["--pages", "32", "--arena-mib", "16", "--cache-dir", str(directory / "cache")]
     arguments += ["--http-port", "0", "--metrics-port", "0"]
     with LocalServer(["--models", str(directory / "models"), *arguments]) as started:
@@ -122,6 +153,9 @@ def request(name: str, random: np.random.Generator) -> dict[str, Array]:
             return {"a": floats(rows, length), "b": floats(rows, length)}
         case "one_row":
             return {"x": floats(1, length)}
+        case "mean":
+            mask = tokens(random, rows, length)["attention_mask"]
+            return {"states": floats(rows, length, 32), "mask": mask}
         case "table":
             return {"x": random.integers(0, 10, (rows, length))}
         case _:
@@ -151,6 +185,60 @@ def test_clients_of_other_sizes_at_once_get_their_own_answers(client: Client) ->
         list(pool.map(ask, range(8)))
 
 
+def embedded(inputs: dict[str, Array]) -> dict[str, Array]:
+    """What the pipeline answers, each stage alone."""
+    first = alone(MODELS["encoder"], inputs)
+    mask = inputs["attention_mask"]
+    return alone(MODELS["mean"], {"states": first["states"], "mask": mask}) | first
+
+
+def check_embedded(client: Client, inputs: dict[str, Array]) -> None:
+    sent = {"input_ids": inputs["input_ids"], "mask": inputs["attention_mask"]}
+    found = client.infer("embed", sent, slo_ms=SLO_MS).outputs
+    for name, array in embedded(inputs).items():
+        assert found[name].shape == array.shape
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pipeline_of_open_models_takes_each_requests_own_sizes(
+    server: LocalServer, client: Client
+) -> None:
+    with triton.InferenceServerClient(server.address) as other:
+        described = other.get_model_metadata("embed")
+    assert [list(each.shape) for each in described.inputs] == [[-1, -1], [-1, -1]]
+    assert [list(each.shape) for each in described.outputs] == [[-1, 32], [-1, -1, 32], [-1, 3]]
+    random = np.random.default_rng(2)
+    for rows, length in ((1, 1), (3, 17), (2, POSITIONS), (4, 5)):
+        check_embedded(client, tokens(random, rows, length))
+    begin = threading.Barrier(4)
+
+    def ask(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        begin.wait()
+        for _ in range(10):
+            check_embedded(
+                client, tokens(random, int(random.integers(1, 4)), int(random.integers(1, 40)))
+            )
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+
+
+def test_sizes_that_do_not_fit_a_pipeline_are_named(client: Client) -> None:
+    random = np.random.default_rng(2)
+    inputs = tokens(random, 1, 8)
+    longer = tokens(random, 1, 9)["attention_mask"]
+    sent = {"input_ids": inputs["input_ids"], "mask": longer}
+    with pytest.raises(
+        BadRequestError, match=r"input 'mask': found .* 9 .* expected 8 as in input"
+    ):
+        client.infer("embed", sent, slo_ms=SLO_MS)
+    long = tokens(random, 1, POSITIONS + 1)
+    sent = {"input_ids": long["input_ids"], "mask": long["attention_mask"]}
+    with pytest.raises(BadRequestError, match=f"expected 1 to {POSITIONS}, the largest size"):
+        client.infer("embed", sent, slo_ms=SLO_MS)
+
+
 @pytest.mark.parametrize("memory", ["64", "0"])
 def test_fronts_near_and_far_carry_sizes(memory: str, server: LocalServer) -> None:
     """Small tensors in frames; large ones in shared memory, or straight between front and worker."""
@@ -162,6 +250,7 @@ def test_fronts_near_and_far_carry_sizes(memory: str, server: LocalServer) -> No
             x = random.standard_normal((1, 2, 8, width)).astype(np.float32)
             check(far, "wide", {"x": x})
             check(far, "encoder", tokens(random, 2, 1 + width % POSITIONS))
+            check_embedded(far, tokens(random, 2, 1 + width % POSITIONS))
         with pytest.raises(RefusedError, match="out of data bounds"):
             far.infer("table", {"x": np.array([[99]])}, slo_ms=SLO_MS)
 

@@ -28,6 +28,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.errors import BadRequestError, DeniedError, Refusal, RefusedError
+from clockwright.foreign import quote
 from clockwright.units import NS_PER_MS, NS_PER_S, SLO_NS_MAX
 from clockwright.wire.bulk import Buffer
 from controller.access.authoriser import Certificate, credentials_of
@@ -46,7 +47,6 @@ from controller.front.oip.json_form import (
     write_json,
 )
 from controller.front.oip.json_messages import RestRequest
-from controller.front.oip.protocol import quote
 from controller.front.oip.statuses import DETAILS, Status, status_of
 from controller.front.oip.unsupported import NO_CUDA, NO_LOGGING, NO_TRACES
 from controller.links.slabs import SLAB_BYTES_MIN

@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from clockwright.errors import BadRequestError
-from clockwright.foreign import check_name_length
+from clockwright.foreign import check_name_length, quote
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import DATATYPES, TensorSpec
@@ -35,7 +35,7 @@ from controller.front.oip.json_form import (
     write_data,
 )
 from controller.front.oip.json_messages import PARAMETER_KINDS, set_parameters
-from controller.front.oip.protocol import ParsedRequest, Servable, quote
+from controller.front.oip.protocol import ParsedRequest, Servable
 
 #: A request is read in one piece, in a few milliseconds at most: the form is for prompts, not for images.
 PLAIN_BYTES_MAX: Final = 64 << 10

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from clockwright.elements import elements_of
 from clockwright.errors import BadRequestError
-from clockwright.foreign import check_name_length
+from clockwright.foreign import check_name_length, quote
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import ENTRIES_MAX, HEADER_BYTES_MAX, Buffer, total_bytes
 from clockwright.wire.tensors import DATATYPES
@@ -36,7 +36,6 @@ from controller.front.oip.protocol import (
     ParsedRequest,
     PeekedRequest,
     Servable,
-    quote,
     stated_slo_ns,
 )
 

@@ -13,10 +13,10 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from clockwright.errors import BadRequestError
+from clockwright.foreign import quote
 from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import ENTRIES_MAX
-from controller.front.oip.protocol import quote
 
 #: What a parameter in JSON may be, and where a message keeps it.
 Parameter = bool | int | float | str

@@ -21,7 +21,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from clockwright.errors import BadRequestError, ProtocolError
-from clockwright.foreign import check_name_length
+from clockwright.foreign import check_name_length, quote
 from clockwright.units import (
     NS_PER_MS,
     NS_PER_S,
@@ -41,7 +41,8 @@ from clockwright.wire.bulk import (
     split_bulk,
     total_bytes,
 )
-from clockwright.wire.tensors import DATATYPES, TensorSpec, addends, row_elements, sum_of
+from clockwright.wire.open_sizes import Sizes, check_sizes, rows_of_work
+from clockwright.wire.tensors import DATATYPES, TensorSpec
 from clockwright.wire.texts import count_texts, join_texts, skip_texts
 from controller.front.oip.classes import Levels, worth_of
 from controller.front.oip.classification import CLASSES_MAX, Classes
@@ -711,11 +712,6 @@ def encode_stream_error(message: str, status: str, *, request_id: str = "") -> b
     ).SerializeToString()
 
 
-def quote(name: str) -> str:
-    """Quote a client's text, shortened: error texts travel in HTTP headers of 8 KiB."""
-    return repr(name if len(name) <= 80 else name[:77] + "...")
-
-
 # All answers of a model with as many rows have this part in common. Kept, it costs 1 us instead of 8.
 @lru_cache(maxsize=8192)
 def _response_header(
@@ -783,7 +779,7 @@ def _read_inputs(
     rows = 0
     buffers: list[Buffer] = []
     shared: list[tuple[int, SharedPart]] = []
-    sizes: dict[str, tuple[int, str]] = {}
+    sizes: Sizes = {}
     for spec in servable.inputs:
         position = positions[spec.name]
         tensor = tensors[position]
@@ -800,7 +796,7 @@ def _read_inputs(
         content: Buffer = raw[position] if raw else b""
         sized = spec
         if spec.vary is not None:
-            _check_sizes(spec, tensor.shape, sizes)
+            check_sizes(spec, tensor.shape, sizes)
             sized = spec.sized(tensor.shape, part.num_bytes if part else len(content))
         if part is not None:
             _check_shared(tensor, part, sized, rows)
@@ -816,7 +812,10 @@ def _read_inputs(
     # Without an input that has rows, a request is one.
     rows = rows or 1
     if sizes:
-        rows = _rows_of_work(servable, rows, sizes)
+        vary = servable.inputs[0].vary
+        # Where it has no unit, of a pipeline, each stage counts its own.
+        if vary is not None and vary.unit:
+            rows = rows_of_work(vary, rows, sizes, servable.largest_batch)
         for spec, content in zip(servable.inputs, buffers, strict=True):
             if len(content) > spec.batch_bytes(rows):
                 help_ = (
@@ -874,47 +873,6 @@ def check_texts(spec: TensorSpec, tensor: Buffer, rows: int, largest_batch: int)
                 f"{where}found {header_bytes + end - begin} bytes of text, expected {most} at most in {num} rows; send"
                 " fewer rows at a time; smaller batch_sizes in the model's config.toml allow longer texts"
             )
-
-
-def _check_sizes(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, tuple[int, str]]) -> None:
-    """Check an input's open dimensions. `sizes` has those before it: by symbol the size, and the input that had it."""
-    assert spec.vary is not None
-    places = [place for place, size in enumerate(spec.shape(1)) if size < 0]
-    for symbol, most, place in zip(spec.vary.symbols, spec.vary.most, places, strict=True):
-        found = shape[place]
-        what = f"input {quote(spec.name)}: found {symbol} {found} (shape[{place}]), expected"
-        least = 0 if symbol in spec.vary.empty else 1
-        if not least <= found <= most:
-            raise BadRequestError(
-                f"{what} {least} to {most}, the largest size that the model is served with"
-            )
-        known, other = sizes.setdefault(symbol, (found, spec.name))
-        if known != found:
-            raise BadRequestError(f"{what} {known} as in input {quote(other)}")
-
-
-def _rows_of_work(servable: Servable, rows: int, sizes: Mapping[str, tuple[int, str]]) -> int:
-    """Find what rows of open sizes come to."""
-    vary = servable.inputs[0].vary
-    assert vary is not None
-    own, sums = {symbol: size for symbol, (size, _) in sizes.items()}, {}
-    for symbol, (size, name) in sizes.items():
-        if "+" in symbol and (parts := addends(symbol, sizes)):
-            del own[symbol]
-            sums[symbol] = parts
-            if size != (wanted := sum_of(parts, own)):
-                raise BadRequestError(
-                    f"input {quote(name)}: found {symbol} {size}, expected {wanted} in this request"
-                )
-    elements = row_elements(own, sums, vary.empty)
-    work = vary.work(rows, elements)
-    if work > servable.largest_batch:
-        words = " x ".join(("rows", *own))
-        raise BadRequestError(
-            f"found {words} = {rows * elements}, expected {servable.largest_batch * vary.unit} at most in a request;"
-            " send fewer rows at a time, or smaller ones"
-        )
-    return work
 
 
 def _shared_part(

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from clockwright.errors import BadRequestError, NameTakenError, NoRoomError, UnknownRegionError
-from clockwright.foreign import check_name_length
+from clockwright.foreign import check_name_length, quote
 from clockwright.wire.bulk import Buffer
-from controller.front.oip.protocol import SharedPart, quote
+from controller.front.oip.protocol import SharedPart
 from controller.links.slabs import Slabs
 
 #: Regions that there may be at once. Each takes a file handle.

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
+from clockwright.foreign import quote
 from clockwright.units import NS_PER_MS, RequestId
 from clockwright.wire.bulk import Buffer
 from controller.access.quota_stage import QuotaStage, over_quota, quota_remedy
 from controller.core.events import RequestArrived
 from controller.core.quotas import Exceeded, Quotas
 from controller.front.oip.classes import Levels
-from controller.front.oip.protocol import Servable, quote
+from controller.front.oip.protocol import Servable
 from controller.front.remote.link_frames import RefusedEarly
 from controller.front.remote.open_requests import Waits
 from controller.models.catalogue import Catalogue

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from clockwright.errors import BadRequestError, NoRoomError
+from clockwright.foreign import quote
 from clockwright.wire.bulk import Buffer
-from controller.front.oip.protocol import quote
 from controller.models.catalogue import Catalogue
 from controller.models.entry import Entry
 from controller.models.model_folder import check_name

@@ -15,7 +15,7 @@ from clockwright.errors import (
     UnknownRequestError,
     UnknownWorkerError,
 )
-from clockwright.foreign import check_name_length
+from clockwright.foreign import check_name_length, quote
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from clockwright.wire.bulk import split_bulk
@@ -25,7 +25,6 @@ from controller.core import ModelStatistics, WorkerStatistics
 from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.admission.pressure import MemoryPressure, MemoryState
 from controller.front.methods import CONTROL, CallStream, Method, bind
-from controller.front.oip.protocol import quote
 from controller.front.remote.front_link import FrontLink, FrontLinks
 from controller.front.services.adding import FILES_MAX, ModelAdder
 from controller.front.services.recent import kind_info, recent_actions, recent_requests

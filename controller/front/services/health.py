@@ -9,11 +9,11 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from clockwright.errors import Refusal, RefusedError, UnknownModelError
+from clockwright.foreign import quote
 from clockwright.wire.bulk import check_fields
 from controller.access.caller import Caller
 from controller.front.methods import HEALTH, INFERENCE, METHODS, CallStream, Method, bind
 from controller.front.oip.health_messages import NOT_SERVING, SERVICE_UNKNOWN, SERVING
-from controller.front.oip.protocol import quote
 
 #: Any client may watch, and each watcher keeps a call open: so many at once.
 WATCHERS_MAX: Final = 64

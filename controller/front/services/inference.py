@@ -28,6 +28,7 @@ from clockwright.errors import (
     UnknownModelError,
     UnknownRegionError,
 )
+from clockwright.foreign import quote
 from clockwright.units import NS_PER_S, SLO_NS_MAX, ModelId, RequestId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer
@@ -54,7 +55,6 @@ from controller.front.oip.protocol import (
     leave_work_ahead,
     parse_request,
     peek_request,
-    quote,
     read_request,
     stated_slo_ns,
     unpack_outputs,

@@ -13,10 +13,10 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from clockwright.errors import BadRequestError
+from clockwright.foreign import quote
 from clockwright.v1 import reflection_pb2 as pb
 from controller.access.caller import Caller
 from controller.front.methods import DESCRIBED, METHODS, REFLECTION, CallStream, Method, OnStream
-from controller.front.oip.protocol import quote
 
 # Longer than any name that there is.
 _REQUEST_BYTES_MAX = 4096

@@ -17,13 +17,13 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
+from clockwright.foreign import quote
 from clockwright.units import NS_PER_MS, NS_PER_US, ModelId
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.tensors import TensorSpec
 from controller.access.caller import Caller
 from controller.front.admission.limits import AdmissionLimits
 from controller.front.methods import INFERENCE, Method, bind
-from controller.front.oip.protocol import quote
 from controller.front.oip.statuses import Status, ToldStatusError
 from controller.front.remote.backend import LocalBackend
 from controller.front.services.adding import ModelAdder, is_too_long

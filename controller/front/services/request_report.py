@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from clockwright.errors import Refusal, UnknownRequestError
-from clockwright.foreign import check_name_length
+from clockwright.foreign import check_name_length, quote
 from clockwright.units import ActionId, RequestId, format_ns
 from clockwright.v1 import control_pb2 as pb
 from controller.core.events import RequestArrived
-from controller.front.oip.protocol import quote
 from controller.models.catalogue import name_of
 from controller.runtime import Runtime
 from controller.telemetry.journey import Journey, where_it_went

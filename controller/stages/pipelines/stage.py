@@ -15,10 +15,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Final
 
-from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_S, NS_PER_US, RequestId, WorkerId
+from clockwright.errors import BadRequestError, Refusal, RefusedError
+from clockwright.units import NS_PER_S, NS_PER_US, ModelId, RequestId, WorkerId
 from clockwright.wire.bulk import Buffer
 from controller.core.admission import way_back_of
 from controller.core.forecast import Forecast
@@ -215,7 +216,7 @@ class PipelineStage:
         try:
             run.answered(index, outputs)
             results = run.results() if run.is_over else None
-        except (RefusedError, ValueError) as error:
+        except (BadRequestError, RefusedError, ValueError) as error:
             return self._failed(asking, index, error)
         if results is not None:
             self._answer(asking, told, results)
@@ -227,7 +228,7 @@ class PipelineStage:
         for index in asking.run.next():
             try:
                 refused = self._begin(asking, index)
-            except (RefusedError, ValueError) as error:
+            except (BadRequestError, RefusedError, ValueError) as error:
                 refused = self._failed(asking, index, error)
             if refused is not None:
                 stage = asking.stages[index]
@@ -254,10 +255,14 @@ class PipelineStage:
             figures = _figures(max(ask.slo_ns - ahead_ns, 1), time.step_ns, load_ns)
             figures["queue_ns"] = -own_ns
             return self._in_stage(asking, index, Refused(Refusal.OVERLOADED, figures))
-        own = Ask(0, ask.rows, begin_ns, own_ns, ask.tenant)
+        inputs = asking.run.inputs(index)
+        rows = stage.work(inputs, ask.rows, model.largest_batch)
+        if stage.most_work > 1:
+            asking.pipeline.saw_work(index, rows / ask.rows)
+        own = Ask(0, rows, begin_ns, own_ns, ask.tenant)
         own.explain, own.weight = ask.explain, ask.weight
         own.work_ahead_ns = ask.work_ahead_ns + ahead_ns
-        asked.request_id = self._inner.ask(model, own, asking.run.inputs(index), self)
+        asked.request_id = self._inner.ask(model, own, inputs, self)
         self._parts[asked.request_id] = asking, index
         return None
 
@@ -305,7 +310,7 @@ class PipelineStage:
             if model is None:
                 return self._removed(asking, index)
         found = [model for model in models if model is not None]
-        predicted = self._predict(graph, found, ask)
+        predicted = self._predict(asking.pipeline, graph, found, ask)
         times = predicted.forecasts
         for index, time in enumerate(times):
             if time.refusal is not None:
@@ -347,7 +352,7 @@ class PipelineStage:
         found = [model for model in models if model is not None]
         if pipeline.graph is None or len(found) < len(models):
             return Forecast(Refusal.NO_WORKER)
-        predicted = self._predict(pipeline.graph, found, ask)
+        predicted = self._predict(pipeline, pipeline.graph, found, ask)
         exec_ns = sum([time.exec_ns for time in predicted.forecasts])
         for time in predicted.forecasts:
             if time.refusal is not None:
@@ -365,25 +370,41 @@ class PipelineStage:
         found = [] if graph is None else [m for m in self._members(graph) if m is not None]
         if found:
             ask = Ask(0, 1, self._runtime.clock(), NS_PER_S)
-            times = self._forecast_models(found, ask)
+            times = self._forecast_models(found, ask, [1.0] * len(found))
             self._want_cold(pipeline, list(zip(found, times, strict=True)))
 
-    def _forecast_models(self, models: Sequence[Entry], ask: Ask) -> list[Forecast]:
+    def _forecast_models(
+        self, models: Sequence[Entry], ask: Ask, work: Sequence[float]
+    ) -> list[Forecast]:
+        """Predict each model, with so many rows of work."""
         # What does not fit into a batch is asked in parts, which may run at once.
-        rows = min([ask.rows, *[model.largest_batch or ask.rows for model in models]])
-        return self._runtime.forecast(
-            [model.model_id for model in models],
-            Ask(0, rows, ask.arrival_ns, ask.slo_ns),
-            num_bytes=0,
-            together=False,
-        )
+        rows = [
+            min(ceil(each), model.largest_batch or ceil(each))
+            for model, each in zip(models, work, strict=True)
+        ]
+        found: dict[tuple[ModelId, int], Forecast] = {}
+        for each in sorted(set(rows)):
+            of_rows = [
+                model.model_id for model, own in zip(models, rows, strict=True) if own == each
+            ]
+            told = self._runtime.forecast(
+                of_rows,
+                Ask(0, each, ask.arrival_ns, ask.slo_ns),
+                num_bytes=0,
+                together=False,
+            )
+            found |= zip([(model_id, each) for model_id in of_rows], told, strict=True)
+        return [found[model.model_id, each] for model, each in zip(models, rows, strict=True)]
 
-    def _predict(self, graph: PipelineGraph, models: Sequence[Entry], ask: Ask) -> _Predicted:
+    def _predict(
+        self, pipeline: Pipeline, graph: PipelineGraph, models: Sequence[Entry], ask: Ask
+    ) -> _Predicted:
         """Predict all stages of a request that comes now.
 
         It is late by as much as a stage would be if all stages that are due before it went first, at the usual rate.
         """
-        forecasts, now_ns = self._forecast_models(models, ask), self._runtime.clock()
+        work = [ask.rows * pipeline.work.get(index, 1.0) for index in range(len(models))]
+        forecasts, now_ns = self._forecast_models(models, ask, work), self._runtime.clock()
         predicted = _Predicted(forecasts, now_ns)
         if any(time.refusal is not None for time in forecasts):
             return predicted
@@ -400,7 +421,7 @@ class PipelineStage:
             if estimates is None or not workers:
                 continue
             due_ns = now_ns + end_ns
-            work_ns = int(_RATE_MARGIN * ask.rows * estimates.ns_per_row / len(workers))
+            work_ns = int(_RATE_MARGIN * work[index] * estimates.ns_per_row / len(workers))
             predicted.work[index] = workers, due_ns, work_ns
             # Half of what runs now is done, on average.
             running_ns = estimates.exec_ns[-1] // 2
@@ -440,7 +461,9 @@ class PipelineStage:
         figures = {"slo_ns": asking.ask.slo_ns}
         return self._in_stage(asking, index, Refused(Refusal.MODEL_REMOVED, figures))
 
-    def _failed(self, asking: _Open, index: int, error: RefusedError | ValueError) -> Refused:
+    def _failed(
+        self, asking: _Open, index: int, error: BadRequestError | RefusedError | ValueError
+    ) -> Refused:
         """Make the refusal of a request whose tensors cannot be passed on."""
         words = error.message if isinstance(error, RefusedError) else str(error)
         figures = {"slo_ns": asking.ask.slo_ns}

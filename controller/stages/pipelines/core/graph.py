@@ -2,8 +2,9 @@
 
 The rows of a request are the same in all stages, and a tensor passes from one stage to the next as it is: datatype and
 shape of a row have to be equal. Shapes that are equal only as a whole fit as well, but then a request has one row.
-A tensor with text, and all others of a model with text, carries its size (`clockwright.wire.tensors`): such a header is
-put before the tensors, or taken off, where the next stage needs it.
+A tensor with text, and all others of a model with text, carries its size (`clockwright.wire.tensors`), and so do those of a
+model with open dimensions: such a header is put before the tensors, or taken off, where the next stage needs it. What
+open dimensions come to in rows of work each stage counts for itself, when its inputs are there.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Protocol
 
-from clockwright.errors import ModelError, ModelFaults
+from clockwright.errors import BadRequestError, ModelError, ModelFaults
+from clockwright.foreign import quote
 from clockwright.wire.bulk import Buffer
+from clockwright.wire.open_sizes import Sizes, check_sizes, largest_work, rows_of_work
 from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec, Variable, describe, total_bytes
 from controller.stages.pipelines.core.declaration import (
     EndCondition,
@@ -80,13 +83,15 @@ class Passage:
             tensor = target.header(source.shape(rows), len(tensor)) + bytes(tensor)
         else:
             sized, content = source.unpack(tensor)
-            if -1 not in source.row_shape and sized.row_shape != source.shape(rows):
+            # What comes is one size of the source, and what is fixed in either has to be so.
+            expected = target.shape(rows) if -1 in source.row_shape else source.shape(rows)
+            if not _fit_each_other(sized.row_shape, expected):
                 raise ValueError(
                     f"tensor {source.name!r} has shape {list(sized.row_shape)}, expected"
-                    f" {list(source.shape(rows))} for {rows} rows"
+                    f" {list(expected)} for {rows} rows"
                 )
             tensor = tensor if target.vary else content
-        if not target.fits(len(tensor), rows):
+        if not (target.vary and target.vary.unit) and not target.fits(len(tensor), rows):
             raise ValueError(
                 f"tensor {source.name!r} has {len(tensor)} bytes, of which {target.name!r} takes"
                 f" {target.batch_bytes(rows)} at most"
@@ -132,6 +137,30 @@ class FittedStage:
     #: The stages that have to be over before it begins.
     behind: frozenset[int]
     ending: Ending | None
+    #: The rows of work of a row at the largest sizes.
+    most_work: int
+
+    def work(self, inputs: Sequence[Buffer], rows: int, largest_batch: int) -> int:
+        """Find what the rows of a request come to: as many rows of work, if dimensions of the model are open.
+
+        Raises:
+            BadRequestError: its sizes do not fit each other or the model, or are too large for a batch.
+            RefusedError, ValueError: as `Passage.take`.
+        """
+        vary = self.takes[0].vary
+        if vary is None or not vary.unit:
+            return rows
+        sizes: Sizes = {}
+        for spec, tensor in zip(self.takes, inputs, strict=True):
+            check_sizes(spec, spec.unpack(tensor)[0].row_shape, sizes)
+        work = rows_of_work(vary, rows, sizes, largest_batch)
+        for spec, tensor in zip(self.takes, inputs, strict=True):
+            if not spec.fits(len(tensor), work):
+                raise BadRequestError(
+                    f"input {quote(spec.name)}: found {len(tensor)} bytes, expected {spec.batch_bytes(work)} at most"
+                    " for a request of such sizes"
+                )
+        return work
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +178,7 @@ class PipelineGraph:
 
     def held_bytes(self, rows: int) -> int:
         """The most bytes that lie between the stages of a request."""
-        return sum([total_bytes(stage.gives, rows) for stage in self.stages])
+        return sum([total_bytes(stage.gives, rows * stage.most_work) for stage in self.stages])
 
 
 def fit(spec: PipelineSpec, models: Sequence[DescribedModel]) -> PipelineGraph:
@@ -179,12 +208,6 @@ def fit(spec: PipelineSpec, models: Sequence[DescribedModel]) -> PipelineGraph:
             faults.found.append(
                 f"{where}: inputs lacks {describe(lacking)} of model {stage.model}; add a line INPUT = TENSOR for each"
             )
-        open_ones = [each for each in model.inputs if -1 in each.row_shape]
-        if odd := open_ones or [each for each in model.outputs if each.vary and each.vary.unit]:
-            faults.found.append(
-                f"{where}: found {describe(odd)}, whose sizes vary, expected fixed sizes; write them under [dimensions]"
-                f" in the config.toml of {stage.model}"
-            )
         one_row |= all(each.axis is None for each in model.inputs)
     faults.check()
     sent = _sent(spec, models)
@@ -204,7 +227,9 @@ def fit(spec: PipelineSpec, models: Sequence[DescribedModel]) -> PipelineGraph:
     for name, source in spec.outputs.items():
         with faults.collected():
             index, spec_there = _named(spec, models, source, f"pipeline.outputs.{name}")
-            given[name] = replace(spec_there, name=name)
+            from_ = spec.stages[source.stage].name
+            most = largest_work(models[source.stage].inputs)
+            given[name] = _of_client(spec_there, name, from_, most)
             results.append(Passage(source.stage, index, spec_there, given[name]))
     endings = [
         _ending(stage, model, faults) for stage, model in zip(spec.stages, models, strict=True)
@@ -234,6 +259,7 @@ def fit(spec: PipelineSpec, models: Sequence[DescribedModel]) -> PipelineGraph:
             model.outputs,
             waits[index],
             endings[index],
+            largest_work(model.inputs),
         )
         for index, (stage, model) in enumerate(zip(spec.stages, models, strict=True))
     )
@@ -248,11 +274,9 @@ def _sent(spec: PipelineSpec, models: Sequence[DescribedModel]) -> dict[str, Ten
             source = stage.inputs[target.name]
             if source.stage >= 0:
                 continue
+            own = _of_client(target, source.tensor, stage.name, largest_work([target]))
             known = sent.get(source.tensor)
-            if known is None:
-                sent[source.tensor] = replace(target, name=source.tensor)
-            elif target.vary and (not known.vary or target.batch_bytes(1) < known.batch_bytes(1)):
-                sent[source.tensor] = replace(known, vary=target.vary)
+            sent[source.tensor] = own if known is None else _tighter(known, own)
     return sent
 
 
@@ -271,7 +295,7 @@ def _passage(
         index, found = _named(spec, models, source, where)
         what = f"{spec.stages[source.stage].name}.{source.tensor}"
     if not _is_same(found, target) and (
-        found.datatype != target.datatype or found.shape(1) != target.shape(1)
+        found.datatype != target.datatype or not _fit_each_other(found.shape(1), target.shape(1))
     ):
         raise ModelError(
             f"{where} takes {target.datatype} {list(target.shape(-1))}, and {what} is {found.datatype}"
@@ -316,8 +340,46 @@ def _ending(stage: StageSpec, model: DescribedModel, faults: ModelFaults) -> End
 
 
 def _is_same(one: TensorSpec, other: TensorSpec) -> bool:
-    """Whether any number of rows of the one are the same bytes as of the other, but for a header."""
-    return (one.datatype, one.row_shape, one.axis) == (other.datatype, other.row_shape, other.axis)
+    """Whether any number of rows of the one are the same bytes as of the other, but for a header, and for open sizes."""
+    return (one.datatype, one.axis) == (other.datatype, other.axis) and _fit_each_other(
+        one.row_shape, other.row_shape
+    )
+
+
+def _fit_each_other(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes are the same where neither is open."""
+    return len(one) == len(other) and all(
+        here == there or -1 in (here, there) for here, there in zip(one, other, strict=True)
+    )
+
+
+def _of_client(spec: TensorSpec, name: str, stage: str, work: int) -> TensorSpec:
+    """What a stage takes or gives, as the client sends or gets it.
+
+    The rows of a request are counted, and not its rows of work, of which a row has so many at most. The names of open
+    dimensions mean something in their stage only.
+    """
+    vary = spec.vary
+    if vary is None or not vary.unit:
+        return replace(spec, name=name)
+    symbols = tuple(f"{stage}.{symbol}" for symbol in vary.symbols)
+    empty = tuple(f"{stage}.{symbol}" for symbol in vary.empty)
+    room = Variable(vary.unit_bytes * work, symbols, vary.most, may_lack=vary.may_lack, empty=empty)
+    return replace(spec, name=name, vary=room)
+
+
+def _tighter(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+    """What fits both of two stages that take the same input of a client."""
+    if one.row_shape != other.row_shape:
+        return other if -1 in one.row_shape and -1 not in other.row_shape else one
+    if one.vary is None or other.vary is None:
+        return replace(one, vary=one.vary or other.vary)
+    room = replace(
+        one.vary,
+        unit_bytes=min(one.vary.unit_bytes, other.vary.unit_bytes),
+        most=tuple(map(min, one.vary.most, other.vary.most)),
+    )
+    return replace(one, vary=room)
 
 
 def _carrying(spec: TensorSpec) -> TensorSpec:
