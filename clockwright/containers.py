@@ -2,7 +2,8 @@
 
     [container]
     load = "model.py"                 # a file in the version folder, or "package.module:name"
-    inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments; BYTES: text
+    inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments; BYTES: text;
+                                      # "<=512" in place of a size: each request has its own, up to that
     outputs = { digit = "INT64[]" }
 
 In place of `load`, `command` names a program in any language, and `address` one that runs elsewhere, or another server.
@@ -14,20 +15,21 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clockwright.errors import ModelError, ModelFaults
-from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec
+from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec, Variable
 
 CONFIG_FILE = "config.toml"
 
 #: Suffixes of files that can be loaded. All of them run code when they are: pickles too.
 LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
 
-_SPEC = re.compile(r"([A-Z0-9]+)\[([-0-9, ]*)\]")
+_SPEC = re.compile(r"([A-Z0-9]+)\[([-<=0-9, ]*)\]")
 _ADDRESS = re.compile(r"(grpc|grpcs|tcp)://[^/\s]+:([0-9]{1,5})|unix:///[^\s]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # A value beyond these is a typing error.
@@ -256,9 +258,25 @@ def _spec(key: str, name: str, value: object) -> TensorSpec:
             key, value, f'the shape of one row, as "FP32[3, 224]", of {", ".join(kinds)}'
         )
     sizes = [size.strip() for size in match[2].split(",")] if match[2].strip() else []
-    if not all(size.isdecimal() and 1 <= int(size) <= _DIMENSION_MAX for size in sizes):
-        raise _unexpected(key, value, "sizes of 1 or more, with commas between them (none is open)")
-    return TensorSpec(name, match[1], tuple(map(int, sizes)))
+    most = [size.removeprefix("<=").strip() for size in sizes]
+    if not all(size.isdecimal() and 1 <= int(size) <= _DIMENSION_MAX for size in most):
+        expected = (
+            'sizes of 1 or more, with commas between them; "<=512" for one that is open up to 512'
+        )
+        raise _unexpected(key, value, expected)
+    row_shape = tuple(-1 if size.startswith("<=") else int(size) for size in sizes)
+    spec = TensorSpec(name, match[1], row_shape)
+    if -1 not in row_shape:
+        return spec
+    open_ones = [index for index, size in enumerate(row_shape) if size < 0]
+    room = replace(spec, row_shape=tuple(map(int, most))).batch_bytes(1)
+    vary = Variable(
+        # Without what stands before a tensor; those who prepare the container add it.
+        room or prod(map(int, most)),
+        tuple(f"{name}[{index + 1}]" for index in open_ones),
+        tuple(int(most[index]) for index in open_ones),
+    )
+    return replace(spec, vary=vary)
 
 
 def _unexpected(key: str, found: object, expected: str) -> ModelError:

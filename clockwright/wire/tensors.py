@@ -193,6 +193,27 @@ class TensorSpec:
             return 0
         return self.text_bytes or DATATYPES[self.datatype].num_bytes * prod(self.row_shape)
 
+    def is_shape_of(self, shape: Sequence[int], rows: int) -> bool:
+        """Whether a whole shape is one of so many rows, no larger than the largest."""
+        expected = self.shape(rows)
+        most = iter(self.vary.most if self.vary else ())
+        return len(shape) == len(expected) and all(
+            found == size or (size < 0 and found <= next(most, found))
+            for found, size in zip(shape, expected, strict=True)
+        )
+
+    def words(self, rows: int) -> str:
+        """The whole shape of so many rows, with the largest sizes of open dimensions, for messages."""
+        most = iter(self.vary.most if self.vary else ())
+        sizes = [f"<={next(most, size)}" if size < 0 else str(size) for size in self.shape(rows)]
+        return f"[{', '.join(sizes)}]"
+
+    @property
+    def largest_row(self) -> tuple[int, ...]:
+        """The shape of a row whose open dimensions have their largest sizes, if those are known."""
+        most = iter(self.vary.most if self.vary else ())
+        return tuple(next(most, size) if size < 0 else size for size in self.row_shape)
+
     def batch_bytes(self, rows: int) -> int:
         """The bytes of so many rows; where sizes vary, the most for so many rows of work."""
         return (

@@ -49,7 +49,8 @@ def most_rows(model: Entry, largest_batch: int) -> int:
     settings = model.folder.settings if model.folder is not None else None
     wanted = settings.max_rows if settings is not None else None
     vary = model.inputs[0].vary if model.inputs else None
-    if vary and (vary.unit or any(spec.axis != 0 for spec in (*model.inputs, *model.outputs))):
+    tensors = (*model.inputs, *model.outputs)
+    if vary and (vary.unit or any(s.axis != 0 or -1 in s.row_shape for s in tensors)):
         # Not cut: a request of more rows of work is refused where it is read.
         most = largest_batch * vary.rows_of_unit
         return min(wanted or most, most)

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 import tritonclient.grpc as triton
 
-from clockwright import BadRequestError, Client, RefusedError, UnknownModelError
+from clockwright import BadRequestError, Client, Refusal, RefusedError, UnknownModelError
 from clockwright.client.operator import Operator
 from experiments.bench.open_models import Array, build, encoder
 from experiments.live.local_server import LocalServer
@@ -70,6 +70,38 @@ inputs = { input_ids = "input_ids", attention_mask = "mask" }
 model = "mean"
 inputs = { states = "encoder.states", mask = "mask" }
 """
+#: Words become numbers; short rows end in zeros.
+TOKENIZE = """
+import numpy as np
+
+def predict(text):
+    rows = [[len(word) for word in each.split()] for each in text]
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for row, numbers in zip(ids, rows):
+        row[: len(numbers)] = numbers
+    return ids, (ids > 0).astype(np.int64)
+"""
+CONTAINER = """
+batch_sizes = [1, 2, 4]
+[container]
+load = "model.py"
+inputs = { text = "BYTES[]" }
+outputs = { ids = "INT64[<=20]", mask = "INT64[<=20]" }
+"""
+OF_TEXT = """
+[pipeline]
+inputs = ["text"]
+outputs = { mean = "mean.mean", ids = "tokenize.ids" }
+[[pipeline.stages]]
+model = "tokenize"
+inputs = { text = "text" }
+[[pipeline.stages]]
+model = "encoder"
+inputs = { input_ids = "tokenize.ids", attention_mask = "tokenize.mask" }
+[[pipeline.stages]]
+model = "mean"
+inputs = { states = "encoder.states", mask = "tokenize.mask" }
+"""
 CONFIGS = {
     "nameless": "cache = true\n",
     "bounded": "[dimensions]\nsequence = { max = 20 }\n",
@@ -91,8 +123,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
         config = "batch_sizes = [1, 2, 4]\n" + CONFIGS.get(name, "")
         (folder / "config.toml").write_text(config)
-    (directory / "models" / "embed").mkdir()
-    (directory / "models" / "embed" / "config.toml").write_text(PIPELINE)
+    (directory / "models" / "tokenize" / "1").mkdir(parents=True)
+    (directory / "models" / "tokenize" / "1" / "model.py").write_text(TOKENIZE)
+    for name, config in (("embed", PIPELINE), ("search", OF_TEXT), ("tokenize", CONTAINER)):
+        (directory / "models" / name).mkdir(exist_ok=True)
+        (directory / "models" / name / "config.toml").write_text(config)
     arguments = ["--pages", "32", "--arena-mib", "16", "--cache-dir", str(directory / "cache")]
     arguments += ["--http-port", "0", "--metrics-port", "0"]
     with LocalServer(["--models", str(directory / "models"), *arguments]) as started:
@@ -222,6 +257,37 @@ def test_a_pipeline_of_open_models_takes_each_requests_own_sizes(
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(ask, range(4)))
+
+
+def test_text_of_any_length_passes_a_container_and_open_models(client: Client) -> None:
+    """What a text becomes does not depend on those that are asked with it in a batch."""
+    texts = ["a bb ccc", "dddd", "a a a a a a a", " ".join(["word"] * 20)]
+    begin = threading.Barrier(4)
+
+    def ask(text: str) -> None:
+        begin.wait()
+        numbers = np.array([[len(word) for word in text.split()]])
+        wanted = embedded({"input_ids": numbers, "attention_mask": np.ones_like(numbers)})
+        for _ in range(5):
+            found = client.infer("search", np.array([text], object), slo_ms=SLO_MS).outputs
+            np.testing.assert_array_equal(found["ids"], numbers)
+            np.testing.assert_allclose(found["mean"], wanted["mean"], rtol=1e-4, atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, texts))
+    # Rows of one request are the code's to pad.
+    found = client.infer("search", np.array(texts[:2], object), slo_ms=SLO_MS).outputs["ids"]
+    assert found.tolist() == [[1, 2, 3], [4, 0, 0]]
+
+
+def test_what_a_container_gives_beyond_its_largest_size_is_refused(client: Client) -> None:
+    with pytest.raises(
+        RefusedError, match=r"'ids' has shape \[1, 21\], expected \[1, <=20\]"
+    ) as caught:
+        client.infer("search", np.array([" ".join(["word"] * 21)], object), slo_ms=SLO_MS)
+    assert caught.value.refusal is Refusal.FAILED
+    with pytest.raises(BadRequestError, match=r"found 9 rows .* expected 1 to 4"):
+        client.infer("tokenize", np.array(["a"] * 9, object), slo_ms=SLO_MS)
 
 
 def test_sizes_that_do_not_fit_a_pipeline_are_named(client: Client) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from clockwright.elements import Array
 from clockwright.wire.tensors import DATATYPES, TensorSpec
-from worker.devices.sized_io import Bytes, Places, run_carrying, run_joined
+from worker.devices.sized_io import Answer, Bytes, Places, run_carrying, run_joined
 
 
 def run_batch(
@@ -28,13 +28,23 @@ def run_batch(
         outputs: of the model.
         rows: of each request.
         run: takes an array per input, which may be a view of the pool; raises a ModelError if it fails. Where
-            tensors carry their sizes, the requests that it fails on get its words.
+            tensors carry their sizes, the requests that it fails on get its words; where sizes are open, each request is
+            run alone.
     """
     if inputs[0][0].vary is not None:
         specs = [spec for spec, _ in outputs]
-        run_carrying(
-            pool, inputs, outputs, rows, lambda requests: run_joined(requests, specs, rows, run)
-        )
+        is_open = any(-1 in spec.row_shape for spec, _ in (*inputs, *outputs))
+
+        def answers(requests: Sequence[Sequence[Array]]) -> list[Answer]:
+            if not is_open:
+                return run_joined(requests, specs, rows, run)
+            # One run each: code that pads rows to the longest would make an answer depend on others of its batch.
+            return [
+                run_joined([each], specs, [own], run)[0]
+                for each, own in zip(requests, rows, strict=True)
+            ]
+
+        run_carrying(pool, inputs, outputs, rows, answers)
         return
     results = run([_view(pool, spec, sum(rows), offset) for spec, offset in inputs])
     for (spec, offset), result in zip(outputs, results, strict=True):

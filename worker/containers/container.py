@@ -132,10 +132,10 @@ class Container(ABC):
             )
         made = []
         for spec, (datatype, shape, elements) in zip(self._spec.outputs, found, strict=True):
-            if (datatype, tuple(shape)) != (spec.datatype, spec.shape(rows)):
+            if datatype != spec.datatype or not spec.is_shape_of(shape, rows):
                 raise ContainerFailedError(
                     f"output {spec.name!r} is {datatype} {list(shape)}, expected {spec.datatype} "
-                    f"{list(spec.shape(rows))}"
+                    f"{spec.words(rows)}"
                 )
             made.append(_array(spec.name, datatype, shape, elements))
         return made

@@ -146,10 +146,9 @@ def name_outputs(result: object, outputs: Sequence[TensorSpec], rows: int) -> li
 def _fit(value: object, spec: TensorSpec, rows: int) -> Array:
     # NumPy's own kinds of text drop zeros at the end.
     array: Array = np.asarray(value, np.object_ if spec.datatype == "BYTES" else None)
-    expected = (rows, *spec.row_shape)
-    if array.shape != expected:
+    if not spec.is_shape_of(array.shape, rows):
         raise ValueError(
-            f"output {spec.name!r} has shape {list(array.shape)}, expected {list(expected)}"
+            f"output {spec.name!r} has shape {list(array.shape)}, expected {spec.words(rows)}"
         )
     if spec.datatype == "BYTES":
         if not all(isinstance(each, str | bytes) for each in array.reshape(-1).tolist()):
@@ -183,8 +182,13 @@ def _placed(specs: Sequence[TensorSpec], places: Iterator[int]) -> list[tuple[Te
 
 def _specs(table: Sequence[Sequence[Any]]) -> list[TensorSpec]:
     return [
-        TensorSpec(name, datatype, tuple(shape), vary=Variable(unit_bytes) if unit_bytes else None)
-        for name, datatype, shape, unit_bytes in table
+        TensorSpec(
+            name,
+            datatype,
+            tuple(shape),
+            vary=Variable(unit_bytes, tuple(symbols), tuple(most)) if unit_bytes else None,
+        )
+        for name, datatype, shape, unit_bytes, symbols, most in table
     ]
 
 

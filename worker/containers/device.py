@@ -145,7 +145,7 @@ class ContainerDevice(Device[ContainerModel]):
         loop = asyncio.get_running_loop()
         spec, version_folder = await loop.run_in_executor(self._setup, read_container, self._folder)
         await loop.run_in_executor(self._setup, _check_contents, offer, version_folder)
-        if "BYTES" in {tensor.datatype for tensor in (*spec.inputs, *spec.outputs)}:
+        if any(each.vary or each.datatype == "BYTES" for each in (*spec.inputs, *spec.outputs)):
             most = max(offer.batch_sizes)
             spec = replace(
                 spec, inputs=carrying(spec.inputs, most), outputs=carrying(spec.outputs, most)
@@ -291,7 +291,8 @@ def _check_contents(offer: Offer, version_folder: Path) -> None:
 
 
 def _digest(spec: ContainerSpec, offer: Offer) -> str:
-    return hashlib.sha256(repr((spec, sorted(offer.contents.items()))).encode()).hexdigest()
+    sizes = [each.vary for each in (*spec.inputs, *spec.outputs)]
+    return hashlib.sha256(repr((spec, sizes, sorted(offer.contents.items()))).encode()).hexdigest()
 
 
 def _run(container: Container, layout: IoLayout, rows: Sequence[int], begin: int) -> None:
@@ -305,7 +306,7 @@ def _run(container: Container, layout: IoLayout, rows: Sequence[int], begin: int
 def _profile(
     container: Container, memory: SharedMemory, spec: ContainerSpec, size: int, begin: int
 ) -> int:
-    """Measure a batch of zeros and empty texts, which are legal values anywhere, in ns.
+    """Measure a batch of zeros and empty texts, which are legal values anywhere, at the largest sizes, in ns.
 
     Raises:
         ModelError: the code cannot run it.
@@ -316,7 +317,8 @@ def _profile(
     memory.bytes[begin : begin + layout.outputs_begin] = 0
     for tensor, offset in zip(spec.inputs, layout.input_offsets, strict=True):
         if tensor.vary is not None:
-            raw = np.frombuffer(tensor.nothing(size), np.uint8)
+            largest = replace(tensor, row_shape=tensor.largest_row)
+            raw = np.frombuffer(largest.nothing(size), np.uint8)
             memory.bytes[begin + offset : begin + offset + len(raw)] = raw
     samples: list[int] = []
     try:

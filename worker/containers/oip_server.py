@@ -171,4 +171,7 @@ def _spelt(there: pb.ModelMetadataResponse.TensorMetadata | None) -> str:
 
 
 def _lines(tensors: Sequence[pb.ModelMetadataResponse.TensorMetadata]) -> str:
-    return ", ".join(f'{t.name} = "{t.datatype}{list(t.shape[1:])}"' for t in tensors)
+    # How large what is open may be is the operator's to say.
+    return ", ".join(
+        f'{t.name} = "{t.datatype}{list(t.shape[1:])}"'.replace("-1", "<=LARGEST") for t in tensors
+    )

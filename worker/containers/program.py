@@ -29,7 +29,7 @@ from clockwright.errors import ModelError, ProtocolError
 from clockwright.foreign import printable
 from clockwright.process import how_it_ended
 from clockwright.wire.bulk import Buffer
-from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec, Variable
 from worker.containers.bounds import Bounds, ControlGroup
 from worker.containers.container import (
     Container,
@@ -311,5 +311,6 @@ def _words(body: Buffer) -> str:
     return printable(bytes(body).decode(errors="replace"), 2000) or "it failed"
 
 
-def _plain(spec: TensorSpec) -> tuple[str, str, tuple[int, ...], int]:
-    return spec.name, spec.datatype, spec.row_shape, spec.vary.unit_bytes if spec.vary else 0
+def _plain(spec: TensorSpec) -> tuple[object, ...]:
+    vary = spec.vary or Variable(0)
+    return spec.name, spec.datatype, spec.row_shape, vary.unit_bytes, vary.symbols, vary.most

@@ -75,7 +75,7 @@ def run_joined(
         found = run([np.concatenate(c) if len(c) > 1 else c[0].copy() for c in columns])
         ends = list(accumulate(rows[index] for index in some))
         for spec, array in zip(outputs, found, strict=True):
-            if array.shape != spec.shape(ends[-1]):
+            if not spec.is_shape_of(array.shape, ends[-1]):
                 raise ModelError(
                     f"output {spec.name!r} has shape {list(array.shape)} for {ends[-1]} rows, expected"
                     f" {list(spec.shape(ends[-1]))}, as when the model was prepared"

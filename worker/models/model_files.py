@@ -148,10 +148,10 @@ def element_bytes(datatype: str) -> int:
 def carrying(
     specs: Sequence[TensorSpec], largest_batch: int, usual_bytes: Sequence[int] = ()
 ) -> tuple[TensorSpec, ...]:
-    """Make the tensors of a model with texts carry their sizes.
+    """Make the tensors of a model with texts, or of a container with open dimensions, carry their sizes.
 
     Args:
-        specs: the tensors of fixed sizes, and the texts.
+        specs: the tensors; of open ones the bytes of the largest row are known, without what stands before them.
         largest_batch: the rows of the largest batch.
         usual_bytes: of each, the bytes of a row in a run to try; empty: they are guessed.
     """
@@ -159,13 +159,14 @@ def carrying(
     for index, spec in enumerate(specs):
         content = usual = spec.batch_bytes(1)
         if spec.datatype == "BYTES":
-            usual = element_bytes(spec.datatype) * prod(spec.shape(1))
+            usual = element_bytes(spec.datatype) * prod(spec.largest_row)
             content = max(TEXT_BATCH_BYTES // largest_batch, usual)
         if usual_bytes:
             usual = usual_bytes[index]
         header = spec.header_bytes
-        vary = Variable(header + max(content, WORDS_BYTES), usual_bytes=header + usual)
-        made.append(replace(spec, vary=vary))
+        room, usual = header + max(content, WORDS_BYTES), header + usual
+        known = spec.vary or Variable(0)
+        made.append(replace(spec, vary=replace(known, unit_bytes=room, usual_bytes=usual)))
     return tuple(made)
 
 

@@ -147,12 +147,13 @@ class FittedStage:
             BadRequestError: its sizes do not fit each other or the model, or are too large for a batch.
             RefusedError, ValueError: as `Passage.take`.
         """
-        vary = self.takes[0].vary
-        if vary is None or not vary.unit:
+        vary, sizes = self.takes[0].vary, Sizes()
+        if vary is None:
             return rows
-        sizes: Sizes = {}
         for spec, tensor in zip(self.takes, inputs, strict=True):
             check_sizes(spec, spec.unpack(tensor)[0].row_shape, sizes)
+        if not vary.unit:
+            return rows
         work = rows_of_work(vary, rows, sizes, largest_batch)
         for spec, tensor in zip(self.takes, inputs, strict=True):
             if not spec.fits(len(tensor), work):
@@ -360,7 +361,7 @@ def _of_client(spec: TensorSpec, name: str, stage: str, work: int) -> TensorSpec
     dimensions mean something in their stage only.
     """
     vary = spec.vary
-    if vary is None or not vary.unit:
+    if vary is None or not (vary.symbols or vary.unit):
         return replace(spec, name=name)
     symbols = tuple(f"{stage}.{symbol}" for symbol in vary.symbols)
     empty = tuple(f"{stage}.{symbol}" for symbol in vary.empty)
