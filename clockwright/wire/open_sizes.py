@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from clockwright.errors import BadRequestError
 from clockwright.foreign import quote
+from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec, Variable, addends, row_elements, sum_of
 
 #: By symbol the size, and the input that had it.
@@ -65,6 +67,57 @@ def rows_of_work(
             " send fewer rows at a time, or smaller ones"
         )
     return work
+
+
+def work_of(
+    specs: Sequence[TensorSpec], inputs: Sequence[Buffer], rows: int, largest_batch: int
+) -> int:
+    """Find what the rows of a request come to for a model: as many rows of work, if its dimensions are open.
+
+    Args:
+        specs: the model's inputs.
+        inputs: of the request.
+        rows: of the request.
+        largest_batch: the most rows of work that it may have.
+
+    Raises:
+        BadRequestError: its sizes do not fit each other or the model, or are too large for a batch.
+        RefusedError: an input stands for a request that failed.
+        ValueError: an input is no tensor of its spec.
+    """
+    vary, sizes = specs[0].vary if specs else None, Sizes()
+    if vary is None:
+        return rows
+    for spec, tensor in zip(specs, inputs, strict=True):
+        check_sizes(spec, spec.unpack(tensor)[0].row_shape, sizes)
+    if not vary.unit:
+        return rows
+    work = rows_of_work(vary, rows, sizes, largest_batch)
+    for spec, tensor in zip(specs, inputs, strict=True):
+        if not spec.fits(len(tensor), work):
+            raise BadRequestError(
+                f"input {quote(spec.name)}: found {len(tensor)} bytes, expected {spec.batch_bytes(work)} at most"
+                " for a request of such sizes"
+            )
+    return work
+
+
+def in_rows(spec: TensorSpec, work: int, prefix: str = "") -> TensorSpec:
+    """Describe a tensor of a model with open dimensions by rows, of which each comes to so many rows of work at most.
+
+    `prefix` tells the names of its open dimensions from those of other models.
+    """
+    vary = spec.vary
+    if vary is None or not (vary.symbols or vary.unit):
+        return spec
+    room = Variable(
+        vary.unit_bytes * work,
+        tuple(prefix + symbol for symbol in vary.symbols),
+        vary.most,
+        may_lack=vary.may_lack,
+        empty=tuple(prefix + symbol for symbol in vary.empty),
+    )
+    return replace(spec, vary=room)
 
 
 def largest_work(specs: Iterable[TensorSpec]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from clockwright.errors import Refusal
+from clockwright.errors import BadRequestError, Refusal
 from clockwright.units import NS_PER_S, RequestId
 from clockwright.wire.bulk import Buffer, total_bytes
 from controller.models.entry import Entry, Pipeline
@@ -214,7 +214,11 @@ class Ensemble:
     def _start(self, member: Entry, cache: Cache | None) -> None:
         key = None if cache is None else Key(member.model_id, self._key_inputs)
         flight = Flight(self._members, member, cache, key)
-        flight.request_id = self._members.ask(member, self._ask, self._inputs, flight)
+        try:
+            flight.request_id = self._members.ask(member, self._ask, self._inputs, flight)
+        except BadRequestError:  # Its open dimensions do not take the query's sizes.
+            self.missing[member.name] = Refusal.FAILED
+            return
         self.numbers[member.name] = flight.request_id
         flight.join(self, member.name, first=True)
         self._under_way[member.name] = flight, member

@@ -259,8 +259,7 @@ class Queries:
     def _candidates(self, asking: _Open, models: Sequence[Entry | None]) -> tuple[Candidate, ...]:
         running = asking.running
         fit = [m for m in models if m is not None and running.reading(m.name) is not None]
-        num_bytes = sum(map(len, asking.inputs))
-        forecasts = self.members.forecast(fit, asking.ask, num_bytes=num_bytes, together=False)
+        forecasts = self.members.forecast(fit, asking.ask, asking.inputs, together=False)
         waited_ns = self._runtime.clock() - asking.ask.arrival_ns
         known: dict[str, Candidate] = {}
         for model, predicted in zip(fit, forecasts, strict=True):
@@ -293,10 +292,7 @@ class Queries:
         """Ask the members that fit into the SLO together, leaving out the least important first."""
         members, forecasts = [asking.members[name] for name in asking.choice.members], []
         if len(members) > 1:
-            num_bytes = sum(map(len, asking.inputs))
-            forecasts = self.members.forecast(
-                members, asking.ask, num_bytes=num_bytes, together=True
-            )
+            forecasts = self.members.forecast(members, asking.ask, asking.inputs, together=True)
         for index, member in enumerate(members):
             if not forecasts or forecasts[index].refusal is None:
                 asked.ask(member)

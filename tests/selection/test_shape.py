@@ -78,9 +78,17 @@ def test_models_with_other_rooms_for_text_do_not_fit_together() -> None:
     other = (carrying("x", "BYTES", 1, room=700),)
     with pytest.raises(MisfitError, match=r"found room for \[700\] bytes .* the same batch_sizes"):
         reading_of(rule, shape, other, (LABEL,))
-    opened = replace(LABEL, row_shape=(-1,), vary=Variable(600, ("n",), (9,), 2))
-    fixed = replace(SCORES, vary=Variable(600, unit=2))
-    with pytest.raises(
-        MisfitError, match=r"found label BYTES \[-1\] up to \[9\], in units of 2, whose"
-    ):
-        shape_of(rule, INPUTS, (opened, fixed))
+
+
+def test_tensors_of_open_sizes_are_described_by_rows_and_what_is_combined_is_fixed() -> None:
+    opened = replace(LABEL, row_shape=(-1,), vary=Variable(600, ("n",), (9,), 3))
+    inputs = tuple(replace(each, vary=Variable(600, unit=3)) for each in INPUTS)
+    shape = shape_of(application(Rule.ONE), (opened,), (opened,))
+    # The largest row is three rows of work.
+    assert shape.inputs[0].vary == Variable(1800, ("n",), (9,))
+    assert shape.outputs[0].vary == Variable(1800, ("n",), (9,))
+    with pytest.raises(MisfitError, match=r"found output label BYTES \[-1\].*, expected one"):
+        shape_of(application(Rule.VOTE), inputs, (opened,))
+    numbers = replace(SCORES, row_shape=(-1,), vary=Variable(600, ("n",), (9,), 3))
+    with pytest.raises(MisfitError, match="expected numbers of"):
+        shape_of(application(Rule.MEAN), inputs, (numbers,))

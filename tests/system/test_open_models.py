@@ -18,6 +18,8 @@ import tritonclient.grpc as triton
 
 from clockwright import BadRequestError, Client, Refusal, RefusedError, UnknownModelError
 from clockwright.client.operator import Operator
+from clockwright.errors import ModelError
+from clockwright.v1 import control_pb2 as pb
 from experiments.bench.open_models import Array, build, encoder
 from experiments.live.local_server import LocalServer
 from tests.kit.processes import listening, until
@@ -39,6 +41,7 @@ MODELS = {
     )
 }
 MODELS["encoder"] = encoder(positions=POSITIONS)
+MODELS["other"] = encoder(positions=POSITIONS, seed=1)
 MODELS["bounded"] = MODELS["encoder"]
 MODELS["beyond"] = MODELS["encoder"]
 MODELS["fixed"] = MODELS["encoder"]
@@ -178,7 +181,7 @@ def request(name: str, random: np.random.Generator) -> dict[str, Array]:
         return random.standard_normal(shape).astype(np.float32)
 
     match name:
-        case "encoder":
+        case "encoder" | "other":
             return tokens(random, rows, length)
         case "wide":
             return {"x": floats(rows, 2, 8, length)}
@@ -288,6 +291,45 @@ def test_what_a_container_gives_beyond_its_largest_size_is_refused(client: Clien
     assert caught.value.refusal is Refusal.FAILED
     with pytest.raises(BadRequestError, match=r"found 9 rows .* expected 1 to 4"):
         client.infer("tokenize", np.array(["a"] * 9, object), slo_ms=SLO_MS)
+
+
+def test_an_application_combines_answers_of_each_requests_own_sizes(
+    server: LocalServer, client: Client
+) -> None:
+    average = pb.Application(
+        name="both",
+        models=["encoder", "other"],
+        combination="average",
+        label_output="best",
+        probability_output="label",
+    )
+    with Operator(server.address) as operator:
+        operator.put_application(average)
+    random = np.random.default_rng(3)
+    for rows, length in ((1, 1), (3, 17), (2, POSITIONS), (4, 5)):
+        inputs = tokens(random, rows, length)
+        found = client.infer("both", inputs, slo_ms=SLO_MS)
+        assert found.explanation["models"] == "encoder,other"
+        wanted = [alone(MODELS[name], inputs)["label"] for name in ("encoder", "other")]
+        mean = np.mean(wanted, axis=0)
+        np.testing.assert_allclose(found.outputs["label"], mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found.outputs["best"], mean.argmax(axis=1))
+    with pytest.raises(BadRequestError, match=f"expected 1 to {POSITIONS}, the largest size"):
+        client.infer("both", tokens(random, 1, POSITIONS + 1), slo_ms=SLO_MS)
+
+
+def test_models_of_other_largest_sizes_do_not_fit_an_application(server: LocalServer) -> None:
+    unlike = pb.Application(
+        name="unlike",
+        models=["encoder", "bounded"],
+        combination="average",
+        probability_output="label",
+    )
+    with (
+        Operator(server.address) as operator,
+        pytest.raises(ModelError, match="same largest sizes"),
+    ):
+        operator.put_application(unlike)
 
 
 def test_sizes_that_do_not_fit_a_pipeline_are_named(client: Client) -> None:

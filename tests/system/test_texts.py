@@ -517,7 +517,7 @@ def test_a_member_that_fails_on_a_text_has_no_vote(server: LocalServer, client: 
                 {"default_label": 3},
                 "default_label: found 3, expected none, because the label is text",
             ),
-            ({"models": ["tokens"]}, "whose sizes vary"),
+            ({"models": ["tokens"]}, "expected one named 'label'"),
         ):
             settings: dict[str, Any] = {"name": "odd", "models": ["says_a"], **changes}
             with pytest.raises(ModelError, match=words):

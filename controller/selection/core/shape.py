@@ -16,6 +16,7 @@ from typing import Final
 
 from clockwright.errors import RefusedError
 from clockwright.wire.bulk import Buffer
+from clockwright.wire.open_sizes import in_rows, largest_work
 from clockwright.wire.tensors import DATATYPES, PLAIN_DATATYPES, TensorSpec, Variable, describe
 from clockwright.wire.texts import cut_texts, join_texts
 from controller.selection.core.application import Application
@@ -142,12 +143,7 @@ def shape_of(
         raise MisfitError(
             f"found {describe(odd)} without rows, expected rows in the first dimension"
         )
-    if any(spec.vary and spec.vary.unit for spec in (*inputs, *outputs)):
-        odd = [spec for spec in (*inputs, *outputs) if min(spec.row_shape, default=0) < 0]
-        raise MisfitError(
-            f"found {describe(odd)}, whose sizes vary; expected fixed sizes; write them under [dimensions] in the"
-            " config.toml of each of its models"
-        )
+    inputs, outputs = _in_rows(inputs, outputs)
     reading = _reading(application, outputs)
     label = TensorSpec(application.label_output, "INT64", ())
     if any(spec.vary for spec in inputs):
@@ -186,6 +182,7 @@ def reading_of(
     Raises:
         MisfitError: the model's inputs are not the application's, or an output that is combined is missing.
     """
+    inputs, outputs = _in_rows(inputs, outputs)
     _compare("inputs", inputs, shape.inputs)
     if application.combination in (Rule.MEAN, Rule.ONE):
         _compare("outputs", outputs, shape.outputs)
@@ -211,8 +208,19 @@ def _compare(what: str, found: Sequence[TensorSpec], expected: Sequence[TensorSp
     if rooms[0] != rooms[1]:
         raise MisfitError(
             f"found room for {rooms[0]} bytes in a row of {what}, expected {rooms[1]}; give models with text the same"
-            " batch_sizes"
+            " batch_sizes, and models with open dimensions the same largest sizes under [dimensions]"
         )
+
+
+def _in_rows(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The tensors of a model by rows, where its dimensions are open."""
+    work = largest_work(inputs)
+    return (
+        tuple(in_rows(spec, largest_work([spec])) for spec in inputs),
+        tuple(in_rows(spec, work) for spec in outputs),
+    )
 
 
 def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading:
@@ -243,7 +251,7 @@ def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading
 def _numbers_of(spec: TensorSpec) -> struct.Struct:
     size = math.prod(spec.row_shape)
     datatype = PLAIN_DATATYPES.get(spec.datatype)
-    if datatype is None or not datatype.is_float or not size:
+    if datatype is None or not datatype.is_float or size <= 0:
         kinds = ", ".join(name for name, each in PLAIN_DATATYPES.items() if each.is_float)
         raise MisfitError(f"found output {describe([spec])}, expected numbers of {kinds}")
     return struct.Struct(f"<{size}{datatype.letter}")

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Protocol
 
-from clockwright.errors import BadRequestError, ModelError, ModelFaults
-from clockwright.foreign import quote
+from clockwright.errors import ModelError, ModelFaults
 from clockwright.wire.bulk import Buffer
-from clockwright.wire.open_sizes import Sizes, check_sizes, largest_work, rows_of_work
+from clockwright.wire.open_sizes import in_rows, largest_work, work_of
 from clockwright.wire.tensors import PLAIN_DATATYPES, TensorSpec, Variable, describe, total_bytes
 from controller.stages.pipelines.core.declaration import (
     EndCondition,
@@ -147,21 +146,7 @@ class FittedStage:
             BadRequestError: its sizes do not fit each other or the model, or are too large for a batch.
             RefusedError, ValueError: as `Passage.take`.
         """
-        vary, sizes = self.takes[0].vary, Sizes()
-        if vary is None:
-            return rows
-        for spec, tensor in zip(self.takes, inputs, strict=True):
-            check_sizes(spec, spec.unpack(tensor)[0].row_shape, sizes)
-        if not vary.unit:
-            return rows
-        work = rows_of_work(vary, rows, sizes, largest_batch)
-        for spec, tensor in zip(self.takes, inputs, strict=True):
-            if not spec.fits(len(tensor), work):
-                raise BadRequestError(
-                    f"input {quote(spec.name)}: found {len(tensor)} bytes, expected {spec.batch_bytes(work)} at most"
-                    " for a request of such sizes"
-                )
-        return work
+        return work_of(self.takes, inputs, rows, largest_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +215,7 @@ def fit(spec: PipelineSpec, models: Sequence[DescribedModel]) -> PipelineGraph:
             index, spec_there = _named(spec, models, source, f"pipeline.outputs.{name}")
             from_ = spec.stages[source.stage].name
             most = largest_work(models[source.stage].inputs)
-            given[name] = _of_client(spec_there, name, from_, most)
+            given[name] = in_rows(replace(spec_there, name=name), most, f"{from_}.")
             results.append(Passage(source.stage, index, spec_there, given[name]))
     endings = [
         _ending(stage, model, faults) for stage, model in zip(spec.stages, models, strict=True)
@@ -275,7 +260,8 @@ def _sent(spec: PipelineSpec, models: Sequence[DescribedModel]) -> dict[str, Ten
             source = stage.inputs[target.name]
             if source.stage >= 0:
                 continue
-            own = _of_client(target, source.tensor, stage.name, largest_work([target]))
+            of_client = replace(target, name=source.tensor)
+            own = in_rows(of_client, largest_work([target]), f"{stage.name}.")
             known = sent.get(source.tensor)
             sent[source.tensor] = own if known is None else _tighter(known, own)
     return sent
@@ -352,21 +338,6 @@ def _fit_each_other(one: Sequence[int], other: Sequence[int]) -> bool:
     return len(one) == len(other) and all(
         here == there or -1 in (here, there) for here, there in zip(one, other, strict=True)
     )
-
-
-def _of_client(spec: TensorSpec, name: str, stage: str, work: int) -> TensorSpec:
-    """What a stage takes or gives, as the client sends or gets it.
-
-    The rows of a request are counted, and not its rows of work, of which a row has so many at most. The names of open
-    dimensions mean something in their stage only.
-    """
-    vary = spec.vary
-    if vary is None or not (vary.symbols or vary.unit):
-        return replace(spec, name=name)
-    symbols = tuple(f"{stage}.{symbol}" for symbol in vary.symbols)
-    empty = tuple(f"{stage}.{symbol}" for symbol in vary.empty)
-    room = Variable(vary.unit_bytes * work, symbols, vary.most, may_lack=vary.may_lack, empty=empty)
-    return replace(spec, name=name, vary=room)
 
 
 def _tighter(one: TensorSpec, other: TensorSpec) -> TensorSpec:
