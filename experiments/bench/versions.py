@@ -175,6 +175,7 @@ def judge(asked: Sequence[Inquired], replaced: Sequence[tuple[float, float]]) ->
     for each in whole:
         latest = max((v for v, at_s in first_s.items() if at_s < each.sent_s), default=0)
         backwards += each.made_by < latest
+    before_ms, while_ms = (float(np.percentile(latencies[each], 99)) for each in (False, True))
     return {
         "requests": len(asked),
         "lost": len(asked) - len(whole),
@@ -183,8 +184,9 @@ def judge(asked: Sequence[Inquired], replaced: Sequence[tuple[float, float]]) ->
         "versions_seen": len({each.made_by for each in whole}),
         "before_p50_ms": statistics.median(latencies[False]),
         "while_p50_ms": statistics.median(latencies[True]),
-        "before_p99_ms": float(np.percentile(latencies[False], 99)),
-        "while_p99_ms": float(np.percentile(latencies[True], 99)),
+        "before_p99_ms": before_ms,
+        "while_p99_ms": while_ms,
+        "p99_ratio": while_ms / before_ms,
         "replacement_s": statistics.median(end_s - begin_s for begin_s, end_s in replaced),
     }
 
