@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
+from clockwright.units import NS_PER_S, ActionId, GpuKind, ModelId, RequestId, WorkerId
 from clockwright.wire.actions import ActionError, Infer, Result
 from clockwright.wire.bulk import Buffer
 from controller.core import ClusterLoad, HeldPages, ModelStatistics, Scheduler, Statistics
@@ -131,6 +131,10 @@ class Runtime:
     def cluster_load(self) -> ClusterLoad:
         """The work of all workers now, summed up. Takes O(workers)."""
         return self._scheduler.cluster_load(self.clock())
+
+    def cheapest_to_lose(self, gpu_kind: GpuKind) -> tuple[WorkerId | None, str]:
+        """The worker of a kind that should leave first, and why; see `Scheduler`."""
+        return self._scheduler.cheapest_to_lose(gpu_kind)
 
     def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
         """The models in the pages of each worker. Takes O(copies)."""

@@ -15,7 +15,9 @@ from clockwright.cli.show import (
     print_explanation,
     print_json,
     print_models,
+    print_released,
     print_status,
+    print_wanted,
     show,
 )
 from clockwright.errors import ConfigError
@@ -25,6 +27,10 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Applications: one name for several models, chosen and combined by a policy that learns "
     "from feedback.",
+)
+
+workers = typer.Typer(
+    no_args_is_help=True, help="How many workers the load needs, and which one may leave."
 )
 
 _Model = Annotated[str, typer.Argument(help="Name of the model.")]
@@ -418,6 +424,44 @@ def explain(
     """Explain a recent request: why it was answered, refused or late."""
     with to.operator() as operator:
         show(operator.explain(request_id), print_explanation, as_json=json)
+
+
+@workers.command("wanted")
+@takes_flags
+def workers_wanted(
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on, and print each change; JSON on one line each.")
+    ] = False,
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Say how many workers of each kind the load needs by the time that another would be ready."""
+    with to.operator() as operator:
+        if not watch:
+            show(operator.workers_wanted(), print_wanted, as_json=json)
+            return
+        before = None
+        for kinds in operator.watch_workers_wanted():
+            if kinds != before:
+                show(kinds, print_wanted, as_json=json, indent=None)
+            before = kinds
+
+
+@workers.command("release")
+@takes_flags
+def release_worker(
+    kind: Annotated[str, typer.Option(help="Kind of GPU, as `workers wanted` lists it.")],
+    worker: Annotated[
+        str, typer.Option(help="Name of a worker; by default the one that is cheapest to lose.")
+    ] = "",
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Drain the worker of a kind that is cheapest to lose. Returns at once; `workers wanted` says when it may go."""
+    with to.operator() as operator:
+        show(operator.release_worker(kind, worker), print_released, as_json=json)
 
 
 @takes_flags

@@ -24,7 +24,19 @@ from clockwright.process import collect_rarely, keep_together
 
 # Order of commands in help: first these, then the others by name.
 _FIRST = (
-    *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load"),
+    *(
+        "up",
+        "controller",
+        "front",
+        "worker",
+        "infer",
+        "status",
+        "top",
+        "explain",
+        "drain",
+        "workers",
+        "load",
+    ),
     *("simulate", "plan", "doctor", "models", "app", "policies", "keys", "quotas", "trace"),
     "completion",
 )

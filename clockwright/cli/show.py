@@ -45,19 +45,25 @@ def plain(message: Message) -> dict[str, object]:
     return result
 
 
-def show(found: _Found, for_people: Callable[[_Found], None], *, as_json: bool) -> None:
+def show(
+    found: _Found,
+    for_people: Callable[[_Found], None],
+    *,
+    as_json: bool,
+    indent: int | None = 1,
+) -> None:
     """Print what a server answered: all of it as JSON, or what `for_people` makes of it."""
     if not as_json:
         for_people(found)
     elif isinstance(found, Sequence):
-        print_json([plain(message) for message in found])
+        print_json([plain(message) for message in found], indent)
     else:
-        print_json(plain(found))
+        print_json(plain(found), indent)
 
 
-def print_json(value: object) -> None:
-    """Print for programs."""
-    print(json.dumps(value, indent=1))
+def print_json(value: object, indent: int | None = 1) -> None:
+    """Print for programs; without indent on one line, at once."""
+    print(json.dumps(value, indent=indent), flush=indent is None)
 
 
 def print_explanation(told: pb.ExplainResponse) -> None:
@@ -157,6 +163,25 @@ def _print_kind(console: Console, kind: pb.KindInfo) -> None:
         ),
         soft_wrap=True,
     )
+
+
+def print_wanted(kinds: Sequence[pb.KindWanted]) -> None:
+    """Print a line per kind of worker."""
+    for kind in kinds:
+        may_go = f"; may go: {_names(kind.may_go)}" if kind.may_go else ""
+        print(
+            f"{kind.gpu_kind}: {kind.wanted} wanted{f' for {kind.limit}' if kind.limit else ''};"
+            f" {kind.ready} ready, {kind.joining} joining, {kind.draining} draining;"
+            f" a start takes {kind.start_s:.0f} s{may_go}",
+            flush=True,
+        )
+    if not kinds:
+        print("no worker was there yet", flush=True)
+
+
+def print_released(told: pb.ReleaseWorkerResponse) -> None:
+    """Print which worker leaves, and why."""
+    print(f"worker {told.worker} drains: {told.reason}")
 
 
 def print_models(models: Sequence[pb.ModelInfo]) -> None:

@@ -28,6 +28,8 @@ def control_stub(channel: Any) -> Any:  # noqa: ANN401  grpc's
     stub = SimpleNamespace()
     for method in pb.DESCRIPTOR.services_by_name["ControlService"].methods:
         kind = "stream_unary" if method.client_streaming else "unary_unary"
+        if method.server_streaming:
+            kind = "unary_stream"
         request, response = map(GetMessageClass, (method.input_type, method.output_type))
         call = getattr(channel, kind)(
             f"/{method.containing_service.full_name}/{method.name}",
@@ -70,6 +72,41 @@ class Operator:
         """Take a worker out; returns once it has left."""
         check_text("worker_id", worker_id)
         self._call(self._stub.DrainWorker, pb.DrainWorkerRequest(worker_id=worker_id), limit_s=None)
+
+    def workers_wanted(self) -> list[pb.KindWanted]:
+        """Say how many workers of each kind the load needs now."""
+        for kinds in self.watch_workers_wanted():
+            return kinds
+        raise ConfigError(f"{self._address} is about to stop")
+
+    def watch_workers_wanted(self) -> Iterator[list[pb.KindWanted]]:
+        """Say how many workers of each kind the load needs: at once, at each change, and at least every 10 s.
+
+        It ends when the controller stops; closing it ends the call.
+        """
+        request = pb.WatchWorkersWantedRequest()
+        call = self._stub.WatchWorkersWanted(request, metadata=self._access.metadata)
+        try:
+            for told in call:
+                escape_texts(told)
+                yield list(told.kinds)
+        except grpc.RpcError as error:
+            raise error_of(error, self._address) from None
+        finally:
+            call.cancel()
+
+    def release_worker(self, gpu_kind: str, worker: str = "") -> pb.ReleaseWorkerResponse:
+        """Drain a worker of a kind: the one that is cheapest to lose, unless one is named. Returns at once.
+
+        Raises:
+            ModelError: none of the kind may leave unless it is named; nothing has changed.
+            UnknownModelError: there is no such worker.
+        """
+        check_text("gpu_kind", gpu_kind)
+        check_text("worker", worker)
+        request = pb.ReleaseWorkerRequest(gpu_kind=gpu_kind, worker=worker)
+        response: pb.ReleaseWorkerResponse = self._call(self._stub.ReleaseWorker, request)
+        return response
 
     def add_model(self, folder: Path | str, *, name: str, replace: bool) -> list[pb.ModelInfo]:
         """Send a model's folder; returns once a worker is ready to serve it.

@@ -159,7 +159,7 @@ class FrontInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., age_ns: _Optional[int] = ..., requests_open: _Optional[int] = ..., link_bytes: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KindInfo(_message.Message):
-    __slots__ = ("gpu_kind", "num_workers", "over_ns", "exec_busy", "load_busy", "run_rps", "loads_per_s", "evictions_per_s", "dropped_for_exec_rps", "dropped_for_loads_rps", "dropped_for_pages_rps", "one_more_rps", "dropped_for_links_rps")
+    __slots__ = ("gpu_kind", "num_workers", "over_ns", "exec_busy", "load_busy", "run_rps", "loads_per_s", "evictions_per_s", "dropped_for_exec_rps", "dropped_for_loads_rps", "dropped_for_pages_rps", "one_more_rps", "dropped_for_links_rps", "wanted", "limit", "num_joining", "start_ns")
     GPU_KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     OVER_NS_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,10 @@ class KindInfo(_message.Message):
     DROPPED_FOR_PAGES_RPS_FIELD_NUMBER: _ClassVar[int]
     ONE_MORE_RPS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FOR_LINKS_RPS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_JOINING_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
     gpu_kind: str
     num_workers: int
     over_ns: int
@@ -186,7 +190,57 @@ class KindInfo(_message.Message):
     dropped_for_pages_rps: float
     one_more_rps: float
     dropped_for_links_rps: float
-    def __init__(self, gpu_kind: _Optional[str] = ..., num_workers: _Optional[int] = ..., over_ns: _Optional[int] = ..., exec_busy: _Optional[float] = ..., load_busy: _Optional[float] = ..., run_rps: _Optional[float] = ..., loads_per_s: _Optional[float] = ..., evictions_per_s: _Optional[float] = ..., dropped_for_exec_rps: _Optional[float] = ..., dropped_for_loads_rps: _Optional[float] = ..., dropped_for_pages_rps: _Optional[float] = ..., one_more_rps: _Optional[float] = ..., dropped_for_links_rps: _Optional[float] = ...) -> None: ...
+    wanted: int
+    limit: str
+    num_joining: int
+    start_ns: int
+    def __init__(self, gpu_kind: _Optional[str] = ..., num_workers: _Optional[int] = ..., over_ns: _Optional[int] = ..., exec_busy: _Optional[float] = ..., load_busy: _Optional[float] = ..., run_rps: _Optional[float] = ..., loads_per_s: _Optional[float] = ..., evictions_per_s: _Optional[float] = ..., dropped_for_exec_rps: _Optional[float] = ..., dropped_for_loads_rps: _Optional[float] = ..., dropped_for_pages_rps: _Optional[float] = ..., one_more_rps: _Optional[float] = ..., dropped_for_links_rps: _Optional[float] = ..., wanted: _Optional[int] = ..., limit: _Optional[str] = ..., num_joining: _Optional[int] = ..., start_ns: _Optional[int] = ...) -> None: ...
+
+class WatchWorkersWantedRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkersWanted(_message.Message):
+    __slots__ = ("kinds",)
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedCompositeFieldContainer[KindWanted]
+    def __init__(self, kinds: _Optional[_Iterable[_Union[KindWanted, _Mapping]]] = ...) -> None: ...
+
+class KindWanted(_message.Message):
+    __slots__ = ("gpu_kind", "wanted", "ready", "joining", "draining", "start_s", "limit", "may_go")
+    GPU_KIND_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MAY_GO_FIELD_NUMBER: _ClassVar[int]
+    gpu_kind: str
+    wanted: int
+    ready: int
+    joining: int
+    draining: int
+    start_s: float
+    limit: str
+    may_go: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gpu_kind: _Optional[str] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., joining: _Optional[int] = ..., draining: _Optional[int] = ..., start_s: _Optional[float] = ..., limit: _Optional[str] = ..., may_go: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReleaseWorkerRequest(_message.Message):
+    __slots__ = ("gpu_kind", "worker")
+    GPU_KIND_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    gpu_kind: str
+    worker: str
+    def __init__(self, gpu_kind: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class ReleaseWorkerResponse(_message.Message):
+    __slots__ = ("worker", "reason")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    reason: str
+    def __init__(self, worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ("worker_id",)

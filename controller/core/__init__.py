@@ -101,9 +101,9 @@ A request that is promised has a place on a lane (`promises`), so 2 does not app
 A policy that does not predict skips 1 to 4: its requests wait until they have run, and 5 to 7 judge them.
 """
 
+from controller.core.capacity import KindStatistics
 from controller.core.config import EdfMhConfig, SchedulerConfig
 from controller.core.scheduler import Scheduler
-from controller.core.shortages import KindStatistics
 from controller.core.statistics import (
     ClusterLoad,
     HeldPages,

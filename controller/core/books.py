@@ -345,6 +345,7 @@ class Books:
 
     def ready(self, model: Model, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds the model in host memory."""
+        worker.is_new = False
         model.ready_on(worker, readiness)
 
     def estimates_used(self) -> set[Estimates]:

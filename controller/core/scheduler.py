@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from clockwright.errors import ConfigError, Refusal
-from clockwright.units import ModelId, WorkerId
+from clockwright.units import GpuKind, ModelId, WorkerId
 from controller.core.alarms import Alarms
 from controller.core.books import Books
 from controller.core.config import SchedulerConfig
@@ -64,6 +64,7 @@ from controller.core.events import (
 from controller.core.forecast import Forecast, forecast
 from controller.core.health import Health
 from controller.core.lag import Lag
+from controller.core.leaving import cheapest_to_lose
 from controller.core.membership import Membership
 from controller.core.parts import CoreParts
 from controller.core.policies import POLICIES
@@ -275,6 +276,11 @@ class Scheduler:
     def cluster_load(self, now_ns: int) -> ClusterLoad:
         """The work of all workers, summed up. Takes O(workers)."""
         return cluster_load_of(self._books, max(now_ns, self._now_ns))
+
+    def cheapest_to_lose(self, gpu_kind: GpuKind) -> tuple[WorkerId | None, str]:
+        """Find the worker of a kind that should leave first. Returns it and why, in words; None: none may leave."""
+        worker, words = cheapest_to_lose(self._books, gpu_kind)
+        return (None if worker is None else worker.worker_id), words
 
     def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
         """The models in the pages of each worker. Takes O(copies)."""

@@ -25,6 +25,7 @@ from typing import Final
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, GpuKind
+from controller.core.capacity import START_NS, KindStatistics, required_workers
 from controller.core.state import Copy, KindCounts, Request
 
 # To look a member up in its enum takes ten times as long as a global.
@@ -33,30 +34,6 @@ _COLD: Final = Refusal.COLD
 
 _SAMPLE_NS = NS_PER_S
 _KEPT_NS = 10 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindStatistics:
-    """How one kind of worker did in the last seconds."""
-
-    gpu_kind: GpuKind
-    num_workers: int
-    #: How long the rates look back.
-    over_ns: int
-    #: Share of the time that EXECs took, and LOADs.
-    exec_busy: float
-    load_busy: float
-    #: Requests that were run, and weights that were loaded and evicted, per second.
-    run_rps: float
-    loads_per_s: float
-    evictions_per_s: float
-    #: Requests dropped per second, for want of each.
-    dropped_for_exec_rps: float
-    dropped_for_links_rps: float
-    dropped_for_loads_rps: float
-    dropped_for_pages_rps: float
-    #: Requests that one more worker of the kind would answer, per second.
-    one_more_rps: float
 
 
 @dataclass(slots=True)
@@ -162,7 +139,7 @@ def _statistics(
     most_rps = run_rps * over_ns / exec_ns if exec_ns else 0.0
     per_worker_rps = run_rps * over_ns / worker_ns
     other_rps = min(for_links + for_loads + for_pages, per_worker_rps)
-    return KindStatistics(
+    found = KindStatistics(
         gpu_kind=kind,
         num_workers=counts.num_workers,
         over_ns=over_ns,
@@ -177,3 +154,5 @@ def _statistics(
         dropped_for_pages_rps=for_pages,
         one_more_rps=min(for_exec + other_rps, most_rps),
     )
+    wanted, limit = required_workers(found)
+    return replace(found, wanted=wanted, limit=limit, start_ns=START_NS)

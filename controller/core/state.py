@@ -428,6 +428,8 @@ class WorkerState:
     loading: dict[Model, Copy] = field(default_factory=dict)
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
+    #: No model was ready on it yet.
+    is_new: bool = True
     #: Workers of another kind are there too.
     beside_others: bool = False
     #: Work and shortages of all workers of its kind (shortages.py).

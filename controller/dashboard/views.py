@@ -28,7 +28,6 @@ from controller.front.admission.pressure import MemoryState
 from controller.front.oip.json_messages import fields_of
 from controller.front.services.recent import kind_info, recent_actions, recent_requests
 from controller.front.services.request_report import explain_request
-from controller.metrics.capacity import required_workers
 from controller.metrics.page import Parts
 from controller.models.catalogue import name_of
 from controller.models.entry import Entry, ModelState
@@ -564,7 +563,7 @@ def _kind(row: KindStatistics) -> dict[str, Any]:
     return {
         "kind": row.gpu_kind,
         "workers": row.num_workers,
-        "required": required_workers(row),
+        "required": row.wanted,
         "exec_busy": row.exec_busy,
         "load_busy": row.load_busy,
         "loads_per_s": row.loads_per_s,

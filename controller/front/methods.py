@@ -309,6 +309,8 @@ _TABLE: Final = (
     _control("ListWorkers", Role.STATISTICS),
     _control("ListModels", Role.STATISTICS),
     _control("DrainWorker", Role.OPERATOR),
+    _control("WatchWorkersWanted", Role.STATISTICS),
+    _control("ReleaseWorker", Role.OPERATOR),
     _control("AddModel", Role.MODEL_REPOSITORY),
     _control("RemoveModel", Role.MODEL_REPOSITORY),
     _control("PinModel", Role.OPERATOR),

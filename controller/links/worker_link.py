@@ -66,6 +66,8 @@ LOST_MAX = 64
 _COMPLAINTS_MAX = 100
 #: Each has a connection and a place in every view of the cluster.
 WORKERS_MAX = 1024
+# Workers that drained and left are remembered, so that their engines end them; the last of them.
+_DRAINED_MAX = 256
 
 # When a worker has been silent for this many heartbeats, another that registers under its name is taken for
 # its successor. A busy machine skips a few heartbeats; a worker that starts again takes longer than that.
@@ -355,6 +357,8 @@ class WorkerLinks:
         self.listener = SocketListener(silence_limit_ms=self.heartbeats.silence_limit_ms)
         self._expected = Expected("worker", self.listener, self.heartbeats, term)
         self._links: dict[WorkerId, WorkerLink] = {}
+        #: Workers that drained and left, by when, and their kinds.
+        self._drained: dict[WorkerId, str] = {}
         self._last_number = 0
         #: Called when a worker takes fronts, and when it is gone.
         self.worker_came: Callable[[WorkerLink], object] = lambda _: None
@@ -378,6 +382,10 @@ class WorkerLinks:
     def find(self, worker_id: WorkerId) -> WorkerLink | None:
         """Find the link of a worker."""
         return self._links.get(worker_id)
+
+    def may_go(self, gpu_kind: GpuKind) -> tuple[WorkerId, ...]:
+        """Workers of a kind that drained and left, and have not come again."""
+        return tuple(name for name, kind in self._drained.items() if kind == gpu_kind)
 
     def listen(self, host: str, port: int, path: Path) -> None:
         """Listen for connections of workers and fronts; see `SocketListener.listen`."""
@@ -478,6 +486,7 @@ class WorkerLinks:
             link.cut(fault)
             return
         self._links[link.worker_id] = link
+        self._drained.pop(link.worker_id, None)
         self._all_left.clear()
         if self._timer is None:
             self._tick_later()
@@ -502,6 +511,9 @@ class WorkerLinks:
             log.info("worker %s is left waiting: %s", link.worker_id, reason)
         elif link.draining and not link.dropped:
             log.info("worker %s left: it was drained", link.worker_id)
+            self._drained[link.worker_id] = link.register.gpu_kind
+            if len(self._drained) > _DRAINED_MAX:
+                del self._drained[next(iter(self._drained))]
         else:
             log.warning("worker %s left: %s", link.worker_id, reason)
         del self._links[link.worker_id]

@@ -3,7 +3,6 @@
     families   every exported metric, with its type, labels and meaning
     histogram  how many times fell into which bucket; no I/O
     tally      counts of requests and actions, from telemetry's records; no I/O
-    capacity   how many workers are needed; no I/O
     text       the lines of a page, in Prometheus' format or OpenMetrics'; no I/O
     page       the current values of all families, collected from the controller's parts in slices
     app        HTTP: access control, and the pages

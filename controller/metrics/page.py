@@ -25,7 +25,6 @@ from controller.front.admission.limits import AdmissionLimits
 from controller.front.admission.pressure import MemoryPressure, MemoryState
 from controller.front.remote.front_link import FrontLinks
 from controller.links.worker_link import WorkerLinks
-from controller.metrics.capacity import required_workers
 from controller.metrics.loop_share import LoopShare
 from controller.metrics.process import Changes, ProcessFigures
 from controller.metrics.tally import NAMES_MAX, OTHER, ModelTally, Tally, WorkerTally
@@ -468,7 +467,7 @@ def _capacity(text: Text, load: ClusterLoad) -> None:
     kinds = [(labels_of(gpu_kind=kind.gpu_kind), kind) for kind in load.kinds]
     text.each(
         "clockwright_required_workers",
-        [(labels, required_workers(kind)) for labels, kind in kinds],
+        [(labels, kind.wanted) for labels, kind in kinds],
     )
     text.each(
         "clockwright_lane_busy_ratio",

@@ -43,6 +43,7 @@ from controller.front.services.tracing import open_tracing
 from controller.links.joining import HeartbeatConfig
 from controller.links.slabs import Slabs
 from controller.links.worker_link import WorkerLinks
+from controller.links.workers_wanted import WorkersWanted
 from controller.metrics.page import Page, Parts
 from controller.metrics.standby import StandbyPage
 from controller.models.catalogue import Catalogue
@@ -296,6 +297,7 @@ async def running(
             name=config.server_name,
             fill_statistics=None if page is None else page.fill_statistics,
         )
+        wanted = WorkersWanted(runtime, links)
         control = ControlService(
             runtime,
             catalogue,
@@ -307,6 +309,7 @@ async def running(
             adder=adder,
             quotas=quotas,
             memory=memory.pressure,
+            wanted=wanted,
             knows_callers=config.access.knows_callers,
             has_tls=config.tls_certificate is not None,
         )
@@ -319,6 +322,7 @@ async def running(
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         stack.callback(repository.health.leave)
+        await stack.enter_async_context(wanted.looking())
         http_port = await stack.enter_async_context(
             rest_listener(config, guard, server, handlers, stop_grace_s=_STOP_GRACE_S)
         )

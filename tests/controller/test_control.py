@@ -181,6 +181,49 @@ async def test_draining_a_worker_returns_when_it_has_left(tmp_path: Path) -> Non
         assert controller.links.links == []
 
 
+async def test_engines_hear_how_many_workers_are_wanted_and_release_one(tmp_path: Path) -> None:
+    async with (
+        cluster(make_model(tmp_path, "m")) as (controller, control),
+        LoopbackWorker(controller.port, "w0") as first,
+    ):
+        await until_joined(controller)
+        watch = control.WatchWorkersWanted(pb.WatchWorkersWantedRequest())
+        told = aiter(watch)
+        gpu_kind = first.register.gpu_kind
+
+        async def until_told(number: int, **figures: object) -> pb.KindWanted:
+            async for each in told:
+                (kind,) = each.kinds
+                found: pb.KindWanted = kind
+                if all(getattr(kind, name) == value for name, value in figures.items()):
+                    return found
+            raise AssertionError("the stream ended")
+
+        kind = await until_told(1, ready=1, draining=0)
+        assert (kind.gpu_kind, kind.wanted, list(kind.may_go)) == (gpu_kind, 1, [])
+        assert kind.start_s > 0
+        # The last one stays, unless it is named.
+        code, text = await code_of(
+            control.ReleaseWorker(pb.ReleaseWorkerRequest(gpu_kind=gpu_kind))
+        )
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "name it" in text
+        code, _ = await code_of(
+            control.ReleaseWorker(pb.ReleaseWorkerRequest(gpu_kind=gpu_kind, worker="other"))
+        )
+        assert code is grpc.StatusCode.NOT_FOUND
+        async with LoopbackWorker(controller.port, "w1") as second:
+            await until_told(1, ready=2)
+            released = await control.ReleaseWorker(pb.ReleaseWorkerRequest(gpu_kind=gpu_kind))
+            assert released.worker in ("w0", "w1")
+            assert released.reason
+            kind = await until_told(1, ready=1, draining=0)
+            assert list(kind.may_go) == [released.worker]
+            gone = second if released.worker == "w1" else first
+            assert gone.end.startswith("drain:")
+        watch.cancel()
+
+
 async def test_a_model_is_added_replaced_and_removed_at_run_time(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as (controller, control),

@@ -32,10 +32,10 @@ from controller.access.config import AccessConfig
 from controller.access.key_file import add_key
 from controller.access.roles import Role
 from controller.core import KindStatistics, SchedulerConfig
+from controller.core.capacity import required_workers
 from controller.front.http.rest_server import HEADERS_BYTES_MAX
 from controller.front.oip.refusals import NoAnswerError
 from controller.metrics.app import CONNECTIONS_MAX
-from controller.metrics.capacity import required_workers
 from controller.metrics.families import FAMILIES
 from controller.metrics.tally import NAMES_MAX, OTHER, Tally
 from controller.metrics.text import OPENMETRICS, PROMETHEUS
@@ -898,4 +898,4 @@ def kind(**changes: float) -> KindStatistics:
 def test_required_workers_are_what_runs_and_what_was_refused(
     changes: Mapping[str, float], workers: int
 ) -> None:
-    assert required_workers(kind(**changes)) == workers
+    assert required_workers(kind(**changes))[0] == workers

@@ -43,6 +43,7 @@ from controller.front.services.repository import RepositoryService
 from controller.front.services.tracing import Tracing
 from controller.links.slabs import Slabs
 from controller.links.worker_link import WorkerLinks
+from controller.links.workers_wanted import WorkersWanted
 from controller.models.catalogue import Catalogue
 from controller.models.state_file import StateFile
 from controller.models.uploads import Uploads
@@ -233,6 +234,7 @@ async def serving(
                 adder=adder,
                 quotas=front_end.quotas,
                 memory=MemoryPressure(1 << 40),
+                wanted=WorkersWanted(runtime, links),
             )
             front_end.fronts, front_end.server, front_end.backend = fronts, server, backend
             handlers = inference.handlers() | repository.handlers() | control.handlers()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO, Final
 
 from clockwright import __version__
 from clockwright.errors import (
     BadRequestError,
     ConfigError,
     NameTakenError,
+    Refusal,
+    RefusedError,
     UnknownModelError,
     UnknownRequestError,
     UnknownWorkerError,
 )
 from clockwright.foreign import check_name_length, quote
-from clockwright.units import WorkerId
+from clockwright.units import NS_PER_S, GpuKind, WorkerId
 from clockwright.v1 import control_pb2 as pb
-from clockwright.wire.bulk import split_bulk
+from clockwright.wire.bulk import check_fields, split_bulk
 from controller.access.caller import Caller
 from controller.access.quota_book import QuotaBook
 from controller.core import ModelStatistics, WorkerStatistics
@@ -27,9 +29,11 @@ from controller.front.admission.pressure import MemoryPressure, MemoryState
 from controller.front.methods import CONTROL, CallStream, Method, bind
 from controller.front.remote.front_link import FrontLink, FrontLinks
 from controller.front.services.adding import FILES_MAX, ModelAdder
+from controller.front.services.health import WATCHERS_MAX
 from controller.front.services.recent import kind_info, recent_actions, recent_requests
 from controller.front.services.request_report import explain_request
 from controller.links.worker_link import WorkerLink, WorkerLinks
+from controller.links.workers_wanted import KindWanted, WorkersWanted
 from controller.models.catalogue import Catalogue, name_of
 from controller.models.entry import Entry, ModelState
 from controller.models.model_folder import check_name
@@ -43,6 +47,9 @@ from controller.telemetry.tables import Counts
 _FEEDBACK_SLICE = 256
 
 _CONTENT_FIELD = 3
+
+# Who watches the workers wanted hears so often that nothing has changed: its connection lives.
+_RENEW_INTERVAL_S: Final = 10.0
 
 
 class ControlService:
@@ -61,6 +68,7 @@ class ControlService:
         adder: ModelAdder,
         quotas: QuotaBook,
         memory: MemoryPressure,
+        wanted: WorkersWanted,
         knows_callers: bool = False,
         has_tls: bool = False,
     ) -> None:
@@ -77,11 +85,14 @@ class ControlService:
             adder: adds models from files that are sent.
             quotas: of tenants.
             memory: how much of it this process takes.
+            wanted: says how many workers there should be.
             knows_callers: clients have to show something.
             has_tls: clients on other machines have to use TLS.
         """
         self._memory = memory
         self._quotas = quotas
+        self._wanted = wanted
+        self._num_watchers = 0
         self._knows_callers, self._has_tls = knows_callers, has_tls
         self._runtime = runtime
         self._catalogue = catalogue
@@ -197,6 +208,34 @@ class ControlService:
         link.drain()
         await link.left.wait()
         return pb.DrainWorkerResponse()
+
+    async def watch_workers_wanted(self, stream: CallStream, _caller: Caller) -> None:
+        """Tell how many workers the load needs, at once and at each change, until the client goes or the server."""
+        data = await stream.read() or b""
+        check_fields(data)
+        pb.WatchWorkersWantedRequest.FromString(data)
+        if self._num_watchers >= WATCHERS_MAX:
+            text = f"found {WATCHERS_MAX} who watch the workers wanted, expected fewer"
+            raise RefusedError(Refusal.OVERLOADED, text)
+        self._num_watchers += 1
+        wanted = self._wanted
+        wanted.look()
+        try:
+            while not wanted.is_over:
+                changed = asyncio.ensure_future(wanted.changed())
+                await stream.write(_wanted_message(wanted.kinds).SerializeToString())
+                await asyncio.wait((changed,), timeout=_RENEW_INTERVAL_S)
+                changed.cancel()
+        finally:
+            self._num_watchers -= 1
+
+    async def release_worker(
+        self, request: pb.ReleaseWorkerRequest, _caller: Caller
+    ) -> pb.ReleaseWorkerResponse:
+        """Drain the worker of a kind that is cheapest to lose, or a named one."""
+        name = WorkerId(request.worker) if request.worker else None
+        worker_id, words = self._wanted.release(GpuKind(request.gpu_kind), name)
+        return pb.ReleaseWorkerResponse(worker=worker_id, reason=words)
 
     async def add_model(self, stream: CallStream, _caller: Caller) -> None:
         """Add a model; answer once a worker is ready for it. After an error nothing has changed."""
@@ -441,6 +480,24 @@ class ControlService:
             for batch_size, exec_ns in sorted(row.exec_ns.items()):
                 info.exec.add(batch_size=batch_size, exec_ns=exec_ns)
         return info
+
+
+def _wanted_message(kinds: Iterable[KindWanted]) -> pb.WorkersWanted:
+    return pb.WorkersWanted(
+        kinds=[
+            pb.KindWanted(
+                gpu_kind=kind.gpu_kind,
+                wanted=kind.wanted,
+                ready=kind.ready,
+                joining=kind.joining,
+                draining=kind.draining,
+                start_s=kind.start_ns / NS_PER_S,
+                limit=kind.limit,
+                may_go=kind.may_go,
+            )
+            for kind in kinds
+        ]
+    )
 
 
 def _front_info(link: FrontLink, now_ns: int) -> pb.FrontInfo:
