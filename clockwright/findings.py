@@ -28,8 +28,6 @@ _LOADING_BUSY = 0.5
 _LATE_MIN = 5
 # A finding names at most so many models.
 _NAMES_SHOWN = 3
-# A rate that is less would be shown as 0.0.
-_RATE_SHOWN_MIN = 0.05
 # Refusals of these kinds are not the caller's fault.
 _OWN_FAULTS = frozenset(("COLD", "FAILED", "LATE", "OVERLOADED", "WORKER_LOST"))
 # Refusals of these kinds mean that something is short.
@@ -269,11 +267,7 @@ def overload(
                 )
                 found.append(ClusterFinding(name="late workers", words=words))
                 continue
-            # Rates of kinds look back further: one more cannot answer more than is refused.
-            one_more_rps = min(kind.one_more_rps, _refused_rps(dropped_rps, status))
-            more = ""
-            if what == "EXEC" and one_more_rps >= _RATE_SHOWN_MIN:
-                more = f"; one more would answer about {one_more_rps:.1f} r/s of it"
+            more = f": the load needs {kind.wanted}" if kind.wanted > kind.num_workers else ""
             found.append(
                 ClusterFinding(
                     name="overload",

@@ -24,6 +24,7 @@ from controller.core.events import (
     ClockSeen,
     Event,
     LearnedLink,
+    LearnedStart,
     LearnedTimes,
     ModelWanted,
     RefuseRequest,
@@ -34,6 +35,7 @@ from controller.core.events import (
     WorkerJoined,
 )
 from controller.core.forecast import Forecast
+from controller.core.leaving import Leaving
 from controller.ledger import Finished, Ledger, Sent
 from controller.port import Answered, Ask, Course, Link, Refused, Sink, Told
 from controller.telemetry.journey import Journey, where_it_went
@@ -132,9 +134,9 @@ class Runtime:
         """The work of all workers now, summed up. Takes O(workers)."""
         return self._scheduler.cluster_load(self.clock())
 
-    def cheapest_to_lose(self, gpu_kind: GpuKind) -> tuple[WorkerId | None, str]:
-        """The worker of a kind that should leave first, and why; see `Scheduler`."""
-        return self._scheduler.cheapest_to_lose(gpu_kind)
+    def cheapest_to_lose(self, gpu_kind: GpuKind) -> Leaving:
+        """The worker of a kind that should leave first; see `Scheduler`."""
+        return self._scheduler.cheapest_to_lose(gpu_kind, self.clock())
 
     def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
         """The models in the pages of each worker. Takes O(copies)."""
@@ -151,6 +153,10 @@ class Runtime:
     def learned_links(self) -> list[LearnedLink]:
         """What it has learned of workers' links."""
         return self._scheduler.learned_links()
+
+    def learned_starts(self) -> list[LearnedStart]:
+        """What it has learned of how long workers take to start."""
+        return self._scheduler.learned_starts()
 
     def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
         """For each model: how many requests wait, not sent yet, and how many workers hold its weights."""

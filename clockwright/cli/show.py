@@ -156,11 +156,8 @@ def _print_kind(console: Console, kind: pb.KindInfo) -> None:
         f"{kind.num_workers} of {kind.gpu_kind}, in {format_ns(kind.over_ns)}: "
         f"EXEC {kind.exec_busy:.0%}, PCIe {kind.load_busy:.0%} busy, {kind.run_rps:.1f} r/s run, "
         f"{kind.evictions_per_s:.1f} evictions/s; "
-        + (
-            f"dropped: {short}; one more would answer {kind.one_more_rps:.1f} r/s"
-            if short
-            else "nothing dropped"
-        ),
+        + (f"dropped: {short}" if short else "nothing dropped")
+        + f"; {kind.wanted} wanted",
         soft_wrap=True,
     )
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLUMNS = 80
 _BAR_CHARS = 10
 # Lines of the totals and the tables' heads, besides rows of workers and models. A finding takes three lines.
-_OTHER_LINES = 15
+_OTHER_LINES = 16
 _WORKERS_SHOWN = 8
 # Reading thousands of models takes the server's time, so the next reading waits this many times as long.
 _PAUSE_FACTOR = 20
@@ -130,6 +130,7 @@ def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableTy
         f"refused per second: {refused or 'none'}",
         f"latency p50 {format_ns(recent.latency_ns_p50)} ({recent.slo_share_p50:.0%} of its SLO), "
         f"p99 {format_ns(recent.latency_ns_p99)} ({recent.slo_share_p99:.0%})",
+        "workers: " + (", ".join(map(_wanted, status.kinds)) or "none"),
     ]
     others = [
         Text(
@@ -169,6 +170,12 @@ def _head(findings: Sequence[ClusterFinding], status: pb.StatusResponse) -> Text
     if not recent.requests and not status.waiting:
         words = f"IDLE: no request ended in the last {recent.over_ns / NS_PER_S:.0f} s; nothing is wrong"
     return Text(words, style="bold green")
+
+
+def _wanted(kind: pb.KindInfo) -> str:
+    return f"{kind.num_workers} of {kind.gpu_kind}, {kind.wanted} wanted" + (
+        f" for {kind.limit}" if kind.limit and kind.wanted > kind.num_workers else ""
+    )
 
 
 def _pages_asked(before: Look, now: Look) -> PagesAsked:

@@ -90,6 +90,8 @@ from controller.core.state import (
     due_ns_of,
 )
 
+_NONE = 0, 0
+
 
 class Books:
     """Requests, models and workers by their ids; the changes of the table."""
@@ -161,9 +163,8 @@ class Books:
 
     def begin_infer(self, sent: SentAction, batch: Batch, now_ns: int) -> None:
         """A batch goes to its copy's worker; its requests leave the queue."""
-        copy, action = sent.copy, sent.action
-        worker, model = copy.worker, copy.model
-        requests, action_id = sent.requests, action.action_id
+        copy, action, requests = sent.copy, sent.action, sent.requests
+        worker, model, action_id = copy.worker, copy.model, action.action_id
         del model.queue[batch.first : batch.first + batch.count]
         for request in requests:
             request.phase = SENT
@@ -216,8 +217,7 @@ class Books:
 
     def end_infer(self, sent: SentAction, end_ns: int) -> None:
         """An Infer, no longer in flight, ended or was refused at `end_ns`."""
-        copy = sent.copy
-        model, worker = copy.model, copy.worker
+        copy, model, worker = sent.copy, sent.copy.model, sent.copy.worker
         worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
         if not worker.exec_lane:
             self.num_busy_lanes -= 1
@@ -231,10 +231,14 @@ class Books:
             model.demand_ns -= request.demand_ns
         self._policy.demand_changed(model)
 
-    def infer_over(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
-        """An Infer succeeded, and its requests have their responses."""
-        sent.copy.worker.counts.exec_ns += event.duration_ns
-        sent.copy.worker.counts.num_run += len(sent.requests)
+    def infer_over(
+        self, sent: SentAction, event: ActionSucceeded, batch_size: int, now_ns: int
+    ) -> None:
+        """An Infer of so many rows succeeded, and its requests have their responses."""
+        counts, model, requests = sent.copy.worker.counts, sent.copy.model, sent.requests
+        counts.exec_ns += event.duration_ns
+        counts.num_run += len(requests)
+        counts.ran[model] = counts.ran.get(model, _NONE)[0] + batch_size, requests[0].slo_ns
         self._policy.infer_ended(sent, event, now_ns)
         self._policy.unpark(sent.copy.worker)
 
@@ -333,6 +337,7 @@ class Books:
         if model is not None:
             model.removed = True
             self.suspended.pop(model, None)
+            self.shortages.forget(model)
         return model
 
     def pin(self, model: Model, *, pinned: bool) -> None:
@@ -345,7 +350,6 @@ class Books:
 
     def ready(self, model: Model, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds the model in host memory."""
-        worker.is_new = False
         model.ready_on(worker, readiness)
 
     def estimates_used(self) -> set[Estimates]:

@@ -76,6 +76,18 @@ class LearnedLink:
 
 
 @dataclass(slots=True, kw_only=True)
+class LearnedStart:
+    """What was learned of a kind of worker: how many are wanted, and from when they were asked for until they were ready."""
+
+    gpu_kind: GpuKind
+    wanted: int
+    #: Part of a second's work that one did per second; 0: that is not known.
+    fullness: float = 0.0
+    #: The latest last.
+    starts_ns: Sequence[int] = ()
+
+
+@dataclass(slots=True, kw_only=True)
 class Recalled:
     """What an earlier controller had learned. Like a profile it counts as unconfirmed until something is measured.
 
@@ -84,6 +96,7 @@ class Recalled:
 
     times: Sequence[LearnedTimes] = ()
     links: Sequence[LearnedLink] = ()
+    starts: Sequence[LearnedStart] = ()
 
 
 @dataclass(slots=True, kw_only=True)

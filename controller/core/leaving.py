@@ -1,20 +1,105 @@
-"""Which worker leaves: the one of its kind that is cheapest to lose."""
+"""Which worker leaves: the one of its kind that is cheapest to lose.
+
+What a worker holds that others lack has to be loaded again elsewhere, and requests for it wait meanwhile or are refused.
+So a worker costs, summed over the models whose weights it holds:
+
+| the weights are                             | it costs                                                  |
+|---------------------------------------------|-----------------------------------------------------------|
+| nowhere else                                | a load for each row of the last minute, and one more      |
+| nowhere else, and pinned                    | twice that                                                |
+| elsewhere too, and were asked for of late   | one load: their copies were all of use                    |
+| elsewhere too, and were not                 | nothing                                                   |
+
+and in addition what its lanes have to finish first. A worker that is the only one ready for a model with recent requests
+does not leave unless it is named. Sequences and pipelines do not count: state travels with each step, so a worker that
+drains has none to hand over.
+"""
 
 from __future__ import annotations
 
-from clockwright.units import GpuKind
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from clockwright.units import GpuKind, WorkerId, format_ns
 from controller.core.books import Books
-from controller.core.state import WorkerState
+from controller.core.state import Model, WorkerState
+
+_PINNED: Final = 2
 
 
-def cheapest_to_lose(books: Books, gpu_kind: GpuKind) -> tuple[WorkerState | None, str]:
-    """Find the worker of a kind that is cheapest to lose. Returns it and why, in words; None: none may leave."""
-    workers = [
-        worker
-        for worker in books.workers.values()
-        if worker.gpu_kind == gpu_kind and not worker.draining
-    ]
-    if len(workers) < 2:
-        return None, f"{len(workers)} workers of kind {gpu_kind}, expected 2 at least"
-    found = min(workers, key=lambda worker: (len(worker.copies), -worker.sequence))
-    return found, f"it holds {len(found.copies)} models, the fewest"
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Which worker should leave."""
+
+    #: None: none may.
+    worker_id: WorkerId | None
+    #: Why this one, or why none.
+    words: str
+
+
+def cheapest_to_lose(books: Books, gpu_kind: GpuKind, now_ns: int) -> Leaving:
+    """Find the worker of a kind that is cheapest to lose. Takes O(models ready + copies).
+
+    Args:
+        books: the state.
+        gpu_kind: the kind.
+        now_ns: the present.
+    """
+    there = [worker for worker in books.workers.values() if not worker.draining]
+    candidates = [worker for worker in there if worker.gpu_kind == gpu_kind]
+    if not candidates:
+        return Leaving(None, f"no worker of kind {gpu_kind} is ready")
+    if len(there) == 1:
+        return Leaving(None, f"worker {there[0].worker_id} is the last one")
+    asked = books.shortages.asked(now_ns)
+    # Those that are the only ones ready for a model that is asked for.
+    only: dict[WorkerState, Model] = {}
+    for model in asked:
+        if len(model.ready) == 1 and not model.removed:
+            only[next(iter(model.ready))] = model
+    found = min(
+        (worker for worker in candidates if worker not in only),
+        key=lambda worker: (cost_ns(worker, asked, now_ns), -worker.sequence),
+        default=None,
+    )
+    if found is None:
+        who, model = next((each, only[each]) for each in candidates)
+        words = (
+            f"worker {who.worker_id} is the only one ready for {model.model_id}, which is asked for"
+        )
+        if len(candidates) > 1:
+            words += f"; so it is with the {len(candidates) - 1} others of kind {gpu_kind}"
+        return Leaving(None, words)
+    alone = sum([_is_alone(model) for model in found.copies])
+    cost = format_ns(cost_ns(found, asked, now_ns))
+    return Leaving(
+        found.worker_id,
+        f"of {len(candidates)} of kind {gpu_kind} it costs least: {cost} of loads and work under way;"
+        f" it holds {len(found.copies)} models, {alone} of which no other worker holds",
+    )
+
+
+def cost_ns(worker: WorkerState, asked: Mapping[Model, float], now_ns: int) -> int:
+    """What it costs to lose a worker, as time of lanes.
+
+    Args:
+        worker: it.
+        asked: rows that ran lately of each model in use.
+        now_ns: the present.
+    """
+    total_ns: float = worker.exec_lane.available_ns(now_ns) - now_ns
+    total_ns += worker.load_lane.available_ns(now_ns) - now_ns
+    for model, copy in worker.copies.items():
+        num_asked = asked.get(model, 0.0)
+        if worker not in model.copies or model.removed:
+            continue  # it is avoided for the model
+        if not _is_alone(model):
+            total_ns += copy.estimates.load_ns if num_asked else 0
+        else:
+            total_ns += copy.estimates.load_ns * (1 + num_asked) * (_PINNED if model.pinned else 1)
+    return int(total_ns)
+
+
+def _is_alone(model: Model) -> bool:
+    return len(model.copies) == 1

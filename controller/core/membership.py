@@ -17,6 +17,7 @@ from controller.core.events import (
     CloseWorker,
     ForgetModel,
     LearnedLink,
+    LearnedStart,
     LearnedTimes,
     ModelAdded,
     ModelPinned,
@@ -53,11 +54,16 @@ class Membership:
     def recalled(self, event: Recalled, now_ns: int) -> None:
         """Have models and workers that come begin with what an earlier controller had learned."""
         self._estimates.recall(event.times)
+        self._books.shortages.recall(event.starts)
         self._links = {link.worker_id: link for link in event.links}
 
     def learned_times(self) -> Iterator[LearnedTimes | None]:
         """Say what was learned of actions; see `EstimateTable.learned`."""
         return self._estimates.learned()
+
+    def learned_starts(self) -> list[LearnedStart]:
+        """Say how long starts of workers took. Takes O(kinds)."""
+        return self._books.shortages.learned_starts()
 
     def learned_links(self) -> list[LearnedLink]:
         """Say what was learned of links that are not usual. Takes O(workers)."""
@@ -128,10 +134,13 @@ class Membership:
         """Remove a worker whose link broke."""
         worker = self._books.workers.get(event.worker_id)
         if worker is not None:
+            self._books.shortages.worker_lost(worker)
             self._remove_worker(worker, now_ns)
 
     def let_go(self, worker: WorkerState, reason: str, now_ns: int) -> None:
         """Close a worker's link. An empty reason means that it is drained."""
+        if reason:
+            self._books.shortages.worker_lost(worker)
         self._commands.append(CloseWorker(worker_id=worker.worker_id, reason=reason))
         self._remove_worker(worker, now_ns)
 
@@ -174,6 +183,9 @@ class Membership:
         self._dispatch.load_lane_freed()
         if not worker.draining:
             readiness = Readiness(event.num_pages, event.architecture_id, estimates)
+            if worker.ready_ns is None:
+                worker.ready_ns = now_ns
+                self._books.shortages.worker_ready(worker, now_ns, is_resident=event.resident)
             self._books.ready(model, worker, readiness)
             model.output_row_bytes = event.output_row_bytes
             if event.resident:

@@ -90,7 +90,7 @@ class Results:
                 books.exec_freed(worker)
             else:
                 self._answer(event, sent, action.batch_size, now_ns)
-                books.infer_over(sent, event, now_ns)
+                books.infer_over(sent, event, action.batch_size, now_ns)
         else:
             if learns:
                 sent.copy.estimates.measured_load(duration_ns)

@@ -43,6 +43,7 @@ from controller.core.events import (
     Command,
     Event,
     LearnedLink,
+    LearnedStart,
     LearnedTimes,
     ModelAdded,
     ModelPinned,
@@ -64,7 +65,7 @@ from controller.core.events import (
 from controller.core.forecast import Forecast, forecast
 from controller.core.health import Health
 from controller.core.lag import Lag
-from controller.core.leaving import cheapest_to_lose
+from controller.core.leaving import Leaving, cheapest_to_lose
 from controller.core.membership import Membership
 from controller.core.parts import CoreParts
 from controller.core.policies import POLICIES
@@ -277,10 +278,9 @@ class Scheduler:
         """The work of all workers, summed up. Takes O(workers)."""
         return cluster_load_of(self._books, max(now_ns, self._now_ns))
 
-    def cheapest_to_lose(self, gpu_kind: GpuKind) -> tuple[WorkerId | None, str]:
-        """Find the worker of a kind that should leave first. Returns it and why, in words; None: none may leave."""
-        worker, words = cheapest_to_lose(self._books, gpu_kind)
-        return (None if worker is None else worker.worker_id), words
+    def cheapest_to_lose(self, gpu_kind: GpuKind, now_ns: int) -> Leaving:
+        """Find the worker of a kind that should leave first; see `leaving`."""
+        return cheapest_to_lose(self._books, gpu_kind, max(now_ns, self._now_ns))
 
     def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
         """The models in the pages of each worker. Takes O(copies)."""
@@ -293,6 +293,10 @@ class Scheduler:
     def learned_times(self) -> Iterator[LearnedTimes | None]:
         """What was learned of actions, for `Recalled`: a row at a time, so that the caller can pause. None: a row without."""
         return self._members.learned_times()
+
+    def learned_starts(self) -> list[LearnedStart]:
+        """What was learned of how long workers take to start, likewise. Takes O(kinds)."""
+        return self._members.learned_starts()
 
     def learned_links(self) -> list[LearnedLink]:
         """What was learned of workers' links, likewise. Takes O(workers)."""

@@ -19,14 +19,19 @@ predicted to be in time.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_S, GpuKind
-from controller.core.capacity import START_NS, KindStatistics, required_workers
-from controller.core.state import Copy, KindCounts, Request
+from clockwright.units import NS_PER_S, GpuKind, WorkerId
+from controller.core.capacity import KindSample, KindStatistics, StartTimes, WorkersNeeded
+from controller.core.estimator import Estimates
+from controller.core.events import LearnedStart
+from controller.core.state import Copy, KindCounts, Model, Request, WorkerState
 
 # To look a member up in its enum takes ten times as long as a global.
 _OVERLOADED: Final = Refusal.OVERLOADED
@@ -34,6 +39,14 @@ _COLD: Final = Refusal.COLD
 
 _SAMPLE_NS = NS_PER_S
 _KEPT_NS = 10 * NS_PER_S
+# A worker that is ready for no longer loads all that it is to hold.
+_YOUNG_NS = 30 * NS_PER_S
+# Models whose work is looked at in a second, in 3 ms; that of others counts as much per request.
+_MODELS_LOOKED_AT = 1000
+# Names of lost workers that are remembered.
+_LOST_MAX = 1024
+# Use of models counts a third after this time; less than this is none.
+_USE_NS, _USE_LEAST = 60 * NS_PER_S, math.exp(-5)
 
 
 @dataclass(slots=True)
@@ -45,11 +58,28 @@ class _CountsThen:
     num_without_worker: int
 
 
+@dataclass(slots=True)
+class _Wanted:
+    """The number of workers wanted of one kind, and what it has taken in."""
+
+    capacity: WorkersNeeded = field(default_factory=WorkersNeeded)
+    starts: StartTimes = field(default_factory=StartTimes)
+    at_ns: int = 0
+    #: None: there was no look yet.
+    counts: KindCounts | None = None
+    num_without_worker: int = 0
+
+
 class Shortages:
-    """Counts per kind, and samples of them."""
+    """Counts per kind, samples of them, and the numbers of workers wanted."""
 
     def __init__(self) -> None:
         self._kinds: dict[GpuKind, KindCounts] = {}
+        self._wanted: dict[GpuKind, _Wanted] = {}
+        #: Names of workers that did not drain: one that comes back is no start.
+        self._lost: dict[WorkerId, None] = {}
+        #: Rows that ran, by model, and when the last of them did; those before that count less, by their age then.
+        self._use: dict[Model, tuple[float, int]] = {}
         self._num_without_worker = 0
         self._samples: deque[_CountsThen] = deque([_CountsThen(0, {}, 0)])
         self._due_ns = _SAMPLE_NS
@@ -95,17 +125,162 @@ class Shortages:
         kinds = {kind: replace(counts) for kind, counts in self._kinds.items()}
         samples.append(_CountsThen(now_ns, kinds, self._num_without_worker))
 
-    def statistics(self, now_ns: int) -> tuple[tuple[KindStatistics, ...], float]:
-        """Each kind's, and the requests per second that no worker was there for."""
+    def worker_ready(self, worker: WorkerState, now_ns: int, *, is_resident: bool) -> None:
+        """The first model is ready on a worker, where its weights may lie since before it joined."""
+        wanted = self._wanted_of(worker.gpu_kind)
+        # A worker that was lost, or that an earlier controller had, was not started for the load of now.
+        is_back = is_resident or worker.worker_id in self._lost or wanted.capacity.recalled > 0
+        self._lost.pop(worker.worker_id, None)
+        wanted.starts.ready(now_ns, is_back=is_back)
+
+    def worker_lost(self, worker: WorkerState) -> None:
+        """A worker goes that was not asked to."""
+        if not worker.draining:
+            self._lost[worker.worker_id] = None
+            if len(self._lost) > _LOST_MAX:
+                del self._lost[next(iter(self._lost))]
+
+    def recall(self, starts: Sequence[LearnedStart]) -> None:
+        """Begin with what an earlier controller wanted, and with the starts that it has measured."""
+        for each in starts:
+            self.of_kind(each.gpu_kind)
+            wanted = self._wanted_of(each.gpu_kind)
+            wanted.capacity.recall(each.wanted, each.fullness)
+            wanted.starts.recall(each.starts_ns)
+
+    def learned_starts(self) -> list[LearnedStart]:
+        """Say how many workers are wanted, and what was measured of starts."""
+        return [
+            LearnedStart(
+                gpu_kind=kind,
+                wanted=wanted.capacity.wanted,
+                fullness=wanted.capacity.fullness,
+                starts_ns=list(wanted.starts.starts_ns),
+            )
+            for kind, wanted in self._wanted.items()
+            if wanted.capacity.wanted
+        ]
+
+    def asked(self, now_ns: int) -> Mapping[Model, float]:
+        """Rows that ran lately, by model: older ones count less, and models not in use for five minutes are left out."""
+        found = {
+            model: rows * math.exp((at_ns - now_ns) / _USE_NS)
+            for model, (rows, at_ns) in self._use.items()
+        }
+        for counts in self._kinds.values():
+            for model, (rows, _) in counts.ran.items():
+                found[model] = found.get(model, 0.0) + rows
+        return {model: rows for model, rows in found.items() if rows >= _USE_LEAST}
+
+    def forget(self, model: Model) -> None:
+        """A model is removed."""
+        for counts in self._kinds.values():
+            counts.ran.pop(model, None)
+        self._use.pop(model, None)
+
+    def _take_work(self, kind: GpuKind, over_ns: int, now_ns: int) -> float:
+        """EXEC time of the rows that ran, in the batches that gather in half of their SLO; and remember what is in use."""
+        ran, use = self._kinds[kind].ran, self._use
+        for model, (rows, _) in ran.items():
+            before, at_ns = use.get(model, (0.0, now_ns))
+            if not model.removed:
+                use[model] = before * math.exp((at_ns - now_ns) / _USE_NS) + rows, now_ns
+        work_ns, rows_counted = 0.0, 0
+        for model, (rows, slo_ns) in islice(ran.items(), _MODELS_LOOKED_AT):
+            estimates = model.kinds.get(kind)
+            if estimates is not None:
+                within_ns = slo_ns // 2
+                rows_per_ns = rows / over_ns
+                if within_ns > over_ns and not model.removed:
+                    # How many gather for longer than since the last look, what came before says.
+                    rows_per_ns = min(rows_per_ns, use[model][0] / _USE_NS)
+                work_ns += rows * _row_ns(estimates, rows_per_ns, within_ns)
+                rows_counted += rows
+        rows_all = sum([rows for rows, _ in ran.values()])
+        ran.clear()
+        return work_ns * rows_all / rows_counted if rows_counted else 0.0
+
+    def _wanted_of(self, gpu_kind: GpuKind) -> _Wanted:
+        return self._wanted.setdefault(gpu_kind, _Wanted())
+
+    def _look(
+        self, kind: GpuKind, num_joining: int, ready_ns: Sequence[int], now_ns: int
+    ) -> _Wanted:
+        """Bring the number of workers wanted of a kind up to date, if it is a second old.
+
+        Args:
+            kind: the kind.
+            num_joining: workers of the kind that serve no model yet.
+            ready_ns: of the others, without those that drain: since when they do.
+            now_ns: the present.
+        """
+        wanted, counts = self._wanted_of(kind), self._kinds[kind]
+        # What was before the first look says nothing, since it is not known how long it took.
+        then, over_ns = wanted.counts, now_ns - wanted.at_ns
+        if then is None:
+            then, over_ns, wanted.num_without_worker = counts, _SAMPLE_NS, self._num_without_worker
+            counts.ran.clear()
+        if over_ns < _SAMPLE_NS:
+            return wanted
+        # Where none is older, what they do is all that there is to go by.
+        num_young = sum([since_ns > now_ns - _YOUNG_NS for since_ns in ready_ns])
+        sample = KindSample(
+            over_ns=over_ns,
+            num_workers=len(ready_ns),
+            num_joining=num_joining,
+            num_young=num_young if num_young < len(ready_ns) else 0,
+            work_ns=self._take_work(kind, over_ns, now_ns),
+            load_ns=counts.load_ns - then.load_ns,
+            num_run=counts.num_run - then.num_run,
+            num_for_exec=counts.num_for_exec - then.num_for_exec,
+            num_for_links=counts.num_for_links - then.num_for_links,
+            num_for_loads=counts.num_for_loads - then.num_for_loads,
+            num_for_pages=counts.num_for_pages - then.num_for_pages,
+            num_without_worker=self._num_without_worker - wanted.num_without_worker,
+        )
+        wanted.at_ns, wanted.counts = now_ns, replace(counts)
+        wanted.num_without_worker = self._num_without_worker
+        wanted.capacity.take(sample, now_ns=now_ns, start_ns=wanted.starts.start_ns)
+        wanted.starts.missing(wanted.capacity.needed - len(ready_ns), now_ns)
+        return wanted
+
+    def statistics(
+        self, now_ns: int, workers: Iterable[WorkerState] = (), *, has_models: bool = True
+    ) -> tuple[tuple[KindStatistics, ...], float]:
+        """Each kind's, with the number of workers wanted, and the requests per second that no worker was there for.
+
+        Args:
+            now_ns: the present.
+            workers: all.
+            has_models: there are models: workers serve once one is ready there.
+        """
         self.sample(now_ns)
+        by_kind: dict[GpuKind, list[WorkerState]] = {}
+        for worker in workers:
+            if not worker.draining:
+                by_kind.setdefault(worker.gpu_kind, []).append(worker)
         before = self._before(now_ns)
         over_ns = max(1, now_ns - before.at_ns)
         without = (self._num_without_worker - before.num_without_worker) * NS_PER_S / over_ns
-        kinds = tuple(
-            _statistics(kind, before.kinds.get(kind, KindCounts()), counts, over_ns, now_ns)
-            for kind, counts in self._kinds.items()
-        )
-        return kinds, without
+        kinds = []
+        for kind, counts in self._kinds.items():
+            since_ns = [worker.ready_ns for worker in by_kind.get(kind, [])]
+            ready_ns = [now_ns if each is None else each for each in since_ns]
+            if has_models:
+                ready_ns = [each for each in since_ns if each is not None]
+            num_joining = len(since_ns) - len(ready_ns)
+            wanted = self._look(kind, num_joining, ready_ns, now_ns)
+            found = _statistics(kind, before.kinds.get(kind, KindCounts()), counts, over_ns, now_ns)
+            kinds.append(
+                replace(
+                    found,
+                    wanted=wanted.capacity.wanted,
+                    limit=wanted.capacity.limit,
+                    num_joining=num_joining,
+                    start_ns=wanted.starts.start_ns,
+                )
+            )
+        return tuple(kinds), without
 
     def _before(self, now_ns: int) -> _CountsThen:
         """The oldest sample of the last seconds; where nothing happened for long, the one before."""
@@ -121,6 +296,20 @@ def _waits_for_link(copy: Copy, request: Request) -> bool:
     out_bytes = request.rows * request.model.output_row_bytes
     wire_ns = copy.worker.link.wire_ns(request.num_bytes, out_bytes)
     return wire_ns > request.rows * copy.estimates.ns_per_row
+
+
+def _row_ns(estimates: Estimates, rows_per_ns: float, within_ns: int) -> float:
+    """EXEC time per row in the batches that gather in a time, each of which takes no longer than that."""
+    rows = min(max(int(rows_per_ns * within_ns), 1), estimates.sizes[-1])
+    place = estimates.cover[rows]
+    while place and estimates.exec_ns[place] > within_ns:
+        place -= 1
+    rows = min(rows, estimates.sizes[place])
+    # A batch that is not full may take longer than a smaller one.
+    row_ns = estimates.exec_ns[place] / rows
+    return (
+        min(row_ns, estimates.exec_ns[place - 1] / estimates.sizes[place - 1]) if place else row_ns
+    )
 
 
 def _statistics(
@@ -139,7 +328,7 @@ def _statistics(
     most_rps = run_rps * over_ns / exec_ns if exec_ns else 0.0
     per_worker_rps = run_rps * over_ns / worker_ns
     other_rps = min(for_links + for_loads + for_pages, per_worker_rps)
-    found = KindStatistics(
+    return KindStatistics(
         gpu_kind=kind,
         num_workers=counts.num_workers,
         over_ns=over_ns,
@@ -154,5 +343,3 @@ def _statistics(
         dropped_for_pages_rps=for_pages,
         one_more_rps=min(for_exec + other_rps, most_rps),
     )
-    wanted, limit = required_workers(found)
-    return replace(found, wanted=wanted, limit=limit, start_ns=START_NS)

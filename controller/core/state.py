@@ -390,6 +390,8 @@ class KindCounts:
     num_for_links: int = 0
     num_for_loads: int = 0
     num_for_pages: int = 0
+    #: Rows that were run since the last look at the work (`Shortages`), by model, and the SLO of the last request.
+    ran: dict[Model, tuple[int, int]] = field(default_factory=dict)
 
     def changed(self, added: int, now_ns: int) -> None:
         """Workers of the kind joined, or left."""
@@ -428,8 +430,8 @@ class WorkerState:
     loading: dict[Model, Copy] = field(default_factory=dict)
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
-    #: No model was ready on it yet.
-    is_new: bool = True
+    #: When a model was ready on it for the first time; None: none was yet.
+    ready_ns: int | None = None
     #: Workers of another kind are there too.
     beside_others: bool = False
     #: Work and shortages of all workers of its kind (shortages.py).

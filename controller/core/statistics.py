@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
 from controller.core.books import Books
@@ -88,7 +87,9 @@ class ClusterLoad:
 
 def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
     """Count what operators may see, but for models."""
-    kinds, without_worker = _kinds(books, now_ns)
+    kinds, without_worker = books.shortages.statistics(
+        now_ns, books.workers.values(), has_models=bool(books.models)
+    )
     suspended = _suspended(books)
     return ClusterLoad(
         workers=tuple(
@@ -112,7 +113,9 @@ def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
 def snapshot(books: Books, now_ns: int) -> Statistics:
     """Copy out what operators may see."""
     model_rows = tuple(_model(model) for model in books.models.values())
-    kinds, without_worker = _kinds(books, now_ns)
+    kinds, without_worker = books.shortages.statistics(
+        now_ns, books.workers.values(), has_models=bool(books.models)
+    )
     suspended = _suspended(books)
     return Statistics(
         num_waiting=sum(row.num_waiting for row in model_rows),
@@ -124,20 +127,6 @@ def snapshot(books: Books, now_ns: int) -> Statistics:
         kinds=kinds,
         dropped_without_worker_rps=without_worker,
     )
-
-
-def _kinds(books: Books, now_ns: int) -> tuple[tuple[KindStatistics, ...], float]:
-    """What each kind lacks, and the requests per second that no worker was there for. Takes O(workers)."""
-    workers = books.workers.values()
-    joining = Counter(
-        [
-            worker.gpu_kind
-            for worker in workers
-            if books.models and worker.is_new and not worker.draining
-        ]
-    )
-    kinds, without_worker = books.shortages.statistics(now_ns)
-    return tuple(replace(row, num_joining=joining[row.gpu_kind]) for row in kinds), without_worker
 
 
 def held_pages_of(books: Books) -> dict[WorkerId, list[HeldPages]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from clockwright.errors import LinkEndedError, ProtocolError
 from clockwright.foreign import printable
-from clockwright.units import ActionId, GpuKind, ModelId, WorkerId
+from clockwright.units import NS_PER_S, ActionId, GpuKind, ModelId, WorkerId
 from clockwright.wire import worker_messages as messages
 from clockwright.wire.clock_sync import ClockSync
 from clockwright.wire.frame_headers import HEADER_BYTES_MAX
@@ -66,8 +66,8 @@ LOST_MAX = 64
 _COMPLAINTS_MAX = 100
 #: Each has a connection and a place in every view of the cluster.
 WORKERS_MAX = 1024
-# Workers that drained and left are remembered, so that their engines end them; the last of them.
-_DRAINED_MAX = 256
+# Workers that drained and left are remembered, so that their engines end them: so many, for so long.
+_DRAINED_MAX, _DRAINED_NS = 256, 3600 * NS_PER_S
 
 # When a worker has been silent for this many heartbeats, another that registers under its name is taken for
 # its successor. A busy machine skips a few heartbeats; a worker that starts again takes longer than that.
@@ -357,8 +357,8 @@ class WorkerLinks:
         self.listener = SocketListener(silence_limit_ms=self.heartbeats.silence_limit_ms)
         self._expected = Expected("worker", self.listener, self.heartbeats, term)
         self._links: dict[WorkerId, WorkerLink] = {}
-        #: Workers that drained and left, by when, and their kinds.
-        self._drained: dict[WorkerId, str] = {}
+        #: Workers that drained and left, the first first: of which kind, and when.
+        self._drained: dict[WorkerId, tuple[str, int]] = {}
         self._last_number = 0
         #: Called when a worker takes fronts, and when it is gone.
         self.worker_came: Callable[[WorkerLink], object] = lambda _: None
@@ -384,8 +384,13 @@ class WorkerLinks:
         return self._links.get(worker_id)
 
     def may_go(self, gpu_kind: GpuKind) -> tuple[WorkerId, ...]:
-        """Workers of a kind that drained and left, and have not come again."""
-        return tuple(name for name, kind in self._drained.items() if kind == gpu_kind)
+        """Workers of a kind that drained and left in the last hour, and have not come again."""
+        since_ns = self.runtime.clock() - _DRAINED_NS
+        return tuple(
+            name
+            for name, (kind, at_ns) in self._drained.items()
+            if kind == gpu_kind and at_ns > since_ns
+        )
 
     def listen(self, host: str, port: int, path: Path) -> None:
         """Listen for connections of workers and fronts; see `SocketListener.listen`."""
@@ -511,7 +516,7 @@ class WorkerLinks:
             log.info("worker %s is left waiting: %s", link.worker_id, reason)
         elif link.draining and not link.dropped:
             log.info("worker %s left: it was drained", link.worker_id)
-            self._drained[link.worker_id] = link.register.gpu_kind
+            self._drained[link.worker_id] = link.register.gpu_kind, self.runtime.clock()
             if len(self._drained) > _DRAINED_MAX:
                 del self._drained[next(iter(self._drained))]
         else:

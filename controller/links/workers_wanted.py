@@ -9,31 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from clockwright.errors import LastWorkerError, UnknownWorkerError
-from clockwright.units import GpuKind, WorkerId
+from clockwright.units import NS_PER_S, GpuKind, WorkerId
+from clockwright.v1 import control_pb2 as pb
 from controller.core import KindStatistics
 from controller.links.worker_link import WorkerLinks
 from controller.runtime import Runtime
 
 #: The number follows the load as often as that.
 _INTERVAL_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class KindWanted:
-    """What an engine hears of one kind of worker."""
-
-    gpu_kind: GpuKind
-    wanted: int
-    ready: int
-    joining: int
-    draining: int
-    start_ns: int
-    limit: str
-    may_go: tuple[WorkerId, ...]
 
 
 class WorkersWanted:
@@ -43,7 +29,7 @@ class WorkersWanted:
         self._runtime = runtime
         self._links = links
         #: As of the last look.
-        self.kinds: tuple[KindWanted, ...] = ()
+        self.told = pb.WorkersWanted()
         #: The controller stops: who watches is let go.
         self.is_over = False
         self._changed = asyncio.Event()
@@ -64,15 +50,16 @@ class WorkersWanted:
         self._tell()
 
     async def changed(self) -> None:
-        """Wait until `kinds` is another than now."""
+        """Wait until `told` is another than now."""
         await self._changed.wait()
 
     def look(self) -> None:
         """Ask the core now."""
         load = self._runtime.cluster_load()
-        kinds = tuple(map(self._wanted, sorted(load.kinds, key=lambda kind: kind.gpu_kind)))
-        if kinds != self.kinds:
-            self.kinds = kinds
+        kinds = sorted(load.kinds, key=lambda kind: kind.gpu_kind)
+        told = pb.WorkersWanted(kinds=map(self._wanted, kinds))
+        if told != self.told:
+            self.told = told
             self._tell()
 
     def release(self, gpu_kind: GpuKind, worker_id: WorkerId | None) -> tuple[WorkerId, str]:
@@ -93,7 +80,8 @@ class WorkersWanted:
         if worker_id is None:
             if not links:
                 raise UnknownWorkerError(f"no worker of kind {gpu_kind} is connected")
-            worker_id, words = self._runtime.cheapest_to_lose(gpu_kind)
+            leaving = self._runtime.cheapest_to_lose(gpu_kind)
+            worker_id, words = leaving.worker_id, leaving.words
             if worker_id is None:
                 raise LastWorkerError(f"{words}; to drain it all the same, name it")
         else:
@@ -117,17 +105,17 @@ class WorkersWanted:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _wanted(self, row: KindStatistics) -> KindWanted:
+    def _wanted(self, row: KindStatistics) -> pb.KindWanted:
         links = [link for link in self._links.links if link.register.gpu_kind == row.gpu_kind]
         num_draining = sum([link.draining for link in links])
         num_joining = row.num_joining + sum([not (link.joined or link.draining) for link in links])
-        return KindWanted(
+        return pb.KindWanted(
             gpu_kind=row.gpu_kind,
             wanted=row.wanted,
             ready=len(links) - num_joining - num_draining,
             joining=num_joining,
             draining=num_draining,
-            start_ns=row.start_ns,
+            start_s=row.start_ns / NS_PER_S,
             limit=row.limit,
             may_go=self._links.may_go(row.gpu_kind),
         )

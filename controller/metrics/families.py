@@ -287,7 +287,7 @@ _ALL: Final = (
         _KIND,
         clockwright_required_workers=(
             "workers",
-            "Workers of a kind that the current load needs; for autoscaling",
+            "Workers of a kind that the load needs by the time that one more would be ready",
         ),
         clockwright_one_more_requests_per_second=(
             "requests per second",

@@ -1,4 +1,4 @@
-"""What the scheduler has learned, kept in the state file: durations of actions, and links to workers.
+"""What the scheduler has learned, kept in the state file: durations of actions, links to workers, and their starts.
 
 Without it a controller that starts again plans with workers' profiles, and is late, or refuses requests in vain, where
 those are wrong. With it the first minute is predicted as the last one was. Like a profile it counts as unconfirmed
@@ -25,8 +25,9 @@ from msgspec import Meta
 from clockwright.errors import StoreError
 from clockwright.foreign import TEXT_CHARS_MAX
 from clockwright.units import DURATION_NS_MAX
+from controller.core.capacity import START_NS_MAX, STARTS_MAX
 from controller.core.estimator import WINDOW_SIZE
-from controller.core.events import LearnedLink, LearnedTimes, Recalled
+from controller.core.events import LearnedLink, LearnedStart, LearnedTimes, Recalled
 from controller.models.state_file import StateFile
 from controller.runtime import Runtime
 
@@ -43,6 +44,11 @@ _UNUSED_INTERVALS = 60
 #: Rows of durations, and of links, that are kept at most.
 TIMES_MAX: Final = 1000
 LINKS_MAX: Final = 1024
+#: Kinds of workers whose starts are kept.
+KINDS_MAX: Final = 64
+
+# More workers than a controller takes, and more than one of them does.
+_WANTED_MAX, _FULLNESS_MAX = 10_000, 100
 
 # More batch sizes than any model has.
 _SIZES_MAX = 1000
@@ -60,7 +66,7 @@ _PerByte = Annotated[float, Meta(ge=0, le=DURATION_NS_MAX)]
 _Size = Annotated[int, Meta(ge=1)]
 
 
-# Their fields are those of `LearnedTimes` and `LearnedLink`, by the same names.
+# Their fields are those of `LearnedTimes`, `LearnedLink` and `LearnedStart`, by the same names.
 class _Times(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     gpu_kind: _Text
     clock_mhz: Annotated[int, Meta(ge=0)]
@@ -77,10 +83,20 @@ class _Link(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     back_ns_per_byte: _PerByte
 
 
+class _Start(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    gpu_kind: _Text
+    wanted: Annotated[int, Meta(ge=0, le=_WANTED_MAX)]
+    fullness: Annotated[float, Meta(ge=0, le=_FULLNESS_MAX)]
+    starts_ns: Annotated[
+        list[Annotated[int, Meta(ge=0, le=START_NS_MAX)]], Meta(max_length=STARTS_MAX)
+    ]
+
+
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
     layout: Literal[1]
     times: Annotated[list[_Times], Meta(max_length=TIMES_MAX)]
     links: Annotated[list[_Link], Meta(max_length=LINKS_MAX)]
+    starts: Annotated[list[_Start], Meta(max_length=KINDS_MAX)] = []
 
 
 class Learned:
@@ -138,8 +154,9 @@ class Learned:
             if len(times) == TIMES_MAX:
                 break
         links = self._runtime.learned_links()[:LINKS_MAX]
+        starts = self._runtime.learned_starts()[:KINDS_MAX]
         try:
-            await self._state.run(partial(self._write, times, links))
+            await self._state.run(partial(self._write, times, links, starts))
             self._fails = False
         except StoreError as error:
             if not self._fails:
@@ -157,9 +174,10 @@ class Learned:
         self,
         times: Sequence[LearnedTimes],
         links: Sequence[LearnedLink],
+        starts: Sequence[LearnedStart],
         connection: sqlite3.Connection,
     ) -> None:
-        record = _encode(times, links)
+        record = _encode(times, links, starts)
         if record == self._written:
             return
         with connection:
@@ -173,12 +191,23 @@ def _read(connection: sqlite3.Connection) -> bytes | None:
     return None if found is None else bytes(found[0])
 
 
-def _encode(times: Sequence[LearnedTimes], links: Sequence[LearnedLink]) -> bytes:
+def _encode(
+    times: Sequence[LearnedTimes], links: Sequence[LearnedLink], starts: Sequence[LearnedStart]
+) -> bytes:
     return msgspec.json.encode(
         _Record(
             _LAYOUT,
             [_Times(*map(partial(getattr, each), _Times.__struct_fields__)) for each in times],
             [_Link(*map(partial(getattr, each), _Link.__struct_fields__)) for each in links],
+            [
+                _Start(
+                    each.gpu_kind,
+                    min(each.wanted, _WANTED_MAX),
+                    each.fullness,
+                    list(each.starts_ns),
+                )
+                for each in starts
+            ],
         )
     )
 
@@ -195,4 +224,5 @@ def _decode(data: bytes) -> Recalled:
     return Recalled(
         times=[LearnedTimes(**msgspec.structs.asdict(each)) for each in record.times],
         links=[LearnedLink(**msgspec.structs.asdict(each)) for each in record.links],
+        starts=[LearnedStart(**msgspec.structs.asdict(each)) for each in record.starts],
     )

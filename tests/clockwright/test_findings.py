@@ -100,14 +100,14 @@ def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_c
     assert [found.name for found in diagnose(short, WELL)] == ["overload"]
 
 
-def test_an_overload_says_how_busy_its_workers_were_and_what_one_more_would_answer() -> None:
+def test_an_overload_says_how_busy_its_workers_were_and_how_many_the_load_needs() -> None:
     busy = (worker("a", exec_busy=0.8), worker("b", exec_busy=0.9), worker("c", "A100"))
-    status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.98, one_more_rps=40.0)
+    status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.98, wanted=5)
     (finding,) = overload(status, busy)
     assert "85% busy" in finding.words
-    assert "one more would answer about 40.0 r/s" in finding.words
-    # Nothing was run, so that nobody knows what one more would run.
-    status.kinds[0].one_more_rps = 0.04
+    assert finding.words.endswith("add workers: the load needs 5")
+    # As many as there are: pages or links may be what is short.
+    status.kinds[0].wanted = status.kinds[0].num_workers
     (finding,) = overload(status, busy)
     assert finding.words.endswith("add workers")
 

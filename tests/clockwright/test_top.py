@@ -23,7 +23,12 @@ def look(at_s: float, requests: int, *, num_models: int = 30, num_workers: int =
         refusals=[pb.RefusalCount(reason="OVERLOADED", count=400)],
     )
     kind = pb.KindInfo(
-        gpu_kind="V100", num_workers=20, dropped_for_exec_rps=80, exec_busy=1, one_more_rps=10
+        gpu_kind="V100",
+        num_workers=20,
+        dropped_for_exec_rps=80,
+        exec_busy=1,
+        wanted=24,
+        limit="exec",
     )
     return Look(
         at_s=at_s,
@@ -101,6 +106,7 @@ def test_a_large_cluster_fits_a_small_terminal_busiest_first() -> None:
     assert "good   60.0%" in text
     assert "p99 48.0 ms (96%)" in text
     assert "80.0 OVERLOADED" in text
+    assert "workers: 20 of V100, 24 wanted for exec" in text
 
 
 def test_a_high_terminal_shows_more() -> None:

@@ -15,10 +15,12 @@ import grpc
 import pytest
 
 from clockwright.client.operator import control_stub
-from clockwright.errors import ConfigError, RefusedError
+from clockwright.errors import ConfigError, Refusal, RefusedError
 from clockwright.v1 import control_pb2 as pb
 from controller.core import SchedulerConfig
 from controller.front.methods import CONTROL
+from controller.front.oip.refusals import NoAnswerError
+from controller.front.services import control as control_module
 from controller.links import worker_link
 from controller.port import Ask
 from controller.process.app import Controller, running, serve
@@ -77,11 +79,11 @@ async def until_joined(controller: Controller) -> None:
         await asyncio.sleep(0.005)
 
 
-def submit(controller: Controller, name: str = "m") -> asyncio.Future[Reply]:
+def submit(controller: Controller, name: str = "m", slo_ns: int = 30 * S) -> asyncio.Future[Reply]:
     model = controller.catalogue.find(name)
     assert model is not None
     runtime = controller.runtime
-    return asking.submit(runtime, model.model_id, [ROW], Ask(0, 1, runtime.clock(), 30 * S))
+    return asking.submit(runtime, model.model_id, [ROW], Ask(0, 1, runtime.clock(), slo_ns))
 
 
 async def code_of(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
@@ -184,44 +186,89 @@ async def test_draining_a_worker_returns_when_it_has_left(tmp_path: Path) -> Non
 async def test_engines_hear_how_many_workers_are_wanted_and_release_one(tmp_path: Path) -> None:
     async with (
         cluster(make_model(tmp_path, "m")) as (controller, control),
-        LoopbackWorker(controller.port, "w0") as first,
+        LoopbackWorker(controller.port, "w0", exec_ns=50_000_000) as first,
     ):
         await until_joined(controller)
         watch = control.WatchWorkersWanted(pb.WatchWorkersWantedRequest())
         told = aiter(watch)
         gpu_kind = first.register.gpu_kind
 
-        async def until_told(number: int, **figures: object) -> pb.KindWanted:
+        async def until_told(**least: int) -> pb.KindWanted:
             async for each in told:
-                (kind,) = each.kinds
-                found: pb.KindWanted = kind
-                if all(getattr(kind, name) == value for name, value in figures.items()):
+                found: pb.KindWanted = each.kinds[0]
+                if all(getattr(found, name) >= value for name, value in least.items()):
                     return found
             raise AssertionError("the stream ended")
 
-        kind = await until_told(1, ready=1, draining=0)
+        kind = await until_told(ready=1)
         assert (kind.gpu_kind, kind.wanted, list(kind.may_go)) == (gpu_kind, 1, [])
-        assert kind.start_s > 0
+        assert kind.start_s == 60
         # The last one stays, unless it is named.
-        code, text = await code_of(
-            control.ReleaseWorker(pb.ReleaseWorkerRequest(gpu_kind=gpu_kind))
-        )
+        release = pb.ReleaseWorkerRequest(gpu_kind=gpu_kind)
+        code, text = await code_of(control.ReleaseWorker(release))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "name it" in text
-        code, _ = await code_of(
-            control.ReleaseWorker(pb.ReleaseWorkerRequest(gpu_kind=gpu_kind, worker="other"))
-        )
+        release.worker = "other"
+        code, text = await code_of(control.ReleaseWorker(release))
         assert code is grpc.StatusCode.NOT_FOUND
+        assert "w0" in text
+
+        # More is asked for than one worker does in time: as one that works on something else until then.
+        await submit(controller)
+        overloaded = 0
+        while not overloaded:
+            first.hold = True
+            asked = [submit(controller, slo_ns=S // 5) for _ in range(50)]
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+            refused = [each for each in outcomes if isinstance(each, NoAnswerError)]
+            overloaded = sum(each.refusal is Refusal.OVERLOADED for each in refused)
+            await first.release()
+        kind = await until_told(wanted=2)
+        assert kind.limit == "exec"
         async with LoopbackWorker(controller.port, "w1") as second:
-            await until_told(1, ready=2)
-            released = await control.ReleaseWorker(pb.ReleaseWorkerRequest(gpu_kind=gpu_kind))
+            kind = await until_told(ready=2)
+            # From when it was asked for.
+            assert 0 < kind.start_s < 60
+            release.worker = ""
+            released = await control.ReleaseWorker(release)
             assert released.worker in ("w0", "w1")
-            assert released.reason
-            kind = await until_told(1, ready=1, draining=0)
+            assert "it costs least" in released.reason
+            kind = await until_told(ready=1, draining=0)
+            while not kind.may_go:
+                kind = await until_told(ready=1)
             assert list(kind.may_go) == [released.worker]
             gone = second if released.worker == "w1" else first
             assert gone.end.startswith("drain:")
+            # It comes again under its name, and may not go any more.
+            async with LoopbackWorker(controller.port, released.worker):
+                kind = await until_told(ready=2)
+                assert list(kind.may_go) == []
         watch.cancel()
+
+
+async def test_who_watches_the_workers_wanted_is_let_go_when_the_controller_stops(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as (_, control):
+        watch = control.WatchWorkersWanted(pb.WatchWorkersWantedRequest())
+        told = aiter(watch)
+        assert list((await anext(told)).kinds) == []
+    with pytest.raises((StopAsyncIteration, grpc.RpcError, asyncio.CancelledError)):
+        await anext(told)
+
+
+async def test_so_many_watch_the_workers_wanted_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "WATCHERS_MAX", 1)
+    async with cluster(tmp_path) as (_, control):
+        first = control.WatchWorkersWanted(pb.WatchWorkersWantedRequest())
+        await anext(aiter(first))
+        second = control.WatchWorkersWanted(pb.WatchWorkersWantedRequest())
+        code, text = await code_of(anext(aiter(second)))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "expected fewer" in text
+        first.cancel()
 
 
 async def test_a_model_is_added_replaced_and_removed_at_run_time(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from clockwright.units import ArchitectureId, GpuKind, WorkerId
 from controller.core import Scheduler
-from controller.core.events import LearnedLink, LearnedTimes, Recalled
+from controller.core.events import LearnedLink, LearnedStart, LearnedTimes, Recalled
 from controller.models import learned as learned_module
 from controller.models.learned import LINKS_MAX, TIMES_MAX, Learned
 from controller.models.state_file import StateFile
@@ -49,7 +49,9 @@ def link(number: int = 0) -> LearnedLink:
 
 def has(runtime: Runtime) -> Recalled:
     return Recalled(
-        times=list(filter(None, runtime.learned_times())), links=runtime.learned_links()
+        times=list(filter(None, runtime.learned_times())),
+        links=runtime.learned_links(),
+        starts=runtime.learned_starts(),
     )
 
 
@@ -69,13 +71,31 @@ async def rows(state: StateFile) -> dict[str, list[Any]]:
     return record
 
 
+async def test_starts_and_the_number_of_workers_wanted_come_back(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
+    one, other = runtime(), runtime()
+    starts = [
+        LearnedStart(gpu_kind=GpuKind("k"), wanted=3, fullness=1.25, starts_ns=[10**9, 30 * 10**9])
+    ]
+    one.tell(Recalled(starts=starts))
+    await Learned(one, state).write()
+    await Learned(other, state).recall()
+    assert has(other).starts == starts
+    (kind,) = other.cluster_load().kinds
+    assert (kind.wanted, kind.start_ns, kind.num_workers) == (3, 30 * 10**9, 0)
+    # What is recalled later of durations changes nothing of it.
+    other.tell(Recalled(times=[times()]))
+    assert has(other).starts == starts
+    await state.close()
+
+
 async def test_durations_and_links_come_back_as_they_were(tmp_path: Path) -> None:
     state = StateFile(tmp_path / "state.sqlite")
     one, other = runtime(), runtime()
     one.tell(Recalled(times=[times(1), times(2)], links=[link(1)]))
     await Learned(one, state).write()
     await Learned(other, state).recall()
-    assert has(other) == Recalled(times=[times(1), times(2)], links=[link(1)])
+    assert has(other) == Recalled(times=[times(1), times(2)], links=[link(1)], starts=[])
     await state.close()
 
 
@@ -119,6 +139,17 @@ async def test_durations_and_links_come_back_as_they_were(tmp_path: Path) -> Non
             {"layout": 1, "times": [], "links": [[*LINK[:place], value, *LINK[place + 1 :]]]}
             for place, value in ((0, ""), (1, -1), (1, 1 << 62), (2, -0.5), (4, 1e300), (4, "8"))
         ),
+        *(
+            {"layout": 1, "times": [], "links": [], "starts": [start]}
+            for start in (
+                ["", 1, 1, []],
+                ["k", -1, 1, []],
+                ["k", 1, -1, []],
+                ["k", 1, 1, [-1]],
+                ["k", 1, 1, [1] * 21],
+                ["k", 1, 1],
+            )
+        ),
     ],
 )
 async def test_a_record_that_is_damaged_or_old_is_said_and_left_out(
@@ -129,7 +160,7 @@ async def test_a_record_that_is_damaged_or_old_is_said_and_left_out(
     served = runtime()
     learned = Learned(served, state)
     await learned.recall()
-    assert has(served) == Recalled(times=[], links=[])
+    assert has(served) == Recalled(times=[], links=[], starts=[])
     (warning,) = caplog.messages
     assert warning.startswith(f"state {state.name}: what was learned of durations and links is ")
     assert warning.endswith("; starting without it")

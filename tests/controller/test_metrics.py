@@ -31,8 +31,7 @@ from clockwright.wire.actions import StepTime
 from controller.access.config import AccessConfig
 from controller.access.key_file import add_key
 from controller.access.roles import Role
-from controller.core import KindStatistics, SchedulerConfig
-from controller.core.capacity import required_workers
+from controller.core import SchedulerConfig
 from controller.front.http.rest_server import HEADERS_BYTES_MAX
 from controller.front.oip.refusals import NoAnswerError
 from controller.metrics.app import CONNECTIONS_MAX
@@ -855,47 +854,3 @@ async def test_a_taken_port_ends_the_start_unless_nobody_chose_it(
 
 
 # --- how many workers -----------------------------------------------------------------------------
-
-
-def kind(**changes: float) -> KindStatistics:
-    values: dict[str, Any] = {
-        "gpu_kind": "k",
-        "num_workers": 4,
-        "over_ns": 10 * NS_PER_S,
-        "exec_busy": 0.5,
-        "load_busy": 0.1,
-        "run_rps": 1000.0,
-        "loads_per_s": 1.0,
-        "evictions_per_s": 1.0,
-        "dropped_for_exec_rps": 0.0,
-        "dropped_for_links_rps": 0.0,
-        "dropped_for_loads_rps": 0.0,
-        "dropped_for_pages_rps": 0.0,
-        "one_more_rps": 0.0,
-    }
-    return KindStatistics(**{**values, **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "workers"),
-    [
-        # Two are busy: at 80 % that takes 2.5.
-        ({}, 3),
-        ({"exec_busy": 0.0, "load_busy": 0.0, "run_rps": 0.0}, 1),
-        # Whichever lane is busier says it.
-        ({"load_busy": 0.9}, 5),
-        # Twice as many were asked for as four full ones could run.
-        ({"exec_busy": 1.0, "dropped_for_exec_rps": 1000.0}, 10),
-        # A worker serves 250 per second, and the pages of two more are missing.
-        ({"dropped_for_pages_rps": 500.0}, 6),
-        ({"dropped_for_links_rps": 1.0}, 5),
-        ({"dropped_for_loads_rps": 251.0}, 6),
-        # Nothing could run at all.
-        ({"run_rps": 0.0, "exec_busy": 0.0, "load_busy": 0.0, "dropped_for_loads_rps": 10.0}, 5),
-        ({"num_workers": 0}, 0),
-    ],
-)
-def test_required_workers_are_what_runs_and_what_was_refused(
-    changes: Mapping[str, float], workers: int
-) -> None:
-    assert required_workers(kind(**changes))[0] == workers

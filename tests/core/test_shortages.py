@@ -8,9 +8,10 @@ from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, GpuKind
 from clockwright.wire.actions import ActionError
 from controller.core import KindStatistics
-from controller.core.events import ModelAdded, RefuseRequest
+from controller.core.events import LearnedStart, ModelAdded, Recalled, RefuseRequest, WorkerLost
+from controller.core.link import LinkPlan
 from controller.core.shortages import Shortages
-from controller.core.state import KindCounts
+from controller.core.state import KindCounts, WorkerState
 from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, sends
 
 KIND = GpuKind("k")
@@ -90,3 +91,85 @@ def test_a_model_that_is_avoided_on_a_worker_is_shown_with_the_reason() -> None:
     shown = {row.worker_id: row.suspended for row in bench.scheduler.statistics().workers}
     assert list(shown.pop(load.worker_id)) == [A]
     assert list(shown.values()) == [{}]
+
+
+def second(bench: CoreBench, *, requests: int, slo_ms: float) -> KindStatistics:
+    """So many requests come at once, what was sent is done, and the rest of a second passes."""
+    begin_ns = bench.now_ns
+    for _ in range(requests):
+        bench.request(A, slo_ms=slo_ms)
+    while bench.in_flight:
+        bench.finish(next(iter(bench.in_flight.values())))
+    bench.wait(begin_ns + NS_PER_S)
+    (kind,) = bench.scheduler.cluster_load(bench.now_ns).kinds
+    return kind
+
+
+def test_an_slo_that_no_worker_can_meet_asks_for_none() -> None:
+    bench = CoreBench()
+    bench.join()
+    bench.warm(A, exec_ms={1: 10})
+    for _ in range(200):
+        kind = second(bench, requests=20, slo_ms=5)
+    assert kind.wanted == 1
+    # One that two workers could meet asks for the second.
+    for _ in range(20):
+        kind = second(bench, requests=4, slo_ms=25)
+    assert (kind.wanted, kind.limit) == (2, "exec")
+
+
+def test_a_start_lasts_until_a_model_is_ready_on_the_worker_that_was_asked_for() -> None:
+    bench = CoreBench()
+    bench.join()
+    bench.warm(A, exec_ms={1: 10})
+    second(bench, requests=0, slo_ms=25)
+    asked_ns = 0
+    while not asked_ns:
+        if second(bench, requests=4, slo_ms=25).wanted == 2:
+            asked_ns = bench.now_ns
+    bench.join(GPU2)
+    kind = second(bench, requests=1, slo_ms=25)
+    assert (kind.num_workers, kind.num_joining, kind.start_ns) == (2, 1, 60 * NS_PER_S)
+    bench.ready(A, GPU2, exec_ms={1: 10})
+    (kind,) = bench.scheduler.cluster_load(bench.now_ns).kinds
+    assert (kind.num_joining, kind.start_ns) == (0, bench.now_ns - asked_ns)
+    # One that is lost and comes back was not started.
+    bench.tell(WorkerLost(worker_id=GPU2))
+    second(bench, requests=1, slo_ms=25)
+    bench.join(GPU2)
+    bench.ready(A, GPU2, exec_ms={1: 10})
+    (learned,) = bench.scheduler.learned_starts()
+    assert list(learned.starts_ns) == [kind.start_ns]
+
+
+def test_workers_that_an_earlier_controller_had_were_not_started() -> None:
+    bench = CoreBench()
+    bench.tell(Recalled(starts=[LearnedStart(gpu_kind=KIND, wanted=3, starts_ns=[40 * NS_PER_S])]))
+    bench.tell(ModelAdded(model_id=A))
+    for worker in (GPU, GPU2):
+        bench.join(worker)
+        bench.wait(bench.now_ns + 2 * NS_PER_S)
+        bench.ready(A, worker)
+        (kind,) = bench.scheduler.cluster_load(bench.now_ns).kinds
+        assert kind.wanted == 3
+    (learned,) = bench.scheduler.learned_starts()
+    assert list(learned.starts_ns) == [40 * NS_PER_S]
+
+
+def test_loads_of_a_worker_that_has_just_joined_ask_for_none() -> None:
+    shortages = Shortages()
+    counts = shortages.of_kind(KIND)
+    counts.changed(2, 0)
+    workers = [
+        WorkerState(GPU, KIND, 10, 10, 0, LinkPlan(least_ns=0, tolerance_ns=0)) for _ in range(2)
+    ]
+    workers[0].ready_ns, workers[1].ready_ns = 0, 300 * NS_PER_S
+    wanted = {}
+    for at in range(400):
+        if at >= 300:
+            counts.load_ns += 2 * NS_PER_S
+        there = workers if at >= 300 else workers[:1]
+        (kind,), _ = shortages.statistics(at * NS_PER_S, there)
+        wanted[at] = kind.wanted, kind.limit
+    assert wanted[320] == (1, "")
+    assert wanted[399] == (3, "loads")

@@ -52,7 +52,7 @@ export function overview() {
       pages.update(total("pages") ? percent(1 - total("free") / total("pages")) : "-", `${rate(evictions)} evictions/s (${lastOfKinds})`, homeless > 0.01 * recent.asked_rps && homeless > 0.1 && lost > 0.01 * recent.asked_rps ? "bad" : "", "now");
       const have = data.kinds.reduce((total, kind) => total + kind.workers, 0);
       const want = data.kinds.reduce((total, kind) => total + kind.required, 0);
-      needed.update(count(have), want > have ? `${count(want)} would be 80 % busy with what was asked (${lastOfKinds})` : `enough for what was asked (${lastOfKinds})`, have === 0 || (want > have && lost > 0.01 * recent.asked_rps) ? "bad" : want > have ? "warn" : "", "now");
+      needed.update(count(have), want > have ? `${count(want)} are needed for what is asked` : "enough for what is asked", have === 0 || (want > have && lost > 0.01 * recent.asked_rps) ? "bad" : want > have ? "warn" : "", "now");
       for (const chart of charts) {
         chart.add(data.now_s, data.second);
         chart.show(recent, last);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO, Final
 
 from clockwright import __version__
@@ -18,7 +18,7 @@ from clockwright.errors import (
     UnknownWorkerError,
 )
 from clockwright.foreign import check_name_length, quote
-from clockwright.units import NS_PER_S, GpuKind, WorkerId
+from clockwright.units import GpuKind, WorkerId
 from clockwright.v1 import control_pb2 as pb
 from clockwright.wire.bulk import check_fields, split_bulk
 from controller.access.caller import Caller
@@ -33,7 +33,7 @@ from controller.front.services.health import WATCHERS_MAX
 from controller.front.services.recent import kind_info, recent_actions, recent_requests
 from controller.front.services.request_report import explain_request
 from controller.links.worker_link import WorkerLink, WorkerLinks
-from controller.links.workers_wanted import KindWanted, WorkersWanted
+from controller.links.workers_wanted import WorkersWanted
 from controller.models.catalogue import Catalogue, name_of
 from controller.models.entry import Entry, ModelState
 from controller.models.model_folder import check_name
@@ -223,7 +223,7 @@ class ControlService:
         try:
             while not wanted.is_over:
                 changed = asyncio.ensure_future(wanted.changed())
-                await stream.write(_wanted_message(wanted.kinds).SerializeToString())
+                await stream.write(wanted.told.SerializeToString())
                 await asyncio.wait((changed,), timeout=_RENEW_INTERVAL_S)
                 changed.cancel()
         finally:
@@ -480,24 +480,6 @@ class ControlService:
             for batch_size, exec_ns in sorted(row.exec_ns.items()):
                 info.exec.add(batch_size=batch_size, exec_ns=exec_ns)
         return info
-
-
-def _wanted_message(kinds: Iterable[KindWanted]) -> pb.WorkersWanted:
-    return pb.WorkersWanted(
-        kinds=[
-            pb.KindWanted(
-                gpu_kind=kind.gpu_kind,
-                wanted=kind.wanted,
-                ready=kind.ready,
-                joining=kind.joining,
-                draining=kind.draining,
-                start_s=kind.start_ns / NS_PER_S,
-                limit=kind.limit,
-                may_go=kind.may_go,
-            )
-            for kind in kinds
-        ]
-    )
 
 
 def _front_info(link: FrontLink, now_ns: int) -> pb.FrontInfo:
