@@ -26,7 +26,7 @@ from clockwright.process import collect_rarely, keep_together
 _FIRST = (
     *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load"),
     *("simulate", "plan", "doctor", "models", "app", "policies", "keys", "quotas", "trace"),
-    *("workers", "completion"),
+    *("workers", "certs", "completion"),
 )
 # Commands that serve until they are told to end.
 _SERVERS = (["up"], ["controller"], ["front"], ["worker"])

@@ -24,6 +24,7 @@ from clockwright.errors import (
     UnknownModelError,
 )
 from clockwright.foreign import printable
+from clockwright.wire.tls_faults import tls_fault
 
 # Our servers send no longer ones.
 _TEXT_CHARS_MAX = 2000
@@ -62,6 +63,8 @@ def error_in_stream(message: str, status: str) -> ClockwrightError:
 def _error_of_code(code: grpc.StatusCode | None, text: str, address: str) -> ClockwrightError:
     match code:
         case grpc.StatusCode.UNAVAILABLE:
+            if words := tls_fault(text):
+                return ConfigError(f"{address}: {words} ({text})")
             return ConfigError(
                 f"no server answers at {address}; is `clockwright up` running there? ({text})"
             )

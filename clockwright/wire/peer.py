@@ -16,6 +16,7 @@ import msgspec
 from clockwright.errors import ConfigError, ProtocolError
 from clockwright.wire.clock_sync import ClockSync
 from clockwright.wire.leadership import Fence, Term
+from clockwright.wire.tls_faults import tls_fault
 
 #: What both ends have to share: a peer of another version is rejected and told both versions.
 PROTOCOL_VERSION: Final = 6
@@ -99,7 +100,9 @@ async def join(
     except grpc.aio.AioRpcError as error:
         if error.code() in _FOR_GOOD:
             raise ConfigError(error.details() or error.code().name) from None
-        raise ProtocolError(f"{error.code().name}: {error.details()}") from None
+        text = f"{error.code().name}: {error.details()}"
+        words = tls_fault(text)
+        raise ProtocolError(f"{words} ({text})" if words else text) from None
     try:
         welcome = _decode_welcome(answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ These are pure: no I/O, and time is an argument. Their shells own the files and 
     guard         reads everything below when it changes, and has the authoriser use it
     key_file      the file of keys, which `clockwright keys` writes
     authorities   files of certificates that sign others
+    issuing       certificates of a private authority, which `clockwright certs` makes
     issuer_keys   the keys of an issuer of tokens, from a file or a URL
     config        settings
 

@@ -125,17 +125,21 @@ def _change(path: Path, change: Callable[[Sequence[Grant]], Sequence[Grant]]) ->
             text = write_grants(change(grants))
             # A written grant must be readable at the next start.
             read_grants(text, where=str(path))
-            _replace(path, text)
+            replace_text(path, text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Write a file in one step; `mode` counts if it is new.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            if path.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode) if path.exists() else mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -1,6 +1,6 @@
 """Processes: commands, their flags and settings, and how a controller, a standby or a front starts and ends.
 
-cli, keys_cli, policies_cli, doctor_cli   the commands
+cli, keys_cli, certs_cli, policies_cli, doctor_cli   the commands
 config, front_flags                       settings and flags
 app, standby, front_process               the three processes
 up, local_fronts, preparation             how a controller comes up, alone or with fronts
