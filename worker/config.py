@@ -12,7 +12,7 @@ from clockwright.cores import granted_cores
 from clockwright.errors import ConfigError
 from clockwright.settings import check
 from clockwright.units import PAGE_BYTES
-from clockwright.wire.leadership import parse_addresses
+from clockwright.wire.controller_file import read_addresses
 from worker.engines.choice import parse_engine
 from worker.models.precision import parse_precision
 
@@ -36,7 +36,7 @@ class WorkerConfig(WorkerSettings):
     the GPU's code on the processor.
     """
 
-    #: The controller's address, HOST:PORT, or those of several with commas between: one of them leads.
+    #: Where the controller is: as for `read_addresses`. Of several one leads.
     controller: str
     #: What it shows there: a token or a certificate, where the controller asks for one.
     access: Access = field(default_factory=Access)
@@ -49,7 +49,7 @@ class WorkerConfig(WorkerSettings):
 
     def __post_init__(self) -> None:
         check(self)
-        parse_addresses(self.controller)
+        read_addresses(self.controller)
         parse_precision(self.precision)
         parse_engine(self.engine)
         if self.worker_id is not None and not self.worker_id:
@@ -92,8 +92,8 @@ class WorkerConfig(WorkerSettings):
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """The controllers' addresses."""
-        return parse_addresses(self.controller)
+        """The controllers' addresses now."""
+        return read_addresses(self.controller)
 
     @property
     def name(self) -> str:

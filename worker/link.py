@@ -165,7 +165,7 @@ class ControllerLink(Generic[M]):
             access = self._config.access
             dial = functools.partial(_open_channel, access)
             async with LeaderSearch(
-                self._config.controllers, dial, lambda: access.metadata
+                self._config.controller, dial, lambda: access.metadata
             ) as search:
                 while not self._leaving.is_set():
                     address = await search.find()

@@ -34,8 +34,9 @@ _LINE_CHARS_MAX = 10_000
 Controllers = Annotated[
     str,
     typer.Option(
-        metavar="HOST:PORT[,HOST:PORT...]",
-        help="The controller; or several, of which one leads (`clockwright controller --lease`).",
+        metavar="HOST:PORT[,HOST:PORT...]|file:PATH",
+        help="The controller; or several, of which one leads (`clockwright controller --lease`); or a file that says "
+        "where it is, read again before each attempt to connect.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -9,5 +9,6 @@ own_certificate, shared_memory  TLS between processes, and memory they share
 tls_faults                      why TLS failed, in words that help
 peer, worker_messages           joining a controller and staying in touch; what workers say besides results
 clock_sync                      what a peer's clock shows, from heartbeats
+controller_file                 where the controller is
 leadership, leader_search       which of several controllers leads
 """

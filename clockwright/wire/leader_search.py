@@ -11,6 +11,7 @@ import grpc.aio
 
 from clockwright.errors import ConfigError
 from clockwright.v1 import leadership_pb2 as pb
+from clockwright.wire.controller_file import FILE, read_addresses
 from clockwright.wire.leadership import Leaders, Term
 
 METHOD = "/clockwright.v1.LeadershipService/GetTerm"
@@ -39,21 +40,22 @@ class LeaderSearch:
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        controller: str,
         open_channel: Callable[[str], Any],
         shown: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:
         """Ask no controller yet.
 
         Args:
-            addresses: HOST:PORT of each. A single one is not asked.
+            controller: as for `read_addresses`; a file is read again each time. A single controller is not asked.
             open_channel: makes grpc.aio's channel to one, with `OPTIONS`; may raise ConfigError.
             shown: gives the headers with credentials; likewise.
         """
         self._shown = shown
         #: Why no leader was found.
         self.problem = _NONE_LEADS
-        self._leaders = Leaders(addresses)
+        self._controller = controller
+        self._leaders = Leaders(() if controller.startswith(FILE) else read_addresses(controller))
         self._open_channel = open_channel
         self._channels: dict[str, Any] = {}
 
@@ -71,6 +73,14 @@ class LeaderSearch:
 
     async def find(self) -> str | None:
         """Find the leader. Returns None if no controller leads at the moment."""
+        if self._controller.startswith(FILE):
+            try:
+                # Engines keep it on storage that all machines share, which may hang.
+                addresses = await asyncio.to_thread(read_addresses, self._controller)
+            except ConfigError as error:
+                self.problem = str(error)
+                return None
+            self._leaders = Leaders(addresses)
         if len(self._leaders.addresses) == 1:
             return self._leaders.addresses[0]
         return await self._ask_all(lambda: self._leaders.leader)

@@ -10,7 +10,8 @@ from clockwright.client.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.settings import MIB, MS, check, part, setting
 from clockwright.units import NS_PER_MS
-from clockwright.wire.leadership import address_of, parse_addresses
+from clockwright.wire.controller_file import read_addresses
+from clockwright.wire.leadership import address_of
 from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
 from controller.front.admission.memory import available_bytes
@@ -134,7 +135,7 @@ class ServingConfig:
 class FrontConfig(ServingConfig):
     """A front process. If the controller knows callers, a front has to: nothing else checks who asks it."""
 
-    #: HOST:PORT of the controller, or of several with commas between: one of them leads.
+    #: Where the controller is: as for `read_addresses`. Of several one leads.
     controller: str
     #: Other fronts may listen on the same port of this machine, which spreads connections over all.
     shares_port: bool = False
@@ -144,7 +145,7 @@ class FrontConfig(ServingConfig):
 
     def __post_init__(self) -> None:
         ServingConfig.__post_init__(self)
-        parse_addresses(self.controller)
+        read_addresses(self.controller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,13 +96,16 @@ class Controllers:
             await server.stop(0)
 
 
-def search(addresses: list[str]) -> LeaderSearch:
-    return LeaderSearch(addresses, lambda address: aio.insecure_channel(address, options=OPTIONS))
+def search(controller: str) -> LeaderSearch:
+    return LeaderSearch(controller, lambda address: aio.insecure_channel(address, options=OPTIONS))
 
 
 def test_the_search_finds_the_leader_and_then_its_successor() -> None:
     async def main() -> None:
-        async with Controllers(None, OLD) as controllers, search(controllers.addresses) as looking:
+        async with (
+            Controllers(None, OLD) as controllers,
+            search(",".join(controllers.addresses)) as looking,
+        ):
             first, second = controllers.addresses
             assert await looking.find() == second
             following = asyncio.create_task(looking.wait_for_successor(second, lambda: OLD))
@@ -143,7 +146,7 @@ def test_a_certificate_that_was_renewed_is_shown_to_controllers_that_took_the_ol
         access = Access(ca=ca, certificate=certificate, certificate_key=key)
         address = f"127.0.0.1:{port}"
         dial = functools.partial(access.async_channel, options=OPTIONS)
-        async with LeaderSearch([address, "127.0.0.1:1"], dial) as looking:
+        async with LeaderSearch(f"{address},127.0.0.1:1", dial) as looking:
             assert await looking.find() is None
             assert looking.problem == "none leads"
             certificate.unlink()
@@ -161,7 +164,27 @@ def test_a_certificate_that_was_renewed_is_shown_to_controllers_that_took_the_ol
 
 def test_a_single_controller_is_dialled_without_being_asked() -> None:
     async def main() -> None:
-        async with search(["127.0.0.1:1"]) as looking:
+        async with search("127.0.0.1:1") as looking:
             assert await looking.find() == "127.0.0.1:1"
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_file_says_where_the_controller_is_and_is_read_again_for_each_attempt(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "controller"
+
+    async def main() -> None:
+        async with search(f"file:{path}") as looking:
+            assert await looking.find() is None
+            assert looking.problem == f"controller: {path}: No such file or directory"
+            path.write_text("node1:8001\n")
+            assert await looking.find() == "node1:8001"
+            path.write_text("node2:8001\n")
+            assert await looking.find() == "node2:8001"
+            path.write_text("")
+            assert await looking.find() is None
+            assert looking.problem == f"controller: {path}: expected one line, HOST:PORT"
 
     asyncio.run(asyncio.wait_for(main(), 60))

@@ -24,7 +24,7 @@ from clockwright.wire.frame_headers import HEADER_BYTES_MAX
 from clockwright.wire.frame_socket import FrameSocket
 from clockwright.wire.frames import PAYLOAD_BYTES_MAX, Frame, greeting
 from clockwright.wire.leader_search import LeaderSearch
-from clockwright.wire.leadership import Fence, Term, host_of, parse_addresses
+from clockwright.wire.leadership import Fence, Term, host_of
 from clockwright.wire.peer import FrontRegister, Pulse
 from controller.front.remote import link_frames as frames
 from controller.links.slabs import Slabs
@@ -88,7 +88,7 @@ class ControllerConnection:
         """Begin without a controller; `run` connects to it.
 
         Args:
-            controller: HOST:PORT, or several with commas between: one of them leads.
+            controller: where it is, as for `read_addresses`.
             slabs: where large inputs lie, for the workers of this host to read.
             listener: told of the link's events.
             joining: the credentials that the front sends.
@@ -104,7 +104,7 @@ class ControllerConnection:
         self._reachable = asyncio.Event()
         #: Set when a controller is there for the first time.
         self.attached = asyncio.Event()
-        self._controllers = parse_addresses(controller)
+        self._controller = controller
         self._fence = Fence()
         #: The generation of the controller that is dialled, once it has said so.
         self._term: Term | None = None
@@ -182,7 +182,7 @@ class ControllerConnection:
         backoff_s = _BACKOFF_S
         told = ""
         async with LeaderSearch(
-            self._controllers, self._open_channel, lambda: self.joining.metadata
+            self._controller, self._open_channel, lambda: self.joining.metadata
         ) as search:
             while True:
                 address = await search.find()
@@ -193,7 +193,7 @@ class ControllerConnection:
                     told, backoff_s = "", _BACKOFF_S
                 if reason != told:
                     told = reason
-                    name = address or ",".join(self._controllers)
+                    name = address or self._controller
                     log.warning("controller %s: %s; trying again", name, reason)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
