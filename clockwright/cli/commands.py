@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,7 @@ from clockwright.cli.show import (
     print_wanted,
     show,
 )
-from clockwright.errors import ConfigError
+from clockwright.errors import ConfigError, ModelError, UnknownModelError
 
 models = typer.Typer(no_args_is_help=True, help="Add, list and remove models of a server.")
 app = typer.Typer(
@@ -467,10 +468,21 @@ def release_worker(
 @takes_flags
 def drain(
     worker_id: Annotated[str, typer.Argument(help="Name of a worker, as listed by `status`.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, also if models are left without a worker.")
+    ] = False,
     *,
     to: ServerFlags,
 ) -> None:
-    """Take a worker out: it finishes its actions and leaves."""
+    """Take a worker out: it finishes its actions and leaves. Asks first if models are left without a worker."""
     with to.operator() as operator:
-        operator.drain(worker_id)
+        try:
+            operator.drain(worker_id, if_spared=not yes)
+        except UnknownModelError:
+            raise
+        except ModelError as error:
+            if not sys.stdin.isatty():
+                raise ConfigError(f"{error}; --yes drains it all the same") from None
+            typer.confirm(f"{error}. Drain it all the same?", abort=True)
+            operator.drain(worker_id)
     print(f"worker {worker_id} has left")

@@ -68,10 +68,20 @@ class Operator:
         """List all models, sorted by name."""
         return list(self._call(self._stub.ListModels, pb.ListModelsRequest()).models)
 
-    def drain(self, worker_id: str) -> None:
-        """Take a worker out; returns once it has left."""
+    def drain(self, worker_id: str, *, if_spared: bool = False) -> None:
+        """Take a worker out; returns once it has left.
+
+        Args:
+            worker_id: its name.
+            if_spared: only if that leaves no model without a worker.
+
+        Raises:
+            ModelError: it would, and nothing has changed.
+        """
         check_text("worker_id", worker_id)
-        self._call(self._stub.DrainWorker, pb.DrainWorkerRequest(worker_id=worker_id), limit_s=None)
+        check_flag("if_spared", if_spared)
+        request = pb.DrainWorkerRequest(worker_id=worker_id, if_spared=if_spared)
+        self._call(self._stub.DrainWorker, request, limit_s=None)
 
     def workers_wanted(self) -> list[pb.KindWanted]:
         """Say how many workers of each kind the load needs now."""

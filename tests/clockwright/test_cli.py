@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import logging
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import typer
 from rich.console import Console
+from typing_extensions import override
 
 from clockwright.cli.flags import JoinFlags, LogFlags
 from clockwright.cli.inference import print_result
@@ -519,6 +521,26 @@ def test_a_drained_worker_leaves_with_0(run: Run, server: LocalServer, tmp_path:
         assert guest.wait(PATIENCE_S) == 0
     code, _, err = run("drain", "guest", "--server", server.address)
     assert (code, "local-0" in err) == (1, True)
+
+
+class _Terminal(io.StringIO):
+    @override
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_last_worker_is_drained_only_by_who_is_asked_or_says_yes(
+    run: Run, server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = ("--server", server.address)
+    last = "local-0 is the last worker: nothing would be served"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert run("drain", "local-0", *to) == (1, "", f"error: {last}; --yes drains it all the same")
+    monkeypatch.setattr(sys, "stdin", _Terminal("n\n"))
+    code, out, _ = run("drain", "local-0", *to)
+    assert (code, out.startswith(f"{last}. Drain it all the same? [y/N]")) == (1, True)
+    with Operator(server.address) as operator:
+        assert [row.worker_id for row in operator.workers()] == ["local-0"]
 
 
 def test_a_load_is_put_on_all_models_and_its_numbers_add_up(

@@ -27,6 +27,7 @@ from controller.process.app import Controller, running, serve
 from controller.process.config import ControllerConfig
 from tests.kit import asking
 from tests.kit.asking import Reply
+from tests.kit.echo_serving import until
 from tests.kit.scripted_worker import LoopbackWorker
 
 S = 10**9
@@ -181,6 +182,38 @@ async def test_draining_a_worker_returns_when_it_has_left(tmp_path: Path) -> Non
         await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w0"))
         assert worker.end.startswith("drain:")
         assert controller.links.links == []
+
+
+async def test_a_worker_without_which_a_model_has_none_is_drained_only_if_that_is_meant(
+    tmp_path: Path,
+) -> None:
+    make_model(tmp_path, "m")
+    make_model(tmp_path, "only")
+
+    async def refusal_of(worker_id: str) -> str:
+        request = pb.DrainWorkerRequest(worker_id=worker_id, if_spared=True)
+        code, text = await code_of(control.DrainWorker(request))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        return text
+
+    def refuse(model_id: str) -> str:
+        return "no" if model_id == "only" else ""
+
+    async with (
+        cluster(tmp_path) as (controller, control),
+        LoopbackWorker(controller.port, "w0"),
+    ):
+        await until_joined(controller)
+        await submit(controller, "m")
+        assert await refusal_of("w0") == "w0 is the last worker: nothing would be served"
+        async with LoopbackWorker(controller.port, "w1", refuse=refuse):
+            models = controller.catalogue.models
+            await until(lambda: all(link.joined for link in controller.links.links))
+            await until(lambda: all("w1" in {*one.ready_on, *one.refused_by} for one in models))
+            assert await refusal_of("w0") == "no other worker than w0 has only ready"
+            await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w1", if_spared=True))
+            await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w0"))
+            assert controller.links.links == []
 
 
 async def test_engines_hear_how_many_workers_are_wanted_and_release_one(tmp_path: Path) -> None:
