@@ -13,7 +13,7 @@ from clockwright.errors import BadRequestError, Denial, DeniedError
 from clockwright.foreign import printable
 from controller.access.caller import FORWARDED, Caller, read_told
 from controller.access.grants import Grant, digest, id_of
-from controller.access.roles import EVERY_ROLE, Role, say_roles
+from controller.access.roles import EVERY_ROLE, Role, say_roles, with_implied
 
 if TYPE_CHECKING:
     # Imports a library for cryptography, which takes longer than the rest.
@@ -120,7 +120,7 @@ class Authoriser:
 
     def use(self, rules: Rules, *, now_s: float) -> None:
         """Use other rules from now on; callers that they change are `over`."""
-        self._rules = rules
+        self._rules = rules = replace(rules, anonymous=with_implied(rules.anonymous))
         self._by_key = {grant.key_id: grant for grant in rules.grants if grant.key_id}
         self._by_certificate = {
             grant.certificate: grant for grant in rules.grants if grant.certificate
@@ -272,4 +272,4 @@ def credentials_of(
 def _caller_of(grant: Grant, now_s: float) -> Caller | DeniedError:
     if now_s >= grant.expires_s:
         return DeniedError(Denial.EXPIRED, f"the credentials of {printable(grant.name)} expired")
-    return Caller(grant.name, grant.roles, grant.tenant, grant.expires_s)
+    return Caller(grant.name, with_implied(grant.roles), grant.tenant, grant.expires_s)

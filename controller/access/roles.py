@@ -25,7 +25,7 @@ class Role(enum.Enum):
     MODEL_REPOSITORY = "model-repository"
     #: Totals, and figures of models and workers.
     STATISTICS = "statistics"
-    #: Applications, what they learned about users, and workers.
+    #: Applications, what they learned about users, and workers; and all that `_OF_OPERATORS` names.
     OPERATOR = "operator"
     #: Join as a worker, which receives all models and serves requests.
     WORKER = "worker"
@@ -36,6 +36,15 @@ class Role(enum.Enum):
 EVERY_ROLE: Final = frozenset(Role)
 #: Roles of the server's own processes.
 JOINING: Final = frozenset((Role.WORKER, Role.FRONT))
+#: What else an operator may do, so that one role is enough for the commands of docs/operate.md.
+_OF_OPERATORS: Final = frozenset(
+    (Role.HEALTH, Role.INFERENCE, Role.METADATA, Role.MODEL_REPOSITORY, Role.STATISTICS)
+)
+
+
+def with_implied(roles: frozenset[Role]) -> frozenset[Role]:
+    """Add the roles that others include."""
+    return roles | _OF_OPERATORS if Role.OPERATOR in roles else roles
 
 
 def read_roles(names: Iterable[str], *, where: str) -> frozenset[Role]:

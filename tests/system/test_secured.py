@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 import trustme
+from typer.main import get_command
 
 from clockwright import Access, Client, ClockwrightError, Denial, DeniedError
+from clockwright.cli.main import app, main
 from clockwright.client.operator import Operator
 from controller.access.key_file import add_key
 from controller.access.roles import Role
@@ -21,6 +24,7 @@ from experiments.live.local_server import LocalServer
 from tests.kit.addresses import own_address
 from tests.kit.processes import until, write_models
 
+ROOT = Path(__file__).resolve().parents[2]
 CLOCKWRIGHT = (sys.executable, "-m", "clockwright.cli")
 
 
@@ -125,3 +129,55 @@ def test_up_with_keys_and_tls_serves_who_has_a_key_and_nobody_else(
             lambda: {row["reason"]: row["count"] for row in status()["denials"]} == counted,
             what="all that was denied is counted",
         )
+
+
+def test_one_role_is_enough_for_all_that_the_page_for_operators_shows(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = commands_of(ROOT / "docs" / "operate.md")
+    assert len(shown) >= 12
+    keys, key_file = tmp_path / "keys", tmp_path / "ops.key"
+    key_file.write_text(add_key(keys, "ops", frozenset({Role.OPERATOR})))
+    models = write_models(tmp_path / "models", m="mlp-16-32-4")
+    write_models(tmp_path, new="mlp-16-32-4")
+    meant = {"NAME": "m", "FOLDER": str(tmp_path / "new"), "WORKER": "nobody", "ID": "999"}
+    arguments = ["--models", str(models), "--device", "modelled:1ms", "--pages", "4"]
+    arguments += ["--cache-dir", str(cache_dir), "--keys", str(keys)]
+    with LocalServer(arguments) as server:
+        access = ("--server", server.address, "--key-file", str(key_file))
+        told: dict[str, str] = {}
+        # What removes comes last.
+        for words in sorted(shown, key=lambda words: "remove" in words):
+            command = [meant.get(word, word) for word in words]
+            command += {"top": ["--json"], "explain": ["999"]}.get(" ".join(command), [])
+            monkeypatch.setattr(sys, "argv", ["clockwright", *command, *access])
+            with pytest.raises(SystemExit) as caught:
+                main()
+            told[" ".join(words)] = str(caught.value.code or "")
+    assert [words for words, end in told.items() if "NOT_ALLOWED" in end] == []
+    # What is asked of a worker, a version or a request that there is not, and nothing else.
+    failed = {words for words, end in told.items() if end.startswith("error")}
+    assert failed == {"drain WORKER", "models traffic NAME 2=10%", "explain", "explain ID"}
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The commands that a page shows, in blocks and in sentences, which ask a server."""
+    text = page.read_text(encoding="utf-8")
+    fenced = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in fenced for line in block.splitlines()]
+    for block in fenced:
+        text = text.replace(block, "")
+    found: dict[tuple[str, ...], None] = {}
+    for line in (*lines, *re.findall(r"`([^`\n]+)`", text)):
+        try:
+            words = shlex.split(line.removeprefix("clockwright "))
+        except ValueError:
+            continue
+        command: Any = get_command(app)
+        for word in words:
+            if not hasattr(command, "commands"):
+                break
+            command = command.get_command(None, word)
+        if any(parameter.name == "server" for parameter in getattr(command, "params", ())):
+            found[tuple(words)] = None
+    return [[*words] for words in found]
