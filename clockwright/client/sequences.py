@@ -71,7 +71,12 @@ class _Steps:
         #: A step was answered since the last start, and none was the last.
         self.is_live = False
 
-    def _next(self, last: bool) -> SequenceStep:
+    def _next(self, inputs: object, last: bool) -> SequenceStep:
+        # The only input of an array would be looked for among those of the state, too.
+        if not isinstance(inputs, Mapping):
+            raise BadRequestError(
+                f"step: found {type(inputs).__name__}, expected arrays by input name, without the state: step({{NAME: array}})"
+            )
         start = not self.is_live
         return SequenceStep(self.sequence_id, start, last, self._every_ms if start else None)
 
@@ -98,7 +103,7 @@ class StepSequence(_Steps, Generic[R]):
 
     def step(self, inputs: Mapping[str, Any], *, last: bool = False) -> R:
         """Run the next step, with inputs of one row but for the state; raises what `Client.infer` does."""
-        result = self._infer(self._model, inputs, step=self._next(last), **self._said)
+        result = self._infer(self._model, inputs, step=self._next(inputs, last), **self._said)
         self.is_live = not last
         return result
 
@@ -127,7 +132,7 @@ class AsyncStepSequence(_Steps, Generic[R]):
 
     async def step(self, inputs: Mapping[str, Any], *, last: bool = False) -> R:
         """Run the next step; see `StepSequence.step`."""
-        result = await self._infer(self._model, inputs, step=self._next(last), **self._said)
+        result = await self._infer(self._model, inputs, step=self._next(inputs, last), **self._said)
         self.is_live = not last
         return result
 

@@ -433,3 +433,13 @@ def test_what_an_operator_passes_in_a_wrong_type_is_named(
         # A text is a path, too.
         with pytest.raises(ConfigError, match="is not a folder"):
             operator.add_model(str(tmp_path / "none"), name="a", replace=False)
+
+
+async def test_a_step_takes_its_inputs_by_name(server: FrontEndInThread) -> None:
+    words = re.escape("step: found ndarray, expected arrays by input name, without the state")
+    rows = np.ones((1, 3), np.float32)
+    with Client(server.address) as client, pytest.raises(BadRequestError, match=words):
+        client.sequence("double").step(rows)  # type: ignore[arg-type]
+    async with AsyncClient(server.address) as other:
+        with pytest.raises(BadRequestError, match=words):
+            await other.sequence("double").step(rows)  # type: ignore[arg-type]

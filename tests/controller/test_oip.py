@@ -623,6 +623,8 @@ def test_an_application_is_not_asked_to_decide_within_a_time() -> None:
         ("explian", "explain"),
         ("timeout_ms", "timeout"),
         ("tenant_id", "tenant"),
+        ("sequence_begin", "sequence_start"),
+        ("sequence_stop", "sequence_end"),
     ],
 )
 def test_a_misspelt_parameter_is_refused_with_the_nearest_that_is_known(

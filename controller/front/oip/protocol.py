@@ -100,6 +100,13 @@ _OF_TENSORS = frozenset(_TENSOR_PARAMETERS)
 # A name that has so much in common with one of ours is a misspelt one. `tenant_id` and `context_id` have more, `text`,
 # `request_id` and `lora_weights`, which clients of language models send, have less.
 _ALIKE = 0.75
+# Unlike in letters, but meant.
+_MEANT = {
+    "sequence_begin": "sequence_start",
+    "sequence_first": "sequence_start",
+    "sequence_last": "sequence_end",
+    "sequence_stop": "sequence_end",
+}
 # To compare a name takes some 30 us.
 _WITH_UNKNOWN_MAX = 64
 # How many texts are wanted of each row of an output, in place of its values.
@@ -1169,6 +1176,8 @@ def _check_unknown(name: str, number: int, known: tuple[str, ...], where: str = 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
     if name.startswith("slo") and "slo_ms" in known:
         return "slo_ms"
+    if "sequence_id" in known and name in _MEANT:
+        return _MEANT[name]
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)), "")
 
 
