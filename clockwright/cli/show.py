@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -188,6 +189,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
         return
     console = _console()
     ready = [model for model in models if model.state == "READY"]
+    names = Counter(_served_name(model) for model in models)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, collapse_padding=True)
     table.add_column("model", no_wrap=True)
     counted = sorted(models[0].counters)
@@ -200,7 +202,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
         smallest = min(model.exec, key=lambda row: row.batch_size, default=None)
         table.add_row(
             model.model_id,
-            _version(model),
+            _version(model, has_others=names[_served_name(model)] > 1),
             str(model.num_pages or "-"),
             format_ns(model.load_ns) if model.load_ns else "-",
             format_ns(smallest.exec_ns) if smallest else "-",
@@ -222,10 +224,15 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
             console.print(f"{model.model_id}: {state}", soft_wrap=True)
 
 
-def _version(model: pb.ModelInfo) -> str:
-    """A version with its aliases, and its share of the requests unless it has all."""
+def _served_name(model: pb.ModelInfo) -> str:
+    """The name that all versions have in common."""
+    return model.model_id.removesuffix(f":{model.version}")
+
+
+def _version(model: pb.ModelInfo, *, has_others: bool) -> str:
+    """A version with its aliases, and its share of the requests unless it is the only one."""
     marks = [*model.aliases]
-    if model.share != 1:
+    if has_others or model.share != 1:
         marks.append(f"{100 * model.share:.3g}%")
     if model.shadow:
         marks.append(f"shadow of {100 * model.shadow:.3g}%")

@@ -13,6 +13,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,7 @@ def read_versions(
                 versions[_pipeline_version(folder)] = ()
             # A pipeline whose settings are wrong lacks no version folder.
             elif read is not None or "pipeline" not in config:
-                served = None if read is None else read.settings.versions
+                served = _served(config) if read is None else read.settings.versions
                 chosen = (served or ServedVersions(1)).choose(version_folders(folder))
             for version in chosen:
                 files = _read_files(folder, folder / version, digests or FileDigests())
@@ -255,6 +256,14 @@ def read_versions(
         replace(read, version=version, files=files, labels=labels, initial=initial)
         for version, files in versions.items()
     )
+
+
+def _served(config: str) -> ServedVersions | None:
+    """Which versions settings speak of that cannot be used, so that what is wrong with those is found too."""
+    with suppress(ModelError):
+        table = _read_toml(config)
+        return read_served(table["versions"]) if "versions" in table else None
+    return None
 
 
 def _pipeline_version(folder: Path) -> str:

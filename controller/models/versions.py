@@ -156,6 +156,10 @@ class Routing:
         if traffic:
             routing = replace(routing, traffic=_spread(routing, traffic, present))
         if shadow:
+            if len(present) == 1 and any(shadow.values()):
+                raise ModelError(
+                    f"version {min(present)} is the only one that is served: there are no requests to others to copy"
+                )
             wanted = {each: share for each, share in shadow.items() if share}
             routing = replace(routing, shadow=wanted)
         return Routing.read(routing.aliases, routing.traffic, routing.shadow)

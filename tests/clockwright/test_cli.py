@@ -33,6 +33,7 @@ from clockwright.client.channel import Access
 from clockwright.client.client import InferResult
 from clockwright.client.operator import Operator
 from clockwright.settings import Flags, spell
+from clockwright.v1 import control_pb2 as pb
 from controller.process.config import FrontConfig
 from controller.process.up import show_preparation
 from experiments.live.local_server import LocalServer
@@ -659,3 +660,17 @@ def test_load_says_what_to_give_before_it_looks_for_a_server(run: Run) -> None:
         assert words in error
         assert "--concurrency 4" in error
         assert "--trace FILE" in error
+
+
+def test_a_list_of_models_says_the_share_of_each_version_unless_it_is_the_only_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def model(model_id: str, version: str, share: float) -> pb.ModelInfo:
+        return pb.ModelInfo(model_id=model_id, version=version, state="READY", share=share)
+
+    print_models([model("m:1", "1", 1), model("m:2", "2", 0), model("alone", "1", 1)])
+    lines = capsys.readouterr().out.splitlines()
+    shown = {line.split()[0]: line for line in lines if line.split()}
+    assert shown["m:1"].split()[1:3] == ["1", "(100%)"]
+    assert shown["m:2"].split()[1:3] == ["2", "(0%)"]
+    assert "%" not in shown["alone"]

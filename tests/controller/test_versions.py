@@ -25,6 +25,7 @@ from controller.front.remote.descriptions import Descriptions
 from controller.front.services.inference import _user_of
 from controller.models.catalogue import Catalogue, name_of
 from controller.models.entry import Entry
+from controller.models.model_folder import read_versions
 from controller.models.state_file import StateFile
 from controller.models.versions import Routing, ServedVersions, Versions, read_served
 from controller.models.warming import warm
@@ -137,7 +138,18 @@ def test_a_share_is_taken_from_the_others_in_proportion() -> None:
             changed(routing, present, **change)
     with pytest.raises(ModelError, match="no other version that is served"):
         changed(Routing(), {"1": 1.0}, traffic={"1": 0.5})
+    with pytest.raises(ModelError, match="version 1 is the only one that is served"):
+        changed(Routing(), {"1": 1.0}, shadow={"1": 0.1})
+    assert changed(Routing(), {"1": 1.0}, shadow={"1": 0}).shadow == {}
     assert Routing.from_json(routing.to_json()) == routing
+
+
+def test_wrong_shares_do_not_hide_that_a_version_is_missing(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, config="[versions]\nserve = [7]\n[traffic]\n1 = 0.5\n")
+    with pytest.raises(ModelError) as caught:
+        read_versions(folder)
+    assert "traffic: found shares of 0.5 together, expected 1" in str(caught.value)
+    assert "expected one of the versions 7, found 1" in str(caught.value)
 
 
 class Version:
