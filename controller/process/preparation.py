@@ -31,6 +31,8 @@ class Preparation:
         self._stages: dict[str, str] = {}
         self._begin_s = time.monotonic()
         self._counted = (0, self._begin_s)
+        #: How many were decided at the last change of that, and when.
+        self._decided = (0, self._begin_s)
 
     def show(self, models: Iterable[pb.ModelInfo]) -> None:
         """Take in the models' states."""
@@ -68,10 +70,15 @@ class Preparation:
         ]
         now = f"; {', '.join(doing[:_MODELS_NAMED])}" if doing else ""
         num_left = sum(model.state == "LOADING" for model in models)
+        num_decided, now_s = len(models) - num_left, time.monotonic()
+        if num_decided != self._decided[0]:
+            self._decided = (num_decided, now_s)
         left = ""
-        if num_left and num_left < len(models):
-            left_s = (time.monotonic() - self._begin_s) * num_left / (len(models) - num_left)
-            left = f", the rest in about {max(round(left_s), 1)} s"
+        if num_left and num_decided:
+            # As long each as those before. What takes longer, such as a server that is away, is not guessed at.
+            decided_s = self._decided[1]
+            left_s = (decided_s - self._begin_s) * num_left / num_decided - (now_s - decided_s)
+            left = f", the rest in about {max(round(left_s), 1)} s" if left_s > 0 else ""
         self._console.print(f"preparing: {num_ready} of {len(models)} models are ready{left}{now}")
 
     def __enter__(self) -> Self:

@@ -86,7 +86,14 @@ def test_progress_is_said_every_ten_models_or_ten_seconds(monkeypatch: pytest.Mo
         preparation.show([waiting])
         done = pb.ModelInfo(model_id="a", state="READY")
         preparation.say(1, [done, *models])
+        # Nothing is ready meanwhile: what was expected comes nearer, and then is not said.
+        now_s += 15
+        preparation.say(1, [done, *models])
+        now_s += 15
+        preparation.say(1, [done, *models])
     assert said.getvalue() == (
         "preparing: 11 of 2 models are ready; b: optimising\n"
         "preparing: 1 of 3 models are ready, the rest in about 21 s; b: optimising\n"
+        "preparing: 1 of 3 models are ready, the rest in about 6 s; b: optimising\n"
+        "preparing: 1 of 3 models are ready; b: optimising\n"
     )
