@@ -17,7 +17,15 @@ from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, ActionId, GpuKind, ModelId, RequestId, WorkerId
 from clockwright.wire.actions import ActionError, Infer, Result
 from clockwright.wire.bulk import Buffer
-from controller.core import ClusterLoad, HeldPages, ModelStatistics, Scheduler, Statistics
+from controller.core import (
+    ClusterLoad,
+    HeldPages,
+    ModelStatistics,
+    ModelTimes,
+    Outlook,
+    Scheduler,
+    Statistics,
+)
 from controller.core.events import (
     AdmissionClosed,
     AnswerRequest,
@@ -137,6 +145,14 @@ class Runtime:
     def cheapest_to_lose(self, gpu_kind: GpuKind) -> Leaving:
         """The worker of a kind that should leave first; see `Scheduler`."""
         return self._scheduler.cheapest_to_lose(gpu_kind, self.clock())
+
+    def outlook(self, slos_ns: Sequence[int]) -> Outlook:
+        """How soon the lanes could begin requests with some SLOs. Takes O(models + workers)."""
+        return self._scheduler.outlook(slos_ns, self.clock())
+
+    def model_times(self) -> dict[ModelId, ModelTimes]:
+        """What a row of each model takes, and its weights if they are not resident. Takes O(models + copies)."""
+        return self._scheduler.model_times()
 
     def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
         """The models in the pages of each worker. Takes O(copies)."""

@@ -83,7 +83,7 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
         state = "draining"
     elif status.num_workers == 0:
         state = "no worker is connected"
-    console = _console()
+    console = wide_console()
     console.print(
         f"Clockwright {status.version}, policy {status.policy}, up {format_ns(status.uptime_ns)}: "
         f"{state}\n"
@@ -187,7 +187,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
     if not models:
         print("no models")
         return
-    console = _console()
+    console = wide_console()
     ready = [model for model in models if model.state == "READY"]
     names = Counter(_served_name(model) for model in models)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, collapse_padding=True)
@@ -239,7 +239,8 @@ def _version(model: pb.ModelInfo, *, has_others: bool) -> str:
     return model.version + (f" ({', '.join(marks)})" if marks else "")
 
 
-def _console() -> Console:
+def wide_console() -> Console:
+    """Make where tables are printed."""
     console = Console(highlight=False, markup=False)
     # Not a terminal: lines are not folded, so that a search finds a name in one piece.
     return console if console.is_terminal else Console(highlight=False, markup=False, width=240)

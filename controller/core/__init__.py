@@ -108,6 +108,8 @@ from controller.core.statistics import (
     ClusterLoad,
     HeldPages,
     ModelStatistics,
+    ModelTimes,
+    Outlook,
     Statistics,
     WorkerStatistics,
 )
@@ -118,6 +120,8 @@ __all__ = [
     "HeldPages",
     "KindStatistics",
     "ModelStatistics",
+    "ModelTimes",
+    "Outlook",
     "Scheduler",
     "SchedulerConfig",
     "Statistics",

@@ -80,10 +80,14 @@ from controller.core.statistics import (
     ClusterLoad,
     HeldPages,
     ModelStatistics,
+    ModelTimes,
+    Outlook,
     Statistics,
     cluster_load_of,
     held_pages_of,
     model_statistics_of,
+    model_times_of,
+    outlook_of,
     snapshot,
 )
 
@@ -281,6 +285,14 @@ class Scheduler:
     def cheapest_to_lose(self, gpu_kind: GpuKind, now_ns: int) -> Leaving:
         """Find the worker of a kind that should leave first; see `leaving`."""
         return cheapest_to_lose(self._books, gpu_kind, max(now_ns, self._now_ns))
+
+    def outlook(self, slos_ns: Sequence[int], now_ns: int) -> Outlook:
+        """How soon the lanes could begin requests with some SLOs. Takes O(models + workers)."""
+        return outlook_of(self._books, slos_ns, max(now_ns, self._now_ns))
+
+    def model_times(self) -> dict[ModelId, ModelTimes]:
+        """What a row of each model takes, and its weights if they are not resident. Takes O(models + copies)."""
+        return model_times_of(self._books)
 
     def held_pages(self) -> dict[WorkerId, list[HeldPages]]:
         """The models in the pages of each worker. Takes O(copies)."""

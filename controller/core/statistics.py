@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.core.admission import rows_due
 from controller.core.books import Books
 from controller.core.capacity import KindStatistics
 from controller.core.state import Model, WorkerState
@@ -83,6 +86,60 @@ class ClusterLoad:
     workers: tuple[WorkerLoad, ...]
     kinds: tuple[KindStatistics, ...]
     dropped_without_worker_rps: float
+
+
+# So many models with waiting requests say how much work waits: a look at each takes some microseconds.
+_SAMPLE: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """How soon the lanes could begin a request, for who chooses among several controllers."""
+
+    #: Time until a lane is free of what is sent and of what waits and is due earlier, by the SLOs that were asked for.
+    waits_ns: tuple[int, ...]
+    #: Workers that take work, and their free pages.
+    num_workers: int
+    num_free_pages: int
+
+
+#: What one row of a model takes alone and in the best batch, and how long its weights take to load: 0, they are resident.
+ModelTimes = tuple[int, float, int]
+
+
+def outlook_of(books: Books, slos_ns: Sequence[int], now_ns: int) -> Outlook:
+    """Predict how long requests with some SLOs would wait. Takes O(models + workers)."""
+    workers = [worker for worker in books.workers.values() if not worker.draining]
+    lanes = max(len(workers), 1)
+    sent_ns = sum([worker.exec_lane.available_ns(now_ns) - now_ns for worker in workers])
+    waiting = [model for model in books.models.values() if model.queue]
+    step = 1 + len(waiting) // _SAMPLE
+    looked_at = waiting[::step]
+    scale = len(waiting) / max(len(looked_at), 1)
+    waits_ns = []
+    for slo_ns in slos_ns:
+        work_ns = 0.0
+        for model in looked_at:
+            if model.fastest is not None:
+                work_ns += rows_due(model, now_ns + slo_ns) * model.fastest.ns_per_row
+        waits_ns.append(int((sent_ns + work_ns * scale) / lanes))
+    return Outlook(
+        waits_ns=tuple(waits_ns),
+        num_workers=len(workers),
+        num_free_pages=sum([worker.num_free_pages for worker in workers]),
+    )
+
+
+def model_times_of(books: Books) -> dict[ModelId, ModelTimes]:
+    """What a row of each model takes that some worker could run. Takes O(models + copies)."""
+    found: dict[ModelId, ModelTimes] = {}
+    for model_id, model in books.models.items():
+        fastest = model.fastest
+        if fastest is not None:
+            is_cold = not any([copy.resident for copy in model.copies.values()])
+            load_ns = fastest.load_ns if is_cold else 0
+            found[model_id] = fastest.exec_ns[0], fastest.ns_per_row, load_ns
+    return found
 
 
 def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:

@@ -6,6 +6,7 @@
     methods    the one table: path, role, messages, REST paths, and where each method is answered
     services   inference, the model repository, operators, health, reflection
     remote     the controller as a front sees it: in the same process, or over a link
+    cells      several controllers: what each says of itself, and which of them gets a request
 
 A front may be a process of its own (`clockwright front`). It runs the same server and services; only the
 controller is at the other end of a link (`remote`). It judges callers and load by itself and leaves quotas to the

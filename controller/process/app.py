@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -18,7 +19,7 @@ import uvloop
 
 from clockwright.errors import ConfigError, ModelError, StoreError
 from clockwright.process import freeze_garbage, keep_big_blocks, use_huge_pages
-from clockwright.wire.leadership import Term
+from clockwright.wire.leadership import Term, address_of
 from controller.access.guard import Guard
 from controller.access.quota_book import QuotaBook
 from controller.core.admission import WAY_BACK_NS
@@ -52,9 +53,10 @@ from controller.models.learned import Learned
 from controller.models.state_file import StateFile, begin_term, keep_digests, read_digests
 from controller.models.uploads import Uploads
 from controller.models.warming import warm
+from controller.process.cells.publisher import CellPublisher
 from controller.process.config import ControllerConfig
 from controller.process.lease.keeper import LeaseKeeper, holder_name
-from controller.process.lease.places import open_store
+from controller.process.lease.places import open_directory, open_store
 from controller.process.rest_listener import monitoring_listener, rest_listener
 from controller.process.schedulers import make_scheduler
 from controller.process.scratch import clear_left_behind, scratch_folder
@@ -335,6 +337,18 @@ async def running(
             # First, so that streams end as HTTP has it and are not cut off.
             stack.callback(site.close)
         await stack.enter_async_context(guard.looking())
+        if config.cells is not None:
+            publisher = CellPublisher(
+                open_directory(config.cells),
+                config.cell_address or _reached_at(config.host, port),
+                term,
+                runtime,
+                catalogue,
+                applications,
+                fronts,
+            )
+            # It ends first: no front chooses a controller that is about to go.
+            await stack.enter_async_context(publisher.publishing())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(
             config.host, has_tls=config.tls_certificate is not None
@@ -360,6 +374,11 @@ def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str
     """Apply new quotas: in the scheduler, and in whatever the catalogue keeps about how to ask for a model."""
     runtime.tell(TenantsWeighed(weights=weights))
     catalogue.renew()
+
+
+def _reached_at(host: str, port: int) -> str:
+    """Where other machines reach a server that listens on a host's address, if that is no particular one."""
+    return address_of(socket.gethostname() if host in ("0.0.0.0", "::") else host, port)
 
 
 def _say_nothing(_: Ports) -> None:

@@ -143,9 +143,17 @@ class FrontConfig(ServingConfig):
     #: What it shows the controller: a key or certificate with role `front`.
     joining: Access = field(default_factory=Access)
 
+    #: Controllers of a directory, instead of the one above: each request goes to one of them.
+    cells: str | None = setting(
+        None,
+        metavar="file:FOLDER|etcd://HOST:PORT",
+        help="Directory of several controllers (`clockwright controller --cells`), instead of --controller.",
+    )
+
     def __post_init__(self) -> None:
         ServingConfig.__post_init__(self)
-        read_addresses(self.controller)
+        if self.cells is None:
+            read_addresses(self.controller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +234,18 @@ class ControllerConfig(ServingConfig):
         metavar="file:PATH|etcd://HOST:PORT",
         help="Lease that decides which of several controllers leads; the others stand by. file: works on "
         "one host. With TLS: etcds://HOST:PORT?ca=PATH&cert=PATH&key=PATH.",
+    )
+    #: A folder, or keys of etcd that begin alike.
+    cells: str | None = setting(
+        None,
+        metavar="file:FOLDER|etcd://HOST:PORT",
+        help="Directory in which this controller tells ten times a second how it does, for fronts and pickers "
+        "that choose among several (`clockwright front --cells`). Forms as of --lease.",
+    )
+    cell_address: str = setting(
+        "",
+        metavar="HOST:PORT",
+        help="With --cells: where fronts and gateways reach this controller. Unset: --host and --port.",
     )
     #: Time for a load balancer to ask, and to send requests elsewhere. Fronts and workers need none.
     notice_s: float = setting(

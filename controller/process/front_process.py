@@ -18,15 +18,19 @@ from clockwright.process import freeze_garbage, use_huge_pages
 from controller.access.guard import Guard
 from controller.front.admission.limits import AdmissionLimits
 from controller.front.admission.memory import MemoryWatch
+from controller.front.cells.choice import Choices
 from controller.front.http.http2_server import Http2Server
 from controller.front.oip.regions import Regions
+from controller.front.remote.cells_backend import CellsBackend
 from controller.front.remote.remote_backend import RemoteBackend
 from controller.front.services.forwarding import Forwarding
 from controller.front.services.inference import InferenceService
 from controller.front.services.tracing import open_tracing
 from controller.links.slabs import Slabs
 from controller.process.app import run_loop, signals_to_end
+from controller.process.cells.reader import CellReader
 from controller.process.config import FrontConfig
+from controller.process.lease.places import open_directory
 from controller.process.rest_listener import rest_listener
 from controller.process.server_tls import use_tls
 
@@ -48,7 +52,7 @@ class Front:
     #: Keeps the controller attached, and ends only by an error.
     attaching: asyncio.Task[None]
     slabs: Slabs
-    backend: RemoteBackend
+    backend: RemoteBackend | CellsBackend
     guard: Guard
 
 
@@ -68,13 +72,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
-        backend = RemoteBackend(
-            config.controller,
-            slabs,
-            joining=config.joining,
-            knows_callers=config.access.knows_callers,
-            clock=clock,
-        )
+        backend = await _find_backend(config, slabs, clock, stack)
         guard = Guard(config.access, count=backend.denied)
         attaching = asyncio.create_task(backend.run())
 
@@ -83,7 +81,7 @@ async def serving(
             await asyncio.wait([attaching])
 
         stack.push_async_callback(detach)
-        attached = asyncio.create_task(backend.link.attached.wait())
+        attached = asyncio.create_task(backend.attached.wait())
         await asyncio.wait((attaching, attached), return_when=asyncio.FIRST_COMPLETED)
         if attaching.done():
             attached.cancel()
@@ -97,7 +95,7 @@ async def serving(
         server = Http2Server(
             clock=backend.clock,
             door=door,
-            max_message_bytes=backend.link.message_bytes_max,
+            max_message_bytes=backend.message_bytes_max,
             max_connections=config.max_connections,
             slabs=slabs,
             authoriser=guard.authoriser,
@@ -109,18 +107,13 @@ async def serving(
             regions = Regions(
                 slabs,
                 num_bytes_max=config.shared_memory_bytes,
-                request_bytes_max=backend.link.message_bytes_max,
+                request_bytes_max=backend.message_bytes_max,
             )
         tracing = open_tracing(config.trace_to, share=config.trace_share, clock=backend.clock)
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         inference = InferenceService(backend, door=door, regions=regions, tracing=tracing)
-        forwarding = Forwarding(
-            backend.link.wait_for_channel,
-            lambda: backend.link.shown,
-            door=door,
-            client_shm=regions is not None,
-        )
+        forwarding = Forwarding(backend.find_link, door=door, client_shm=regions is not None)
         # The front's own after those that it hands on.
         handlers = forwarding.handlers() | inference.handlers()
         server.serve(handlers)
@@ -141,6 +134,25 @@ async def serving(
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         yield Front(config.host, port, http_port, attaching, slabs, backend, guard)
+
+
+async def _find_backend(
+    config: FrontConfig, slabs: Slabs, clock: Callable[[], int], stack: AsyncExitStack
+) -> RemoteBackend | CellsBackend:
+    """Make the link to the controller, or what links to those of a directory."""
+    joining, knows_callers = config.joining, config.access.knows_callers
+    if config.cells is None:
+        return RemoteBackend(
+            config.controller, slabs, joining=joining, knows_callers=knows_callers, clock=clock
+        )
+    choices = Choices()
+    backend = CellsBackend(
+        choices, slabs, joining=joining, knows_callers=knows_callers, clock=clock
+    )
+    store = open_directory(config.cells)
+    reader = CellReader(store, choices, read=backend.follow, clock=clock)
+    await stack.enter_async_context(reader.reading())
+    return backend
 
 
 async def serve(config: FrontConfig, *, started: Callable[[Front], None] | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from controller.access.guard import Guard
 from controller.front.http.tls import server_context
-from controller.process.config import ControllerConfig, FrontConfig
+from controller.process.config import ServingConfig
 
 
 class TlsDoor(Protocol):
@@ -20,7 +20,7 @@ class TlsDoor(Protocol):
 
 def use_tls(
     doors: Sequence[TlsDoor],
-    config: ControllerConfig | FrontConfig,
+    config: ServingConfig,
     guard: Guard,
     *,
     protocol: str = "h2",

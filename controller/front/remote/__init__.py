@@ -2,6 +2,7 @@
 
 backend                what a front needs of a controller, and the form it has in the controller's own process
 remote_backend         a controller in another process
+cells_backend          several controllers in other processes, of which each request gets one
 controller_connection  the front's end of the link: attach, token, heartbeats
 descriptions           what the controller said of models
 open_requests          what is open there; no I/O

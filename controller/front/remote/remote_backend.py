@@ -249,6 +249,20 @@ class RemoteBackend:
         """Workers without memory in common that can be reached."""
         return 0 if self._direct is None else self._direct.workers.num_reached
 
+    @property
+    def attached(self) -> asyncio.Event:
+        """Set when a controller is there for the first time."""
+        return self.link.attached
+
+    @property
+    def message_bytes_max(self) -> int:
+        """Bytes of the largest request that the controller takes."""
+        return self.link.message_bytes_max
+
+    async def find_link(self, limit_s: float, _model: str = "") -> ControllerConnection | None:
+        """The link for calls that the controller answers itself. Returns None if it was not connected in time."""
+        return self.link if await self.link.wait_for_channel(limit_s) is not None else None
+
     async def run(self) -> None:
         """Keep a controller attached, for good.
 
@@ -264,11 +278,15 @@ class RemoteBackend:
 
     # --- what the service asks ----------------------------------------------------------------
 
+    def known(self, name: str, version: str) -> RemoteDescription | None:
+        """The description of what a client names. Returns None if it is not known here."""
+        return self._descriptions.known.get((name, version))
+
     def describe(
         self, sink: Waits, name: str, version: str, until: Callable[[], int]
     ) -> RemoteDescription | None:
         """Find what a client names. Asks the controller for a description that is not known."""
-        described = self._descriptions.known.get((name, version))
+        described = self.known(name, version)
         if described is not None:
             return described
         self._book.hold(sink, until())

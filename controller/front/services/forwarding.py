@@ -8,10 +8,11 @@ A client that watches the health watches the front, which is as healthy as its c
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from clockwright.errors import Refusal, RefusedError
 from clockwright.v1 import inference_pb2
@@ -39,9 +40,20 @@ _NOT_READY = {
 }
 _KEPT = (DETAILS, PUSHBACK)
 
+# Fields of requests that name a model, or an application.
+_MODEL_FIELDS = ("name", "model_name", "model_id")
 # How long a call that has not been handed on waits for a controller.
 _HOLD_S = 5.0
 _AT_ONCE = frozenset(("ServerReady", "Check"))
+
+
+class FoundLink(Protocol):
+    """A controller that is there."""
+
+    #: grpc.aio's channel to it.
+    channel: Any
+    #: The headers by which it knows the front.
+    shown: Sequence[tuple[str, str]]
 
 
 class Forwarding:
@@ -49,8 +61,7 @@ class Forwarding:
 
     def __init__(
         self,
-        channel: Callable[[float], Awaitable[Any]],
-        shown: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        find_link: Callable[[float, str], Awaitable[FoundLink | None]],
         *,
         door: AdmissionLimits,
         client_shm: bool,
@@ -58,14 +69,12 @@ class Forwarding:
         """Hand calls on.
 
         Args:
-            channel: waits so many seconds at most for the controller, and gives grpc.aio's channel to it; None
-                where it is not there.
-            shown: gives the headers by which the controller knows the front.
+            find_link: waits so many seconds at most for the controller, where there are several for one that has a model,
+                and gives the link to it; None where it is not there.
             door: is shut when the front has no memory for requests: then it is not ready.
             client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
         """
-        self._channel = channel
-        self._shown = shown
+        self._find_link = find_link
         self._door = door
         self._client_shm = client_shm
         self.health = HealthService(self._is_serving)
@@ -95,14 +104,17 @@ class Forwarding:
         # The next controller follows within seconds. But a caller that asks for the health needs the answer now.
         remaining_s = stream.time_left_s()
         hold_s = 0.0 if method.name in _AT_ONCE else _HOLD_S
-        channel = await self._channel(hold_s if remaining_s is None else min(hold_s, remaining_s))
-        if channel is None:
+        hold_s = hold_s if remaining_s is None else min(hold_s, remaining_s)
+        # Who sends a stream sends it as it comes.
+        first = None if method.takes_stream else await stream.read()
+        link = await self._find_link(hold_s, _model_in(method, first))
+        if link is None:
             raise RefusedError(Refusal.NO_WORKER, "the controller cannot be reached")
         # The client's own headers stay here: the front has found out who it is, and says so.
-        call = channel.stream_stream(method.path)(
-            aiter(stream),
+        call = link.channel.stream_stream(method.path)(
+            _behind(first, stream),
             timeout=stream.time_left_s(),
-            metadata=(*self._shown(), (FORWARDED, tell(caller))),
+            metadata=(*link.shown, (FORWARDED, tell(caller))),
         )
         try:
             async for message in call:
@@ -121,11 +133,11 @@ class Forwarding:
 
     async def _is_serving(self) -> bool:
         """Whether the front can serve, and its controller says of itself that it can."""
-        channel = None if self._door.is_shut else await self._channel(0.0)
-        if channel is None:
+        link = None if self._door.is_shut else await self._find_link(0.0, "")
+        if link is None:
             return False
-        check = channel.unary_unary(f"/{HEALTH}/Check")
-        shown = (*self._shown(), (FORWARDED, tell(ANYBODY)))
+        check = link.channel.unary_unary(f"/{HEALTH}/Check")
+        shown = (*link.shown, (FORWARDED, tell(ANYBODY)))
         try:
             status: bytes = await check(b"", timeout=_HOLD_S, metadata=shown)
         except grpc.aio.AioRpcError:
@@ -137,3 +149,22 @@ class Forwarding:
         theirs = [name for name in metadata.extensions if name != SHARED_MEMORY_EXTENSION]
         metadata.extensions[:] = [*theirs, *([SHARED_MEMORY_EXTENSION] * self._client_shm)]
         return metadata.SerializeToString()
+
+
+async def _behind(first: bytes | None, stream: CallStream) -> AsyncIterator[bytes]:
+    """The messages of a call of which the first has been read, if any has."""
+    if first is not None:
+        yield first
+    async for message in stream:
+        yield message
+
+
+def _model_in(method: Method, message: bytes | None) -> str:
+    """The model that a call is about; empty: none is named."""
+    named = [name for name in _MODEL_FIELDS if name in method.request.DESCRIPTOR.fields_by_name]
+    if message is None or not named:
+        return ""
+    try:
+        return str(getattr(method.request.FromString(message), named[0]))
+    except DecodeError:
+        return ""  # The controller says what is wrong.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -26,9 +26,23 @@ _Request: Final = METHODS[f"/{HEALTH}/Watch"].request
 class HealthService:
     """Says whether a server serves, as often as that changes."""
 
-    def __init__(self, is_serving: Callable[[], Awaitable[bool]]) -> None:
-        """Ask `is_serving` for each call, and again and again for those who watch."""
+    def __init__(
+        self,
+        is_serving: Callable[[], Awaitable[bool]],
+        *,
+        names: Sequence[str] = (INFERENCE,),
+        lives: str = INFERENCE,
+    ) -> None:
+        """Answer for a server.
+
+        Args:
+            is_serving: asked for each call, and again and again for those who watch.
+            names: of its services.
+            lives: a name that serves as long as the process lives, unless it is one of those.
+        """
         self._is_serving = is_serving
+        self._names = {"", *names}
+        self._lives = lives
         self._num_watchers = 0
         self._leaving = asyncio.Event()
 
@@ -42,18 +56,23 @@ class HealthService:
 
     async def check(self, request: Any, _caller: Caller) -> Message:  # noqa: ANN401
         """Say whether the server serves."""
-        if request.service not in ("", INFERENCE):
-            name = quote(request.service)
-            raise UnknownModelError(f"there is no service {name}, expected {INFERENCE}")
-        return SERVING if await self._is_serving() else NOT_SERVING  # type: ignore[no-any-return]
+        is_serving = await self._serves(request.service)
+        if is_serving is None:
+            name, known = quote(request.service), " or ".join(sorted(self._names - {""}))
+            raise UnknownModelError(f"there is no service {name}, expected {known}")
+        return SERVING if is_serving else NOT_SERVING  # type: ignore[no-any-return]
+
+    async def _serves(self, name: str) -> bool | None:
+        """Whether a service serves. Returns None if there is no such service."""
+        if name in self._names:
+            return await self._is_serving()
+        return True if name == self._lives else None
 
     async def watch(self, stream: CallStream, _caller: Caller) -> None:
         """Tell the status at once and whenever it is another, until the client goes or the server."""
         data = await stream.read() or b""
         check_fields(data)
         request: Any = _Request.FromString(data)
-        # As gRPC wants it, a service that is not known is no error: it may come later.
-        is_known = request.service in ("", INFERENCE)
         if self._num_watchers >= WATCHERS_MAX:
             text = f"found {WATCHERS_MAX} who watch the health, expected fewer"
             raise RefusedError(Refusal.OVERLOADED, text)
@@ -62,10 +81,11 @@ class HealthService:
         try:
             while True:
                 is_over = self._leaving.is_set()
+                is_serving = await self._serves(request.service)
+                # As gRPC wants it, a service that is not known is no error: it may come later.
                 status = SERVICE_UNKNOWN
-                if is_known:
-                    is_serving = not is_over and await self._is_serving()
-                    status = SERVING if is_serving else NOT_SERVING
+                if is_serving is not None:
+                    status = SERVING if is_serving and not is_over else NOT_SERVING
                 if status is not told:
                     await stream.write(status.SerializeToString())
                     told = status

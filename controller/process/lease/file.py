@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
 
 from clockwright.errors import StoreError
 from clockwright.units import NS_PER_S
@@ -153,3 +154,56 @@ def _kill(locks: int, byte: int) -> None:
             select.select([handle], [], [], _END_LIMIT_S)
         finally:
             os.close(handle)
+
+
+class FolderDirectory:
+    """Entries in files of a folder, for controllers and fronts of one host."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        #: What each file was when it was read: its number, and when it was changed.
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def put(self, key: str, data: bytes) -> None:
+        """Do what `DirectoryStore` says."""
+        path = self._folder / quote(key, safe="")
+        # Two that write one entry have files of their own.
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch.write_bytes(data)
+            scratch.rename(path)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def remove(self, key: str) -> None:
+        """Do what `DirectoryStore` says."""
+        try:
+            (self._folder / quote(key, safe="")).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def changes(self) -> tuple[dict[str, bytes], frozenset[str]]:
+        """Do what `DirectoryStore` says."""
+        found: dict[str, bytes] = {}
+        seen: dict[str, tuple[int, int]] = {}
+        try:
+            for entry in os.scandir(self._folder) if self._folder.is_dir() else ():
+                if entry.name.startswith("."):
+                    continue
+                key = unquote(entry.name)
+                with suppress(FileNotFoundError):  # removed at this moment
+                    status = os.stat(entry.path)
+                    seen[key] = status.st_ino, status.st_mtime_ns
+                    if seen[key] != self._seen.get(key):
+                        found[key] = Path(entry.path).read_bytes()
+        except OSError as error:
+            raise self._error(error) from error
+        gone, self._seen = frozenset(self._seen.keys() - seen.keys()), seen
+        return found, gone
+
+    def close(self) -> None:
+        """Do what `DirectoryStore` says."""
+
+    def _error(self, error: OSError) -> StoreError:
+        return StoreError(f"directory {self._folder}: {error.strerror}")

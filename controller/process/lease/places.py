@@ -1,4 +1,4 @@
-"""Makes the store of a lease's record from a setting."""
+"""Makes the store of a lease's record, or of the directory of cells, from a setting."""
 
 from __future__ import annotations
 
@@ -6,36 +6,58 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from clockwright.errors import ConfigError
-from controller.process.lease.etcd import EtcdTls, LeaseKey
-from controller.process.lease.file import LeaseFile
-from controller.process.lease.stores import EXPECTED, LeaseStore
+from controller.process.lease.etcd import EtcdDirectory, EtcdTls, LeaseKey
+from controller.process.lease.file import FolderDirectory, LeaseFile
+from controller.process.lease.stores import EXPECTED, DirectoryStore, LeaseStore
 
 
 def open_store(setting: str) -> LeaseStore:
-    """Make the store of a setting, without connecting to it.
+    """Make the store of a lease's setting, without connecting to it.
 
     Raises:
         ConfigError: the setting is malformed.
     """
+    place = _place("lease", setting)
+    if isinstance(place, Path):
+        return LeaseFile(place)
+    endpoints, key, tls = place
+    return LeaseKey(endpoints, key or "clockwright/lease", tls)
+
+
+def open_directory(setting: str) -> DirectoryStore:
+    """Make the store of a directory's setting, without connecting to it; a path is that of a folder.
+
+    Raises:
+        ConfigError: the setting is malformed.
+    """
+    place = _place("cells", setting)
+    if isinstance(place, Path):
+        return FolderDirectory(place)
+    endpoints, prefix, tls = place
+    return EtcdDirectory(endpoints, prefix or "clockwright/cells", tls)
+
+
+def _place(what: str, setting: str) -> Path | tuple[list[str], str, EtcdTls | None]:
+    """Read a setting: a path, or members of etcd, a key that may be empty, and TLS."""
     kind, _, rest = setting.partition(":")
     if kind == "file" and rest:
-        return LeaseFile(Path(rest))
+        return Path(rest)
     if kind in ("etcd", "etcds") and rest.startswith("//"):
         place, _, options = rest[2:].partition("?")
         endpoints, _, key = place.partition("/")
-        tls = _tls(setting, options) if kind == "etcds" else None
+        tls = _tls(what, setting, options) if kind == "etcds" else None
         if tls is not None or not options:
-            return LeaseKey(endpoints.split(","), key or "clockwright/lease", tls)
-    raise ConfigError(f"lease is {setting!r}, expected {EXPECTED}")
+            return endpoints.split(","), key, tls
+    raise ConfigError(f"{what} is {setting!r}, expected {EXPECTED}")
 
 
-def _tls(setting: str, options: str) -> EtcdTls:
+def _tls(what: str, setting: str, options: str) -> EtcdTls:
     files = {name: Path(path) for name, path in parse_qsl(options)}
     if not {"ca"} <= files.keys() <= {"ca", "cert", "key"} or ("cert" in files) != ("key" in files):
-        raise ConfigError(f"lease is {setting!r}, expected {EXPECTED}")
+        raise ConfigError(f"{what} is {setting!r}, expected {EXPECTED}")
     tls = EtcdTls(files["ca"], files.get("cert"), files.get("key"))
     try:
         tls.context()
     except OSError as error:
-        raise ConfigError(f"lease {setting}: {error.strerror or error}") from error
+        raise ConfigError(f"{what} {setting}: {error.strerror or error}") from error
     return tls

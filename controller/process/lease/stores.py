@@ -1,4 +1,4 @@
-"""The interface of a store for a lease's record, and the record as bytes."""
+"""The interfaces of stores, for a lease's record and for the directory of cells, and the record as bytes."""
 
 from __future__ import annotations
 
@@ -44,6 +44,30 @@ class LeaseStore(Protocol):
 
         Raises:
             StoreError: the store cannot be reached; the outcome is unknown.
+        """
+
+    def close(self) -> None:
+        """Close the store."""
+
+
+class DirectoryStore(Protocol):
+    """Keeps entries by key, such as `row/10.0.0.1:8001`. Called from one thread at a time, but not always the same one."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an entry, whether there is one or not.
+
+        Raises:
+            StoreError: the store cannot be reached; the outcome is unknown.
+        """
+
+    def remove(self, key: str) -> None:
+        """Remove an entry, if there is one; as `put`."""
+
+    def changes(self) -> tuple[dict[str, bytes], frozenset[str]]:
+        """Read the entries that were written since the last call, at first all; and the keys of those that are gone.
+
+        Raises:
+            StoreError: the store cannot be reached, or holds something else.
         """
 
     def close(self) -> None:

@@ -1,0 +1,174 @@
+"""Writes a controller's row into the directory of cells, ten times a second, and its models when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from clockwright.errors import StoreError
+from clockwright.wire.leadership import Term
+from controller.core import ModelTimes
+from controller.front.cells.rows import (
+    HELPED_ELSEWHERE,
+    ROW_INTERVAL_NS,
+    SLO_CLASSES_NS,
+    CellModels,
+    CellRow,
+    Entry,
+    encode,
+    key_of,
+    make_models,
+    make_row,
+)
+from controller.front.remote.front_link import FrontLinks
+from controller.models.catalogue import Catalogue
+from controller.models.entry import ModelState, Pipeline
+from controller.process.lease.stores import DirectoryStore
+from controller.runtime import Runtime
+from controller.selection.applications import Applications
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S: Final = ROW_INTERVAL_NS / 1e9
+#: The share that was refused is of so many rows' time: a second.
+_ROWS_BACK: Final = 10
+#: Times of models and whether their weights are resident are told this often, models that come or go at once.
+_ROWS_PER_LIST: Final = 10
+_HELPED: Final = tuple(refusal.value for refusal in HELPED_ELSEWHERE)
+
+
+class CellPublisher:
+    """What one controller tells of itself."""
+
+    def __init__(
+        self,
+        store: DirectoryStore,
+        address: str,
+        term: Term,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        applications: Applications,
+        fronts: FrontLinks,
+    ) -> None:
+        """Tell nothing yet.
+
+        Args:
+            store: of the directory.
+            address: HOST:PORT at which fronts and clients reach this controller.
+            term: the generation in which it leads.
+            runtime: knows the lanes.
+            catalogue: knows the models.
+            applications: have names like models.
+            fronts: are counted: each of them may send requests of one row.
+        """
+        self._store = store
+        self._address = address
+        self._term = term
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._applications = applications
+        self._fronts = fronts
+        self._serial = 0
+        #: Requests that were over, and those that another cell might have served, in the last second, the oldest first.
+        self._counts: list[tuple[int, int]] = [(0, 0)] * _ROWS_BACK
+        self._listed = CellModels(address=address)
+        self._listed_at = -1
+        self._is_failing = False
+        self._over = asyncio.Event()
+
+    @asynccontextmanager
+    async def publishing(self) -> AsyncIterator[None]:
+        """Tell, until the block ends; then the entries are removed."""
+        task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            self._over.set()
+            await task
+            await asyncio.to_thread(self._leave)
+
+    def row(self) -> CellRow:
+        """Make the row of now."""
+        total = self._runtime.telemetry.total
+        helped = sum([total.unanswered[name] for name in _HELPED])
+        over, before = self._counts.pop(0)
+        self._counts.append((total.requests, helped))
+        self._serial += 1
+        return make_row(
+            self._address,
+            self._runtime.outlook(SLO_CLASSES_NS),
+            lineage=self._term.lineage,
+            generation=self._term.generation,
+            serial=self._serial,
+            is_open=not self._runtime.draining,
+            refused=min((helped - before) / max(total.requests - over, 1), 1.0),
+            num_readers=self._fronts.num_fronts,
+        )
+
+    def models(self) -> CellModels:
+        """List what can be asked for now."""
+        times = self._runtime.model_times()
+        found: dict[str, ModelTimes] = {}
+        pipelines: list[Pipeline] = []
+        for model in self._catalogue.served:
+            if isinstance(model, Pipeline):
+                pipelines.append(model)
+            elif model.ready_on and (own := times.get(model.model_id)) is not None:
+                found[model.name] = own
+        for pipeline in pipelines:
+            if self._catalogue.state(pipeline) is ModelState.READY:
+                found[pipeline.name] = _together([found.get(name) for name, _ in pipeline.members])
+        for running in self._applications.all:
+            if self._applications.shape(running) is not None:
+                # Its models run at the same time, so they take no longer than the longest.
+                known = [found[name] for name in running.application.models if name in found]
+                found[running.application.name] = max(known, default=(0, 0.0, 0))
+        return make_models(self._address, found)
+
+    async def _run(self) -> None:
+        while not self._over.is_set():
+            entries: list[Entry] = [self.row()]
+            generation = self._catalogue.generation
+            if generation != self._listed_at or self._serial % _ROWS_PER_LIST == 0:
+                if (models := self.models()) != self._listed or self._listed_at < 0:
+                    entries.append(models)
+                self._listed, self._listed_at = models, generation
+            await asyncio.to_thread(self._put, entries)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_INTERVAL_S):
+                    await self._over.wait()
+
+    def _put(self, entries: list[Entry]) -> None:
+        try:
+            for entry in reversed(entries):  # the models first
+                self._store.put(key_of(entry), encode(entry))
+        except StoreError as error:
+            self._listed_at = -1
+            if not self._is_failing:
+                log.warning("%s; trying again", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def _leave(self) -> None:
+        """Remove what was told. If that fails, it expires."""
+        try:
+            for kind in ("row", "models"):
+                self._store.remove(f"{kind}/{self._address}")
+        except StoreError as error:
+            log.warning("%s; its entries expire", error)
+        finally:
+            self._store.close()
+
+
+def _together(times: list[ModelTimes | None]) -> ModelTimes:
+    """What a pipeline takes whose models take so long; unknown ones take nothing."""
+    known = [each for each in times if each is not None]
+    return (
+        sum([exec_ns for exec_ns, _, _ in known]),
+        sum([row_ns for _, row_ns, _ in known]),
+        max([load_ns for _, _, load_ns in known], default=0),
+    )

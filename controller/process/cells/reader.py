@@ -1,0 +1,89 @@
+"""Reads the directory of cells ten times a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from clockwright.errors import StoreError
+from controller.front.cells.choice import Choices
+from controller.front.cells.rows import ROW_INTERVAL_NS, decoded
+from controller.process.lease.stores import DirectoryStore
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S: Final = ROW_INTERVAL_NS / 1e9
+
+
+class CellReader:
+    """Keeps a view of the directory up to date. While the store fails, the last rows hold: links say who is there."""
+
+    def __init__(
+        self,
+        store: DirectoryStore,
+        choices: Choices,
+        *,
+        read: Callable[[], None] = lambda: None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            store: of the directory.
+            choices: takes in what is read.
+            read: called after each reading.
+            clock: the present in ns.
+        """
+        self._store = store
+        self._choices = choices
+        self._read = read
+        self._clock = clock
+        #: Why the last reading failed; empty: it did not.
+        self._problem = ""
+        self._over = asyncio.Event()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Read until the block ends, once before it begins."""
+        await self._step()
+        task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            # A store is used by one thread at a time.
+            self._over.set()
+            await task
+            self._store.close()
+
+    async def _run(self) -> None:
+        while not self._over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_INTERVAL_S):
+                    await self._over.wait()
+            await self._step()
+
+    async def _step(self) -> None:
+        began_ns = self._clock()
+        try:
+            found, gone = await asyncio.to_thread(self._store.changes)
+        except StoreError as error:
+            self._choices.hold(began_ns, self._clock())
+            self._say(str(error))
+        else:
+            entries, faults = decoded(found)
+            now_ns = self._clock()
+            for entry in entries:
+                self._choices.take(entry, now_ns)
+            for key in gone:
+                self._choices.forget(key)
+            self._say("; ".join(faults))
+        self._read()
+
+    def _say(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            log.warning("%s; trying again", problem)
+        self._problem = problem
