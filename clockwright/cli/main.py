@@ -25,7 +25,22 @@ from clockwright.process import collect_rarely, keep_together
 # Order of commands in help: first these, then the others by name.
 _FIRST = (
     *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load"),
-    *("simulate", "plan", "doctor", "models", "app", "policies", "keys", "quotas", "trace", "workers", "certs", "cells", "picker", "completion"),
+    *(
+        "simulate",
+        "plan",
+        "doctor",
+        "models",
+        "app",
+        "policies",
+        "keys",
+        "quotas",
+        "trace",
+        "workers",
+        "certs",
+        "cells",
+        "picker",
+        "completion",
+    ),
 )
 # Commands that serve until they are told to end.
 _SERVERS = (["up"], ["controller"], ["front"], ["picker"], ["worker"])

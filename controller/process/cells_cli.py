@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from clockwright.cli.flags import Json, LogFlags, ServerFlags, ns, takes_flags
 from clockwright.cli.show import print_json, wide_console
-from clockwright.errors import ConfigError, StoreError
+from clockwright.errors import ConfigError, StoreError, UnknownModelError
 from clockwright.process import outlive_hangups
 from clockwright.settings import Flags
 from controller.process.config import ServingConfig
@@ -112,7 +113,8 @@ def move_model(
         move = Move(model=name, to=to)
         store.put(key_of(move), encode(move))
         time.sleep(_FLIP_S)
-        with at.operator() as operator:
+        # It was removed if the command is given again because it was interrupted.
+        with at.operator() as operator, suppress(UnknownModelError):
             operator.remove_model(name)
         store.remove(key_of(move))
     finally:

@@ -102,7 +102,7 @@ def run(
         watch: hears of each request.
         pinned: models that an operator has pinned.
     """
-    simulation = _Simulation(
+    simulation = Simulation(
         case, bucket_ns, groups or {}, telemetry, check, make_scheduler, watch, pinned
     )
     loop, controller = simulation.loop, simulation.controller
@@ -141,7 +141,7 @@ def run(
     )
 
 
-class _Simulation:
+class Simulation:
     """Controller, workers, links and clients of one run, wired together."""
 
     def __init__(
@@ -154,10 +154,12 @@ class _Simulation:
         make_scheduler: Callable[[Case], Scheduler],
         watch: Watch | None,
         pinned: Sequence[ModelId],
+        loop: Loop | None = None,
     ) -> None:
+        """Wire them; several may share a loop, if the clients that hand out arrivals are wired last."""
         self._case = case
         self._check = check
-        self.loop = Loop()
+        self.loop = loop or Loop()
         self.summary = Summary(bucket_ns, case.cluster.num_workers)
         self.groups = {
             name: Summary(bucket_ns, case.cluster.num_workers)

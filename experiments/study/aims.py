@@ -265,6 +265,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("late_success", at_most=0),
         Aim("unseen_prediction_error", at_most=0.3),
     ),
+    "cells": (Aim("efficiency_4", at_least=0.97), Aim("move_lost", at_most=0)),
     # Without a GPU; requests and faults are those of the oldest and the newest torch together.
     "gpu_ready": (
         Aim("requests", at_least=2000),

@@ -103,6 +103,11 @@ async def test_rest_names_the_model_in_its_path_or_in_a_header(tmp_path: Path) -
         assert picked((await process(channel, asked))[0]) == BUSY
         asked = headers("/v2/models/none/infer", x_gateway_model_name="n")
         assert picked((await process(channel, asked))[0]) == IDLE
+        # What only asks about a model has no deadline.
+        for path in ("/v2/models/m", "/v2/models/m/ready"):
+            asked = headers(path, x_clockwright_slo_ms="1")
+            assert picked((await process(channel, asked))[0]) in (BUSY, IDLE)
+        assert picked((await process(channel, headers("/v2/models/stats")))[0]) in (BUSY, IDLE)
         # Whatever names no model goes to any controller.
         assert picked((await process(channel, headers("/v2/health/ready")))[0]) in (BUSY, IDLE)
 

@@ -130,16 +130,24 @@ class CellPublisher:
 
     async def _run(self) -> None:
         while not self._over.is_set():
-            entries: list[Entry] = [self.row()]
-            generation = self._catalogue.generation
-            if generation != self._listed_at or self._serial % _ROWS_PER_LIST == 0:
-                if (models := self.models()) != self._listed or self._listed_at < 0:
-                    entries.append(models)
-                self._listed, self._listed_at = models, generation
-            await asyncio.to_thread(self._put, entries)
+            try:
+                await asyncio.to_thread(self._put, self._entries())
+            except Exception:
+                # This is our bug. Without a row no front would ask this controller any more.
+                log.exception("the row of this controller cannot be made")
             with suppress(TimeoutError):
                 async with asyncio.timeout(_INTERVAL_S):
                     await self._over.wait()
+
+    def _entries(self) -> list[Entry]:
+        """Make the row of now, and the list of models if it may have changed."""
+        entries: list[Entry] = [self.row()]
+        generation = self._catalogue.generation
+        if generation != self._listed_at or self._serial % _ROWS_PER_LIST == 0:
+            if (models := self.models()) != self._listed or self._listed_at < 0:
+                entries.append(models)
+            self._listed, self._listed_at = models, generation
+        return entries
 
     def _put(self, entries: list[Entry]) -> None:
         try:

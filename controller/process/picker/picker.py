@@ -15,7 +15,6 @@ import json
 import re
 import time
 from base64 import b64encode
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 
 from clockwright.errors import ProtocolError, Refusal, RefusedError
+from clockwright.foreign import quote
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, SLO_NS_MAX, format_ns
 from controller.access.caller import Caller
 from controller.access.guard import Guard
@@ -33,7 +33,7 @@ from controller.front.admission.limits import AdmissionLimits
 from controller.front.cells.choice import Choices
 from controller.front.http.http2_server import Http2Server
 from controller.front.methods import INFERENCE, CallStream, Method, OnStream
-from controller.front.oip.protocol import peek_request, quote
+from controller.front.oip.protocol import peek_request
 from controller.front.oip.statuses import status_of
 from controller.front.services.health import HealthService
 from controller.links.slabs import Slabs
@@ -62,7 +62,9 @@ METHOD: Final = Method(
     gives_stream=True,
 )
 
-_PATH: Final = re.compile(r"/v2/models/([^/?]+)")
+# The statistics of all models are no model's.
+_PATH: Final = re.compile(r"/v2/models/(?!stats(?:\?|$))([^/?]+)")
+_INFERS: Final = re.compile(r"/(?:infer|generate|generate_stream|Model(?:Stream)?Infer)(?:\?|$)")
 _GRPC_PATH: Final = f"/{INFERENCE}/Model"
 _TIMEOUT_UNITS_NS: Final = {
     "H": 3600 * NS_PER_S,
@@ -94,6 +96,8 @@ class _Picking:
     among: frozenset[str] | None = None
     full_duplex: bool = False
     is_grpc: bool = False
+    #: It is an inference, which has a deadline; other calls only need a controller that has the model.
+    infers: bool = False
     is_picked: bool = False
     #: What has come of the body before.
     begun: bytes = b""
@@ -115,8 +119,6 @@ class Picker:
         self._choices = choices
         self._default_slo_ns = default_slo_ns
         self._clock = clock
-        #: Calls by where they went: an address, or the name of a refusal.
-        self.picked: Counter[str] = Counter()
 
     def handlers(self) -> dict[Method, Any]:
         """What answers the method."""
@@ -163,6 +165,7 @@ class Picker:
         path = found.get(":path", "")
         picking.full_duplex = request.protocol_config.request_body_mode == _FULL_DUPLEX
         picking.is_grpc = path.startswith(_GRPC_PATH)
+        picking.infers = _INFERS.search(path) is not None
         in_path = _PATH.match(path)
         picking.model = found.get(MODEL_HEADER) or (unquote(in_path[1]) if in_path else "")
         if not in_path and not picking.is_grpc:
@@ -215,7 +218,7 @@ class Picker:
             if chosen is None:
                 words = f"no controller that is there has model {name}"
                 refused = RefusedError(Refusal.NO_WORKER, words)
-            elif chosen.in_time:
+            elif chosen.in_time or not picking.infers:
                 address = chosen.address
             else:
                 words = (
@@ -230,9 +233,7 @@ class Picker:
             option.header.key, option.header.raw_value = DESTINATION, address.encode()
             common.clear_route_cache = False
             response.dynamic_metadata.get_or_create_struct("envoy.lb")[DESTINATION] = address
-            self.picked[address] += 1
             return response
-        self.picked[refused.refusal.value] += 1
         _refuse(response.immediate_response, refused, is_grpc=picking.is_grpc)
         return response
 
