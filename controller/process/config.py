@@ -231,9 +231,9 @@ class ControllerConfig(ServingConfig):
     telemetry_capacity: int = CAPACITY
     lease: str | None = setting(
         None,
-        metavar="file:PATH|etcd://HOST:PORT",
+        metavar="file:PATH|etcd://HOST:PORT|kubernetes://NAMESPACE/NAME",
         help="Lease that decides which of several controllers leads; the others stand by. file: works on "
-        "one host. With TLS: etcds://HOST:PORT?ca=PATH&cert=PATH&key=PATH.",
+        "one host, kubernetes: in one cluster. With TLS: etcds://HOST:PORT?ca=PATH&cert=PATH&key=PATH.",
     )
     #: A folder, or keys of etcd that begin alike.
     cells: str | None = setting(

@@ -61,7 +61,7 @@ class WorldLease:
         self._go()
         place = self.place
         has_ended = place.host is None and place.holder is not None and not place.holder.alive
-        found = FoundRecord(place.record, has_ended, place.revision)
+        found = FoundRecord(place.record, has_ended, str(place.revision))
         self._go()
         return found
 
@@ -69,7 +69,7 @@ class WorldLease:
         """Do what `LeaseStore` says."""
         self._go()
         place = self.place
-        if found.revision != place.revision:
+        if found.revision != str(place.revision):
             return False
         if place.host is None and place.record is not None and place.record.term != record.term:
             assert place.holder is not None

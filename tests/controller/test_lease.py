@@ -33,6 +33,7 @@ from controller.process.lease.lease import (
 )
 from controller.process.lease.places import open_store
 from controller.process.lease.stores import FoundRecord, LeaseStore, decode, encode
+from tests.kit.api_server import ApiServer, api_server
 from tests.kit.etcd_server import EtcdFiles, etcd_server
 from tests.kit.processes import PATIENCE_S
 
@@ -233,6 +234,12 @@ def etcd() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiServer]:
+    with api_server() as server:
+        yield server
+
+
 @dataclass
 class Place:
     setting: str
@@ -241,10 +248,13 @@ class Place:
         return open_store(self.setting)
 
 
-@pytest.fixture(params=["file", "etcd"])
+@pytest.fixture(params=["file", "etcd", "kubernetes"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "file":
         return Place(f"file:{tmp_path}/folder/lease")
+    if request.param == "kubernetes":
+        url = request.getfixturevalue("api").url
+        return Place(f"kubernetes://ns/{tmp_path.name.replace('_', '-').lower()}?api={url}")
     return Place(f"etcd://{request.getfixturevalue('etcd')}/{tmp_path.name}")
 
 
@@ -310,7 +320,7 @@ def test_a_leader_that_is_killed_or_stopped_is_followed(place: Place, number: in
         with holder(place, "b") as second:
             os.kill(first.pid, number)
             assert line(second) == "2"
-            if number == signal.SIGSTOP and place.setting.startswith("etcd"):
+            if number == signal.SIGSTOP and not place.setting.startswith("file"):
                 # It may be on another machine, and nobody can end it. It finds out by itself.
                 os.kill(first.pid, signal.SIGCONT)
                 assert "lease" in line(first)
@@ -364,11 +374,23 @@ _NO_TLS = (
     *("etcd://a:1?ca=x", "etcds://a:1", "etcds://a:1?cert=x&key=y", "etcds://a:1?ca=x&cert=y"),
     "etcds://a:1?ca=x&user=me",
 )
+_NO_OBJECT = ("kubernetes:", "kubernetes://ns", "kubernetes://ns/N", "kubernetes://ns/n?user=me")
 
 
 @pytest.mark.parametrize(
     "setting",
-    ["", "file:", "etcd:", "etcd://", "etcd://a", "etcd://a:b", "redis://a:1", "/tmp/x", *_NO_TLS],
+    [
+        "",
+        "file:",
+        "etcd:",
+        "etcd://",
+        "etcd://a",
+        "etcd://a:b",
+        "redis://a:1",
+        "/tmp/x",
+        *_NO_TLS,
+        *_NO_OBJECT,
+    ],
 )
 def test_settings_that_name_no_place_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match="expected file:PATH or etcd://"):
@@ -433,3 +455,78 @@ def test_etcd_over_tls_knows_who_calls_and_is_known(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match=why):
                 store.read()
             store.close()
+
+
+@pytest.fixture
+def lease_object(api: ApiServer, tmp_path: Path) -> Iterator[tuple[LeaseStore, str]]:
+    """A store for an object of a test's own, and the object's path."""
+    name = tmp_path.name.replace("_", "-").lower()
+    store = open_store(f"kubernetes://ns/{name}?api={api.url}")
+    yield store, f"/apis/coordination.k8s.io/v1/namespaces/ns/leases/{name}"
+    store.close()
+
+
+def test_a_lease_object_says_who_holds_it_and_keeps_what_others_wrote(
+    api: ApiServer, lease_object: tuple[LeaseStore, str]
+) -> None:
+    store, path = lease_object
+    # A chart may make it, so that controllers need not be allowed to.
+    api.put(path, {"metadata": {"labels": {"of": "chart"}}, "spec": {}})
+    assert store.swap(store.read(), FIRST)
+    found = api.objects[path]
+    assert found["spec"] == {"holderIdentity": "a", "leaseDurationSeconds": 3}
+    assert found["metadata"]["labels"] == {"of": "chart"}
+    assert store.swap(store.read(), LeaseRecord(FIRST.term, "a", released=True))
+    assert api.objects[path]["spec"]["holderIdentity"] == ""
+    assert store.read().record == LeaseRecord(FIRST.term, "a", released=True)
+
+
+def test_a_lease_object_that_was_deleted_is_not_made_again_by_a_renewal(
+    api: ApiServer, lease_object: tuple[LeaseStore, str]
+) -> None:
+    store, path = lease_object
+    assert store.swap(store.read(), FIRST)
+    found = store.read()
+    api.delete(path)
+    assert not store.swap(found, LeaseRecord(FIRST.term, "a", 1))
+    assert store.read() == FoundRecord(None)
+
+
+def test_somebody_elses_lease_object_is_left_alone(
+    api: ApiServer, lease_object: tuple[LeaseStore, str]
+) -> None:
+    store, path = lease_object
+    api.put(path, {"spec": {"holderIdentity": "kube-scheduler"}})
+    with pytest.raises(StoreError, match="'kube-scheduler' holds"):
+        store.read()
+    api.put(path, {"metadata": {"annotations": {"clockwright/lease": "{}"}}})
+    with pytest.raises(StoreError, match="expected a record"):
+        store.read()
+
+
+def test_what_the_api_refuses_is_an_error_and_no_lost_race(
+    api: ApiServer, lease_object: tuple[LeaseStore, str]
+) -> None:
+    store, path = lease_object
+    for status in (403, 404, 429, 500):
+        api.refusals[f"POST {path.rpartition('/')[0]}"] = status
+        with pytest.raises(StoreError, match=f"kubernetes://ns/[-a-z0-9]+: {status} "):
+            store.swap(FoundRecord(None), FIRST)
+    api.refusals.clear()
+    assert store.swap(store.read(), FIRST)
+    found = store.read()
+    api.refusals[f"PATCH {path}"] = 500
+    with pytest.raises(StoreError, match="500"):
+        store.swap(found, LeaseRecord(FIRST.term, "a", 1))
+    api.refusals.clear()
+
+
+def test_a_place_in_a_cluster_is_known_in_a_pod_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigError, match="kubectl proxy"):
+        open_store("kubernetes://ns/n")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    store = open_store("kubernetes://ns/n")
+    # It has an address now, and no token.
+    with pytest.raises(StoreError, match=r"https://\[fd00::1\]:443: .*serviceaccount/token"):
+        store.read()

@@ -1,11 +1,12 @@
 """The lease: of several controllers that serve the same workers, one leads, and the others stand by.
 
-    lease     who leads, and until when; no I/O and no clock
-    stores    the interface of a store for the record
-    places    the place that a setting names
-    file      the record is a file, for controllers of one host
-    etcd      the record is a key of etcd, for controllers anywhere
-    keeper    checks the record periodically, renews it, releases it
+    lease       who leads, and until when; no I/O and no clock
+    stores      the interface of a store for the record
+    places      the place that a setting names
+    file        the record is a file, for controllers of one host
+    etcd        the record is a key of etcd, for controllers anywhere
+    kubernetes  the record is in a Lease object, for controllers of one cluster
+    keeper      checks the record periodically, renews it, releases it
 
 There is one record. The leader increments a counter in it once a second, by compare-and-swap, and counts itself
 leader for a little less than three seconds from the moment before it asked. A standby reads the record ten times a

@@ -138,7 +138,7 @@ class LeaseKey:
             [kept] = answer.get("kvs") or [None]
             if kept is None:
                 return FoundRecord(None)
-            value, revision = base64.b64decode(kept["value"]), int(kept["mod_revision"])
+            value, revision = base64.b64decode(kept["value"]), str(kept["mod_revision"])
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(f"lease {self._where}: {error!r} in its answer") from error
         return FoundRecord(decode(value, where=self._where), revision=revision)
@@ -150,7 +150,7 @@ class LeaseKey:
             "target": "MOD",
             "result": "EQUAL",
             # A key that does not exist has 0.
-            "mod_revision": str(found.revision),
+            "mod_revision": found.revision or "0",
         }
         put = {"key": self._key, "value": as_base64(encode(record))}
         transaction = {"compare": [unchanged], "success": [{"request_put": put}]}

@@ -6,8 +6,10 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from clockwright.errors import ConfigError
+from clockwright.kubernetes import NAME, KubernetesApi
 from controller.process.lease.etcd import EtcdDirectory, EtcdTls, LeaseKey
 from controller.process.lease.file import FolderDirectory, LeaseFile
+from controller.process.lease.kubernetes import LIMIT_S, LeaseObject
 from controller.process.lease.stores import EXPECTED, DirectoryStore, LeaseStore
 
 
@@ -17,11 +19,25 @@ def open_store(setting: str) -> LeaseStore:
     Raises:
         ConfigError: the setting is malformed.
     """
+    if (found := _lease_object(setting)) is not None:
+        return found
     place = _place("lease", setting)
     if isinstance(place, Path):
         return LeaseFile(place)
     endpoints, key, tls = place
     return LeaseKey(endpoints, key or "clockwright/lease", tls)
+
+
+def _lease_object(setting: str) -> LeaseObject | None:
+    """Make the store of a Lease object of Kubernetes; None: the setting names none."""
+    kind, _, rest = setting.partition("://")
+    place, _, options = rest.partition("?")
+    namespace, _, name = place.partition("/")
+    asked = dict(parse_qsl(options))
+    is_one = NAME.fullmatch(namespace) and NAME.fullmatch(name) and asked.keys() <= {"api"}
+    if kind != "kubernetes" or not is_one:
+        return None
+    return LeaseObject(KubernetesApi(asked.get("api", ""), limit_s=LIMIT_S), namespace, name)
 
 
 def open_directory(setting: str) -> DirectoryStore:

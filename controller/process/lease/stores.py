@@ -13,7 +13,7 @@ from controller.process.lease.lease import LeaseRecord
 #: The forms of the setting, for messages.
 EXPECTED = (
     "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY], over TLS "
-    "etcds://...?ca=PATH[&cert=PATH&key=PATH]"
+    "etcds://...?ca=PATH[&cert=PATH&key=PATH], or kubernetes://NAMESPACE/NAME[?api=URL]"
 )
 
 
@@ -25,8 +25,8 @@ class FoundRecord:
     record: LeaseRecord | None
     #: The record's holder is known to have ended.
     has_ended: bool = False
-    #: Version of the store, for `swap`.
-    revision: int = 0
+    #: Version of the store, for `swap`; empty: it has nothing there.
+    revision: str = ""
 
 
 class LeaseStore(Protocol):
