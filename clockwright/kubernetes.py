@@ -47,7 +47,7 @@ class KubernetesApi:
             account: the folder of the service account, for https.
 
         Raises:
-            ConfigError: the URL is malformed, or there is none and this is no Pod.
+            ConfigError: the URL is malformed, or empty outside of a Pod.
         """
         if not url:
             host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
@@ -74,7 +74,7 @@ class KubernetesApi:
 
         Raises:
             ApiError: the API refused.
-            OSError: it cannot be reached, or its answer cannot be read; nobody knows whether something has changed.
+            OSError: it cannot be reached, or its answer cannot be read; whether something has changed is not known.
         """
         headers = {"Accept": "application/json"}
         if body is not None:
@@ -95,7 +95,7 @@ class KubernetesApi:
             raise OSError(f"{self._url}: {error or type(error).__name__}") from error
         if not 200 <= response.status < 300:
             raise ApiError(response.status, f"{answer.get('message', data[:200])}")
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def close(self) -> None:
         """Hang up, until the next call."""

@@ -50,12 +50,9 @@ class LogFormat(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerFlags:
-    """The server of a command, and the credentials for it."""
+class CallerFlags:
+    """The credentials of a command that calls a server."""
 
-    server: Annotated[
-        str, typer.Option(envvar="CLOCKWRIGHT_SERVER", help="HOST:PORT of the controller.")
-    ] = SERVER
     key_file: Annotated[
         Path | None,
         typer.Option(envvar="CLOCKWRIGHT_KEY_FILE", help="File with a key (`keys add`) or token."),
@@ -78,25 +75,34 @@ class ServerFlags:
         ),
     ] = None
 
-    def __post_init__(self) -> None:
-        # gRPC would take 443 for the port.
-        if ":" not in self.server:
-            raise ConfigError(f"--server is {self.server!r}, expected HOST:PORT, such as {SERVER}")
-
     def access(self) -> Access:
-        """Credentials and TLS.
+        """Credentials and TLS: the file with the key is read for each call.
 
         Raises:
             ConfigError: a file cannot be read, or one is missing.
         """
-        from clockwright.client.channel import Access, read_key
+        from clockwright.client.channel import Access
 
         return Access(
-            key="" if self.key_file is None else read_key(self.key_file),
+            key_file=self.key_file,
             ca=self.tls_ca,
             certificate=self.tls_cert,
             certificate_key=self.tls_key,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags(CallerFlags):
+    """The server of a command, and the credentials for it."""
+
+    server: Annotated[
+        str, typer.Option(envvar="CLOCKWRIGHT_SERVER", help="HOST:PORT of the controller.")
+    ] = SERVER
+
+    def __post_init__(self) -> None:
+        # gRPC would take 443 for the port.
+        if ":" not in self.server:
+            raise ConfigError(f"--server is {self.server!r}, expected HOST:PORT, such as {SERVER}")
 
     def operator(self) -> Operator:
         """Connect as an operator; as `access`."""

@@ -27,10 +27,10 @@ def off_fixed_ports(command: str, arguments: Sequence[str]) -> list[str]:
     """Flags with which a command serves nothing on a port that is one for the whole machine.
 
     Args:
-        command: `up`, `controller`, `front` or `picker`, which has no such ports.
+        command: `up`, `controller`, `front`, or `picker` or `scaler`, which have no such ports.
         arguments: of it; where they name a port, that is served.
     """
-    doors = {"front": ("http",), "picker": ()}.get(command, ("http", "metrics"))
+    doors = {"front": ("http",), "picker": (), "scaler": ()}.get(command, ("http", "metrics"))
     return [f"--no-{door}" for door in doors if f"--{door}-port" not in arguments]
 
 

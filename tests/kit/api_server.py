@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 from typing_extensions import override
 
@@ -84,9 +85,8 @@ class ApiServer:
     def _list(self, path: str, query: str) -> tuple[int, Object]:
         if not path.endswith(("/deployments", "/pods")):
             return 404, {"message": f"{path} not found"}
-        wanted = dict(
-            part.split("=") for part in query.removeprefix("labelSelector=").split("%2C") if part
-        )
+        selector = parse_qs(query).get("labelSelector", [""])[0]
+        wanted = dict(part.split("=") for part in selector.split(",") if part)
         own = [found for name, found in self.objects.items() if name.startswith(f"{path}/")]
         items = [
             found for found in own if wanted.items() <= found["metadata"].get("labels", {}).items()
