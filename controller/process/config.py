@@ -108,6 +108,12 @@ class ServingConfig:
         help="Share of requests without a W3C traceparent that are traced, 0 to 1. Requests with a sampled"
         " one are traced.",
     )
+    #: Time for a load balancer to ask, and to send requests elsewhere. A controller behind fronts needs none.
+    notice_s: float = setting(
+        0.0,
+        least=0,
+        help="Grace period after SIGTERM during which requests are still served but readiness is false.",
+    )
     #: Which callers it lets in.
     access: AccessConfig = part(AccessConfig)
 
@@ -246,12 +252,6 @@ class ControllerConfig(ServingConfig):
         "",
         metavar="HOST:PORT",
         help="With --cells: where fronts and gateways reach this controller. Unset: --host and --port.",
-    )
-    #: Time for a load balancer to ask, and to send requests elsewhere. Fronts and workers need none.
-    notice_s: float = setting(
-        0.0,
-        least=0,
-        help="Grace period after SIGTERM during which requests are still served but readiness is false.",
     )
     #: How long a shutdown waits for admitted requests to be answered.
     drain_limit_s: float = 10.0

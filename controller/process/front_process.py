@@ -54,6 +54,7 @@ class Front:
     slabs: Slabs
     backend: RemoteBackend | CellsBackend
     guard: Guard
+    forwarding: Forwarding
 
 
 @asynccontextmanager
@@ -133,7 +134,7 @@ async def serving(
         )
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
-        yield Front(config.host, port, http_port, attaching, slabs, backend, guard)
+        yield Front(config.host, port, http_port, attaching, slabs, backend, guard, forwarding)
 
 
 async def _find_backend(
@@ -196,6 +197,9 @@ async def _serve(
         if started is not None:
             started(front)
         await asyncio.wait((told, front.attaching), return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            front.forwarding.is_leaving = True
+            await asyncio.wait((front.attaching,), timeout=config.notice_s)
         if front.attaching.done():
             front.attaching.result()
 

@@ -204,12 +204,19 @@ def test_a_controller_that_was_stopped_is_followed_by_etcd_and_ends_when_it_goes
     assert deployment.loads("second") == []
 
 
-def test_readiness_falls_before_requests_are_refused(deployment: Deployment) -> None:
-    flags = (*deployment.flags(0, "first"), "--notice-s", "600")
-    with listening("controller", *flags) as (controller, address):
+@pytest.mark.parametrize("where", ["controller", "front"])
+def test_readiness_falls_before_requests_are_refused(deployment: Deployment, where: str) -> None:
+    notice = ("--notice-s", "600")
+    with ExitStack() as stack:
+        flags = (*deployment.flags(0, "first"), *(notice if where == "controller" else ()))
+        process, address = stack.enter_context(listening("controller", *flags))
         deployment.join(address)
-        controller.send_signal(signal.SIGTERM)
+        if where == "front":
+            flags = ("--controller", address, "--port", "0", "--no-http", *notice)
+            process, address = stack.enter_context(listening("front", *flags))
+            until(lambda: is_ready(address), what="it is ready")
+        process.send_signal(signal.SIGTERM)
         until(lambda: not is_ready(address), what="it is not ready")
         ask(address)
-        controller.send_signal(signal.SIGTERM)
-        assert controller.wait(PATIENCE_S) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0

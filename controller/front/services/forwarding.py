@@ -77,6 +77,8 @@ class Forwarding:
         self._find_link = find_link
         self._door = door
         self._client_shm = client_shm
+        #: The front is about to end: it is not ready, and serves.
+        self.is_leaving = False
         self.health = HealthService(self._is_serving)
 
     def handlers(self) -> dict[Method, Any]:
@@ -98,7 +100,7 @@ class Forwarding:
         return inference_pb2.ServerLiveResponse(live=True)
 
     async def _forward(self, method: Method, stream: CallStream, caller: Caller) -> None:
-        if self._door.is_shut and method.path in _NOT_READY:
+        if self._is_closing and method.path in _NOT_READY:
             await stream.write(_NOT_READY[method.path])
             return
         # The next controller follows within seconds. But a caller that asks for the health needs the answer now.
@@ -131,9 +133,13 @@ class Forwarding:
             kept = tuple(each for each in trailing or () if each[0] in _KEPT)
             raise ToldStatusError(Status(code, await call.details() or "", kept))
 
+    @property
+    def _is_closing(self) -> bool:
+        return self._door.is_shut or self.is_leaving
+
     async def _is_serving(self) -> bool:
         """Whether the front can serve, and its controller says of itself that it can."""
-        link = None if self._door.is_shut else await self._find_link(0.0, "")
+        link = None if self._is_closing else await self._find_link(0.0, "")
         if link is None:
             return False
         check = link.channel.unary_unary(f"/{HEALTH}/Check")
