@@ -7,6 +7,7 @@ A client that watches the health watches the front, which is as healthy as its c
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -125,6 +126,11 @@ class Forwarding:
                 await stream.write(own)
         except grpc.aio.AioRpcError:
             pass  # The status says it.
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            text = "the connection to the controller was lost meanwhile"
+            raise RefusedError(Refusal.NO_WORKER, text) from None
         finally:
             call.cancel()
         code = await call.code()
@@ -147,6 +153,10 @@ class Forwarding:
         try:
             status: bytes = await check(b"", timeout=_HOLD_S, metadata=shown)
         except grpc.aio.AioRpcError:
+            return False
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
             return False
         return status == bytes(SERVING.SerializeToString())
 
@@ -174,3 +184,12 @@ def _model_in(method: Method, message: bytes | None) -> str:
         return str(getattr(method.request.FromString(message), named[0]))
     except DecodeError:
         return ""  # The controller says what is wrong.
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was cancelled, because its client is gone.
+
+    A channel that is closed, as it is with the connection to the controller, cancels its calls, and no task.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
