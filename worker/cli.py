@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from typing import Annotated
 
 import typer
 
 from clockwright.cli.flags import SERVER, Controllers, JoinFlags, LogFlags, takes_flags
-from clockwright.errors import ConfigError
 from clockwright.process import end_with, outlive_hangups
 from clockwright.settings import Flags
 from worker.config import WorkerConfig
@@ -46,19 +44,12 @@ def worker(
         for name in ("worker.link", "worker.devices.gpu_memory"):
             logging.getLogger(name).setLevel(logging.INFO)
     config = flags.make(controller=controller, access=join.access(), worker_id=worker_id)
-    try:
-        if config.device == "cuda":
-            from worker.gpu_workers import run_on_each_gpu, visible_gpus
+    if config.device == "cuda":
+        from worker.gpu_workers import run_on_each_gpu, visible_gpus
 
-            num_gpus = visible_gpus()
-            check_host_memory(config, num_gpus)
-            code = run_on_each_gpu(num_gpus, config.name, controller, flags, join, logs)
-        else:
-            code = run_worker(config)
-    except ConfigError as error:
-        if parent_pid is None:
-            raise
-        # The process that supervises this worker learns that starting it again is of no use.
-        print(f"error: {error}", file=sys.stderr)
-        code = os.EX_CONFIG
+        num_gpus = visible_gpus()
+        check_host_memory(config, num_gpus)
+        code = run_on_each_gpu(num_gpus, config.name, controller, flags, join, logs)
+    else:
+        code = run_worker(config)
     raise typer.Exit(code)

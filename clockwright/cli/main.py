@@ -43,7 +43,7 @@ _FIRST = (
     ),
 )
 # Commands that serve until they are told to end.
-_SERVERS = (["up"], ["controller"], ["front"], ["picker"], ["worker"])
+    *("completion"),
 
 
 class _Commands(TyperGroup):
@@ -93,6 +93,9 @@ def main() -> None:
         app(prog_name="clockwright")
     except RefusedError as error:
         sys.exit(_for_a_terminal(f"refused: {error}"))
+    except ConfigError as error:
+        print(_for_a_terminal(f"error: {error}"), file=sys.stderr)
+        sys.exit(os.EX_CONFIG if sys.argv[1:2] in _SUPERVISED else 1)
     except ClockwrightError as error:
         sys.exit(_for_a_terminal(f"error: {error}"))
     except KeyboardInterrupt:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -236,23 +235,15 @@ def front(
     from controller.process.front_process import run as run_front
 
     logs.apply()
-    try:
-        config = flags.make(
-            controller=controller,
-            http_port=rest.port,
-            http_optional=rest.optional,
-            shares_port=share_port,
-            joining=join.access(),
-        )
-        words = None if parent_pid is not None else _say_where
-        code = run_front(config, started=words)
-    except ConfigError as error:
-        if parent_pid is None:
-            raise
-        # The process that supervises this front learns that starting it again is of no use.
-        print(f"error: {error}", file=sys.stderr)
-        code = os.EX_CONFIG
-    raise typer.Exit(code)
+    config = flags.make(
+        controller=controller,
+        http_port=rest.port,
+        http_optional=rest.optional,
+        shares_port=share_port,
+        joining=join.access(),
+    )
+    words = None if parent_pid is not None else _say_where
+    raise typer.Exit(run_front(config, started=words))
 
 
 def _say_where(front: Front) -> None:
