@@ -24,23 +24,7 @@ from clockwright.process import collect_rarely, keep_together
 
 # Order of commands in help: first these, then the others by name.
 _FIRST = (
-    *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load"),
-    *(
-        "simulate",
-        "plan",
-        "doctor",
-        "models",
-        "app",
-        "policies",
-        "keys",
-        "quotas",
-        "trace",
-        "workers",
-        "certs",
-        "cells",
-        "picker",
-        "completion",
-    ),
+    *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load", "simulate", "plan", "doctor", "models", "app", "policies", "keys", "quotas", "trace", "workers", "certs", "cells", "picker", "completion"),
 )
 # Commands that serve until they are told to end.
     *("completion"),
@@ -57,6 +41,15 @@ class _Commands(TyperGroup):
         self.commands: Any = {name: found[name] for name in (*_FIRST, *others) if name in found}
         if not found:
             self.epilog = "No command is registered: install clockwright, or install it again."
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  click's
+        """Find a command; one whose name has a flag, such as `up --ray`, has flags of its own."""
+        given = {argument.partition("=")[0] for argument in args[1:]}
+        for name in self.commands:
+            command, _, flag = name.partition(" ")
+            if flag in given and command == args[0]:
+                return super().resolve_command(ctx, [name, *args[1:]])
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401
         point = self.commands.get(cmd_name)
