@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from experiments.bounds import Cost, density_rate, simulated
 from experiments.policies.load import BATCH_SLO_NS, Load
 from experiments.simulator import Case, production_scheduler
 from experiments.study.compared import run_rows
+from experiments.study.pool import pool
 from experiments.study.study import NO_COLUMN, key_of
 
 # --- one run --------------------------------------------------------------------------------------
@@ -363,18 +364,18 @@ def run_all(
             of a module.
         padding: as for `bound_of`.
     """
-    with ProcessPoolExecutor(setting.processes) as pool:
+    with pool(setting.processes) as calls:
 
         def played(load: Load, contender: Contender, *, fault: bool) -> list[Future[Outcome]]:
             config = asdict(contender.config)
             return [
-                pool.submit(_measure, named, load.key, config, contender.scheduler, seed, fault)
+                calls.submit(_measure, named, load.key, config, contender.scheduler, seed, fault)
                 for seed in setting.seeds
             ]
 
         bounds = {
             load.key: [
-                pool.submit(_bound, named, load.key, seed, padding) for seed in setting.seeds
+                calls.submit(_bound, named, load.key, seed, padding) for seed in setting.seeds
             ]
             for load in loads
             if setting.bounds or load.bound == "rate_inside"

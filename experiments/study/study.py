@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 from clockwright.errors import ConfigError
 from experiments.results_file import RESULTS, add_results, write_results
 from experiments.study.pictures import Panel, draw
+from experiments.study.pool import on_cluster
 from experiments.study.report import write_csv
 
 # A gap to the paper beyond this share needs a reason.
@@ -278,6 +279,9 @@ class Study(Generic[SettingT, PointT]):
         frame.add_argument("--add", action="store_true", help="keep what is recorded of others")
         frame.add_argument("--draw", action="store_true", help="only the picture, of the tables")
         frame.add_argument("--directory", type=Path, help="where all files go")
+        frame.add_argument(
+            "--ray", default="", help="HOST:PORT of a Ray cluster that runs the calls"
+        )
         asked, others = frame.parse_known_args(arguments)
         if asked.draw:
             self.redraw(asked.directory)
@@ -285,7 +289,11 @@ class Study(Generic[SettingT, PointT]):
         more = frame.format_help()
         name = self.command or self.name
         setting, options = from_command_line(name, self.setting, others, more=more)
-        return self.fault(self.produce(setting, asked.directory, options=options, add=asked.add))
+        if asked.ray and not hasattr(setting, "processes"):
+            raise ConfigError(f"--ray: {name} runs in one process, expected one with --processes")
+        with on_cluster(asked.ray):
+            points = self.produce(setting, asked.directory, options=options, add=asked.add)
+        return self.fault(points)
 
 
 def read_recorded(directory: Path, name: str, endings: Iterable[str]) -> StudyRecord:
