@@ -119,7 +119,8 @@ class StreamClient:
 
     def __init__(self, fronts: Sequence[str], rate: float) -> None:
         self.asked: list[Inquiry] = []
-        self._rate = rate
+        #: Requests per second; may change.
+        self.rate = rate
         self._fronts = fronts
         self._queues: dict[str, asyncio.Queue[int]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -183,15 +184,16 @@ class StreamClient:
             self._standstill.look()
 
     async def _ask(self) -> None:
-        begin_s, number = time.monotonic(), 0
+        next_s, number = time.monotonic(), 0
         while not self._stopped.is_set():
             now_s = time.monotonic()
-            while begin_s + number / self._rate <= now_s:
+            while next_s <= now_s:
+                next_s += 1 / self.rate
                 kind = ("short", "long")[number % 2]
                 self.asked.append(Inquiry(kind, now_s, stood_before_s=self._standstill.total_s))
                 self._put(number)
                 number += 1
-            await asyncio.sleep(1 / self._rate)
+            await asyncio.sleep(1 / self.rate)
 
     def _put(self, number: int, *, but: str = "") -> None:
         fronts = [front for front in self._queues if front != but] or list(self._queues)
