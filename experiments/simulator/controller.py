@@ -113,6 +113,11 @@ class VirtualController:
             self.ledger.tell(ModelPinned(model_id=model_id, pinned=True))
 
     @property
+    def scheduler(self) -> Scheduler:
+        """Decides all."""
+        return self._scheduler
+
+    @property
     def num_open(self) -> int:
         """Requests without a response, and whatever else the core is to do."""
         waiting = 0 if self._core is None else len(self._core)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
-from clockwright.units import NS_PER_S, ModelId, WorkerId
+from clockwright.units import NS_PER_S, ModelId
 from controller.core import Scheduler
 from controller.telemetry.tables import Telemetry
 from experiments.simulator.case import Case, LostWorker
 from experiments.simulator.clients import Clients
 from experiments.simulator.controller import VirtualController, production_scheduler
+from experiments.simulator.fleet import Fleet, Members, name_of
 from experiments.simulator.loop import Loop
 from experiments.simulator.model import simulated
 from experiments.simulator.summary import Summary
@@ -49,6 +50,8 @@ class Run:
     num_unanswered: int
     #: How long tensors took the wires of all workers' links, both ways together.
     link_ns: int
+    #: Time of all workers while requests arrived, from when each was asked for until it had gone.
+    worker_ns: int
     wall_s: float = field(compare=False)
     #: CPU time that this process used during the run.
     cpu_s: float = field(compare=False)
@@ -87,6 +90,7 @@ def run(
     make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
     watch: Watch | None = None,
     pinned: Sequence[ModelId] = (),
+    fleet: Fleet | None = None,
 ) -> Run:
     """Simulate a case from its beginning until its last request has a response.
 
@@ -101,9 +105,10 @@ def run(
         make_scheduler: makes the case's scheduler; only a trial has another than production's.
         watch: hears of each request.
         pinned: models that an operator has pinned.
+        fleet: how workers come and go; None: all are there all the time.
     """
     simulation = Simulation(
-        case, bucket_ns, groups or {}, telemetry, check, make_scheduler, watch, pinned
+        case, bucket_ns, groups or {}, telemetry, check, make_scheduler, watch, pinned, fleet
     )
     loop, controller = simulation.loop, simulation.controller
     begin_s, begin_cpu_s = perf_counter(), process_time()
@@ -136,6 +141,7 @@ def run(
         groups=simulation.groups,
         num_unanswered=controller.num_open,
         link_ns=sum(worker.link_busy_ns for worker in simulation.all_workers),
+        worker_ns=simulation.worker_ns(end_ns),
         wall_s=perf_counter() - begin_s,
         cpu_s=process_time() - begin_cpu_s,
     )
@@ -154,6 +160,7 @@ class Simulation:
         make_scheduler: Callable[[Case], Scheduler],
         watch: Watch | None,
         pinned: Sequence[ModelId],
+        fleet: Fleet | None = None,
         loop: Loop | None = None,
     ) -> None:
         """Wire them; several may share a loop, if the clients that hand out arrivals are wired last."""
@@ -188,8 +195,14 @@ class Simulation:
         self._starts = [0] * case.cluster.num_workers
         #: Workers that a fault took and has not given back.
         self._gone: set[int] = set()
-        for index in range(case.cluster.num_workers):
-            self._start(index)
+        self._members: Members | None = None
+        if fleet is None:
+            for index in range(case.cluster.num_workers):
+                self._start(index)
+        else:
+            self._members = Members(
+                fleet, case, self.loop, self.controller, self.summary, self._start
+            )
         for lost in case.faults.lost_workers:
             self.loop.at(lost.at_ns, self._lose, lost)
         self.controller.clients = Clients(
@@ -204,13 +217,19 @@ class Simulation:
             submit=self.controller.submit,
         )
 
+    def worker_ns(self, until_ns: int) -> int:
+        """Time of all workers together, until a time; a fault's gaps count."""
+        if self._members is None:
+            return until_ns * self._case.cluster.num_workers
+        return self._members.paid_ns(until_ns)
+
     def _start(self, index: int) -> None:
         """A worker process starts and registers, unless a fault holds it down."""
         if index in self._gone or index in self._workers:
             return
         cluster = self._case.cluster
         worker = Worker(
-            WorkerId(f"gpu{index}"),
+            name_of(index),
             self._case,
             index,
             self._starts[index],
@@ -244,5 +263,7 @@ class Simulation:
         worker.kill()
         if self._workers.get(worker.index) is worker:
             del self._workers[worker.index]
+            if self._members is not None and self._members.has_gone(worker.index):
+                return
             again_ns = self.loop.now_ns + self._case.faults.rejoin_ns
             self.loop.at(again_ns, self._start, worker.index)
