@@ -24,10 +24,15 @@ from clockwright.process import collect_rarely, keep_together
 
 # Order of commands in help: first these, then the others by name.
 _FIRST = (
-    *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load", "simulate", "plan", "doctor", "models", "app", "policies", "keys", "quotas", "trace", "workers", "certs", "cells", "picker", "completion"),
+    *("up", "up --ray", "controller", "front", "worker", "infer", "status", "top", "explain"),
+    *("drain", "load"),
+    *("simulate", "plan", "doctor", "models", "app", "policies", "keys", "quotas", "trace"),
+    *("workers", "cells", "picker", "scaler", "certs", "completion"),
 )
 # Commands that serve until they are told to end.
-    *("completion"),
+_SERVERS = (["up"], ["controller"], ["front"], ["worker"])
+# Who starts them learns from the exit code that starting them again with the same settings is of no use.
+_SUPERVISED = (["front"], ["worker"])
 
 
 class _Commands(TyperGroup):
@@ -86,11 +91,12 @@ def main() -> None:
         app(prog_name="clockwright")
     except RefusedError as error:
         sys.exit(_for_a_terminal(f"refused: {error}"))
-    except ConfigError as error:
-        print(_for_a_terminal(f"error: {error}"), file=sys.stderr)
-        sys.exit(os.EX_CONFIG if sys.argv[1:2] in _SUPERVISED else 1)
     except ClockwrightError as error:
-        sys.exit(_for_a_terminal(f"error: {error}"))
+        words = _for_a_terminal(f"error: {error}")
+        if not (isinstance(error, ConfigError) and sys.argv[1:2] in _SUPERVISED):
+            sys.exit(words)
+        print(words, file=sys.stderr)
+        sys.exit(os.EX_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -88,7 +88,7 @@ def cost_ns(worker: WorkerState, asked: Mapping[Model, float], now_ns: int) -> i
         asked: rows that ran lately of each model in use.
         now_ns: the present.
     """
-    total_ns: float = worker.exec_lane.available_ns(now_ns) - now_ns
+    total_ns = worker.exec_lane.available_ns(now_ns) - now_ns
     total_ns += worker.load_lane.available_ns(now_ns) - now_ns
     for model, copy in worker.copies.items():
         num_asked = asked.get(model, 0.0)
@@ -97,8 +97,9 @@ def cost_ns(worker: WorkerState, asked: Mapping[Model, float], now_ns: int) -> i
         if not _is_alone(model):
             total_ns += copy.estimates.load_ns if num_asked else 0
         else:
-            total_ns += copy.estimates.load_ns * (1 + num_asked) * (_PINNED if model.pinned else 1)
-    return int(total_ns)
+            worth = (1 + num_asked) * (_PINNED if model.pinned else 1)
+            total_ns += int(copy.estimates.load_ns * worth)
+    return total_ns
 
 
 def _is_alone(model: Model) -> bool:

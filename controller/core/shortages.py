@@ -219,7 +219,7 @@ class Shortages:
         then, over_ns = wanted.counts, now_ns - wanted.at_ns
         if then is None:
             then, over_ns, wanted.num_without_worker = counts, _SAMPLE_NS, self._num_without_worker
-            counts.ran.clear()
+            self._take_work(kind, over_ns, now_ns)
         if over_ns < _SAMPLE_NS:
             return wanted
         # Where none is older, what they do is all that there is to go by.

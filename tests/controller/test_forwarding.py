@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -18,6 +19,14 @@ from controller.front.services.forwarding import Forwarding
 METHOD = next(each for each in METHODS.values() if each.at_front is AtFront.FORWARDED)
 
 
+@dataclass
+class Found:
+    """The controller, which knows no fronts."""
+
+    channel: grpc.aio.Channel
+    shown: Sequence[tuple[str, str]] = ()
+
+
 class OneCall:
     """A client's call with one message, which waits for all answers."""
 
@@ -27,8 +36,12 @@ class OneCall:
     def time_left_s(self) -> None:
         """It waits."""
 
+    async def read(self) -> bytes:
+        return b""
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield b""
+        for message in list[bytes]():
+            yield message
 
     async def write(self, _message: bytes) -> None:
         self.answered.set()
@@ -51,8 +64,8 @@ async def test_a_call_that_is_handed_on_is_refused_when_its_controller_is_gone()
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
-    async def to_controller(_: float) -> grpc.aio.Channel:
-        return channel
+    async def to_controller(_limit_s: float, _model: str) -> Found:
+        return Found(channel)
 
     door = AdmissionLimits(max_requests=1, max_bytes=1)
     forwarding = Forwarding(to_controller, door=door, client_shm=False)

@@ -18,7 +18,7 @@ import pytest
 from tests.kit.processes import until
 
 NODES = ("n1", "n2", "n3")
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 
 
@@ -179,8 +179,4 @@ def _end_jobs(cluster: SlurmCluster) -> None:
     with suppress(AssertionError):
         for number in cluster.run("squeue", "-h", "-o", "%A").split():
             cluster.run("scontrol", "update", f"jobid={number}", "requeue=0")
-            subprocess.run(
-                ["scancel", "--full", "--signal=KILL", number],
-                env=os.environ | cluster.environment,
-                check=False,
-            )
+            cluster.run("scancel", "--full", "--signal=KILL", number)

@@ -229,6 +229,11 @@ def test_a_job_that_loses_its_node_or_comes_to_its_time_limit_serves_again(tmp_p
             node_of(serving)
             client.answers_again()
 
+        # An operator ends it in the same order, and it does not come back.
+        cluster.run("scancel", "--batch", "--signal=TERM", serving)
+        until(lambda: cluster.job(serving)["JobState"] == "COMPLETED", what="it has ended")
+        assert "told to end: ending in order" in logs[0].read_text()
+
 
 def minutes(cluster: SlurmCluster, job: str) -> int:
     """A time limit that ends two minutes from now at most."""

@@ -10,7 +10,14 @@ from clockwright.kubernetes import NAME, KubernetesApi
 from controller.process.lease.etcd import EtcdDirectory, EtcdTls, LeaseKey
 from controller.process.lease.file import FolderDirectory, LeaseFile
 from controller.process.lease.kubernetes import LIMIT_S, LeaseObject
-from controller.process.lease.stores import EXPECTED, DirectoryStore, LeaseStore
+from controller.process.lease.stores import (
+    EXPECTED,
+    EXPECTED_OF_CELLS,
+    DirectoryStore,
+    LeaseStore,
+)
+
+_EXPECTED = {"lease": EXPECTED, "cells": EXPECTED_OF_CELLS}
 
 
 def open_store(setting: str) -> LeaseStore:
@@ -64,13 +71,13 @@ def _place(what: str, setting: str) -> Path | tuple[list[str], str, EtcdTls | No
         tls = _tls(what, setting, options) if kind == "etcds" else None
         if tls is not None or not options:
             return endpoints.split(","), key, tls
-    raise ConfigError(f"{what} is {setting!r}, expected {EXPECTED}")
+    raise ConfigError(f"{what} is {setting!r}, expected {_EXPECTED[what]}")
 
 
 def _tls(what: str, setting: str, options: str) -> EtcdTls:
     files = {name: Path(path) for name, path in parse_qsl(options)}
     if not {"ca"} <= files.keys() <= {"ca", "cert", "key"} or ("cert" in files) != ("key" in files):
-        raise ConfigError(f"{what} is {setting!r}, expected {EXPECTED}")
+        raise ConfigError(f"{what} is {setting!r}, expected {_EXPECTED[what]}")
     tls = EtcdTls(files["ca"], files.get("cert"), files.get("key"))
     try:
         tls.context()

@@ -10,11 +10,10 @@ from clockwright.errors import StoreError
 from clockwright.wire.leadership import Term
 from controller.process.lease.lease import LeaseRecord
 
-#: The forms of the setting, for messages.
-EXPECTED = (
-    "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY], over TLS "
-    "etcds://...?ca=PATH[&cert=PATH&key=PATH], or kubernetes://NAMESPACE/NAME[?api=URL]"
-)
+#: Where the directory of cells may lie.
+EXPECTED_OF_CELLS = "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY], or over TLS etcds://...?ca=PATH[&cert=PATH&key=PATH]"
+#: Where the record of a lease may lie.
+EXPECTED = f"{EXPECTED_OF_CELLS}, or kubernetes://NAMESPACE/NAME[?api=URL]"
 
 
 @dataclass(frozen=True, slots=True)
