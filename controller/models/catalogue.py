@@ -248,6 +248,13 @@ class ServedNames(Verdicts):
             if not models:
                 raise UnknownModelError(f"there is no model {name}")
             present = {model.version: shares.get(model.version, 0.0) for model in models}
+            for model in models if any(shadow.values()) else ():
+                if isinstance(model, Pipeline) or model.stream is not None:
+                    is_pipeline = isinstance(model, Pipeline)
+                    what = "is a pipeline" if is_pipeline else "answers several times"
+                    raise ModelError(
+                        f"model {name} {what}, expected a model that answers once: others have no shadow"
+                    )
             try:
                 new = old.changed(aliases=aliases, traffic=traffic, shadow=shadow, present=present)
             except ModelError as error:
@@ -284,11 +291,6 @@ class ServedNames(Verdicts):
         """Raise ModelError unless a shadow takes the tensors of all versions whose requests it is to get."""
         shadow = self.find(name, named)
         for model in self.versions(name):
-            if isinstance(model, Pipeline) or model.stream is not None:
-                what = "is a pipeline" if isinstance(model, Pipeline) else "answers several times"
-                raise ModelError(
-                    f"model {name} {what}, expected a model that answers once: others have no shadow"
-                )
             if shadow is not None and model.inputs and shadow.inputs not in ((), model.inputs):
                 raise ModelError(
                     f"model {name}: version {shadow.version} takes {describe(shadow.inputs)}, version {model.version}"

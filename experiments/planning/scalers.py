@@ -122,7 +122,7 @@ class FittedLatency:
 
 
 @dataclass(slots=True)
-class Known:
+class KnownLoad:
     """Knows how many each minute needs, and asks for them so far ahead that they are there when it begins."""
 
     needs: Sequence[int]

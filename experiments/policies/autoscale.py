@@ -44,9 +44,9 @@ from experiments.clockwork_paper import azure_replay
 from experiments.clockwork_paper.azure_replay import NS_PER_MINUTE
 from experiments.native import is_compiled
 from experiments.planning.clairvoyant import Tried, fewest
-from experiments.planning.scalers import FittedLatency, Known, NumberWanted, QueueLength
+from experiments.planning.scalers import FittedLatency, KnownLoad, NumberWanted, QueueLength
 from experiments.simulator import Case, Cluster, Run, copies_of, run
-from experiments.simulator.fleet import Fleet, Scaler, Seen
+from experiments.simulator.fleet import Fleet, FleetScaler, Seen
 from experiments.study.pictures import BLACK, COLOURS, LINES, Curve, Panel
 from experiments.study.study import NO_COLUMN, Row, Study, StudyRecord, own_rows
 from modelzoo.profile import Noise, ProfileRow, load_profile
@@ -253,7 +253,7 @@ def work_of(case: Case) -> list[float]:
 class _Book:
     """Keeps what each minute came to: a scaler's looks, and the requests by when they arrived."""
 
-    def __init__(self, scaler: Scaler, minutes: int) -> None:
+    def __init__(self, scaler: FleetScaler, minutes: int) -> None:
         self._scaler = scaler
         self._ready: list[list[int]] = [[] for _ in range(minutes)]
         self._arrived, self._missed = [0] * minutes, [0] * minutes
@@ -294,7 +294,9 @@ def starts_of(setting: Setting, load: str) -> tuple[int, ...]:
     return tuple(round((setting.start_s + s) * NS_PER_S) for s in more_s)
 
 
-def play(setting: Setting, load: str, case: Case, scaler: Scaler, first: int) -> tuple[Run, _Book]:
+def play(
+    setting: Setting, load: str, case: Case, scaler: FleetScaler, first: int
+) -> tuple[Run, _Book]:
     """Run a load under a scaler, from so many workers on."""
     book = _Book(scaler, case.duration_ns // NS_PER_MINUTE)
     fleet = Fleet(scaler=book, num_first=first, starts_ns=starts_of(setting, load))
@@ -306,7 +308,7 @@ def clairvoyant(setting: Setting, load: str, case: Case) -> tuple[Run, _Book]:
     runs: dict[tuple[int, ...], tuple[Run, _Book]] = {}
 
     def tried(needs: Sequence[int]) -> Tried:
-        scaler = Known(needs, max(starts_of(setting, load)))
+        scaler = KnownLoad(needs, max(starts_of(setting, load)))
         runs[tuple(needs)] = _, book = play(setting, load, case, scaler, needs[0])
         return [(minute.least, minute.missed) for minute in book.minutes()]
 
@@ -351,7 +353,7 @@ def ask(setting: Setting) -> Iterator[Scaled]:
             yield _scaled(load, name, *play(setting, load, case, scaler, first), done.worker_ns)
 
 
-def _scaler(setting: Setting, name: str, case: Case, ahead_ns: int) -> Scaler:
+def _scaler(setting: Setting, name: str, case: Case, ahead_ns: int) -> FleetScaler:
     if name == "forecast":
         return NumberWanted()
     if name == "queue":

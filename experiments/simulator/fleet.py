@@ -33,7 +33,7 @@ class Seen:
     scheduler: Scheduler
 
 
-class Scaler(Protocol):
+class FleetScaler(Protocol):
     """Decides how many workers there are to be."""
 
     def wanted(self, seen: Seen, /) -> int:
@@ -47,7 +47,7 @@ class Fleet:
     A worker that joins has all models in host memory, and none on its device.
     """
 
-    scaler: Scaler
+    scaler: FleetScaler
     #: Workers that are there at the start.
     num_first: int = 1
     #: Times from asking for a worker until it serves, one of these at random.
@@ -63,7 +63,7 @@ class Fleet:
             )
 
 
-class Members:
+class FleetMembers:
     """The workers of a fleet during a run, by their places in the cluster."""
 
     def __init__(

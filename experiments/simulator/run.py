@@ -14,7 +14,7 @@ from controller.telemetry.tables import Telemetry
 from experiments.simulator.case import Case, LostWorker
 from experiments.simulator.clients import Clients
 from experiments.simulator.controller import VirtualController, production_scheduler
-from experiments.simulator.fleet import Fleet, Members, name_of
+from experiments.simulator.fleet import Fleet, FleetMembers, name_of
 from experiments.simulator.loop import Loop
 from experiments.simulator.model import simulated
 from experiments.simulator.summary import Summary
@@ -195,12 +195,12 @@ class Simulation:
         self._starts = [0] * case.cluster.num_workers
         #: Workers that a fault took and has not given back.
         self._gone: set[int] = set()
-        self._members: Members | None = None
+        self._members: FleetMembers | None = None
         if fleet is None:
             for index in range(case.cluster.num_workers):
                 self._start(index)
         else:
-            self._members = Members(
+            self._members = FleetMembers(
                 fleet, case, self.loop, self.controller, self.summary, self._start
             )
         for lost in case.faults.lost_workers:

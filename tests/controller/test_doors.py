@@ -30,7 +30,7 @@ UNARY: dict[str, type[Message]] = {
     f"{service}{method.name}": getattr(module, method.input_type.name)
     for module, service in ((inference_pb2, INFERENCE), (control_pb2, CONTROL))
     for method in module.DESCRIPTOR.services_by_name[service.strip("/").split(".")[-1]].methods
-    if method.name not in ("AddModel", "ModelStreamInfer")
+    if not (method.client_streaming or method.server_streaming)
 } | {"/grpc.health.v1.Health/Check": inference_pb2.ServerLiveRequest}
 STREAMS: dict[str, type[Message]] = {
     f"{CONTROL}AddModel": control_pb2.AddModelRequest,

@@ -11,10 +11,10 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.planning.clairvoyant import Tried, fewest, hours_of
-from experiments.planning.scalers import Known, NumberWanted, QueueLength
+from experiments.planning.scalers import KnownLoad, NumberWanted, QueueLength
 from experiments.policies.autoscale import STUDY, Setting
 from experiments.simulator import Case, Cluster, Run, copies_of, run
-from experiments.simulator.fleet import Fleet, Scaler
+from experiments.simulator.fleet import Fleet, FleetScaler
 from experiments.study.aims import AIMS
 from modelzoo.profile import ProfileRow
 from traces.arrivals import TraceReplay, Workload
@@ -48,7 +48,7 @@ def case_of(rates_rps: Sequence[float], *, workers: int = 40, slo_s: float = 4) 
     )
 
 
-def played(case: Case, scaler: Scaler, first: int) -> Run:
+def played(case: Case, scaler: FleetScaler, first: int) -> Run:
     return run(case, bucket_ns=10 * NS_PER_S, fleet=Fleet(scaler=scaler, num_first=first))
 
 
@@ -64,7 +64,7 @@ def test_the_forecast_is_ahead_of_a_ramp_for_which_a_queue_asks_too_late() -> No
 def test_a_worker_costs_from_when_it_is_asked_for_until_it_has_finished() -> None:
     """One more is there in the third minute, and was asked for at the begin of the second."""
     case = case_of([0.5, 0.5, 3.0, 0.5, 0.5], workers=4)
-    done = played(case, Known([1, 1, 4, 1, 1], 60 * NS_PER_S), 1)
+    done = played(case, KnownLoad([1, 1, 4, 1, 1], 60 * NS_PER_S), 1)
     total = done.summary.total()
     assert total.answered > 0.98 * total.arrived
     assert done.num_unanswered == 0

@@ -164,7 +164,7 @@ def test_a_device_that_is_rejected_leaves_the_others_alone(
             infer(client)
             operator.drain("w-0")
             operator.drain("w-2")
-            assert several.wait(PATIENCE_S) == 1
+            assert several.wait(PATIENCE_S) == os.EX_CONFIG
     told = capfd.readouterr().err
     assert "there is a worker w-1 already" in told
     assert "the other devices go on" in told

@@ -100,7 +100,7 @@ def test_what_was_said_of_versions_outlives_a_restart(tmp_path: Path, cache_dir:
     with serving(tmp_path, cache_dir) as server:
         told = run(server, "models", "alias", "adds", "stable=2", "old=1")
         assert "2 (stable, 0%)" in told
-        assert "2 (stable)" in run(server, "models", "traffic", "adds", "stable=100%")
+        assert "2 (stable, 100%)" in run(server, "models", "traffic", "adds", "stable=100%")
         run(server, "models", "shadow", "adds", "1=50%")
     with serving(tmp_path, cache_dir) as server:
         with Client(server.address) as client:
