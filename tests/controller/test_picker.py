@@ -13,11 +13,11 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import inference_pb2 as pb
+from clockwright.v1.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from controller.front.cells.rows import SLO_CLASSES_NS, CellModels, CellRow, encode, key_of
 from controller.front.oip import health_messages
 from controller.process.config import ServingConfig
 from controller.process.lease.places import open_directory
-from controller.process.picker.messages import ProcessingRequest, ProcessingResponse
 from controller.process.picker.picker import DESTINATION, METHOD, serving
 
 # The type stubs want arguments that are optional.
@@ -54,8 +54,8 @@ def headers(path: str, *, last: bool = True, mode: int = 0, subset: Any = None, 
         request.request_headers.headers.headers.add(key=name, raw_value=value.encode())
     request.protocol_config.request_body_mode = mode
     if subset is not None:
-        entry = request.metadata_context.filter_metadata.add(key="envoy.lb.subset_hint")
-        entry.value["x-gateway-destination-endpoint-subset"] = subset
+        hints = request.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+        hints["x-gateway-destination-endpoint-subset"] = subset
     return request
 
 
@@ -180,7 +180,7 @@ async def test_what_is_none_of_its_business_goes_on(tmp_path: Path) -> None:
         further[2].response_body.body = b"x"
         begin = headers("/v2/models/m/infer", last=False, mode=4)
         kinds = [
-            answer.WhichOneof("one")
+            answer.WhichOneof("response")
             for answer in await process(channel, begin, body(b"{}"), *further)
         ]
         assert kinds == [

@@ -1,5 +1,4 @@
 """An endpoint picker for gateways: `clockwright picker`.
 
 picker     answers Envoy's external processing by the choice of fronts
-messages   what it says and hears, as far as it needs that
 """

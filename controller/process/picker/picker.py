@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from clockwright.errors import ProtocolError, Refusal, RefusedError
 from clockwright.foreign import quote
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, SLO_NS_MAX, format_ns
+from clockwright.v1.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from controller.access.caller import Caller
 from controller.access.guard import Guard
 from controller.access.roles import Role
@@ -41,7 +42,6 @@ from controller.process.app import run_loop, signals_to_end
 from controller.process.cells.reader import CellReader
 from controller.process.config import ServingConfig
 from controller.process.lease.places import open_directory
-from controller.process.picker.messages import ProcessingRequest, ProcessingResponse
 from controller.process.server_tls import use_tls
 
 #: The header and the key of metadata that say where a call goes.
@@ -138,7 +138,7 @@ class Picker:
                 await stream.write(response.SerializeToString())
 
     def _responses(self, picking: _Picking, request: Any) -> list[Any]:  # noqa: ANN401
-        kind = request.WhichOneof("one")
+        kind = request.WhichOneof("request")
         response = ProcessingResponse()
         if kind == "request_headers":
             self._take_headers(picking, request)
@@ -172,11 +172,11 @@ class Picker:
             # Health, metadata of the server: no body names a model.
             picking.model = picking.model or _ANY
         picking.slo_ns = _slo_ns(found)
-        for entry in request.metadata_context.filter_metadata:
-            if entry.key == _SUBSET[0] and _SUBSET[1] in entry.value:
-                hint = entry.value[_SUBSET[1]]
-                listed = hint.split(",") if isinstance(hint, str) else [str(each) for each in hint]
-                picking.among = frozenset(each.strip() for each in listed)
+        metadata = request.metadata_context.filter_metadata
+        if _SUBSET[0] in metadata and _SUBSET[1] in metadata[_SUBSET[0]]:
+            hint = metadata[_SUBSET[0]][_SUBSET[1]]
+            listed = hint.split(",") if isinstance(hint, str) else [str(each) for each in hint]
+            picking.among = frozenset(each.strip() for each in listed)
 
     def _take_body(self, picking: _Picking, body: Any) -> list[Any]:  # noqa: ANN401
         response = ProcessingResponse()
