@@ -341,7 +341,6 @@ async def running(
             publisher = CellPublisher(
                 open_directory(config.cells),
                 config.cell_address or _reached_at(config.host, port),
-                term,
                 runtime,
                 catalogue,
                 applications,

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clockwright.errors import ConfigError, StoreError
-from clockwright.wire.leadership import Term
 from controller.core import Outlook
 from controller.core.events import ModelAdded, ModelWanted
 from controller.front.cells.choice import Choices
@@ -324,7 +323,6 @@ def publisher(setting: str, front_end: FrontEnd) -> CellPublisher:
     return CellPublisher(
         open_directory(setting),
         front_end.controller,
-        Term(),
         front_end.runtime,
         front_end.catalogue,
         front_end.applications,

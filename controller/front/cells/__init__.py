@@ -8,6 +8,6 @@ second. A front, or an endpoint picker for a gateway, reads all rows and chooses
 still makes the deadline. So load has a slope, and the cell at its lower end can be switched off. No request crosses from
 cell to cell, and no cell knows of another.
 
-The directory lies in the store of the lease (`controller.process.directory`), and `controller.process.cells` writes and
+The directory lies where a lease may lie (`controller.process.lease.places`), and `controller.process.cells` writes and
 reads it.
 """

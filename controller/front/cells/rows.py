@@ -49,9 +49,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=F
 
     #: HOST:PORT of its controller, which is also the row's key.
     address: Annotated[str, Meta(min_length=1, max_length=300)]
-    #: The generation in which the controller leads, and a number that each row has one more of than the row before.
-    lineage: _Name = ""
-    generation: _Count = 0
+    #: Each row has one more than the row before.
     serial: _Count = 0
     #: It takes requests.
     open: bool = True
@@ -90,8 +88,6 @@ def make_row(
     address: str,
     outlook: Outlook,
     *,
-    lineage: str = "",
-    generation: int = 0,
     serial: int = 0,
     is_open: bool = True,
     refused: float = 0.0,
@@ -100,8 +96,6 @@ def make_row(
     """Make a row of what the scheduler says, in the order of `SLO_CLASSES_NS`."""
     return CellRow(
         address=address,
-        lineage=lineage,
-        generation=generation,
         serial=serial,
         open=is_open,
         waits_us=tuple([wait_ns // NS_PER_US for wait_ns in outlook.waits_ns]),

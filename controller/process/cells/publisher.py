@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from clockwright.errors import StoreError
-from clockwright.wire.leadership import Term
 from controller.core import ModelTimes
 from controller.front.cells.rows import (
     HELPED_ELSEWHERE,
@@ -47,7 +46,6 @@ class CellPublisher:
         self,
         store: DirectoryStore,
         address: str,
-        term: Term,
         runtime: Runtime,
         catalogue: Catalogue,
         applications: Applications,
@@ -58,7 +56,6 @@ class CellPublisher:
         Args:
             store: of the directory.
             address: HOST:PORT at which fronts and clients reach this controller.
-            term: the generation in which it leads.
             runtime: knows the lanes.
             catalogue: knows the models.
             applications: have names like models.
@@ -66,7 +63,6 @@ class CellPublisher:
         """
         self._store = store
         self._address = address
-        self._term = term
         self._runtime = runtime
         self._catalogue = catalogue
         self._applications = applications
@@ -100,8 +96,6 @@ class CellPublisher:
         return make_row(
             self._address,
             self._runtime.outlook(SLO_CLASSES_NS),
-            lineage=self._term.lineage,
-            generation=self._term.generation,
             serial=self._serial,
             is_open=not self._runtime.draining,
             refused=min((helped - before) / max(total.requests - over, 1), 1.0),
