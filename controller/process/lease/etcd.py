@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clockwright.errors import ConfigError, StoreError
+from clockwright.errors import StoreError
 from controller.process.lease.lease import LeaseRecord
-from controller.process.lease.stores import EXPECTED, FoundRecord, decode, encode
+from controller.process.lease.stores import FoundRecord, decode, encode
 
 # A member that takes longer is skipped. With several, all are asked within a lease.
 _LIMIT_S: Final = 0.7
@@ -56,14 +56,7 @@ class EtcdGateway:
             endpoints: HOST:PORT of members.
             where: what it is asked for, for messages.
             tls: TLS for all of them; None: no TLS.
-
-        Raises:
-            ConfigError: an endpoint is malformed.
         """
-        for endpoint in endpoints:
-            host, _, port = endpoint.rpartition(":")
-            if not host or not port.isdecimal():
-                raise ConfigError(f"lease: found member {endpoint!r} of etcd, expected {EXPECTED}")
         #: In messages.
         self.where = where
         #: The one that answered last comes first.
@@ -122,9 +115,6 @@ class LeaseKey:
             endpoints: HOST:PORT of members, of which any may answer.
             key: the record's.
             tls: TLS for all of them; None: no TLS.
-
-        Raises:
-            ConfigError: an endpoint is malformed.
         """
         self._where = f"etcd {','.join(endpoints)}/{key}"
         self._gateway = EtcdGateway(endpoints, f"lease {self._where}", tls)
@@ -177,9 +167,6 @@ class EtcdDirectory:
             endpoints: HOST:PORT of members, of which any may answer.
             prefix: what the keys begin with, without the stroke behind it.
             tls: TLS for all of them; None: no TLS.
-
-        Raises:
-            ConfigError: an endpoint is malformed.
         """
         where = f"directory etcd {','.join(endpoints)}/{prefix}"
         self._gateway = EtcdGateway(endpoints, where, tls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -17,6 +18,7 @@ from controller.process.lease.stores import (
     LeaseStore,
 )
 
+_MEMBER = re.compile(r".+:\d+")
 _EXPECTED = {"lease": EXPECTED, "cells": EXPECTED_OF_CELLS}
 
 
@@ -67,10 +69,11 @@ def _place(what: str, setting: str) -> Path | tuple[list[str], str, EtcdTls | No
         return Path(rest)
     if kind in ("etcd", "etcds") and rest.startswith("//"):
         place, _, options = rest[2:].partition("?")
-        endpoints, _, key = place.partition("/")
+        text, _, key = place.partition("/")
+        endpoints = text.split(",")
         tls = _tls(what, setting, options) if kind == "etcds" else None
-        if tls is not None or not options:
-            return endpoints.split(","), key, tls
+        if all(map(_MEMBER.fullmatch, endpoints)) and (tls is not None or not options):
+            return endpoints, key, tls
     raise ConfigError(f"{what} is {setting!r}, expected {_EXPECTED[what]}")
 
 
