@@ -163,6 +163,15 @@ def test_a_cell_that_says_it_lacks_a_model_is_not_asked_until_it_lists_it_again(
     assert chosen(choices) == "a"
 
 
+def test_a_list_of_models_that_is_gone_holds_for_no_row_that_comes_or_is_there() -> None:
+    there, listed = cell("a")
+    for entries in ((listed,), (there, listed)):
+        choices = knowing(*entries)
+        choices.forget("models/a")
+        choices.take(row("a", serial=1), 0)
+        assert chosen(choices) is None
+
+
 def test_steps_of_a_sequence_stay_together_and_sequences_are_spread() -> None:
     choices = knowing(*cell("a"), *cell("b", 5), *cell("c", 10))
     found = {key: {chosen(choices, key=key) for _ in range(3)} for key in map(str, range(60))}

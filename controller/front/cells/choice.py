@@ -98,6 +98,10 @@ class Choices:
             self._moves.pop(name, None)
         elif kind == "row":
             self._cells.pop(name, None)
+        elif kind == "models":
+            self._early.pop(name, None)
+            if name in self._cells:
+                self._cells[name].models = {}
 
     def live(self, now_ns: int) -> list[CellRow]:
         """The rows that have not expired, of cells that take requests."""
