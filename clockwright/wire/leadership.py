@@ -16,10 +16,15 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     """
     addresses = tuple(text.split(","))
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not is_address(address):
             raise ConfigError(f"controller: found {address!r}, expected HOST:PORT")
     return addresses
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is HOST:PORT of one server."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and "," not in host and port.isdecimal() and 0 < int(port) < 65536
 
 
 def address_of(host: str, port: int) -> str:

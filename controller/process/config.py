@@ -11,7 +11,7 @@ from clockwright.errors import ConfigError
 from clockwright.settings import MIB, MS, check, part, setting
 from clockwright.units import NS_PER_MS
 from clockwright.wire.controller_file import read_addresses
-from clockwright.wire.leadership import address_of
+from clockwright.wire.leadership import address_of, is_address
 from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
 from controller.front.admission.memory import available_bytes
@@ -263,6 +263,8 @@ class ControllerConfig(ServingConfig):
         for name in ("heartbeat_interval_ms", "telemetry_capacity"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.cell_address and not is_address(self.cell_address):
+            raise ConfigError(f"cell_address is {self.cell_address!r}, expected HOST:PORT")
         if not self.drain_limit_s >= 0:
             raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:

@@ -33,7 +33,7 @@ from controller.front.cells.rows import (
 )
 from controller.process import front_process
 from controller.process.cells.publisher import CellPublisher
-from controller.process.config import FrontConfig
+from controller.process.config import ControllerConfig, FrontConfig
 from controller.process.lease.places import open_directory
 from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, sends
 from tests.kit.double import INFER, first, request
@@ -170,6 +170,12 @@ def test_a_list_of_models_that_is_gone_holds_for_no_row_that_comes_or_is_there()
         choices.forget("models/a")
         choices.take(row("a", serial=1), 0)
         assert chosen(choices) is None
+
+
+@pytest.mark.parametrize("address", ["host", "host:", "a:1,b:2", "host:http"])
+def test_an_address_of_a_cell_that_nobody_could_reach_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"^cell_address is '{address}', expected HOST:PORT"):
+        ControllerConfig(cell_address=address)
 
 
 def test_steps_of_a_sequence_stay_together_and_sequences_are_spread() -> None:
