@@ -32,7 +32,7 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_US, PAGE_BYTES
 from experiments.bench.live import bare_server
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, free_ports
 from experiments.live.open_loop import ClientLoad, await_model
 from experiments.live.open_loop_client import request_bytes
 from experiments.study.study import Study, chosen
@@ -266,7 +266,7 @@ def _mosec(python: str, folder: Path, program: Path) -> Iterator[FloodedServer]:
     script = folder / "serve.py"
     script.write_text(_MOSEC)
     target = FloodedServer(
-        name="mosec", port=_free_port(), path="http1:/inference", folder=folder, program=program,
+        name="mosec", port=free_ports(1)[0], path="http1:/inference", folder=folder, program=program,
         message=lambda _: bytes(3136), connections_least=_MOSEC_CONNECTIONS,
     )  # fmt: skip
     command = [python, str(script), "--port", str(target.port), "--capacity", "64"]
@@ -296,14 +296,6 @@ def _answers(target: FloodedServer) -> bool:
     except RuntimeError:
         return False
     return bool(found["ok"])
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def _asked(

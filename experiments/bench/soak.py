@@ -16,7 +16,6 @@ stood still does not count; `soak_late_by_clock` has them all. Writes part `soak
 from __future__ import annotations
 
 import itertools
-import socket
 import tempfile
 import threading
 import time
@@ -34,7 +33,7 @@ from clockwright.errors import RefusedError
 from clockwright.v1 import control_pb2 as pb
 from controller.telemetry.tables import CAPACITY
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer, further_worker
+from experiments.live.local_server import LocalServer, free_ports, further_worker
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, await_model, offer
 from experiments.live.processor_time import roles, rss_bytes
 from experiments.study.bench import Findings, bench
@@ -120,8 +119,7 @@ def _server() -> Iterator[tuple[LocalServer, str]]:
             LiveModel(name=name, copies=1, batch_sizes=(1, 2, 4)).write(
                 Path(scratch) / "models" / name
             )
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         arguments = [
             *("--models", f"{scratch}/models", "--device", "modelled:1ms", "--fronts", "1"),
             *("--cache-dir", f"{scratch}/cache", "--state", f"{scratch}/state"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ConfigError
+from experiments.live.local_server import free_ports
 
 _START_LIMIT_S = 60.0
 #: Where it comes from.
@@ -126,14 +127,6 @@ def _config(
     }
 
 
-def _free_ports() -> tuple[int, int]:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as other,
-    ):
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 @contextmanager
 def envoy(
     picker: str | None, cells: Sequence[str] = (), *, mode: str = "FULL_DUPLEX_STREAMED"
@@ -142,7 +135,7 @@ def envoy(
     program = envoy_program()
     if program is None:
         raise ConfigError(f"found no envoy, expected one: {ENVOY_HINT}")
-    port, admin = _free_ports()
+    port, admin = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="envoy-") as directory:
         config, log = Path(directory) / "envoy.json", Path(directory) / "log"
         config.write_text(json.dumps(_config(port, admin, picker, cells, mode)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 _READY = "ready: "
@@ -21,6 +22,13 @@ _FOR_PEOPLE = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 # Thrice what draining, workers included, may take by their own limits.
 _STOP_LIMIT_S = 60.0
+
+
+def free_ports(number: int) -> list[int]:
+    """Find ports of this machine that nothing uses now, for programs that cannot be told to choose one."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [each.getsockname()[1] for each in made]
 
 
 def off_fixed_ports(command: str, arguments: Sequence[str]) -> list[str]:

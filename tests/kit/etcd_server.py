@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -16,20 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments.live.local_server import free_ports
 from tests.kit.processes import until
 
 
 def etcd_program() -> str | None:
     """The program, as the system installs it."""
     return shutil.which("etcd")
-
-
-def _free_ports() -> tuple[int, int]:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as other,
-    ):
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ def etcd_server(tls: EtcdFiles | None = None) -> Iterator[str]:
     program = etcd_program()
     if program is None:
         pytest.skip("there is no etcd here: .ci/run tells how to get one")
-    port, peers = _free_ports()
+    port, peers = free_ports(2)
     scheme = "http" if tls is None else "https"
     urls = {
         "--listen-client-urls": f"{scheme}://127.0.0.1:{port}",

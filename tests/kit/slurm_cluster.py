@@ -9,12 +9,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.live.local_server import free_ports
 from tests.kit.processes import until
 
 NODES = ("n1", "n2", "n3")
@@ -102,9 +103,7 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
     (folder / "state").mkdir()
     (folder / "spool").mkdir()
     host, user = socket.gethostname().partition(".")[0], _user()
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
-        control, *ports = (sock.getsockname()[1] for sock in sockets)
+    control, *ports = free_ports(1 + len(NODES))
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=1000 "
         "Gres=gpu:a100:1 State=UNKNOWN"
