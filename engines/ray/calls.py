@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from engines.ray import supervisor
+from engines.ray.supervisor import environment_of
 
 _REASON_CHARS = 2000
 
@@ -27,14 +29,11 @@ def run(command: Sequence[str], environment: Mapping[str, str], call: str) -> st
     Raises:
         RuntimeError: it failed; says with which words.
     """
-    # Ray keeps its own threads few; the call is to be the same as at home.
-    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("RAY_")}
-    own.pop("OMP_NUM_THREADS", None)
     done = subprocess.run(
         command,
         input=base64.b64decode(call),
         capture_output=True,
-        env=own | dict(environment),
+        env=environment_of(environment),
         check=False,
     )
     if done.returncode:
@@ -46,7 +45,10 @@ def run(command: Sequence[str], environment: Mapping[str, str], call: str) -> st
 def main() -> int:
     """Answer standard input until it ends and all is answered."""
     import ray
+    from ray import cloudpickle
 
+    # Where Ray runs a call, this file is not.
+    cloudpickle.register_pickle_by_value(supervisor)
     order = json.loads(sys.stdin.readline())
     try:
         ray.init(address=order["address"], log_to_driver=False, logging_level="error")
