@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ BUSY, IDLE = "10.0.0.1:8001", "10.0.0.2:8001"
 
 
 @asynccontextmanager
-async def picking(folder: Path, *, empty: bool = False) -> AsyncIterator[Any]:
-    """A channel to a picker of a directory with two cells, or with none."""
+async def picking(
+    folder: Path, *, empty: bool = False, clock: Callable[[], int] = lambda: 0
+) -> AsyncIterator[Any]:
+    """A channel to a picker of a directory with two cells, or with none; rows expire by the clock."""
     store = open_directory(f"file:{folder}/cells")
     for address, wait_us, models in ((BUSY, 30_000, ("m",)), (IDLE, 0, ("m", "n"))):
         waits = (wait_us,) * len(SLO_CLASSES_NS)
@@ -40,7 +43,9 @@ async def picking(folder: Path, *, empty: bool = False) -> AsyncIterator[Any]:
             store.put(key_of(entry), encode(entry))
     config = ServingConfig(port=0)
     async with (
-        serving(config, f"file:{folder}/cells", default_slo_ns=100 * NS_PER_MS) as running,
+        serving(
+            config, f"file:{folder}/cells", default_slo_ns=100 * NS_PER_MS, clock=clock
+        ) as running,
         _aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
     ):
         yield channel
@@ -210,7 +215,7 @@ async def test_its_health_says_that_it_lives_and_whether_a_controller_is_there(
 
 
 async def test_rows_expire_and_then_no_controller_is_there(tmp_path: Path) -> None:
-    async with picking(tmp_path) as channel:
+    async with picking(tmp_path, clock=time.monotonic_ns) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         answers = []
 

@@ -293,7 +293,11 @@ class RunningPicker:
 
 @asynccontextmanager
 async def serving(
-    config: ServingConfig, cells: str, *, default_slo_ns: int
+    config: ServingConfig,
+    cells: str,
+    *,
+    default_slo_ns: int,
+    clock: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[RunningPicker]:
     """Serve in the running event loop.
 
@@ -301,13 +305,14 @@ async def serving(
         config: where, and who may call.
         cells: the directory, as of `--cells`.
         default_slo_ns: SLO of calls that state none.
+        clock: by which rows expire, in ns.
 
     Raises:
         ConfigError: the port is taken, or a setting is wrong.
     """
     async with AsyncExitStack() as stack:
         choices = Choices()
-        picker = Picker(choices, default_slo_ns=default_slo_ns)
+        picker = Picker(choices, default_slo_ns=default_slo_ns, clock=clock)
         guard = Guard(config.access)
         slabs = Slabs(0)
         stack.callback(slabs.close)
@@ -324,11 +329,12 @@ async def serving(
         use_tls((server,), config, guard)
 
         async def has_cells() -> bool:
-            return bool(choices.live(time.monotonic_ns()))
+            return bool(choices.live(clock()))
 
         health = HealthService(has_cells, names=("readiness", METHOD.service), lives="liveness")
         server.serve(picker.handlers() | health.handlers())
-        await stack.enter_async_context(CellReader(open_directory(cells), choices).reading())
+        reader = CellReader(open_directory(cells), choices, clock=clock)
+        await stack.enter_async_context(reader.reading())
         port = server.add_insecure_port(config.address)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
