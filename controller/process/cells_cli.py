@@ -54,6 +54,9 @@ def list_cells(cells: _Cells, json: Json = False) -> None:
     if json:
         print_json([msgspec.to_builtins(entry) for entry in entries])
         return
+    if not rows:
+        print(f"no controller tells of itself in {cells}")
+        return
     models = {e.address: e.models for e in entries if isinstance(e, CellModels)}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("controller", "takes", "workers", "free pages", "models", "refused"):

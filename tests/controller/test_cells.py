@@ -33,6 +33,8 @@ from controller.front.cells.rows import (
 )
 from controller.process import front_process
 from controller.process.cells.publisher import CellPublisher
+from controller.process.cells.reader import CellReader
+from controller.process.cells_cli import list_cells
 from controller.process.config import ControllerConfig, FrontConfig
 from controller.process.lease.places import open_directory
 from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, sends
@@ -297,6 +299,18 @@ def test_a_directory_gives_what_was_written_since_and_what_is_gone(setting: str)
     assert late.changes() == ({"row/a:1": b"", "move/m": b"4"}, frozenset())
     for store in (writer, reader, late):
         store.close()
+
+
+async def test_who_reads_a_directory_without_a_controller_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting = f"file:{tmp_path}/none"
+    async with CellReader(open_directory(setting), Choices()).reading():
+        await asyncio.sleep(0)
+    (said,) = caplog.messages
+    assert said.startswith("found no controller in the directory of cells, expected one that was")
+    await asyncio.to_thread(list_cells, setting)
+    assert capsys.readouterr().out == f"no controller tells of itself in {setting}\n"
 
 
 def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ class CellReader:
     async def reading(self) -> AsyncIterator[None]:
         """Read until the block ends, once before it begins."""
         await self._step()
+        if not self._problem and not self._choices.addresses(self._clock()):
+            log.warning(
+                "found no controller in the directory of cells, expected one that was started with the same "
+                "--cells; waiting"
+            )
         task = asyncio.create_task(self._run())
         try:
             yield
