@@ -267,7 +267,7 @@ def overload(
                 )
                 found.append(ClusterFinding(name="late workers", words=words))
                 continue
-            more = f": the load needs {kind.wanted}" if kind.wanted > kind.num_workers else ""
+            more = f": {kind.wanted} are wanted" if kind.wanted > kind.num_workers else ""
             found.append(
                 ClusterFinding(
                     name="overload",

@@ -563,7 +563,7 @@ def _kind(row: KindStatistics) -> dict[str, Any]:
     return {
         "kind": row.gpu_kind,
         "workers": row.num_workers,
-        "required": row.wanted,
+        "wanted": row.wanted,
         "exec_busy": row.exec_busy,
         "load_busy": row.load_busy,
         "loads_per_s": row.loads_per_s,
@@ -574,5 +574,4 @@ def _kind(row: KindStatistics) -> dict[str, Any]:
             "pages": row.dropped_for_pages_rps,
             "links": row.dropped_for_links_rps,
         },
-        "one_more_rps": row.one_more_rps,
     }

@@ -100,12 +100,12 @@ def test_refusals_that_nothing_else_explains_are_told_but_not_those_that_their_c
     assert [found.name for found in diagnose(short, WELL)] == ["overload"]
 
 
-def test_an_overload_says_how_busy_its_workers_were_and_how_many_the_load_needs() -> None:
+def test_an_overload_says_how_busy_its_workers_were_and_how_many_are_wanted() -> None:
     busy = (worker("a", exec_busy=0.8), worker("b", exec_busy=0.9), worker("c", "A100"))
     status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.98, wanted=5)
     (finding,) = overload(status, busy)
     assert "85% busy" in finding.words
-    assert finding.words.endswith("add workers: the load needs 5")
+    assert finding.words.endswith("add workers: 5 are wanted")
     # As many as there are: pages or links may be what is short.
     status.kinds[0].wanted = status.kinds[0].num_workers
     (finding,) = overload(status, busy)
@@ -113,7 +113,7 @@ def test_an_overload_says_how_busy_its_workers_were_and_how_many_the_load_needs(
 
 
 def test_workers_that_wait_while_requests_are_refused_are_not_asked_for_too_much() -> None:
-    status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.4, one_more_rps=40.0)
+    status = status_of(250, dropped_for_exec_rps=70.0, exec_busy=0.4)
     (finding,) = overload(status, [worker("a", exec_busy=0.4, too_late=3), worker("b", too_late=2)])
     assert finding.name == "late workers"
     assert (

@@ -333,18 +333,18 @@ async def test_tritons_statistics_say_the_same(tmp_path: Path) -> None:
     assert batches.compute_infer.ns == stats.compute_infer.ns
 
 
-async def test_who_refuses_for_want_of_workers_says_that_more_are_required(tmp_path: Path) -> None:
+async def test_who_refuses_for_want_of_workers_says_that_more_are_wanted(tmp_path: Path) -> None:
     async with (
         running(config(make_models(tmp_path, "m"))) as controller,
         LoopbackWorker(controller.port, exec_ns=50 * NS_PER_MS) as worker,
     ):
         (model_id,) = await until_ready(controller, "m")
         labels = {"gpu_kind": worker.register.gpu_kind}
-        required = Found(await scrape(controller))("clockwright_required_workers", **labels)
-        assert required == 1
+        wanted = Found(await scrape(controller))("clockwright_required_workers", **labels)
+        assert wanted == 1
         assert await ask(controller, model_id) == OK
         refused = 0
-        while required < 2 or not refused:
+        while wanted < 2 or not refused:
             # As one that works on something else until their time is over.
             worker.hold = True
             asked = [ask(controller, model_id, slo_ns=200 * NS_PER_MS) for _ in range(50)]
@@ -352,7 +352,7 @@ async def test_who_refuses_for_want_of_workers_says_that_more_are_required(tmp_p
             refused += outcomes.count(Refusal.OVERLOADED.value)
             await worker.release()
             found = Found(await scrape(controller))
-            required = found("clockwright_required_workers", **labels)
+            wanted = found("clockwright_required_workers", **labels)
         assert refused > 0
         m = {"model": "m", "version": "1"}
         over = {"outcome": "refused", "reason": "OVERLOADED"}

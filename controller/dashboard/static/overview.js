@@ -11,7 +11,7 @@ export function overview() {
   const latency = new Tile("latency (p99)");
   const waiting = new Tile("waiting now");
   const pages = new Tile("pages in use");
-  const needed = new Tile("workers");
+  const wanted = new Tile("workers");
   const throughput = goodputChart();
   const latencies = shareChart();
   const workers = workerTable();
@@ -21,7 +21,7 @@ export function overview() {
     "div",
     {},
     el("h1", { text: "Overview" }),
-    tiles(good, refused, latency, waiting, pages, needed),
+    tiles(good, refused, latency, waiting, pages, wanted),
     el("div", { class: "pair" }, throughput.root, latencies.root),
     workers.root,
     models.root,
@@ -51,8 +51,8 @@ export function overview() {
       const homeless = data.kinds.reduce((all, kind) => all + kind.dropped_rps.pages, 0);
       pages.update(total("pages") ? percent(1 - total("free") / total("pages")) : "-", `${rate(evictions)} evictions/s (${lastOfKinds})`, homeless > 0.01 * recent.asked_rps && homeless > 0.1 && lost > 0.01 * recent.asked_rps ? "bad" : "", "now");
       const have = data.kinds.reduce((total, kind) => total + kind.workers, 0);
-      const want = data.kinds.reduce((total, kind) => total + kind.required, 0);
-      needed.update(count(have), want > have ? `${count(want)} are needed for what is asked` : "enough for what is asked", have === 0 || (want > have && lost > 0.01 * recent.asked_rps) ? "bad" : want > have ? "warn" : "", "now");
+      const want = data.kinds.reduce((total, kind) => total + kind.wanted, 0);
+      wanted.update(count(have), want > have ? `${count(want)} are wanted` : "as many as are wanted", have === 0 || (want > have && lost > 0.01 * recent.asked_rps) ? "bad" : want > have ? "warn" : "", "now");
       for (const chart of charts) {
         chart.add(data.now_s, data.second);
         chart.show(recent, last);
