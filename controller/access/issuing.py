@@ -154,7 +154,7 @@ def renew(folder: Path, name: str, *, days: float | None, now: datetime) -> Issu
             for each in found.extensions
             if not isinstance(each.value, x509.AuthorityKeyIdentifier | x509.SubjectKeyIdentifier)
         ]
-        kind = _kind(found)
+        kind = _read(folder, name).kind
         signer = WORKERS_AUTHORITY if kind is Purpose.WORKER else AUTHORITY
         made = _sign(
             folder,
@@ -239,14 +239,21 @@ def _sign(
     assert isinstance(public_key, ec.EllipticCurvePublicKey)
     own = signer == name
     path = _key(folder, signer)
-    key = load_pem_private_key(read_text(path).encode(), None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path}: expected the key that `clockwright certs` made")
+    authority = None if own else _load(_pem(folder, signer))
+    try:
+        key = load_pem_private_key(read_text(path).encode(), None)
+    except (ValueError, TypeError):  # garbage, or under a password
+        key = None
+    # What another key signs is not trusted.
+    signs = public_key if authority is None else authority.public_key()
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != signs:
+        raise ConfigError(
+            f"{path}: expected the key of {_pem(folder, signer)} that `clockwright certs` made"
+        )
     ends = now + timedelta(days=days)
     subject = _subject(f"Clockwright {name}" if own else name)
     issuer = subject
-    if not own:
-        authority = _load(_pem(folder, signer))
+    if authority is not None:
         issuer = authority.subject
         if authority.not_valid_after_utc <= now:
             raise ConfigError(
@@ -328,7 +335,13 @@ def _read(folder: Path, name: str) -> Issued:
             there = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             names = tuple(str(one.value) for one in there)
     except (x509.ExtensionNotFound, StopIteration):
-        raise ConfigError(
-            f"{path}: expected a certificate that `clockwright certs` made; keep others elsewhere"
-        ) from None
+        raise _foreign(path) from None
+    if not isinstance(found.public_key(), ec.EllipticCurvePublicKey):
+        raise _foreign(path)
     return Issued(name, kind, names, found.not_valid_before_utc, found.not_valid_after_utc)
+
+
+def _foreign(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path}: expected a certificate that `clockwright certs` made; keep others elsewhere"
+    )

@@ -13,6 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import NameOID
 
 from clockwright import (
     Access,
@@ -123,6 +133,41 @@ def test_what_no_certificate_can_be_made_of_is_named(
     with pytest.raises(ConfigError, match=complaint):
         issue(tmp_path / "certs", Purpose.SERVER, name, hosts, days=9, now=NOW)
     assert not list(tmp_path.rglob("*.pem"))
+
+
+@pytest.mark.parametrize("key", ["garbage", "another's", "under a password"])
+def test_an_authority_signs_with_its_own_key_only(tmp_path: Path, key: str) -> None:
+    issue(tmp_path, Purpose.CLIENT, "web", [], days=9, now=NOW)
+    path = tmp_path / "ca.key"
+    own = load_pem_private_key(path.read_bytes(), None)
+    hidden = own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x"))
+    other = (tmp_path / "workers-ca.key").read_bytes()
+    path.write_bytes({"garbage": b"?", "another's": other}.get(key, hidden))
+    for name in ("web", "ca"):
+        with pytest.raises(ConfigError, match=r"ca\.key: expected the key of \S*ca\.pem"):
+            renew(tmp_path, name, days=9, now=NOW)
+    with pytest.raises(ConfigError, match="expected the key"):
+        issue(tmp_path, Purpose.CLIENT, "app", [], days=9, now=NOW)
+    assert not list(tmp_path.glob("app.*"))
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ec"])
+def test_a_certificate_from_elsewhere_is_not_renewed(tmp_path: Path, kind: str) -> None:
+    issue(tmp_path, Purpose.CLIENT, "web", [], days=9, now=NOW)
+    key = (
+        rsa.generate_private_key(65537, 2048)
+        if kind == "rsa"
+        else ec.generate_private_key(ec.SECP256R1())
+    )
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "theirs")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + DAY)
+    # An authority, or none of what `clockwright certs` makes.
+    basic = x509.BasicConstraints(ca=kind == "rsa", path_length=None)
+    made = builder.add_extension(basic, critical=True).sign(key, SHA256())
+    (tmp_path / "theirs.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    for act in (lambda: renew(tmp_path, "theirs", days=9, now=NOW), lambda: certificates(tmp_path)):
+        with pytest.raises(ConfigError, match=r"theirs\.pem: expected a certificate that"):
+            act()
 
 
 def test_the_commands_list_and_renew_what_is_due(
