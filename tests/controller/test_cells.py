@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -226,7 +227,15 @@ def test_entries_come_back_as_they_were_and_bad_ones_are_named() -> None:
     entries: list[Entry] = [*cell("a:1", 5, serial=3), Move(model="m", to="a:1")]
     data = {key_of(entry): encode(entry) for entry in entries}
     assert decoded(data) == (entries, [])
-    for bad in (b"{", b"[]", b'{"address": ""}', encode(row("b:1"))):
+    deep = b'{"address": "a:1", "more": ' + b"[" * 100_000
+    for bad in (
+        b"{",
+        b"[]",
+        b'{"address": ""}',
+        b'{"address": "\xff"}',
+        deep,
+        encode(row("b:1")),
+    ):
         found, faults = decoded({**data, "row/a:1": bad})
         assert len(found) == 2
         assert bool(faults) == (
@@ -311,6 +320,14 @@ async def test_who_reads_a_directory_without_a_controller_says_so_once(
     assert said.startswith("found no controller in the directory of cells, expected one that was")
     await asyncio.to_thread(list_cells, setting)
     assert capsys.readouterr().out == f"no controller tells of itself in {setting}\n"
+
+
+def test_what_is_no_file_in_a_folder_keeps_nobody_from_reading_the_others(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    os.mkfifo(tmp_path / "row%2Fpipe")
+    store = open_directory(f"file:{tmp_path}")
+    store.put("row/a:1", b"1")
+    assert store.changes() == ({"row/a:1": b"1"}, frozenset())
 
 
 def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:

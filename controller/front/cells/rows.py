@@ -152,7 +152,8 @@ def decode(key: str, data: bytes) -> Entry | None:
         return None
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    # msgspec tells of text that is no UTF-8, and of brackets in brackets, in Python's own errors.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"directory of cells, {key}: found {data[:80]!r}: {error}") from None
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import signal
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -194,6 +195,8 @@ class FolderDirectory:
                 key = unquote(entry.name)
                 with suppress(FileNotFoundError):  # removed at this moment
                     status = os.stat(entry.path)
+                    if not stat.S_ISREG(status.st_mode):
+                        continue  # A folder cannot be read, and a pipe never ends.
                     seen[key] = status.st_ino, status.st_mtime_ns
                     if seen[key] != self._seen.get(key):
                         found[key] = Path(entry.path).read_bytes()
