@@ -177,6 +177,17 @@ async def test_a_gateway_may_say_which_endpoints_there_are(tmp_path: Path, form:
         assert answer.immediate_response.status.code == 503
 
 
+@pytest.mark.parametrize("hint", [5.0, True, None, {"a": 1}, "", [], [None, 5.0]])
+async def test_a_subset_that_names_no_endpoint_is_empty(tmp_path: Path, hint: Any) -> None:  # noqa: ANN401
+    asked = headers("/v2/models/m/infer", subset="")
+    asked.metadata_context.filter_metadata["envoy.lb.subset_hint"].update(
+        {"x-gateway-destination-endpoint-subset": hint}
+    )
+    async with picking(tmp_path) as channel:
+        (answer,) = await process(channel, asked)
+    assert answer.immediate_response.status.code == 503
+
+
 async def test_what_is_none_of_its_business_goes_on(tmp_path: Path) -> None:
     async with picking(tmp_path) as channel:
         further = [ProcessingRequest() for _ in range(3)]

@@ -175,6 +175,8 @@ class Picker:
         metadata = request.metadata_context.filter_metadata
         if _SUBSET[0] in metadata and _SUBSET[1] in metadata[_SUBSET[0]]:
             hint = metadata[_SUBSET[0]][_SUBSET[1]]
+            if isinstance(hint, float | bool | None):
+                hint = ""  # It names no endpoint.
             listed = hint.split(",") if isinstance(hint, str) else [str(each) for each in hint]
             picking.among = frozenset(each.strip() for each in listed)
 
