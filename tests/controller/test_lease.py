@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,6 +289,47 @@ def test_leaders_follow_each_other_by_a_place(place: Place) -> None:
         await second.give_back()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+class Stalling:
+    """A store that may say nothing for as long as the test likes."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def read(self) -> FoundRecord:
+        assert self.answers.wait(PATIENCE_S)
+        return self._store.read()
+
+    def swap(self, found: FoundRecord, record: LeaseRecord) -> bool:
+        return self._store.swap(found, record)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def test_a_leader_whose_store_says_nothing_ends_when_its_lease_does(tmp_path: Path) -> None:
+    place = Place(f"file:{tmp_path}/lease")
+
+    async def main() -> None:
+        store = Stalling(place.open())
+        keeper = LeaseKeeper(store, "a")
+        await keeper.take()
+        store.answers.clear()
+        try:
+            # The store is silent until after that.
+            async with asyncio.timeout(PATIENCE_S / 2):
+                assert "in time" in await keeper.keep()
+        finally:
+            store.answers.set()
+        await keeper.give_back()
+        found = place.open().read().record
+        assert found is not None
+        assert found.released
+
+    asyncio.run(main())
 
 
 HOLDER = """

@@ -13,7 +13,7 @@ from pathlib import Path
 from clockwright.errors import StoreError
 from clockwright.units import NS_PER_S
 from clockwright.wire.leadership import Term
-from controller.process.lease.lease import LOOK_NS, Lease, Standing
+from controller.process.lease.lease import LOOK_NS, RENEW_NS, Lease, Standing
 from controller.process.lease.stores import FoundRecord, LeaseStore
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class LeaseKeeper:
         self._lease = Lease(holder, lineage=secrets.token_hex(8))
         #: Why the store does not answer; empty when it does.
         self._problem = ""
+        #: What `keep` asks of the store.
+        self._asking: asyncio.Task[Standing] | None = None
 
     @property
     def term(self) -> Term:
@@ -77,15 +79,22 @@ class LeaseKeeper:
             now_ns = clock_ns()
             pause_ns = max(self._lease.next_look_ns() - now_ns, LOOK_NS)
             await asyncio.sleep(pause_ns / NS_PER_S)
-            # A controller that was stopped, or starved, leads on if no other has taken over.
-            standing = await self._step()
+            self._asking = asyncio.create_task(self._step())
+            # A store that does not answer makes no lease longer. But a controller that was stopped, or starved,
+            # leads on if no other has taken over.
+            left_ns = max(self._lease.until_ns - clock_ns(), RENEW_NS)
+            await asyncio.wait([self._asking], timeout=left_ns / NS_PER_S)
+            has_answered = self._asking.done()
+            standing = self._asking.result() if has_answered else self._lease.check(clock_ns())
             if standing is Standing.LOST:
                 return "another controller has taken the lease"
-            if standing is Standing.DOUBTFUL:
+            if standing is Standing.DOUBTFUL or not has_answered:
                 return self._problem or "the lease was not renewed in time"
 
     async def give_back(self) -> None:
         """Release the lease, so that the next controller leads immediately."""
+        if self._asking is not None:
+            await asyncio.wait([self._asking])  # Its thread has the store.
         try:
             found = await asyncio.to_thread(self._store.read)
             released = self._lease.give_back(found.record)

@@ -81,6 +81,11 @@ class Lease:
         """The record as it was found, or put by this controller, last; None: not yet written."""
         return self._seen
 
+    @property
+    def until_ns(self) -> int:
+        """Until when this controller relies on the lease, once it has led."""
+        return self._until_ns
+
     def check(self, now_ns: int) -> Standing:
         """Returns what this controller may do now; time alone can end its leadership."""
         if self.standing is Standing.LEADING and now_ns >= self._until_ns:
