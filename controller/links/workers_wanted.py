@@ -79,7 +79,13 @@ class WorkersWanted:
         }
         if worker_id is None:
             if not links:
-                raise UnknownWorkerError(f"no worker of kind {gpu_kind} is connected")
+                serving = {
+                    link.register.gpu_kind for link in self._links.links if not link.draining
+                }
+                known = ", ".join(sorted(serving)[:10]) or "none"
+                raise UnknownWorkerError(
+                    f"no worker of kind {gpu_kind[:200]!r} serves; kinds that do: {known}"
+                )
             leaving = self._runtime.cheapest_to_lose(gpu_kind)
             worker_id, words = leaving.worker_id, leaving.words
             if worker_id is None:

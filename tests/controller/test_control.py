@@ -245,6 +245,9 @@ async def test_engines_hear_how_many_workers_are_wanted_and_release_one(tmp_path
         code, text = await code_of(control.ReleaseWorker(release))
         assert code is grpc.StatusCode.NOT_FOUND
         assert "w0" in text
+        code, text = await code_of(control.ReleaseWorker(pb.ReleaseWorkerRequest(gpu_kind="a100")))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert f"kinds that do: {gpu_kind}" in text
 
         # More is asked for than one worker does in time: as one that works on something else until then.
         await submit(controller)
