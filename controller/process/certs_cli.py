@@ -153,4 +153,4 @@ def _use(folder: Path, kind: Purpose, name: str) -> list[str]:
     flags = f"--tls-ca {ca} --tls-cert {own} --tls-key {key}"
     if kind.value == "worker":
         return [f"clockwright worker --controller HOST:8001 {flags}"]
-    return [register, f"clockwright status --server HOST:8001 {flags}"]
+    return [register, f"clockwright infer MODEL --random --server HOST:8001 {flags}"]
