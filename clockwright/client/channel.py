@@ -116,7 +116,9 @@ class Access:
     def _read_key(self) -> str:
         key = self.key if self.key_file is None else read_key(self.key_file)
         if not key.isascii() or not key.isprintable():
-            raise ConfigError(f"{self.key_file or 'key'}: found characters that no key has")
+            raise ConfigError(
+                f"{self.key_file or 'key'}: found characters that no key has, expected one key alone"
+            )
         return key
 
     def _credentials(self) -> grpc.ChannelCredentials | None:

@@ -69,7 +69,9 @@ def _error_of_code(code: grpc.StatusCode | None, text: str, address: str) -> Clo
                 f"no server answers at {address}; is `clockwright up` running there? ({text})"
             )
         case grpc.StatusCode.UNIMPLEMENTED:
-            return ConfigError(f"the server at {address} is not Clockwright: {text}")
+            return ConfigError(
+                f"the server at {address} is not Clockwright, or of another version: {text}"
+            )
         case grpc.StatusCode.INVALID_ARGUMENT:
             return BadRequestError(text)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

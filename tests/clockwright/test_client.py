@@ -237,7 +237,11 @@ class Failed(grpc.RpcError):
     ("code", "kind", "message"),
     [
         ("UNAVAILABLE", ConfigError, "no server answers at HOST:1; is `clockwright up` running"),
-        ("UNIMPLEMENTED", ConfigError, "the server at HOST:1 is not Clockwright: what"),
+        (
+            "UNIMPLEMENTED",
+            ConfigError,
+            "the server at HOST:1 is not Clockwright, or of another version: what",
+        ),
         ("INVALID_ARGUMENT", BadRequestError, "^what the server said$"),
         ("RESOURCE_EXHAUSTED", BadRequestError, "the request is too big: what the server said"),
         ("NOT_FOUND", UnknownModelError, "^what the server said$"),
