@@ -53,7 +53,9 @@ class _Commands(TyperGroup):
         for name in self.commands:
             command, _, flag = name.partition(" ")
             if flag in given and command == args[0]:
-                return super().resolve_command(ctx, [name, *args[1:]])
+                # Else a flag with a value would take it.
+                words = ["--help"] if "--help" in args else args[1:]
+                return super().resolve_command(ctx, [name, *words])
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401

@@ -89,6 +89,13 @@ def test_help_names_every_command(run: Run) -> None:
     assert ours[0] == "up"
 
 
+def test_help_of_a_command_whose_name_has_a_flag_is_its_own(run: Run) -> None:
+    for arguments in (("up", "--ray", "--help"), ("up", "--help", "--ray", "head:6379")):
+        code, out, _ = run(*arguments)
+        assert code == 0
+        assert "--kinds" in out
+
+
 @pytest.fixture
 def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package that is installed here and brings commands, of which one works."""
