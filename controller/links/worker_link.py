@@ -52,6 +52,7 @@ from controller.links.worker_claims import CLOCK_MHZ_MAX, registration_fault
 from controller.links.worker_models import Claims, WorkerModels
 from controller.models.catalogue import Catalogue
 from controller.models.entry import Entry
+from controller.models.learned import KINDS_MAX
 from controller.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -356,6 +357,8 @@ class WorkerLinks:
         #: Where workers, and fronts, connect.
         self.listener = SocketListener(silence_limit_ms=self.heartbeats.silence_limit_ms)
         self._expected = Expected("worker", self.listener, self.heartbeats, term)
+        #: Kinds of workers that have been there.
+        self._kinds: set[str] = set()
         self._links: dict[WorkerId, WorkerLink] = {}
         #: Workers that drained and left, the first first: of which kind, and when.
         self._drained: dict[WorkerId, tuple[str, int]] = {}
@@ -491,6 +494,7 @@ class WorkerLinks:
             link.cut(fault)
             return
         self._links[link.worker_id] = link
+        self._kinds.add(link.register.gpu_kind)
         self._drained.pop(link.worker_id, None)
         self._all_left.clear()
         if self._timer is None:
@@ -530,7 +534,12 @@ class WorkerLinks:
 
     def _clash(self, register: Register) -> str:
         """Make room for a worker under its name, or say why it cannot have it."""
-        old = self._links.get(WorkerId(register.worker_id))
+        old, kind = self._links.get(WorkerId(register.worker_id)), register.gpu_kind
+        if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            return (
+                f"kind {kind!r} would be kind of worker number {len(self._kinds) + 1}, expected {KINDS_MAX} at most since the"
+                " controller was started; their counts are kept, so restart it if some are gone for good"
+            )
         if old is None:
             if len(self._links) >= WORKERS_MAX:
                 return f"there are {len(self._links)} workers, expected {WORKERS_MAX} at most"

@@ -243,6 +243,24 @@ async def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
             assert message in worker.end
 
 
+async def test_kinds_of_workers_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "KINDS_MAX", 1)
+    async with running(config(tmp_path)) as controller:
+        async with LoopbackWorker(controller.port, "a"):
+            await until(lambda: len(controller.links.links) == 1)
+        other = LoopbackWorker(controller.port, "b")
+        other.register.gpu_kind = "another"
+        async with other:
+            await other.ended.wait()
+            assert (
+                "kind 'another' would be kind of worker number 2, expected 1 at most" in other.end
+            )
+        async with LoopbackWorker(controller.port, "c"):
+            await until(lambda: len(controller.links.links) == 1)
+
+
 async def test_a_name_in_use_is_rejected_but_the_same_process_may_come_back(tmp_path: Path) -> None:
     # The name is free after ten heartbeats without an answer. At this interval no busy machine loses ten.
     settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=500)

@@ -451,18 +451,25 @@ def registration(**fields: object) -> Callable[[Place], str]:
     return ask
 
 
-def many_workers(_: Place) -> str:
-    async def main() -> str:
-        async with controlling() as (controller, channel):
-            with ExitStack() as stack:
-                for number in range(1024):
-                    welcome, reason = await attach(channel, register(worker_id=f"w{number}"))
-                    assert not reason
-                    await connect(welcome, stack)
-                    await until(lambda: len(controller.links.links) > number)  # noqa: B023
-                return (await attach(channel, register(worker_id="one-more")))[1]
+def many_workers(most: int, *, alike: bool) -> Callable[[Place], str]:
+    def ask(_: Place) -> str:
+        def one(name: str, kind: str) -> bytes:
+            return register(worker_id=name) if alike else register(worker_id=name, gpu_kind=kind)
 
-    return asyncio.run(main())
+        async def main() -> str:
+            async with controlling() as (controller, channel):
+                with ExitStack() as stack:
+                    for number in range(most):
+                        name = f"w{number}"
+                        welcome, reason = await attach(channel, one(name, name))
+                        assert not reason
+                        await connect(welcome, stack)
+                        await until(lambda: len(controller.links.links) > number)  # noqa: B023
+                    return (await attach(channel, one("one-more", "x")))[1]
+
+        return asyncio.run(main())
+
+    return ask
 
 
 async def connect(welcome: wire.Welcome, stack: ExitStack) -> None:
@@ -713,7 +720,8 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "weight of a tenant": lambda place: place.control(
         "SetQuota", control.SetQuotaRequest(tenant="t", quota=control.Quota(weight=101))
     ),
-    "workers": many_workers,
+    "workers": many_workers(1024, alike=True),
+    "kinds of workers, since the start": many_workers(64, alike=False),
     "name of a worker": registration(worker_id="x" * 129),
     "text of a registration": registration(device="x" * 201),
     "memory of a worker": registration(num_pages=1 << 20, page_bytes=(1 << 30) + 1),
