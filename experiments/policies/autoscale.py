@@ -421,11 +421,11 @@ def panels(_setting: Setting, recorded: StudyRecord) -> list[list[Panel]]:
     over = forecast["hours_over_clairvoyant"]
     panel = Panel(
         title=f"Workers: the forecast takes {over:.2f} times the clairvoyant's hours",
-        x="time, hours", y="workers that serve", curves=curves["workers"],
+        x="time, h", y="number of workers that serve", curves=curves["workers"],
     )  # fmt: skip
     late = Panel(
         title=f"The forecast answers {forecast['attainment_pct']:.2f} % inside the SLO",
-        x="time, hours", y="not inside the SLO, %", curves=curves["missed_pct"], legend="upper right",
+        x="time, h", y="not inside the SLO, %", curves=curves["missed_pct"], legend="upper right",
     )  # fmt: skip
     return [[panel], [late]]
 

@@ -243,24 +243,21 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("plan_meets_share", at_least=0.95),
         Aim("plan_tight_share", at_least=0.8),
     ),
-    # The clairvoyant knows each minute's requests before it asks for workers, and spends its 0.1 % on the worst minutes.
+    # The clairvoyant knows each minute's requests before it asks for workers, and spends its 0.1 % on the worst minutes;
+    # of four schedules the one with the fewest hours, which need not be the fewest of all.
     "autoscale": (
-        Aim("region_forecast_attainment_pct", at_least=99.9),
         Aim(
-            "region_forecast_hours_over_clairvoyant",
-            at_most=1.15,
-            obstacle="no rule that was tried in a model of the queue comes below 1.2 at 99.9 %",
+            "region_forecast_attainment_pct",
+            at_least=99.9,
+            obstacle="most misses are at 3, 12, 13, 16 and 18 h: a season by minute of the hour lacks what comes less often",
         ),
+        Aim("region_forecast_hours_over_clairvoyant", at_most=1.15),
         Aim(
             "day_forecast_attainment_pct",
             at_least=99.9,
             obstacle="one of 1,350 functions makes two fifths of how minutes differ, and says nothing before",
         ),
-        Aim(
-            "day_forecast_hours_over_clairvoyant",
-            at_most=1.15,
-            obstacle="no rule that was tried in a model of the queue comes below 1.5 at 99.9 %",
-        ),
+        Aim("day_forecast_hours_over_clairvoyant", at_most=1.15),
     ),
     "observe": (
         Aim("metrics_scrape_ms_4000_models", at_most=50),

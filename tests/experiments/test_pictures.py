@@ -25,7 +25,7 @@ from experiments.study.study import read_table
 
 # What ends the words of an axis, or begins them: a unit, or that it is counted.
 _UNITS = re.compile(
-    r"^(number|share) of |, (us|ms|s|minutes|r/s|rows|%|% of [a-z ]+|times [\d.]+ ms)( \(.*\))?$"
+    r"^(number|share) of |, (us|ms|s|minutes|h|r/s|rows|%|% of [a-z ]+|times [\d.]+ ms)( \(.*\))?$"
 )
 
 
