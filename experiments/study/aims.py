@@ -239,6 +239,19 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("cold_remedy_right_share", at_least=0.95),
         Aim("cold_right_share_pinning", at_least=0.95),
     ),
+    "generate": (
+        Aim("modelled_0.8_every_token", at_least=0.999),
+        Aim("modelled_1.5_every_token", at_least=0.999),
+        Aim("modelled_1.5_broken_off", at_most=0),
+        Aim("live_every_token", at_least=0.99),
+        Aim("live_broken_off", at_most=0),
+    ),
+    # While a version comes in place of the one before, and next to it.
+    "versions": tuple(
+        Aim(f"{part}_{key}", at_most=limit)
+        for part in ("one", "two")
+        for key, limit in (("lost", 0), ("torn", 0), ("p99_ratio", 1.1))
+    ),
     "plan": (
         Aim("plan_meets_share", at_least=0.95),
         Aim("plan_tight_share", at_least=0.8),
