@@ -8,7 +8,6 @@ ClockwrightError
    +- UnknownModelError  no model, or no version, has that name
    +- NameTakenError     a model or an application has that name already
 +- UnknownWorkerError  no worker has that name
-+- LastWorkerError   no other worker could do what this one does; the message says how it leaves all the same
 +- UnknownTenantError  the tenant has no quota
 +- UnknownRequestError  no request with that id is remembered, or it belongs to another tenant
 +- NoRoomError       uploaded models have no room on the controller; says how much there is
@@ -82,10 +81,6 @@ class NameTakenError(ModelError):
 
 class UnknownWorkerError(ClockwrightError):
     """No worker has that name."""
-
-
-class LastWorkerError(ClockwrightError):
-    """No other worker could do what this one does, or none is to leave now."""
 
 
 class UnknownTenantError(ClockwrightError):

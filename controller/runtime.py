@@ -146,6 +146,10 @@ class Runtime:
         """The worker of a kind that should leave first; see `Scheduler`."""
         return self._scheduler.cheapest_to_lose(gpu_kind, self.clock())
 
+    def why_not_without(self, worker_id: WorkerId) -> str:
+        """Say what would have no worker without one that is there; empty: nothing."""
+        return self._scheduler.why_not_without(worker_id)
+
     def outlook(self, slos_ns: Sequence[int]) -> Outlook:
         """How soon the lanes could begin requests with some SLOs. Takes O(models + workers)."""
         return self._scheduler.outlook(slos_ns, self.clock())

@@ -477,7 +477,7 @@ def drain(
     """Take a worker out: it finishes its actions and leaves. Asks first if models are left without a worker."""
     with to.operator() as operator:
         try:
-            operator.drain(worker_id, if_spared=not yes)
+            operator.drain(worker_id, unless_last=not yes)
         except UnknownModelError:
             raise
         except ModelError as error:

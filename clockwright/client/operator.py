@@ -68,19 +68,19 @@ class Operator:
         """List all models, sorted by name."""
         return list(self._call(self._stub.ListModels, pb.ListModelsRequest()).models)
 
-    def drain(self, worker_id: str, *, if_spared: bool = False) -> None:
+    def drain(self, worker_id: str, *, unless_last: bool = False) -> None:
         """Take a worker out; returns once it has left.
 
         Args:
             worker_id: its name.
-            if_spared: only if that leaves no model without a worker.
+            unless_last: not if that leaves a model without a worker.
 
         Raises:
             ModelError: it would, and nothing has changed.
         """
         check_text("worker_id", worker_id)
-        check_flag("if_spared", if_spared)
-        request = pb.DrainWorkerRequest(worker_id=worker_id, if_spared=if_spared)
+        check_flag("unless_last", unless_last)
+        request = pb.DrainWorkerRequest(worker_id=worker_id, unless_last=unless_last)
         self._call(self._stub.DrainWorker, request, limit_s=None)
 
     def workers_wanted(self) -> list[pb.KindWanted]:

@@ -378,12 +378,12 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "if_spared")
+    __slots__ = ("worker_id", "unless_last")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    IF_SPARED_FIELD_NUMBER: _ClassVar[int]
+    UNLESS_LAST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
-    if_spared: bool
-    def __init__(self, worker_id: _Optional[str] = ..., if_spared: _Optional[bool] = ...) -> None: ...
+    unless_last: bool
+    def __init__(self, worker_id: _Optional[str] = ..., unless_last: _Optional[bool] = ...) -> None: ...
 
 class DrainWorkerResponse(_message.Message):
     __slots__ = ()

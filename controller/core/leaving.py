@@ -10,8 +10,8 @@ So a worker costs, summed over the models whose weights it holds:
 | elsewhere too, and were asked for of late   | one load: their copies were all of use                    |
 | elsewhere too, and were not                 | nothing                                                   |
 
-and in addition what its lanes have to finish first. A worker that is the only one ready for a model with recent requests
-does not leave unless it is named. Sequences and pipelines do not count: state travels with each step, so a worker that
+and in addition what its lanes have to finish first. A worker that is the only one ready for a model does not leave unless
+it is named. Sequences and pipelines do not count: state travels with each step, so a worker that
 drains has none to hand over.
 """
 
@@ -53,21 +53,14 @@ def cheapest_to_lose(books: Books, gpu_kind: GpuKind, now_ns: int) -> Leaving:
     if len(there) == 1:
         return Leaving(None, f"worker {there[0].worker_id} is the last one")
     asked = books.shortages.asked(now_ns)
-    # Those that are the only ones ready for a model that is asked for.
-    only: dict[WorkerState, Model] = {}
-    for model in asked:
-        if len(model.ready) == 1 and not model.removed:
-            only[next(iter(model.ready))] = model
+    only = _only_ones(books)
     found = min(
         (worker for worker in candidates if worker not in only),
         key=lambda worker: (cost_ns(worker, asked, now_ns), -worker.sequence),
         default=None,
     )
     if found is None:
-        who, model = next((each, only[each]) for each in candidates)
-        words = (
-            f"worker {who.worker_id} is the only one ready for {model.model_id}, which is asked for"
-        )
+        words = _words(candidates[0], only[candidates[0]])
         if len(candidates) > 1:
             words += f"; so it is with the {len(candidates) - 1} others of kind {gpu_kind}"
         return Leaving(None, words)
@@ -78,6 +71,31 @@ def cheapest_to_lose(books: Books, gpu_kind: GpuKind, now_ns: int) -> Leaving:
         f"of {len(candidates)} of kind {gpu_kind} it costs least: {cost} of loads and work under way;"
         f" it holds {len(found.copies)} models, {alone} of which no other worker holds",
     )
+
+
+def why_not(books: Books, worker_id: WorkerId) -> str:
+    """Say what would have no worker without this one; empty: nothing. Takes O(models ready)."""
+    worker = books.workers[worker_id]
+    if all(other is worker or other.draining for other in books.workers.values()):
+        return f"worker {worker_id} is the last one"
+    models = _only_ones(books).get(worker)
+    return "" if models is None else _words(worker, models)
+
+
+def _only_ones(books: Books) -> dict[WorkerState, list[Model]]:
+    """Workers that are the only ones ready for models, among those that stay, with these models."""
+    only: dict[WorkerState, list[Model]] = {}
+    for model in books.models.values():
+        staying = [worker for worker in model.ready if not worker.draining]
+        if len(staying) == 1 and not model.removed:
+            only.setdefault(staying[0], []).append(model)
+    return only
+
+
+def _words(worker: WorkerState, models: list[Model]) -> str:
+    more = f" and {len(models) - 5} more" if len(models) > 5 else ""
+    names = ", ".join([model.model_id for model in models[:5]])
+    return f"worker {worker.worker_id} is the only one ready for {names}{more}"
 
 
 def cost_ns(worker: WorkerState, asked: Mapping[Model, float], now_ns: int) -> int:

@@ -65,7 +65,7 @@ from controller.core.events import (
 from controller.core.forecast import Forecast, forecast
 from controller.core.health import Health
 from controller.core.lag import Lag
-from controller.core.leaving import Leaving, cheapest_to_lose
+from controller.core.leaving import Leaving, cheapest_to_lose, why_not
 from controller.core.membership import Membership
 from controller.core.parts import CoreParts
 from controller.core.policies import POLICIES
@@ -285,6 +285,10 @@ class Scheduler:
     def cheapest_to_lose(self, gpu_kind: GpuKind, now_ns: int) -> Leaving:
         """Find the worker of a kind that should leave first; see `leaving`."""
         return cheapest_to_lose(self._books, gpu_kind, max(now_ns, self._now_ns))
+
+    def why_not_without(self, worker_id: WorkerId) -> str:
+        """Say what would have no worker without one that is there; empty: nothing. See `leaving`."""
+        return why_not(self._books, worker_id)
 
     def outlook(self, slos_ns: Sequence[int], now_ns: int) -> Outlook:
         """How soon the lanes could begin requests with some SLOs. Takes O(models + workers)."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from clockwright.errors import LastWorkerError, UnknownWorkerError
+from clockwright.errors import ModelError, UnknownWorkerError
 from clockwright.units import NS_PER_S, GpuKind, WorkerId
 from clockwright.v1 import control_pb2 as pb
 from controller.core import KindStatistics
@@ -70,7 +70,7 @@ class WorkersWanted:
 
         Raises:
             UnknownWorkerError: none of the kind has this name, or the kind has none.
-            LastWorkerError: none may leave unless it is named.
+            ModelError: none may leave unless it is named.
         """
         links = {
             link.worker_id: link
@@ -89,7 +89,7 @@ class WorkersWanted:
             leaving = self._runtime.cheapest_to_lose(gpu_kind)
             worker_id, words = leaving.worker_id, leaving.words
             if worker_id is None:
-                raise LastWorkerError(f"{words}; to drain it all the same, name it")
+                raise ModelError(f"{words}; to drain it all the same, name it")
         else:
             words = "it was named"
         link = links.get(worker_id)

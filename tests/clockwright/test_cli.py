@@ -540,7 +540,7 @@ def test_the_last_worker_is_drained_only_by_who_is_asked_or_says_yes(
     run: Run, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = ("--server", server.address)
-    last = "local-0 is the last worker: nothing would be served"
+    last = "worker local-0 is the last one"
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert run("drain", "local-0", *to) == (1, "", f"error: {last}; --yes drains it all the same")
     monkeypatch.setattr(sys, "stdin", _Terminal("n\n"))

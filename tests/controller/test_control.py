@@ -191,7 +191,7 @@ async def test_a_worker_without_which_a_model_has_none_is_drained_only_if_that_i
     make_model(tmp_path, "only")
 
     async def refusal_of(worker_id: str) -> str:
-        request = pb.DrainWorkerRequest(worker_id=worker_id, if_spared=True)
+        request = pb.DrainWorkerRequest(worker_id=worker_id, unless_last=True)
         code, text = await code_of(control.DrainWorker(request))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         return text
@@ -205,13 +205,13 @@ async def test_a_worker_without_which_a_model_has_none_is_drained_only_if_that_i
     ):
         await until_joined(controller)
         await submit(controller, "m")
-        assert await refusal_of("w0") == "w0 is the last worker: nothing would be served"
+        assert await refusal_of("w0") == "worker w0 is the last one"
         async with LoopbackWorker(controller.port, "w1", refuse=refuse):
             models = controller.catalogue.models
             await until(lambda: all(link.joined for link in controller.links.links))
             await until(lambda: all("w1" in {*one.ready_on, *one.refused_by} for one in models))
-            assert await refusal_of("w0") == "no other worker than w0 has only ready"
-            await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w1", if_spared=True))
+            assert await refusal_of("w0") == "worker w0 is the only one ready for only"
+            await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w1", unless_last=True))
             await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w0"))
             assert controller.links.links == []
 

@@ -19,7 +19,6 @@ from clockwright.errors import (
     BadRequestError,
     Denial,
     DeniedError,
-    LastWorkerError,
     LinkEndedError,
     ModelError,
     NameTakenError,
@@ -157,7 +156,7 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             return grpc.StatusCode.PERMISSION_DENIED, _say(str(error))
         case NoRoomError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, _say(str(error))
-        case ModelError() | LastWorkerError():
+        case ModelError():
             return grpc.StatusCode.FAILED_PRECONDITION, _say(str(error))
         case StoreError() | LinkEndedError():
             # UNAVAILABLE would tell clients that there is no server.

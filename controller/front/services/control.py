@@ -10,7 +10,7 @@ from clockwright import __version__
 from clockwright.errors import (
     BadRequestError,
     ConfigError,
-    LastWorkerError,
+    ModelError,
     NameTakenError,
     Refusal,
     RefusedError,
@@ -206,8 +206,9 @@ class ControlService:
     ) -> pb.DrainWorkerResponse:
         """Drain a worker; return once it has left."""
         link = self._link(request.worker_id)
-        if request.if_spared:
-            self._check_spared(link)
+        is_asked = request.unless_last and link.joined and not link.draining
+        if is_asked and (words := self._runtime.why_not_without(link.worker_id)):
+            raise ModelError(words)
         link.drain()
         await link.left.wait()
         return pb.DrainWorkerResponse()
@@ -446,23 +447,6 @@ class ControlService:
             known = ", ".join(link.worker_id for link in self._links.links[:10]) or "none"
             raise UnknownWorkerError(f"there is no worker {quote(worker_id)}; connected: {known}")
         return link
-
-    def _check_spared(self, link: WorkerLink) -> None:
-        """Raise LastWorkerError if models would be left without a worker."""
-        others = {one.worker_id for one in self._links.links if one.joined and not one.draining}
-        others.discard(link.worker_id)
-        if not others:
-            raise LastWorkerError(f"{link.worker_id} is the last worker: nothing would be served")
-        lost = [
-            model.model_id
-            for model in self._catalogue.models
-            if link.worker_id in model.ready_on and others.isdisjoint(model.ready_on)
-        ]
-        if lost:
-            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-            raise LastWorkerError(
-                f"no other worker than {link.worker_id} has {', '.join(lost[:5])}{more} ready"
-            )
 
     def _model_infos(self, models: list[Entry]) -> list[pb.ModelInfo]:
         statistics = self._runtime.statistics()
