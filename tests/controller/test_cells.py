@@ -322,6 +322,32 @@ async def test_who_reads_a_directory_without_a_controller_says_so_once(
     assert capsys.readouterr().out == f"no controller tells of itself in {setting}\n"
 
 
+async def test_what_is_left_of_controllers_that_are_gone_counts_nowhere_and_is_removed(
+    tmp_path: Path,
+) -> None:
+    setting = f"file:{tmp_path}/cells"
+    gone = open_directory(setting)
+    for entry in (row("gone:1"), CellModels(address="gone:1", models={"m": (1, 1, 0)})):
+        gone.put(key_of(entry), encode(entry))
+    choices = Choices()
+    async with (
+        serving(tmp_path) as front_end,
+        CellReader(open_directory(setting), choices).reading(),
+    ):
+        live = publisher(setting, front_end)
+        async with live.publishing():
+            await until(lambda: [each.address for each in choices.live(time.monotonic_ns())] != [])
+            found = {each.address for each in choices.live(time.monotonic_ns())}
+            assert found <= {front_end.controller}
+        # A controller that still writes is not taken for one that is gone.
+        live = publisher(setting, front_end)
+        for serial in range(70):
+            changing = row("there:1", serial=serial)
+            gone.put(key_of(changing), encode(changing))
+            live.tidy()
+        assert set(gone.changes()[0]) == {"row/there:1"}
+
+
 def test_what_is_no_file_in_a_folder_keeps_nobody_from_reading_the_others(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     os.mkfifo(tmp_path / "row%2Fpipe")

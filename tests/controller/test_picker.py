@@ -20,6 +20,7 @@ from controller.front.oip import health_messages
 from controller.process.config import ServingConfig
 from controller.process.lease.places import open_directory
 from controller.process.picker.picker import DESTINATION, METHOD, serving
+from tests.kit.front_end import until
 
 # The type stubs want arguments that are optional.
 _aio: Any = grpc.aio
@@ -35,12 +36,17 @@ async def picking(
 ) -> AsyncIterator[Any]:
     """A channel to a picker of a directory with two cells, or with none; rows expire by the clock."""
     store = open_directory(f"file:{folder}/cells")
-    for address, wait_us, models in ((BUSY, 30_000, ("m",)), (IDLE, 0, ("m", "n"))):
-        waits = (wait_us,) * len(SLO_CLASSES_NS)
-        row = CellRow(address=address, waits_us=waits, num_workers=1)
-        listed = CellModels(address=address, models={name: (5_000, 5_000, 0) for name in models})
-        for entry in () if empty else (row, listed):
-            store.put(key_of(entry), encode(entry))
+
+    def write(serial: int) -> None:
+        for address, wait_us, models in ((BUSY, 30_000, ("m",)), (IDLE, 0, ("m", "n"))):
+            waits = (wait_us,) * len(SLO_CLASSES_NS)
+            row = CellRow(address=address, serial=serial, waits_us=waits, num_workers=1)
+            times = dict.fromkeys(models, (5_000, 5_000, 0))
+            for entry in (row, CellModels(address=address, models=times)):
+                store.put(key_of(entry), encode(entry))
+
+    if not empty:
+        write(1)
     config = ServingConfig(port=0)
     async with (
         serving(
@@ -48,6 +54,11 @@ async def picking(
         ) as running,
         _aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
     ):
+        if not empty:
+            # One row alone may be that of a controller that is gone.
+            write(2)
+            serves = running.picker.choices.serves
+            await until(lambda: serves(BUSY, "m") and serves(IDLE, "n"))
         yield channel
 
 

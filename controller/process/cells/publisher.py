@@ -36,6 +36,9 @@ _INTERVAL_S: Final = ROW_INTERVAL_NS / 1e9
 _ROWS_BACK: Final = 10
 #: Times of models and whether their weights are resident are told this often, models that come or go at once.
 _ROWS_PER_LIST: Final = 10
+#: Others' entries are looked at this often, and removed if their row has not changed at so many looks: in an hour.
+_ROWS_PER_LOOK: Final = 600
+_LOOKS: Final = 60
 _HELPED: Final = tuple(refusal.value for refusal in HELPED_ELSEWHERE)
 
 
@@ -73,6 +76,8 @@ class CellPublisher:
         self._listed = CellModels(address=address)
         self._listed_at = -1
         self._is_failing = False
+        #: Looks since the row of each other controller changed.
+        self._unchanged: dict[str, int] = {}
         self._over = asyncio.Event()
 
     @asynccontextmanager
@@ -147,6 +152,8 @@ class CellPublisher:
         try:
             for entry in reversed(entries):  # the models first
                 self._store.put(key_of(entry), encode(entry))
+            if self._serial % _ROWS_PER_LOOK == 0:
+                self.tidy()
         except StoreError as error:
             self._listed_at = -1
             if not self._is_failing:
@@ -155,11 +162,33 @@ class CellPublisher:
         else:
             self._is_failing = False
 
+    def tidy(self) -> None:
+        """Remove what is left of controllers that are gone: they would have removed it if they had ended in order.
+
+        Raises:
+            StoreError: the store cannot be reached.
+        """
+        changed, gone = self._store.changes()
+        for key in (*changed, *gone):
+            kind, _, address = key.partition("/")
+            if kind == "row":
+                self._unchanged.pop(address, None)
+                if key in changed and address != self._address:
+                    self._unchanged[address] = -1
+        for address in list(self._unchanged):
+            self._unchanged[address] += 1
+            if self._unchanged[address] >= _LOOKS:
+                del self._unchanged[address]
+                self._remove(address)
+
+    def _remove(self, address: str) -> None:
+        for kind in ("row", "models"):
+            self._store.remove(f"{kind}/{address}")
+
     def _leave(self) -> None:
         """Remove what was told. If that fails, it expires."""
         try:
-            for kind in ("row", "models"):
-                self._store.remove(f"{kind}/{self._address}")
+            self._remove(self._address)
         except StoreError as error:
             log.warning("%s; its entries expire", error)
         finally:

@@ -11,7 +11,7 @@ from typing import Final
 
 from clockwright.errors import StoreError
 from controller.front.cells.choice import Choices
-from controller.front.cells.rows import ROW_INTERVAL_NS, decoded
+from controller.front.cells.rows import ROW_INTERVAL_NS, CellRow, Entry, decoded
 from controller.process.lease.stores import DirectoryStore
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class CellReader:
         self._choices = choices
         self._read = read
         self._clock = clock
+        #: Controllers that have written a row.
+        self._known: set[str] = set()
         #: Why the last reading failed; empty: it did not.
         self._problem = ""
         self._over = asyncio.Event()
@@ -50,7 +52,7 @@ class CellReader:
     async def reading(self) -> AsyncIterator[None]:
         """Read until the block ends, once before it begins."""
         await self._step()
-        if not self._problem and not self._choices.addresses(self._clock()):
+        if not self._problem and not self._known:
             log.warning(
                 "found no controller in the directory of cells, expected one that was started with the same "
                 "--cells; waiting"
@@ -82,11 +84,20 @@ class CellReader:
             entries, faults = decoded(found)
             now_ns = self._clock()
             for entry in entries:
-                self._choices.take(entry, now_ns)
+                if self._counts(entry):
+                    self._choices.take(entry, now_ns)
             for key in gone:
+                self._known.discard(key.removeprefix("row/"))
                 self._choices.forget(key)
             self._say("; ".join(faults))
         self._read()
+
+    def _counts(self, entry: Entry) -> bool:
+        """Whether an entry counts: the first row of a controller may be all that is left of one that is gone."""
+        if not isinstance(entry, CellRow) or entry.address in self._known:
+            return True
+        self._known.add(entry.address)
+        return False
 
     def _say(self, problem: str) -> None:
         if problem and problem != self._problem:

@@ -116,7 +116,8 @@ class Picker:
             default_slo_ns: SLO of calls that state none.
             clock: the present in ns.
         """
-        self._choices = choices
+        #: What the directory says.
+        self.choices = choices
         self._default_slo_ns = default_slo_ns
         self._clock = clock
 
@@ -211,12 +212,12 @@ class Picker:
         slo_ns = picking.slo_ns if picking.slo_ns is not None else self._default_slo_ns
         address, refused = "", RefusedError(Refusal.NO_WORKER, "no controller is there")
         if picking.model == _ANY:
-            live = [row.address for row in self._choices.live(now_ns)]
+            live = [row.address for row in self.choices.live(now_ns)]
             listed = [a for a in live if picking.among is None or a in picking.among]
             address = listed[0] if listed else ""
         else:
             name = quote(picking.model)
-            chosen = self._choices.choose(picking.model, 1, slo_ns, now_ns, among=picking.among)
+            chosen = self.choices.choose(picking.model, 1, slo_ns, now_ns, among=picking.among)
             if chosen is None:
                 words = f"no controller that is there has model {name}"
                 refused = RefusedError(Refusal.NO_WORKER, words)
