@@ -1,8 +1,7 @@
 """Answers KEDA's external-push trigger, and Kubernetes' probes, with what the controller wants.
 
-While the controller leads, KEDA gets its number for the workers that the trigger names, by their Deployment or kind. Else calls fail with
-UNAVAILABLE, from which an HPA concludes nothing, and the health service says NOT_SERVING, so that, where one such process
-runs next to each controller, a Service of Kubernetes sends KEDA to the one at the leader.
+While a leader is heard, KEDA gets its number for the workers that the trigger names, by their Deployment or kind. Else calls
+fail with UNAVAILABLE, from which an HPA concludes nothing, and the health service says NOT_SERVING.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ async def test_a_call_that_is_handed_on_is_refused_when_its_controller_is_gone()
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
-    async def to_controller(_limit_s: float, _model: str) -> Found:
+    async def to_controller(_limit_s: float, _model: Callable[[], str]) -> Found:
         return Found(channel)
 
     door = AdmissionLimits(max_requests=1, max_bytes=1)

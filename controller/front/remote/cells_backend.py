@@ -353,13 +353,15 @@ class CellsBackend:
         """Workers without memory in common that can be reached."""
         return sum([cell.num_workers_reached for cell in self._cells.values()])
 
-    async def find_link(self, limit_s: float, model: str = "") -> ControllerConnection | None:
+    async def find_link(
+        self, limit_s: float, model: Callable[[], str] = str
+    ) -> ControllerConnection | None:
         """The link for calls that a controller answers itself: one that has a model, where one is named.
 
         Returns:
             None if it was not connected in time.
         """
-        return await self._cell_for(model).find_link(limit_s)
+        return await self._cell_for(model()).find_link(limit_s)
 
     # --- what the service asks ------------------------------------------------------------------
 

@@ -259,7 +259,9 @@ class RemoteBackend:
         """Bytes of the largest request that the controller takes."""
         return self.link.message_bytes_max
 
-    async def find_link(self, limit_s: float, _model: str = "") -> ControllerConnection | None:
+    async def find_link(
+        self, limit_s: float, _model: Callable[[], str] = str
+    ) -> ControllerConnection | None:
         """The link for calls that the controller answers itself. Returns None if it was not connected in time."""
         return self.link if await self.link.wait_for_channel(limit_s) is not None else None
 

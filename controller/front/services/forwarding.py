@@ -62,7 +62,7 @@ class Forwarding:
 
     def __init__(
         self,
-        find_link: Callable[[float, str], Awaitable[FoundLink | None]],
+        find_link: Callable[[float, Callable[[], str]], Awaitable[FoundLink | None]],
         *,
         door: AdmissionLimits,
         client_shm: bool,
@@ -110,7 +110,7 @@ class Forwarding:
         hold_s = hold_s if remaining_s is None else min(hold_s, remaining_s)
         # Who sends a stream sends it as it comes.
         first = None if method.takes_stream else await stream.read()
-        link = await self._find_link(hold_s, _model_in(method, first))
+        link = await self._find_link(hold_s, lambda: _model_in(method, first))
         if link is None:
             raise RefusedError(Refusal.NO_WORKER, "the controller cannot be reached")
         # The client's own headers stay here: the front has found out who it is, and says so.
@@ -145,7 +145,7 @@ class Forwarding:
 
     async def _is_serving(self) -> bool:
         """Whether the front can serve, and its controller says of itself that it can."""
-        link = None if self._is_closing else await self._find_link(0.0, "")
+        link = None if self._is_closing else await self._find_link(0.0, str)
         if link is None:
             return False
         check = link.channel.unary_unary(f"/{HEALTH}/Check")
