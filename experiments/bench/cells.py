@@ -33,9 +33,9 @@ from pathlib import Path
 import numpy as np
 
 from clockwright.client.client import AsyncClient
-from clockwright.errors import ClockwrightError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.clockwork_paper import cases
+from experiments.live.asker import AskedOnce, Asker
 from experiments.live.envoy import ENVOY_HINT, envoy, envoy_program
 from experiments.live.local_server import LocalServer
 from experiments.simulator import Case
@@ -85,48 +85,14 @@ class Setting:
 # --- live -----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class CellRequest:
-    """One request."""
+def _asker(client: AsyncClient, rate: float, slo_ms: float, seed: int) -> Asker[AskedOnce]:
+    """Ask for the model at random times of a mean rate."""
+    random, row = np.random.default_rng(seed), np.ones((1, _COLUMNS), np.float32)
 
-    sent_s: float
-    done_s: float = 0.0
-    fault: str = ""
+    async def ask(_: AskedOnce) -> None:
+        await client.infer(_MODEL, {"input": row}, slo_ms=slo_ms)
 
-
-class CellClient:
-    """Asks for the model at random times of a mean rate, until it is told to stop."""
-
-    def __init__(self, client: AsyncClient, rate: float, slo_ms: float, seed: int) -> None:
-        self.asked: list[CellRequest] = []
-        self._client, self._rate, self._slo_ms = client, rate, slo_ms
-        self._random = np.random.default_rng(seed)
-        self._stopped = asyncio.Event()
-        self._open: set[asyncio.Task[None]] = set()
-        self._row = np.ones((1, _COLUMNS), np.float32)
-
-    async def run(self) -> None:
-        """Ask, and then wait for what is open."""
-        due_s = time.monotonic()
-        while not self._stopped.is_set():
-            self.asked.append(CellRequest(time.monotonic()))
-            task = asyncio.create_task(self._ask(self.asked[-1]))
-            self._open.add(task)
-            task.add_done_callback(self._open.discard)
-            due_s += float(self._random.exponential(1 / self._rate))
-            await asyncio.sleep(max(due_s - time.monotonic(), 0))
-        await asyncio.gather(*self._open)
-
-    def stop(self) -> None:
-        """Ask nothing more."""
-        self._stopped.set()
-
-    async def _ask(self, asked: CellRequest) -> None:
-        try:
-            await self._client.infer(_MODEL, {"input": self._row}, slo_ms=self._slo_ms)
-        except ClockwrightError as error:
-            asked.fault = f"{type(error).__name__}: {error}"
-        asked.done_s = time.monotonic()
+    return Asker(AskedOnce, ask, lambda: float(random.exponential(1 / rate)))
 
 
 def _write(folder: Path) -> Path:
@@ -170,7 +136,7 @@ async def _play_live(setting: Setting, scratch: Path, stack: ExitStack) -> dict[
         subprocess.run, [*add, one.address], check=True, stdout=subprocess.DEVNULL
     )
     async with AsyncClient(address) as client:
-        asker = CellClient(client, setting.rate, setting.slo_ms, setting.seed)
+        asker = _asker(client, setting.rate, setting.slo_ms, setting.seed)
         asking = asyncio.create_task(asker.run())
         await asyncio.sleep(setting.calm_s)
         began_s = time.monotonic()
@@ -207,11 +173,11 @@ async def _play_live(setting: Setting, scratch: Path, stack: ExitStack) -> dict[
     }
 
 
-def _say_faults(asked: Sequence[CellRequest]) -> None:
+def _say_faults(asked: Sequence[AskedOnce]) -> None:
     print(Counter(":".join(each.fault.split(":")[:2])[:100] for each in asked if each.fault))
 
 
-def _percentile(asked: Sequence[CellRequest], percent: float) -> float:
+def _percentile(asked: Sequence[AskedOnce], percent: float) -> float:
     latencies = [1000 * (each.done_s - each.sent_s) for each in asked if not each.fault]
     return float(np.percentile(latencies, percent)) if latencies else 0.0
 
@@ -226,7 +192,7 @@ def _live(setting: Setting) -> dict[str, float]:
 
 async def _ask_through(setting: Setting, address: str) -> tuple[int, int]:
     async with AsyncClient(address) as client:
-        asker = CellClient(client, setting.picker_rate, setting.picker_slo_ms, setting.seed)
+        asker = _asker(client, setting.picker_rate, setting.picker_slo_ms, setting.seed)
         asking = asyncio.create_task(asker.run())
         await asyncio.sleep(setting.picker_seconds)
         asker.stop()

@@ -28,7 +28,7 @@ import onnx
 from onnx import numpy_helper
 
 from clockwright.client.client import AsyncClient
-from clockwright.errors import ClockwrightError
+from experiments.live.asker import AskedOnce, Asker
 from experiments.live.local_server import LocalServer
 from experiments.study.bench import bench
 from experiments.study.study import chosen
@@ -54,15 +54,12 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Inquired:
+class Inquired(AskedOnce):
     """One request."""
 
-    sent_s: float
-    done_s: float = 0.0
     #: The version that made the answer, and the one that its header names; 0: it was not answered.
     made_by: int = 0
     named: int = 0
-    fault: str = ""
 
 
 def write_version(folder: Path, version: int) -> Path:
@@ -94,41 +91,15 @@ def write_version(folder: Path, version: int) -> Path:
     return hidden
 
 
-class Asker:
-    """Asks at a rate until it is told to stop."""
+def _asker(client: AsyncClient, setting: Setting) -> Asker[Inquired]:
+    row = np.ones((1, _COLUMNS), np.float32)
 
-    def __init__(self, client: AsyncClient, rate: float, slo_ms: float) -> None:
-        self.asked: list[Inquired] = []
-        self._client, self._rate, self._slo_ms = client, rate, slo_ms
-        self._stopped = asyncio.Event()
-        self._open: set[asyncio.Task[None]] = set()
-        self._row = np.ones((1, _COLUMNS), np.float32)
+    async def ask(asked: Inquired) -> None:
+        result = await client.infer(_MODEL, {"x": row}, slo_ms=setting.slo_ms)
+        asked.made_by = round(float(result.outputs["version"][0, 0]))
+        asked.named = int(result.model_version)
 
-    async def run(self) -> None:
-        """Ask, and then wait for what is open."""
-        due_s = time.monotonic()
-        while not self._stopped.is_set():
-            self.asked.append(Inquired(time.monotonic()))
-            task = asyncio.create_task(self._ask(self.asked[-1]))
-            self._open.add(task)
-            task.add_done_callback(self._open.discard)
-            due_s += 1 / self._rate
-            await asyncio.sleep(max(due_s - time.monotonic(), 0))
-        await asyncio.gather(*self._open)
-
-    def stop(self) -> None:
-        """Ask nothing more."""
-        self._stopped.set()
-
-    async def _ask(self, asked: Inquired) -> None:
-        try:
-            result = await self._client.infer(_MODEL, {"x": self._row}, slo_ms=self._slo_ms)
-        except ClockwrightError as error:
-            asked.fault = f"{type(error).__name__}: {error}"
-        else:
-            asked.made_by = round(float(result.outputs["version"][0, 0]))
-            asked.named = int(result.model_version)
-        asked.done_s = time.monotonic()
+    return Asker(Inquired, ask, lambda: 1 / setting.rate)
 
 
 async def play(setting: Setting, part: str) -> tuple[list[Inquired], list[tuple[float, float]]]:
@@ -144,7 +115,7 @@ async def play(setting: Setting, part: str) -> tuple[list[Inquired], list[tuple[
         server = await asyncio.to_thread(LocalServer(flags).__enter__)
         try:
             async with AsyncClient(server.address) as client:
-                asker = Asker(client, setting.rate, setting.slo_ms)
+                asker = _asker(client, setting)
                 asking = asyncio.create_task(asker.run())
                 for version, hidden in enumerate(written[1:], 2):
                     await asyncio.sleep(setting.calm_s)

@@ -21,7 +21,7 @@ from traces.arrivals import Poisson
 
 
 def inquired(sent_s: float, made_by: int, named: int = 0) -> Inquired:
-    return Inquired(sent_s, sent_s + 0.1, made_by, named or made_by)
+    return Inquired(sent_s, sent_s + 0.1, made_by=made_by, named=named or made_by)
 
 
 def test_requests_without_an_answer_and_answers_of_the_wrong_version_are_counted() -> None:

@@ -100,15 +100,12 @@ class _Cell(RemoteBackend):
         return super()._is_held_back(told) and self._cells.is_alone(self)
 
 
-class _Describing:
-    """A request that waits for a cell's description. If the cell lacks the model, another one is looked for."""
+class _Waiting:
+    """What waits as long as a client does."""
 
-    __slots__ = ("_address", "_choices", "_name", "_sink")
+    __slots__ = ("_sink",)
 
-    def __init__(self, choices: Choices, address: str, name: str, sink: Waits) -> None:
-        self._choices = choices
-        self._address = address
-        self._name = name
+    def __init__(self, sink: Waits) -> None:
         self._sink = sink
 
     @property
@@ -119,6 +116,18 @@ class _Describing:
     def done(self) -> bool:
         """Whether the request is answered or withdrawn."""
         return self._sink.done()
+
+
+class _Describing(_Waiting):
+    """A request that waits for a cell's description. If the cell lacks the model, another one is looked for."""
+
+    __slots__ = ("_address", "_choices", "_name")
+
+    def __init__(self, choices: Choices, address: str, name: str, sink: Waits) -> None:
+        super().__init__(sink)
+        self._choices = choices
+        self._address = address
+        self._name = name
 
     def is_step(self) -> bool:
         """It was not asked yet."""
@@ -133,7 +142,7 @@ class _Describing:
         self._sink.told(request_id, told, outputs)
 
 
-class _Attempt:
+class _Attempt(_Waiting):
     """A request at one of the controllers: the sink of what that one says."""
 
     __slots__ = (
@@ -144,7 +153,6 @@ class _Attempt:
         "_is_last",
         "_next",
         "_refused",
-        "_sink",
         "at",
         "cell",
         "number",
@@ -159,11 +167,11 @@ class _Attempt:
         sink: Waits,
         number: RequestId,
     ) -> None:
+        super().__init__(sink)
         self._cells = cells
         self._described = described
         self._ask = ask
         self._inputs = inputs
-        self._sink = sink
         #: What the front calls it.
         self.number = number
         #: The controller that has it, and what that link calls it.
@@ -174,15 +182,6 @@ class _Attempt:
         #: The refusal after which another is about to get it, which describes the model first.
         self._next: _Cell | None = None
         self._refused: Refused | None = None
-
-    @property
-    def due_ns(self) -> int:
-        """When the next of several answers is due."""
-        return self._sink.due_ns
-
-    def done(self) -> bool:
-        """Whether the request is answered or withdrawn."""
-        return self._sink.done()
 
     def is_step(self) -> bool:
         """Whether it was asked as a step of a sequence."""
