@@ -85,9 +85,9 @@ def keep_big_blocks() -> None:
 
 
 def keep_together() -> None:
-    """Have Python take memory for its small objects in one piece, before imports take what lies between.
+    """Have Python take memory for its small objects in large pieces, before imports take what lies between.
 
-    It takes pieces of 1 MiB as it needs them, and those that stand alone fit into no huge page.
+    It takes pieces of 1 MiB as it needs them, into the gaps first, and those that stand alone fit into no huge page.
     """
     blocks = [bytes(_BLOCK_BYTES) for _ in range(_PIECES_KEPT * _BLOCKS_PER_PIECE)]
     # A piece without any object would go back to the kernel.
