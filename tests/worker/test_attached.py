@@ -10,13 +10,14 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ from tests.kit.scripted_controller import (
 from tests.kit.scripted_worker import kind_of
 from tests.kit.worker_models import ThreadedDevice, a_modelled, relu_file
 from worker import process
+from worker.compiling import compiler
 from worker.config import WorkerConfig
 from worker.core.lanes import Step
 from worker.devices.device import DeviceLostError
@@ -204,36 +206,21 @@ def test_unfit_models_are_refused_and_the_next_is_served(tmp_path: Path) -> None
     play(tmp_path, script)
 
 
-class CompilerKiller:
-    """Kills this process's compilers as they appear, so many of them."""
+@contextlib.contextmanager
+def compilers_killed(number: int) -> Iterator[list[int]]:
+    """Kill so many compilers, each before it has its job: a context with the ids of those killed."""
+    killed: list[int] = []
 
-    def __init__(self, number: int) -> None:
-        self.killed: set[int] = set()
-        self._number = number
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._kill)
+    def start_and_kill(memory_bytes: int) -> subprocess.Popen[bytes]:
+        process = start(memory_bytes)
+        if len(killed) < number:
+            process.kill()
+            killed.append(process.pid)
+        return process
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _kill(self) -> None:
-        while len(self.killed) < self._number and not self._stopped.wait(0.01):
-            for pid in set(self._compilers()) - self.killed:
-                os.kill(pid, signal.SIGKILL)
-                self.killed.add(pid)
-
-    def _compilers(self) -> Iterator[int]:
-        # Threads and their children end while one looks.
-        for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):
-                for pid in map(int, (thread / "children").read_text().split()):
-                    if b"compiler_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        yield pid
+    start = compiler._start
+    with mock.patch.object(compiler, "_start", start_and_kill):
+        yield killed
 
 
 def test_a_killed_compiler_is_tried_again_and_others_have_their_turn_meanwhile(
@@ -253,7 +240,7 @@ def test_a_killed_compiler_is_tried_again_and_others_have_their_turn_meanwhile(
         assert said in stream.progress
         await drain(stream)
 
-    with CompilerKiller(1):
+    with compilers_killed(1):
         play(tmp_path, script, device="cpu")
 
 
@@ -311,9 +298,9 @@ def test_a_model_whose_compiler_is_always_killed_is_refused_in_the_end(
         assert [stage.rpartition(" in ")[2] for stage in pauses] == ["0.01 s", "0.02 s"]
         await drain(stream)
 
-    with CompilerKiller(num_kills) as killer:
+    with compilers_killed(num_kills) as killed:
         play(tmp_path, script, device="cpu")
-    assert len(killer.killed) == num_kills
+    assert len(killed) == num_kills
 
 
 def test_every_chunk_is_acknowledged_and_thus_none_in_flight_for_ever(tmp_path: Path) -> None:
