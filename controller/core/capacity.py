@@ -47,6 +47,8 @@ _SLOTS: Final = 60
 _MOST_FACTOR: Final = 5.0
 # So many times as many as there are, at most, are asked for at once; for want of all but EXEC time, twice as many.
 _MOST_MORE: Final = 4
+# So many refused requests show nothing.
+_BY_CHANCE: Final = 1
 _HOUR_NS: Final = 3600 * NS_PER_S
 # What was short of pages is remembered for no longer.
 _DAY_NS: Final = 86_400 * NS_PER_S
@@ -241,8 +243,8 @@ class WorkersNeeded:
         self._begin_ns: int | None = None
         #: What an earlier controller wanted, as long as its workers may come; then 0.
         self.recalled = 0
-        #: Requests that were refused, and all; what is older counts less.
-        self._refused, self._asked = 0.0, 0.0
+        #: Requests that were refused, and all, by as many workers as there are; what is older counts less.
+        self._refused, self._asked, self._num_workers = 0.0, 0.0, 0
         #: Requests of the last hour, about.
         self._hour = 0.0
         #: Samples of the last seconds; and of the last minute, their work divided by the season's factor.
@@ -353,10 +355,14 @@ class WorkersNeeded:
     def _is_short(self, sample: KindSample, level: KindSample, patience_ns: int) -> bool:
         """Whether too many are refused, now and over a longer time: one alone of a few requests shows little."""
         kept, share = math.exp(-sample.over_ns / patience_ns), self._config.refused_share
+        if sample.num_workers > self._num_workers:
+            # What fewer refused says nothing of those that are there now.
+            self._refused = self._asked = 0.0
+        self._num_workers = sample.num_workers
         self._refused = kept * self._refused + sample.num_refused
         self._asked = kept * self._asked + sample.num_refused + sample.num_run
         is_now = level.num_refused > share * (level.num_refused + level.num_run)
-        return is_now and self._refused > share * self._asked
+        return is_now and self._refused > share * self._asked + _BY_CHANCE
 
     def _learn(self, level: KindSample, sample: KindSample) -> None:
         """Learn how full workers may be: ever fuller, and less full by what is refused, so that little is on the whole."""

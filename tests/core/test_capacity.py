@@ -139,6 +139,19 @@ def test_the_number_rises_at_once_and_falls_when_less_was_enough_for_long() -> N
     assert told[-1] == 6
 
 
+def test_after_an_overload_a_request_refused_now_and_then_keeps_no_worker() -> None:
+    """Three workers do a sixth of what they could, and a pause of their machine costs a request in two thousand."""
+
+    def load(at: int) -> KindSample:
+        if at < LATER:
+            return second(1, 1.0, num_for_exec=100)
+        return second(3, 0.5, num_for_exec=at % 40 == 0)
+
+    told = run(load, LATER + 600, CapacityConfig())
+    assert told[LATER - 1] == 3
+    assert set(told[LATER + PATIENCE + 60 :]) == {1}
+
+
 def test_a_longer_start_holds_the_number_for_longer() -> None:
     def fell(start_s: int) -> int:
         told = run(lambda at: second(4, 3.0 if at < 1600 else 0.5), 3300, start_s=start_s)
