@@ -25,6 +25,11 @@ WRONG = {
         {"insecure": True, "workers": {"cpu": {"scale": UNLIKE}}, "scaler": {"enabled": True}},
         "workers.cpu.scale: found min 5 and max 2, expected",
     ),
+    "no scale": (
+        {"insecure": True, "workers": {"cpu": {}}, "scaler": {"enabled": True}},
+        "scaler.enabled: found no kind of workers with scale (cpu), expected one at least, such as "
+        "--set workers.cpu.scale.min=1,workers.cpu.scale.max=8",
+    ),
     "schema": ({"front": {"replicas": "two"}}, "at '/front/replicas': got string, want integer"),
 }
 
