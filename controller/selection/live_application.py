@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.models.entry import Entry
+from controller.models.catalogue import Catalogue
+from controller.models.entry import Entry, Pipeline
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
 from controller.selection.guarded import GuardedPolicy
+
+# A message names so many of the models that cannot be asked: an application may have 64.
+_NAMED_MAX = 4
 
 
 @dataclass(slots=True)
@@ -101,3 +105,32 @@ class LiveApplication:
                 self.misfits[name] = str(error)
                 continue
             self._readings[name] = reading
+
+
+def lacks(catalogue: Catalogue, running: LiveApplication) -> str:
+    """Say which models of an application cannot be asked, why, and what helps; empty: all can be."""
+    faults, is_away = list[str](), False
+    for name in running.application.models:
+        model = catalogue.member(name)
+        if model is None:
+            faults.append(f"there is no model {name}")
+            is_away = True
+        elif (refused := catalogue.refusal(model)) is not None:
+            faults.append(refused.message)
+            is_away |= isinstance(model, Pipeline) and None in catalogue.look_at(model)
+        elif name in running.misfits:
+            faults.append(f"model {name} does not fit: {running.misfits[name]}")
+    more = len(faults) - _NAMED_MAX
+    if more > 0:
+        faults[_NAMED_MAX:] = [f"and {more} more"]
+    if is_away:
+        faults.append(
+            "`clockwright models add` adds a model, `clockwright app add --replace` changes the application"
+        )
+    return "; ".join(faults)
+
+
+def none_answers(catalogue: Catalogue, running: LiveApplication) -> str:
+    """Say that an application has no model that fits it and can be asked, and why."""
+    why = lacks(catalogue, running) or "no worker has looked at one that fits it yet"
+    return f"application {running.name}: none of its models can answer: {why}"

@@ -34,7 +34,7 @@ from controller.selection.core.query import Candidate, Choice, Combined, Predict
 from controller.selection.core.shape import Shape
 from controller.selection.ensemble import Cache, Ensemble, Outputs
 from controller.selection.guarded import PolicyError
-from controller.selection.live_application import LiveApplication
+from controller.selection.live_application import LiveApplication, lacks, none_answers
 from controller.selection.members import Members
 from controller.selection.predictions import Predictions
 from controller.telemetry.past_requests import OPEN, QueryMade
@@ -237,7 +237,7 @@ class Queries:
         if asking.shape is None:
             refusal = Refusal.NO_WORKER
             asking.running.counts.refusals[refusal.value] += 1
-            words = f"application {application.name} has no models"
+            words = none_answers(self._catalogue, asking.running)
             self._note(asking, refusal.value, words)
             return Refused(refusal, {}, message=words), ()
         self._read(asking, asked)
@@ -253,7 +253,7 @@ class Queries:
         self._note(asking, OK if has_default else asking.reason or OK, detail)
         if asking.reason and not has_default:
             asking.running.counts.refusals[asking.reason] += 1
-            return _refused(asking), ()
+            return _refused(asking, lacks(self._catalogue, asking.running)), ()
         return self._reply(asking, asked)
 
     def _candidates(self, asking: _Open, models: Sequence[Entry | None]) -> tuple[Candidate, ...]:
@@ -513,7 +513,7 @@ def _worst(asking: _Open, asked: Ensemble) -> str:
     return max(counted, key=counted.__getitem__) if counted else Refusal.NO_WORKER.value
 
 
-def _refused(asking: _Open) -> Refused:
+def _refused(asking: _Open, lacking: str) -> Refused:
     application, combined = asking.running.application, asking.combined
     refusal = Refusal(asking.reason)
     if combined:
@@ -524,7 +524,7 @@ def _refused(asking: _Open) -> Refused:
         )
     else:
         in_time = "" if refusal is Refusal.FAILED else " in time"
-        why = asking.fault or f"no model answered{in_time}"
+        why = asking.fault or f"no model answered{in_time}" + (lacking and f" ({lacking})")
     figures = {"slo_ns": asking.ask.slo_ns, "request_id": asking.request_id}
     words = f"application {application.name}: {why}, and it has no default"
     return Refused(refusal, figures, message=words)

@@ -301,6 +301,46 @@ def test_an_application_may_have_pipelines_as_members(
     assert fed.weights["judged"] > fed.weights["wrong"]
 
 
+async def test_what_an_application_lacks_is_named_with_what_helps(tmp_path: Path) -> None:
+    write(tmp_path, **PIPELINES)
+    helps = "; `clockwright models add` adds a model, `clockwright app add --replace` changes the application"
+    lost = "pipeline judged cannot be served: stage 'r': there is no model right"
+    many = ["wrong", "worse", "right-too", "long-1", "long-2"]
+    async with serving(tmp_path) as front_end, AsyncClient(front_end.address) as client:
+        catalogue, applications = front_end.catalogue, front_end.applications
+        await until(lambda: catalogue.ready)
+        for name, *models in (
+            ("piped", "judged"),
+            ("plain", "right"),
+            ("both", "judged", "right"),
+            ("some", "judged", "long-1"),
+            ("many", *many),
+        ):
+            await applications.put(Application(name=name, models=tuple(models)))
+
+        async def why(name: str, slo_ms: float = SLO_MS) -> str:
+            with pytest.raises(RefusedError) as caught:
+                await client.infer(name, ROW, slo_ms=slo_ms)
+            return str(caught.value)
+
+        catalogue.remove("right")
+        none = "none of its models can answer"
+        assert f"application piped: {none}: {lost}{helps}" in await why("piped")
+        assert f"application plain: {none}: there is no model right{helps}" in await why("plain")
+        both = f"application both: {none}: {lost}; there is no model right{helps}"
+        assert both in await why("both")
+        # The other one takes 2 s, it is said.
+        some = f"application some: no model answered in time ({lost}{helps}), and it has no default"
+        assert some in await why("some", slo_ms=1_000)
+        await catalogue.reload("right")
+        told = await client.infer("some", ROW, slo_ms=1_000)
+        assert told.explanation["models"] == "judged"
+        for name in many:
+            catalogue.remove(name)
+        first = "; ".join(f"there is no model {name}" for name in many[:4])
+        assert f"application many: {none}: {first}; and 1 more{helps}" in await why("many")
+
+
 async def test_a_pipeline_whose_stages_cannot_all_be_in_time_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, **PIPELINES)
     async with serving(tmp_path) as front_end, AsyncClient(front_end.address) as client:

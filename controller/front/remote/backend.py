@@ -25,7 +25,7 @@ from controller.models.entry import Entry, Pipeline
 from controller.port import Ask, PortStage, Sink
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
-from controller.selection.live_application import LiveApplication
+from controller.selection.live_application import LiveApplication, none_answers
 from controller.selection.parts import PartStage, most_rows
 from controller.selection.shadows import Shadows
 from controller.stages.pipelines.stage import REQUEST_BYTES_MAX, PipelineStage
@@ -433,15 +433,11 @@ class LocalBackend:
 
     def _no_models(self, running: LiveApplication) -> RefusedError:
         """Say why an application has no model that could answer; when to come again, as its first model says."""
-        reasons = [f"{name}: {reason}" for name, reason in running.misfits.items()]
-        words = (
-            f"application {running.application.name}: no worker has looked at a model that fits it yet"
-            + (f" ({'; '.join(reasons)})" if reasons else "")
-        )
+        words = none_answers(self._catalogue, running)
         models = map(self._catalogue.find, running.application.models)
         refused = [self._catalogue.refusal(model) for model in models if model is not None]
         loading = [each for each in refused if each and each.refusal is Refusal.LOADING]
         if loading:
             first = min(loading, key=lambda each: each.figures["retry_ns"])
-            return RefusedError(Refusal.LOADING, f"{words}; {first.message}", figures=first.figures)
+            return RefusedError(Refusal.LOADING, words, figures=first.figures)
         return RefusedError(Refusal.NO_WORKER, words)
