@@ -23,6 +23,8 @@ certs = typer.Typer(
 )
 
 _KINDS = ("server", "front", "worker", "client")
+# Commands on the same machine ask there by default.
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _Folder = Annotated[
     Path,
     typer.Option(
@@ -39,7 +41,7 @@ def add(
         list[str] | None,
         typer.Option(
             help="Name or address under which a server or front is reached; repeat per name. By default "
-            "this machine's name, localhost and 127.0.0.1."
+            "this machine's name. Always with localhost, 127.0.0.1 and ::1."
         ),
     ] = None,
     days: Annotated[float, typer.Option(help="Days until it expires.")] = 365,
@@ -56,7 +58,7 @@ def add(
     is_reached = kind in ("server", "front")
     if host and not is_reached:
         raise ConfigError(f"--host: a {kind} is not reached under a name; leave it out")
-    hosts = (host or [socket.gethostname(), "localhost", "127.0.0.1"]) if is_reached else []
+    hosts = [*(host or [socket.gethostname()]), *_LOOPBACK] if is_reached else []
     made = issue(folder, Purpose(kind), name, hosts, days=_days(days), now=datetime.now(UTC))
     _say(folder, made)
     for line in _use(folder, made.kind, name):

@@ -187,7 +187,10 @@ def test_the_commands_list_and_renew_what_is_due(
     assert [*listed] == ["ca", "workers-ca", "due", "head", "old"]
     assert "expired on" in listed["old"]
     assert listed["due"].endswith("; renew it")
-    assert "localhost, 127.0.0.1, good until" in listed["head"]
+    assert "localhost, 127.0.0.1, ::1, good until" in listed["head"]
+    run("certs", "add", "front", "rack", "--host", "rack.example", "--host", "::1")
+    (rack,) = [line for line in run("certs", "list") if line.startswith("rack:")]
+    assert "front of rack, rack.example, ::1, localhost, 127.0.0.1, good until" in rack
     rows = json.loads("\n".join(run("certs", "list", "--json")))
     assert [row["name"] for row in rows if row["due"]] == ["due", "old"]
     assert [row["name"] for row in rows if row["expired"]] == ["old"]
@@ -207,15 +210,15 @@ def test_the_commands_list_and_renew_what_is_due(
 def test_what_is_printed_starts_a_controller_a_worker_a_front_and_lets_a_client_in(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: Path
 ) -> None:
-    """Every process of its own shows and asks for certificates, over the loopback."""
+    """Every process of its own shows and asks for certificates, over the loopback, which no --host has to name."""
     monkeypatch.chdir(tmp_path)
     write_models(tmp_path / "models", echo="echo-4")
     made = {
         kind: run("certs", "add", kind, f"a-{kind}", *host)
         for kind, host in (
-            ("server", ["--host", "127.0.0.1"]),
+            ("server", ["--host", "head.example"]),
             ("worker", []),
-            ("front", ["--host", "127.0.0.1"]),
+            ("front", ["--host", "front.example", "--host", "127.0.0.1"]),
             ("client", []),
         )
     }
