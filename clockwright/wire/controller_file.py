@@ -1,4 +1,4 @@
-"""Where the controller is: in a flag, or in a file that the flag names, where engines move a controller."""
+"""Where the controller is: in a flag, or in a file that the flag names, where orchestrators move a controller."""
 
 from __future__ import annotations
 

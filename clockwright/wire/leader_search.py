@@ -75,7 +75,7 @@ class LeaderSearch:
         """Find the leader. Returns None if no controller leads at the moment."""
         if self._controller.startswith(FILE):
             try:
-                # Engines keep it on storage that all machines share, which may hang.
+                # Orchestrators keep it on storage that all machines share, which may hang.
                 addresses = await asyncio.to_thread(read_addresses, self._controller)
             except ConfigError as error:
                 self.problem = str(error)

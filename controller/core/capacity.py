@@ -35,7 +35,7 @@ from clockwright.units import NS_PER_S, GpuKind
 
 #: From when a worker is asked for until it is ready, before that was measured.
 START_NS: Final = 60 * NS_PER_S
-#: No start counts as longer: an engine that has no room is not slow.
+#: No start counts as longer: an orchestrator that has no room is not slow.
 START_NS_MAX: Final = 1800 * NS_PER_S
 #: The latest starts that were measured, and the part of them that was no slower than what is planned with.
 STARTS_MAX: Final = 20

@@ -67,7 +67,7 @@ LOST_MAX = 64
 _COMPLAINTS_MAX = 100
 #: Each has a connection and a place in every view of the cluster.
 WORKERS_MAX = 1024
-# Workers that drained and left are remembered, so that their engines end them: so many, for so long.
+# Workers that drained and left are remembered, so that their orchestrator ends them: so many, for so long.
 _DRAINED_MAX, _DRAINED_NS = 256, 3600 * NS_PER_S
 
 # When a worker has been silent for this many heartbeats, another that registers under its name is taken for

@@ -1,6 +1,6 @@
-"""How many workers of each kind there should be, for engines that start and end them, and which one leaves.
+"""How many workers of each kind there should be, for orchestrators that start and end them, and which one leaves.
 
-The core says both; here it is asked every second, for those who watch. An engine is Ray, Kubernetes or Slurm, or a
+The core says both; here it is asked every second, for those who watch. An orchestrator is Ray, Kubernetes or Slurm, or a
 person with a shell.
 """
 

@@ -1,4 +1,4 @@
-"""The command of this engine: `clockwright scaler`."""
+"""The command for this orchestrator: `clockwright scaler`."""
 
 from __future__ import annotations
 

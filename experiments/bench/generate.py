@@ -4,7 +4,7 @@
 
 * `modelled`: the product's scheduler, runtime and streams on virtual time, with modelled devices. Streams arrive at random, more
   than there is time for. `batching` has the same arrivals, devices and run times under continuous batching in
-  arrival order, as engines for language models do it: a device adds waiting streams to its batch before each run, as far as the
+  arrival order, as servers for language models do it: a device adds waiting streams to its batch before each run, as far as the
   batch may grow, and nothing is refused.
 * `live`: a server, one worker on a processor, and a client over gRPC, which measures. The network is a recurrent decoder.
 
