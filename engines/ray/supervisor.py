@@ -219,6 +219,9 @@ class Supervisor:
             )
         finally:
             os.close(writing)
+        if self._wake.is_set():
+            # It was told to end while it started.
+            self._end_process()
         self._tell(RUNNING)
         hearing = asyncio.create_task(self._hear_all(reading))
         code = await self._process.wait()

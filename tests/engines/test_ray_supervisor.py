@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -96,6 +97,13 @@ async def test_settings_that_cannot_work_are_tried_once_and_the_reason_is_told()
     one = supervisor("worker-a-0", program)
     said = await until(one, lambda said: said["state"] == UNABLE)
     assert said["tail"] == ["error: no such device"]
+
+
+async def test_it_leaves_although_it_is_told_so_while_its_process_starts() -> None:
+    one = supervisor("front-0", "import signal; signal.pause()")
+    await asyncio.sleep(0)
+    await one.leave(True)
+    assert (await until(one, lambda said: said["state"] == ENDED))["starts"] == 1
 
 
 async def test_it_starts_its_process_again_to_look_for_other_controllers() -> None:
