@@ -10,7 +10,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engines.ray.reconcile import ENDED, PENDING, RUNNING, UNABLE
+import pytest
+
+from engines.ray import supervisor as supervisor_module
+from engines.ray.reconcile import (
+    ENDED,
+    PENDING,
+    RUNNING,
+    UNABLE,
+    Actor,
+    KindSaid,
+    KindWish,
+    Known,
+    Steps,
+    Wish,
+    next_steps,
+)
 from engines.ray.supervisor import Supervisor
 
 # Ends as it is told, once it has said something.
@@ -104,6 +119,29 @@ async def test_it_leaves_although_it_is_told_so_while_its_process_starts() -> No
     await asyncio.sleep(0)
     await one.leave(True)
     assert (await until(one, lambda said: said["state"] == ENDED))["starts"] == 1
+
+
+async def test_a_worker_leaves_although_its_controller_forgets_that_it_is_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a controller's restart: the worker serves again, and nothing says that it may go."""
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", 0)
+    one = supervisor("worker-a-0", SERVES)
+    said = await until(one, lambda said: said["address"])
+    await one.leave(False)
+    kind = KindWish("a", least=1, most=2, start_limit_s=60)
+    wish = Wish(kinds=(kind,), num_fronts=0, num_controllers=0)
+
+    def next_for(said: dict[str, Any]) -> Steps:
+        leaves = Actor(said["state"], worker=said["worker"], leaving=said["leaving"])
+        actors = {"worker-a-0": leaves, "worker-a-1": Actor(RUNNING, worker="a-1")}
+        wanted = {"a": KindSaid(wanted=1, num_ready=2)}
+        return next_steps(wish, Known(actors, wanted, controllers=()))
+
+    found = next_for({**said, "leaving": True})
+    assert (found.remove, found.release) == ((), ())
+    said = await until(one, lambda said: said["state"] == ENDED)
+    assert next_for(said).remove == ("worker-a-0",)
 
 
 async def test_it_starts_its_process_again_to_look_for_other_controllers() -> None:
