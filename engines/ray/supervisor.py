@@ -6,6 +6,7 @@ Runs in Ray's processes, so that it uses the standard library and Ray alone; Ray
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
-from engines.ray.reconcile import ENDED, PENDING, RUNNING, UNABLE
+from engines.ray.reconcile import ENDED, PENDING, RUNNING, UNABLE, group_of
 
 # Pause before a process that died is started again: doubled each time, unless it had run for a while.
 _PAUSE_S, _PAUSE_S_MAX, _LIVED_S = 0.5, 30.0, 30.0
@@ -30,6 +31,8 @@ _LAST_WORDS_S = 1.0
 # Exit codes: a flag is unknown, or its value cannot be (`clockwright front` and `worker` end with the second).
 _HOPELESS = (2, os.EX_CONFIG)
 
+# How the last words end of a process whose port is taken; where a flag in `arguments` says the port, they name the flag.
+_TAKEN = os.strerror(errno.EADDRINUSE)
 _LISTENS = ("listening on ", "standing by on ")
 _ANYWHERE = ("0.0.0.0", "[::]")
 
@@ -190,6 +193,8 @@ class Supervisor:
             if self._leaving or (self._code == 0 and not self._wake.is_set()):
                 break
             complain(f"{self._name} ended with {self._code}")
+            if any(line.endswith(_TAKEN) for line in self._tail):
+                self._hear(self._port_help())
             if self._code in _HOPELESS and self._num_starts == 1:
                 self._tell(UNABLE)
                 return
@@ -210,6 +215,7 @@ class Supervisor:
             self._worker = f"{self._name.removeprefix('worker-')}-{secrets.token_hex(2)}"
             command.append(f"--id={self._worker}")
         self._num_starts += 1
+        self._tail.clear()
         self._begun_s = time.monotonic()
         # Not a pipe of asyncio's: programs that the process has started may hold it for longer than the process lives.
         reading, writing = os.pipe()
@@ -253,6 +259,12 @@ class Supervisor:
         self._command = [f"--port={port}" if word == "--port=0" else word for word in self._command]
         self._address = f"{self._host if host in _ANYWHERE else host}:{port}"
         self._news.change()
+
+    def _port_help(self) -> str:
+        return (
+            f"{self._name}: found that port in use on node {self._host}, expected a free one: port = 0 in "
+            f"[{group_of(self._name)}s] takes any; a fixed port needs a node for each"
+        )
 
     def _tell(self, state: str) -> None:
         self._state = state

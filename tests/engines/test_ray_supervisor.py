@@ -114,6 +114,19 @@ async def test_settings_that_cannot_work_are_tried_once_and_the_reason_is_told()
     assert said["tail"] == ["error: no such device"]
 
 
+async def test_a_port_that_another_has_is_told_with_what_helps() -> None:
+    program = (
+        "import sys; print('error: cannot listen on 0.0.0.0:8001: Address already in use'); "
+        f"sys.exit({os.EX_CONFIG})"
+    )
+    one = supervisor("front-1", program, "--port=8001")
+    said = await until(one, lambda said: said["state"] == UNABLE)
+    assert said["tail"][1:] == [
+        "front-1: found that port in use on node 10.0.0.1, expected a free one: port = 0 in [fronts] takes "
+        "any; a fixed port needs a node for each"
+    ]
+
+
 async def test_it_leaves_although_it_is_told_so_while_its_process_starts() -> None:
     one = supervisor("front-0", "import signal; signal.pause()")
     await asyncio.sleep(0)
