@@ -42,9 +42,9 @@ STARTS_MAX: Final = 20
 _PERCENTILE: Final = 0.9
 # Points of the trend.
 _POINTS: Final = 24
-# Parts of the season's period, and how far its factors may be from 1.
-_SLOTS: Final = 60
-_MOST_FACTOR: Final = 5.0
+#: Parts of the season's period, and how far its factors may be from 1.
+SLOTS: Final = 60
+MOST_FACTOR: Final = 5.0
 # So many times as many as there are, at most, are asked for at once; for want of all but EXEC time, twice as many.
 _MOST_MORE: Final = 4
 # So many refused requests show nothing.
@@ -196,20 +196,21 @@ class Season:
             period_ns: what comes again comes after this time.
             gain: part of what is new in a slot that is learned.
         """
-        self._slot_ns, self._gain = period_ns // _SLOTS, gain
-        self._factors = [1.0] * _SLOTS
+        self._slot_ns, self._gain = period_ns // SLOTS, gain
+        #: The factors of slots, the first from time 0 on.
+        self.factors = [1.0] * SLOTS
         #: Work per time of the last slots; and number, time and work of this one.
-        self._slots: deque[float] = deque(maxlen=_SLOTS)
+        self._slots: deque[float] = deque(maxlen=SLOTS)
         self._slot, self._over_ns, self._work_ns = -1, 0, 0.0
 
     def factor(self, now_ns: int) -> float:
         """The factor of a time."""
-        return self._factors[now_ns // self._slot_ns % _SLOTS]
+        return self.factors[now_ns // self._slot_ns % SLOTS]
 
     def most(self, now_ns: int, until_ns: int) -> float:
         """The largest factor from now until then."""
         first, last = now_ns // self._slot_ns, until_ns // self._slot_ns
-        return max([self._factors[slot % _SLOTS] for slot in range(first, last + 1)][:_SLOTS])
+        return max([self.factors[slot % SLOTS] for slot in range(first, last + 1)][:SLOTS])
 
     def take(self, work: float, over_ns: int, now_ns: int) -> None:
         """Take in how much work per time there was until now."""
@@ -217,7 +218,7 @@ class Season:
         if slot != self._slot:
             # One that was begun in its middle, or was not looked at, shows little.
             if 2 * self._over_ns > self._slot_ns:
-                self._learn(self._slot % _SLOTS, self._work_ns / self._over_ns)
+                self._learn(self._slot % SLOTS, self._work_ns / self._over_ns)
             self._slot, self._over_ns, self._work_ns = slot, 0, 0.0
         self._over_ns += over_ns
         self._work_ns += work * over_ns
@@ -225,9 +226,9 @@ class Season:
     def _learn(self, slot: int, work: float) -> None:
         self._slots.append(work)
         mean = sum(self._slots) / len(self._slots)
-        if mean and len(self._slots) > _SLOTS // 2:
-            found = min(max(work / mean, 1 / _MOST_FACTOR), _MOST_FACTOR)
-            self._factors[slot] += self._gain * (found - self._factors[slot])
+        if mean and len(self._slots) > SLOTS // 2:
+            found = min(max(work / mean, 1 / MOST_FACTOR), MOST_FACTOR)
+            self.factors[slot] += self._gain * (found - self.factors[slot])
 
 
 class WorkersNeeded:
@@ -250,7 +251,7 @@ class WorkersNeeded:
         #: Samples of the last seconds; and of the last minute, their work divided by the season's factor.
         self._recent: deque[tuple[int, KindSample]] = deque()
         self._usual: deque[tuple[int, KindSample]] = deque()
-        self._season = Season(config.period_ns, config.season_gain)
+        self.season = Season(config.period_ns, config.season_gain)
         #: Ends of the trend's points, and the work per time in each; and what the next has by now.
         self._trend: deque[tuple[int, float]] = deque(maxlen=_POINTS)
         self._point_ns, self._point_work_ns = 0, 0.0
@@ -263,12 +264,14 @@ class WorkersNeeded:
         #: counts; it counts longer each time.
         self._short_of, self._short_work, self._short_until_ns, self._short_ns = 0, 0.0, 0, 0
 
-    def recall(self, wanted: int, fullness: float) -> None:
+    def recall(self, wanted: int, fullness: float, season: Sequence[float] = ()) -> None:
         """Begin with what an earlier controller wanted, as its workers come one by one, and with what they did."""
         config = self._config
         self.wanted = self.recalled = wanted
         if fullness:
             self.fullness = min(max(fullness, config.least_fullness), config.most_fullness)
+        if len(season) == SLOTS:
+            self.season.factors = list(season)
 
     def take(self, sample: KindSample, *, now_ns: int, start_ns: int) -> None:
         """Take in what has happened until now.
@@ -278,7 +281,7 @@ class WorkersNeeded:
             now_ns: the present.
             start_ns: from when a worker is asked for until it is ready.
         """
-        config, season = self._config, self._season
+        config, season = self._config, self.season
         if self._begin_ns is None:
             self._begin_ns = now_ns - sample.over_ns
         patience_ns = max(int(config.patience * start_ns), config.least_patience_ns)

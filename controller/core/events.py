@@ -85,6 +85,8 @@ class LearnedStart:
     fullness: float = 0.0
     #: The latest last.
     starts_ns: Sequence[int] = ()
+    #: How much more or less comes in each minute of an hour since time 0 than as a rule; empty: that is not known.
+    season: Sequence[float] = ()
 
 
 @dataclass(slots=True, kw_only=True)

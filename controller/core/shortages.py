@@ -146,7 +146,7 @@ class Shortages:
         for each in starts:
             self.of_kind(each.gpu_kind)
             wanted = self._wanted_of(each.gpu_kind)
-            wanted.capacity.recall(each.wanted, each.fullness)
+            wanted.capacity.recall(each.wanted, each.fullness, each.season)
             wanted.starts.recall(each.starts_ns)
 
     def learned_starts(self) -> list[LearnedStart]:
@@ -157,6 +157,7 @@ class Shortages:
                 wanted=wanted.capacity.wanted,
                 fullness=wanted.capacity.fullness,
                 starts_ns=list(wanted.starts.starts_ns),
+                season=list(wanted.capacity.season.factors),
             )
             for kind, wanted in self._wanted.items()
             if wanted.capacity.wanted

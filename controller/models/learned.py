@@ -1,4 +1,4 @@
-"""What the scheduler has learned, kept in the state file: durations of actions, links to workers, and their starts.
+"""What the scheduler has learned, kept in the state file: durations, links to workers, their starts, and the hour's course.
 
 Without it a controller that starts again plans with workers' profiles, and is late, or refuses requests in vain, where
 those are wrong. With it the first minute is predicted as the last one was. Like a profile it counts as unconfirmed
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,7 +26,7 @@ from msgspec import Meta
 from clockwright.errors import StoreError
 from clockwright.foreign import TEXT_CHARS_MAX
 from clockwright.units import DURATION_NS_MAX
-from controller.core.capacity import START_NS_MAX, STARTS_MAX
+from controller.core.capacity import MOST_FACTOR, SLOTS, START_NS_MAX, STARTS_MAX, CapacityConfig
 from controller.core.estimator import WINDOW_SIZE
 from controller.core.events import LearnedLink, LearnedStart, LearnedTimes, Recalled
 from controller.models.state_file import StateFile
@@ -90,6 +91,11 @@ class _Start(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     starts_ns: Annotated[
         list[Annotated[int, Meta(ge=0, le=START_NS_MAX)]], Meta(max_length=STARTS_MAX)
     ]
+    #: By minutes of the world's clock: a controller's begins with its machine.
+    season: Annotated[
+        list[Annotated[float, Meta(ge=1 / MOST_FACTOR, le=MOST_FACTOR)]],
+        Meta(max_length=SLOTS),
+    ] = []
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
@@ -117,7 +123,7 @@ class Learned:
         try:
             found = await self._state.run(_read)
             if found is not None:
-                self._runtime.tell(_decode(found))
+                self._runtime.tell(_decode(found, self._slots_late()))
         except (StoreError, UnicodeDecodeError, msgspec.MsgspecError) as error:
             log.warning(
                 "state %s: what was learned of durations and links is damaged, or of another version: %s;"
@@ -170,6 +176,11 @@ class Learned:
                 self._runtime.tell(Recalled())
             await self.write()
 
+    def _slots_late(self) -> int:
+        """By how many slots of the season the runtime's clock is behind the world's."""
+        slot_ns = CapacityConfig().period_ns // SLOTS
+        return round((time.time_ns() - self._runtime.clock()) / slot_ns)
+
     def _write(
         self,
         times: Sequence[LearnedTimes],
@@ -177,7 +188,7 @@ class Learned:
         starts: Sequence[LearnedStart],
         connection: sqlite3.Connection,
     ) -> None:
-        record = _encode(times, links, starts)
+        record = _encode(times, links, starts, self._slots_late())
         if record == self._written:
             return
         with connection:
@@ -192,7 +203,10 @@ def _read(connection: sqlite3.Connection) -> bytes | None:
 
 
 def _encode(
-    times: Sequence[LearnedTimes], links: Sequence[LearnedLink], starts: Sequence[LearnedStart]
+    times: Sequence[LearnedTimes],
+    links: Sequence[LearnedLink],
+    starts: Sequence[LearnedStart],
+    slots_late: int,
 ) -> bytes:
     return msgspec.json.encode(
         _Record(
@@ -205,6 +219,7 @@ def _encode(
                     min(each.wanted, _WANTED_MAX),
                     each.fullness,
                     list(each.starts_ns),
+                    _turned([round(factor, 3) for factor in each.season], slots_late),
                 )
                 for each in starts
             ],
@@ -212,7 +227,12 @@ def _encode(
     )
 
 
-def _decode(data: bytes) -> Recalled:
+def _turned(season: list[float], by: int) -> list[float]:
+    place = -by % SLOTS
+    return season[place:] + season[:place]
+
+
+def _decode(data: bytes, slots_late: int) -> Recalled:
     """Read a record.
 
     Raises:
@@ -221,6 +241,8 @@ def _decode(data: bytes) -> Recalled:
     record = msgspec.json.decode(data, type=_Record)
     for each in record.times:
         each.exec_ns = dict(sorted(each.exec_ns.items()))
+    for start in record.starts:
+        start.season = _turned(start.season, -slots_late)
     return Recalled(
         times=[LearnedTimes(**msgspec.structs.asdict(each)) for each in record.times],
         links=[LearnedLink(**msgspec.structs.asdict(each)) for each in record.links],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,13 @@ async def test_starts_and_the_number_of_workers_wanted_come_back(tmp_path: Path)
     state = StateFile(tmp_path / "state.sqlite")
     one, other = runtime(), runtime()
     starts = [
-        LearnedStart(gpu_kind=GpuKind("k"), wanted=3, fullness=1.25, starts_ns=[10**9, 30 * 10**9])
+        LearnedStart(
+            gpu_kind=GpuKind("k"),
+            wanted=3,
+            fullness=1.25,
+            starts_ns=[10**9, 30 * 10**9],
+            season=[1.5, 0.25, *[1.0] * 58],
+        )
     ]
     one.tell(Recalled(starts=starts))
     await Learned(one, state).write()
@@ -86,6 +93,39 @@ async def test_starts_and_the_number_of_workers_wanted_come_back(tmp_path: Path)
     # What is recalled later of durations changes nothing of it.
     other.tell(Recalled(times=[times()]))
     assert has(other).starts == starts
+    await state.close()
+
+
+async def test_a_minute_of_the_hour_stays_that_of_the_world_on_another_machine(
+    tmp_path: Path,
+) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
+    one = runtime()
+    season = [5.0, 0.2, *[1.0] * 58]
+    start = LearnedStart(gpu_kind=GpuKind("k"), wanted=1, fullness=1.0, season=season)
+    one.tell(Recalled(starts=[start]))
+    await Learned(one, state).write()
+    # Its clock began 58 minutes earlier.
+    minutes_ns = 58 * 60 * 10**9
+    other = Runtime(Scheduler(), Telemetry(), clock=lambda: time.monotonic_ns() + minutes_ns)
+    await Learned(other, state).recall()
+    (found,) = has(other).starts
+    assert found.season == [*[1.0] * 58, 5.0, 0.2]
+    await state.close()
+
+
+@pytest.mark.parametrize("season", [[], [2.0] * 59])
+async def test_a_start_without_a_whole_season_is_of_use_without_it(
+    tmp_path: Path, season: list[float]
+) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
+    started: list[object] = ["k", 3, 1.25, []]
+    rest = [season] if season else []
+    await put(state, {"layout": 1, "times": [], "links": [], "starts": [[*started, *rest]]})
+    served = runtime()
+    await Learned(served, state).recall()
+    (found,) = has(served).starts
+    assert (found.wanted, found.season) == (3, [1.0] * 60)
     await state.close()
 
 
@@ -148,6 +188,11 @@ async def test_durations_and_links_come_back_as_they_were(tmp_path: Path) -> Non
                 ["k", 1, 1, [-1]],
                 ["k", 1, 1, [1] * 21],
                 ["k", 1, 1],
+                ["k", 1, 1, [], [1.0] * 61],
+                ["k", 1, 1, [], [0.1] * 60],
+                ["k", 1, 1, [], [5.1] * 60],
+                ["k", 1, 1, [], [None] * 60],
+                ["k", 1, 1, [], "1"],
             )
         ),
     ],

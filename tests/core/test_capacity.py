@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -215,6 +216,16 @@ def test_what_comes_at_the_same_time_of_each_hour_is_expected_then() -> None:
         assert told[begin - 60] == told[begin + 120] == 2
     # The first time nobody could know.
     assert told[289] == 2
+
+
+def test_what_was_learned_of_the_hour_is_recalled() -> None:
+    capacity = WorkersNeeded(replace(FIXED, period_ns=600 * S, least_patience_ns=S))
+    capacity.recall(0, 0.8, [*[1.0] * 30, 4.0, *[1.0] * 29])
+    told = {}
+    for at in range(1, 310):
+        capacity.take(second(6, 1.0), now_ns=at * S, start_ns=10 * S)
+        told[at] = capacity.wanted
+    assert (told[240], told[290]) == (2, 5)
 
 
 def test_noise_is_no_trend() -> None:
