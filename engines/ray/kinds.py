@@ -32,7 +32,7 @@ A whole file::
     resources = { clockwright_a100 = 1 }                # this if left out without labels: one for each of a node's GPUs
     labels = { "ray.io/accelerator-type" = "A100" }
     arguments = ["--device=cuda", "--payload-host=..."] # of `clockwright worker`
-    start_limit_s = 600             # a worker that has not joined by then is started again
+    start_limit_s = 600             # a worker that has not joined by then is started again; `up` waits as long
     python = "/opt/cw-gpu/bin/python"
 """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -24,7 +25,7 @@ from engines.ray.supervisor import LEAVE_S, complain
 # Those that do not answer for so long are not there.
 _THERE_S = 3.0
 _SOON_S = 0.05
-# What takes longer than this to be placed is named.
+# What takes longer than this to be placed is named. A keeper that is placed has answered by then.
 _WAITS_S = 20.0
 # That of Ray's workers, unless nodes are told otherwise.
 _NICE = 15
@@ -78,15 +79,22 @@ def _end_keeper(namespace: str) -> None:
 
 
 def _show(keeper: Any, wish: Mapping[str, Any]) -> int:  # noqa: ANN401  Ray's
-    """Print each thing that is new, until all is ready."""
+    """Print each thing that is new, until all is ready, or nothing comes nearer to that."""
     import ray
-    from ray.exceptions import RayActorError
+    from ray.exceptions import GetTimeoutError, RayActorError
 
+    limit_s = max(kind["start_limit_s"] for kind in wish["kinds"])
     told: set[str] = set()
+    waits: list[str] = []
+    said: dict[str, Any] = {"actors": {}, "wanted": None}
     seen = -1
-    while True:
+    left, since_s = _steps_left(said, wish), time.monotonic()
+    while time.monotonic() - since_s < limit_s:
         try:
-            seen, said = ray.get(keeper.said.remote(seen))
+            seen, said = ray.get(keeper.said.remote(seen), timeout=_WAITS_S)
+            waiting = _waiting(said, _WAITS_S)
+        except GetTimeoutError:
+            waiting = {"keeper": 1}
         except RayActorError:
             time.sleep(LOST_S)
             continue
@@ -95,15 +103,71 @@ def _show(keeper: Any, wish: Mapping[str, Any]) -> int:  # noqa: ANN401  Ray's
             if line not in told:
                 print(line, flush=True)
         told |= set(words)
+        before, waits = waits, _waits(waiting, wish)
+        for line in waits:
+            if line not in before:
+                print(line, flush=True)
         unable = {n: one for n, one in said["actors"].items() if one["state"] == UNABLE}
         for name, one in unable.items():
             complain("\n".join([*one["tail"], f"error: {name} cannot work with its settings"]))
         if unable:
             return 1
-        if _is_whole(said, wish):
+        if not _lacking(said, wish):
             fronts = _addresses_of(said, "front") or _addresses_of(said, "controller")
             print(f"ready: clients ask {', '.join(fronts)}", flush=True)
             return 0
+        if (now_left := _steps_left(said, wish)) < left:
+            left, since_s = now_left, time.monotonic()
+    lacking = ", ".join(f"{number} of {group}" for group, number in _lacking(said, wish).items())
+    complain(
+        "\n".join(
+            [
+                *(_waits(_waiting(said, 0), wish) if said["actors"] else waits),
+                f"error: found {lacking} not ready, and no progress for {limit_s:g} s, which is the largest "
+                "start_limit_s; what has started stays, and the keeper starts the rest once Ray has room: `up` "
+                "again waits for it, and --stop ends all",
+            ]
+        )
+    )
+    return 1
+
+
+def _waiting(said: Mapping[str, Any], least_s: float) -> dict[str, int]:
+    """How many of each group Ray has not placed for so long."""
+    return Counter(
+        group_of(name)
+        for name, one in sorted(said["actors"].items())
+        if one["state"] == PENDING and not one["starts"] and one["age_s"] >= least_s
+    )
+
+
+def _waits(waiting: Mapping[str, int], wish: Mapping[str, Any]) -> list[str]:
+    """Say what groups wait for that Ray does not place, and what helps."""
+    import ray
+
+    if not waiting:
+        return []
+    total, free = ray.cluster_resources(), ray.available_resources()
+    places = {**wish["groups"], "keeper": wish["keeper"]}
+    lines = []
+    # A kind that is not wished any more is not waited for.
+    for group in (group for group in waiting if group in places):
+        needs, labels = bundle_of(places[group]), places[group]["labels"]
+        words = [f"{number:g} {name}" for name, number in needs.items()]
+        words += [f"label {name}={value}" for name, value in labels.items()]
+        lacks = [name for name, number in needs.items() if total.get(name, 0) < number]
+        used = [name for name in needs if name not in lacks and free.get(name, 0) < needs[name]]
+        found = [f"{total.get(name, 0):g} {name} in the cluster" for name in lacks]
+        found += [f"too little {name} free" for name in used]
+        own = {name: needs[name] for name in lacks if name not in ("CPU", "GPU")}
+        flags = f" --resources='{json.dumps(own)}'" if own else ""
+        lines.append(
+            f"{group}: {waiting[group]} not placed, expected a node with {', '.join(words) or 'anything'} free"
+            f"{', each a node of its own' if group == 'controller' and waiting[group] > 1 else ''}; found "
+            f"{' and '.join(found) or 'enough, but not on one node, or it is about to start'}. Add a node (ray start --address=...{flags}), "
+            "or ask for less in the file of --kinds"
+        )
+    return lines
 
 
 def _words(said: Mapping[str, Any], wish: Mapping[str, Any]) -> Iterator[str]:
@@ -117,24 +181,31 @@ def _words(said: Mapping[str, Any], wish: Mapping[str, Any]) -> Iterator[str]:
                 f"{name} runs at niceness {one['nice']}, behind all else on its node: start Ray's nodes with "
                 "RAY_worker_niceness=0"
             )
-        if one["state"] == PENDING and not one["starts"] and one["age_s"] > _WAITS_S:
-            group = wish["groups"].get(group_of(name), {})
-            needs = {**bundle_of(group), **group["labels"]} if group else {}
-            yield f"{name} waits for a node with {needs}"
     for kind in wish["kinds"]:
         ready = (said["wanted"] or {}).get(kind["name"], {}).get("ready", 0)
         yield f"{kind['name']}: {ready} ready, {kind['least']} to {kind['most']} expected"
 
 
-def _is_whole(said: Mapping[str, Any], wish: Mapping[str, Any]) -> bool:
-    groups = wish["groups"]
+def _wished(wish: Mapping[str, Any]) -> dict[str, int]:
+    """How many of each group `up` waits for."""
+    wished = {group: wish["groups"][group]["number"] for group in ("controller", "front")}
+    return wished | {f"worker-{kind['name']}": kind["least"] for kind in wish["kinds"]}
+
+
+def _lacking(said: Mapping[str, Any], wish: Mapping[str, Any]) -> dict[str, int]:
+    """How many of each group are not ready."""
     wanted = said["wanted"] or {}
-    return all(
-        len(_addresses_of(said, group)) >= groups[group]["number"]
-        for group in ("controller", "front")
-    ) and all(
-        wanted.get(kind["name"], {}).get("ready", 0) >= kind["least"] for kind in wish["kinds"]
-    )
+    ready = {group: len(_addresses_of(said, group)) for group in ("controller", "front")}
+    ready |= {f"worker-{name}": kind["ready"] for name, kind in wanted.items()}
+    lacking = {group: number - ready.get(group, 0) for group, number in _wished(wish).items()}
+    return {group: number for group, number in lacking.items() if number > 0}
+
+
+def _steps_left(said: Mapping[str, Any], wish: Mapping[str, Any]) -> int:
+    """How many processes have to be placed, and how many to get ready."""
+    placed = Counter(group_of(name) for name, one in said["actors"].items() if one["starts"])
+    unplaced = [max(number - placed[group], 0) for group, number in _wished(wish).items()]
+    return sum(unplaced) + sum(_lacking(said, wish).values())
 
 
 def _addresses_of(said: Mapping[str, Any], group: str) -> list[str]:

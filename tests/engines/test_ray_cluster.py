@@ -77,6 +77,22 @@ def test_settings_that_cannot_work_are_told_with_the_reason(
     assert cluster.clockwright("--stop").returncode == 0
 
 
+def test_a_kind_that_no_node_has_room_for_is_named_and_not_waited_for_without_limit(
+    cluster: RayCluster, kinds: Path
+) -> None:
+    text = kinds.read_text().replace('name = "fast"', 'name = "slow"\nstart_limit_s = 30')
+    kinds.write_text(text)
+    up = cluster.clockwright(f"--kinds={kinds}")
+    assert up.returncode == 1
+    assert "found 0 clockwright_slow in the cluster. Add a node" in up.stdout
+    assert "error: found 1 of worker-slow not ready" in up.stderr
+    # What has started stays, and the rest follows.
+    assert cluster.said("front-0")["starts"] == 1
+    cluster.add("slow", clockwright_slow=1)
+    assert cluster.clockwright(f"--kinds={kinds}").returncode == 0
+    assert cluster.clockwright("--stop").returncode == 0
+
+
 def test_calls_run_as_tasks_with_the_same_results(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
