@@ -193,8 +193,11 @@ class Supervisor:
             if self._leaving or (self._code == 0 and not self._wake.is_set()):
                 break
             complain(f"{self._name} ended with {self._code}")
-            if any(line.endswith(_TAKEN) for line in self._tail):
-                self._hear(self._port_help())
+            if taken := [line for line in self._tail if line.endswith(_TAKEN)]:
+                self._hear(
+                    f"{taken[-1]} on node {self._host}: port = 0 in [{group_of(self._name)}s] takes any free port, "
+                    "a fixed one needs a node for each"
+                )
             if self._code in _HOPELESS and self._num_starts == 1:
                 self._tell(UNABLE)
                 return
@@ -259,12 +262,6 @@ class Supervisor:
         self._command = [f"--port={port}" if word == "--port=0" else word for word in self._command]
         self._address = f"{self._host if host in _ANYWHERE else host}:{port}"
         self._news.change()
-
-    def _port_help(self) -> str:
-        return (
-            f"{self._name}: found that port in use on node {self._host}, expected a free one: port = 0 in "
-            f"[{group_of(self._name)}s] takes any; a fixed port needs a node for each"
-        )
 
     def _tell(self, state: str) -> None:
         self._state = state

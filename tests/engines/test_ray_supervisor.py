@@ -122,8 +122,8 @@ async def test_a_port_that_another_has_is_told_with_what_helps() -> None:
     one = supervisor("front-1", program, "--port=8001")
     said = await until(one, lambda said: said["state"] == UNABLE)
     assert said["tail"][1:] == [
-        "front-1: found that port in use on node 10.0.0.1, expected a free one: port = 0 in [fronts] takes "
-        "any; a fixed port needs a node for each"
+        "error: cannot listen on 0.0.0.0:8001: Address already in use on node 10.0.0.1: port = 0 in [fronts] "
+        "takes any free port, a fixed one needs a node for each"
     ]
 
 
