@@ -8,9 +8,14 @@ version is written into the models directory and reloaded. In part `one` each ta
 * `torn`: an answer whose header names another version than made it, or one that an earlier version made although a later
   one has answered a request that was sent before (`back`).
 * `while_p99_ms`: latency of those that were asked while a version was prepared and took over; `before_p99_ms` of the
-  others. An interleaved third of the time is calm.
+  others. Two thirds of the time are calm.
+* `p99_ratio`: of the two. `calm_p99_ratio` is that of the two halves of the calm times, in which nothing differs: what the
+  machine alone makes of such a ratio.
 
-    python -m experiments bench-versions --times 20
+All is done in some rounds, each with new servers. Requests and what is wrong with them are counted over all rounds; of
+times and ratios the record has the median of the rounds, and of the ratios also the least and the largest.
+
+    python -m experiments bench-versions --times 12
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +46,9 @@ PARTS = {"one": "", "two": "[versions]\nserve = { latest = 2 }\n"}
 class Setting:
     """How much is measured."""
 
-    #: Replacements in each part.
-    times: int = 20
+    #: Rounds, and the replacements in each part of a round.
+    rounds: int = 3
+    times: int = 12
     rate: float = 200.0
     #: Calm between two replacements.
     calm_s: float = 1.0
@@ -136,9 +142,16 @@ def judge(asked: Sequence[Inquired], replaced: Sequence[tuple[float, float]]) ->
     """Count the outcomes of the requests."""
     whole = [each for each in asked if each.made_by]
     latencies: dict[bool, list[float]] = {True: [], False: []}
+    # In each half of the calm times.
+    halves: dict[bool, list[float]] = {True: [], False: []}
+    calm_s = [each.sent_s for each in asked[:1]] + [end_s for _, end_s in replaced]
     for each in whole:
         is_while = any(begin_s <= each.sent_s < end_s for begin_s, end_s in replaced)
-        latencies[is_while].append(1000 * (each.done_s - each.sent_s))
+        took_ms = 1000 * (each.done_s - each.sent_s)
+        latencies[is_while].append(took_ms)
+        for calm_from_s, (calm_until_s, _) in zip(calm_s, replaced, strict=False):
+            if calm_from_s <= each.sent_s < calm_until_s:
+                halves[each.sent_s >= (calm_from_s + calm_until_s) / 2].append(took_ms)
     backwards = latest = 0
     # In the order of their ends: one that was sent after a later version had answered gets that version.
     seen = sorted(whole, key=lambda each: each.done_s)
@@ -147,6 +160,7 @@ def judge(asked: Sequence[Inquired], replaced: Sequence[tuple[float, float]]) ->
         latest = max((v for v, at_s in first_s.items() if at_s < each.sent_s), default=0)
         backwards += each.made_by < latest
     before_ms, while_ms = (float(np.percentile(latencies[each], 99)) for each in (False, True))
+    first_ms, second_ms = (float(np.percentile(halves[each], 99)) for each in (False, True))
     return {
         "requests": len(asked),
         "lost": len(asked) - len(whole),
@@ -158,19 +172,37 @@ def judge(asked: Sequence[Inquired], replaced: Sequence[tuple[float, float]]) ->
         "before_p99_ms": before_ms,
         "while_p99_ms": while_ms,
         "p99_ratio": while_ms / before_ms,
+        "calm_p99_ratio": second_ms / first_ms,
         "replacement_s": statistics.median(end_s - begin_s for begin_s, end_s in replaced),
     }
 
 
+def together(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Count what is counted, and take the medians of what is measured, with the spread of ratios."""
+    found: dict[str, float] = {}
+    for key in rounds[0]:
+        values = [each[key] for each in rounds]
+        is_measured = key.endswith(("_ms", "_s", "_ratio"))
+        found[key] = statistics.median(values) if is_measured else sum(values)
+        if key.endswith("_ratio"):
+            found |= {f"{key}_min": min(values), f"{key}_max": max(values)}
+    return found
+
+
 def measure(setting: Setting) -> dict[str, float]:
-    """Play all parts."""
-    figures: dict[str, float] = {}
-    for part in setting.parts:
-        asked, replaced = asyncio.run(play(setting, part))
-        for fault in sorted({each.fault for each in asked if each.fault}):
-            print(fault)
-        figures |= {f"{part}_{key}": value for key, value in judge(asked, replaced).items()}
-    return figures
+    """Play all parts, in turns."""
+    judged: dict[str, list[dict[str, float]]] = {part: [] for part in setting.parts}
+    for _ in range(setting.rounds):
+        for part, rounds in judged.items():
+            asked, replaced = asyncio.run(play(setting, part))
+            for fault in sorted({each.fault for each in asked if each.fault}):
+                print(fault)
+            rounds.append(judge(asked, replaced))
+    return {
+        f"{part}_{key}": value
+        for part, rounds in judged.items()
+        for key, value in together(rounds).items()
+    }
 
 
 STUDY = bench("bench-versions", Setting(), measure)

@@ -11,7 +11,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.config import BATCH_SLO_NS
 from controller.front.oip.classes import RISING
 from controller.telemetry.tables import OK, Telemetry
-from experiments.bench.versions import Inquired, Setting, judge, play
+from experiments.bench.versions import Inquired, Setting, judge, play, together
 from experiments.bounds import Cost, density_rate
 from experiments.clockwork_paper import cases
 from experiments.policies import classes
@@ -25,12 +25,29 @@ def inquired(sent_s: float, made_by: int, named: int = 0) -> Inquired:
 
 
 def test_requests_without_an_answer_and_answers_of_the_wrong_version_are_counted() -> None:
-    fine = [inquired(0, 1), inquired(1, 1), inquired(1.05, 2), inquired(1.12, 1), inquired(2, 2)]
+    calm = [inquired(0, 1), inquired(0.6, 1)]
+    fine = [*calm, inquired(1, 1), inquired(1.05, 2), inquired(1.12, 1), inquired(2, 2)]
     assert judge(fine, [(1, 1.5)])["torn"] == 0
     assert judge([*fine, Inquired(3.0)], [(1, 1.5)])["lost"] == 1
     assert judge([*fine, inquired(3, 2, 1)], [(1, 1.5)])["torn"] == 1
     # Version 2 had answered before it was sent.
     assert judge([*fine, inquired(3, 1)], [(1, 1.5)])["torn"] == 1
+
+
+def test_a_ratio_is_known_with_its_spread_and_with_what_nothing_but_the_machine_makes_of_it() -> (
+    None
+):
+    calm = [Inquired(0.0, 0.1, made_by=1, named=1), Inquired(0.8, 1.0, made_by=1, named=1)]
+    rounds = [
+        judge([*calm, Inquired(1.2, 1.2 + took_s, made_by=1, named=1)], [(1, 1.5)])
+        for took_s in (0.2, 0.4, 0.8)
+    ]
+    found = together(rounds)
+    assert (found["requests"], found["replacements"]) == (9, 3)
+    assert [round(each["calm_p99_ratio"], 3) for each in rounds] == [2, 2, 2]
+    assert found["p99_ratio_min"] < found["p99_ratio"] < found["p99_ratio_max"]
+    assert found["p99_ratio"] == rounds[1]["p99_ratio"]
+    assert found["while_p99_ms"] == pytest.approx(400)
 
 
 @pytest.mark.parametrize("part", ["one", "two"])
