@@ -64,7 +64,7 @@ from experiments.study.bench import Findings, bench
 from experiments.study.study import chosen
 
 _BEAT_NS: Final = 32 * NS_PER_MS
-_SHARES: Final = (0.5, 0.8, 1.1)
+SHARES: Final = (0.5, 0.8, 1.1)
 #: What a batch takes on a modelled device: a small recurrent network on a GPU of 2020.
 _EXEC_NS: Final = {1: 300_000, 8: 360_000, 32: 600_000, 64: 930_000, 128: 1_600_000}
 
@@ -76,14 +76,16 @@ class Setting:
     #: What is measured: `stories`, `modelled`, `live`, `cost`; empty: all of that.
     parts: tuple[str, ...] = ()
     stories: int = 10_000
-    #: Modelled devices, and for how long streams come.
+    #: Modelled devices, and for how long streams come. A second at three shares of some 13,000 streams is 900,000 steps,
+    #: of 0.1 to 0.2 ms of this process each.
     devices: int = 6
     virtual_s: float = 1.0
     #: How long a live measurement lasts, and how often costs are measured.
     seconds: float = 10.0
     rounds: int = 5
-    #: How many times the live model does its work.
-    weight: int = 24
+    #: How many further matrices the live model has: so many that about 200 streams are admitted. On a slow core (16 rows without
+    #: any take 270 us, and each adds 130) that is 117 us per row, and 85 % of a beat is 232 rows.
+    weight: int = 12
 
 
 # --- stories ------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def _admitted(devices: int) -> int:
 def _modelled(setting: Setting) -> dict[str, float]:
     capacity = _admitted(setting.devices)
     found: dict[str, float] = {"modelled_streams_admitted": capacity}
-    for share in _SHARES:
+    for share in SHARES:
         voices = _Voices(setting.devices)
         voices.run(streams := round(share * capacity), setting.virtual_s)
         key = f"modelled_{share:g}"
@@ -330,7 +332,7 @@ def _live(setting: Setting) -> dict[str, float]:
             asyncio.run(_stop(server.address, admitted))
             capacity = len(admitted)
             found["live_streams_admitted"] = capacity
-            for share in _SHARES:
+            for share in SHARES:
                 key, streams = f"live_{share:g}", round(share * capacity)
                 admitted = asyncio.run(_start(server.address, streams, slo_ms=32, every_ms=32))
                 sent, latencies_ms = _offer(server, admitted, setting.seconds)
