@@ -239,12 +239,41 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("cold_remedy_right_share", at_least=0.95),
         Aim("cold_right_share_pinning", at_least=0.95),
     ),
+    # What is admitted is in time, and below what is admitted at once all is. Live as for tokens below.
+    "streams": (
+        Aim("stories_crossed", at_most=0),
+        Aim("stories_violations", at_most=0),
+        *(Aim(f"modelled_{share}_in_time", at_least=0.999) for share in ("0.5", "0.8", "1.1")),
+        *(Aim(f"modelled_{share}_refused_at_start", at_most=0) for share in ("0.5", "0.8")),
+        *(Aim(f"live_{share}_in_time", at_least=0.99) for share in ("0.5", "0.8")),
+    ),
     "generate": (
         Aim("modelled_0.8_every_token", at_least=0.999),
         Aim("modelled_1.5_every_token", at_least=0.999),
         Aim("modelled_1.5_broken_off", at_most=0),
         Aim("live_every_token", at_least=0.99),
         Aim("live_broken_off", at_most=0),
+        Aim("live_1.5_every_token", at_least=0.99),
+        Aim("live_1.5_broken_off", at_most=0),
+    ),
+    # The device takes 60 ms for three stages, and with cold weights 218: three loads, one after the other, and an EXEC. In
+    # full batches it answers 46.8 pipelines per second; four fifths are left under each load. Of 1,000 ms, 10 are at once.
+    "pipeline": (
+        Aim("alone_pipeline_p50_ms", at_most=66),
+        Aim("cold_pipeline_p50_ms", at_most=229),
+        Aim("load_0.7_pipeline_first_stages_per_answer", at_most=1),
+        Aim("load_1_pipeline_goodput_rps", at_least=37.4),
+        Aim("load_1.5_pipeline_goodput_rps", at_least=37.4),
+        Aim("load_1.5_pipeline_refused_p50_ms", at_most=10),
+        # 250 are asked for.
+        Aim("simulated_fits_pipeline_rps", at_least=237.5),
+    ),
+    # A class is shed before the next higher one, and is not starved: one in 20 counts as the default, and of these at
+    # least a fourth are answered.
+    "classes": (
+        *(Aim(f"{tried}_order_points_min", at_least=5) for tried in ("levels", "retries")),
+        *(Aim(f"{tried}_price_points_max", at_most=10) for tried in ("levels", "retries")),
+        Aim("levels_lowest_share_min", at_least=0.0125),
     ),
     # While a version comes in place of the one before, and next to it.
     "versions": tuple(

@@ -2,7 +2,8 @@
 
 The words are in `results_page.md`, next to this file; every number there is a field that names a record and a
 key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. Fields without a
-format are whole tables, which this module makes. `make bench NAME=results_page` writes the page again after a record
+format are whole tables, which this module makes. A paragraph below `<!-- with RECORD -->` or `<!-- with RECORD[KEY] -->`
+is left out until that was measured. `make bench NAME=results_page` writes the page again after a record
 has changed; a test compares what is committed with what would be written.
 """
 
@@ -14,7 +15,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def page() -> str:
         KeyError: a record, or a number in one, that the page names is missing.
     """
     found = records()
-    text = TEMPLATE.read_text(encoding="utf-8").format(
+    text = measured_only(TEMPLATE.read_text(encoding="utf-8"), found).format(
         **found,
         origins=_origins(found),
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
@@ -167,6 +168,19 @@ def page() -> str:
         edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
     )
     return "\n\n".join(_filled(block) for block in text.split("\n\n") if block)
+
+
+def measured_only(template: str, found: Mapping[str, Record]) -> str:
+    """Leave out the paragraphs about what was not measured yet."""
+    blocks = []
+    for block in template.split("\n\n"):
+        if condition := re.match(r"<!-- with (\w+)(?:\[(\S+)\])? -->\n", block):
+            name, key = condition.groups()
+            if name not in found or (key and key not in found[name].figures):
+                continue
+            block = block[condition.end() :]
+        blocks.append(block)
+    return "\n\n".join(blocks)
 
 
 def _filled(block: str) -> str:
