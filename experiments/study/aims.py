@@ -323,6 +323,12 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("late_success", at_most=0),
         Aim("unseen_prediction_error", at_most=0.3),
     ),
+    "ray": (
+        *(Aim(key, at_most=0) for key in ("lost", "double", "late_success")),
+        Aim("placed_by_kind", at_least=2),
+        *(Aim(f"scale_{key}", at_most=0) for key in ("lost", "late_success", "actors_left")),
+        Aim("sweep_equal", at_least=1),
+    ),
     "cells": (Aim("efficiency_4", at_least=0.97), Aim("move_lost", at_most=0)),
     # Without a GPU; requests and faults are those of the oldest and the newest torch together.
     "gpu_ready": (

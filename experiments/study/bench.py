@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from clockwright.errors import ConfigError
-from experiments.study.study import Study
+from experiments.study.pictures import Panel
+from experiments.study.study import Row, Study, StudyRecord
 
 SettingT = TypeVar("SettingT")
 
@@ -30,6 +31,8 @@ class Findings:
     extra: Mapping[str, Any] = field(default_factory=dict)
     #: What is broken; empty: nothing was found.
     fault: str = ""
+    #: Rows of its table, if it has one.
+    rows: Sequence[Row] = ()
 
     @override
     def __str__(self) -> str:
@@ -44,6 +47,8 @@ def bench(
     record: str = "",
     part: str = "",
     folder: str = "",
+    title: str = "",
+    panels: Callable[[SettingT, StudyRecord], Sequence[Sequence[Panel]]] | None = None,
 ) -> Study[SettingT, Findings]:
     """Declare a benchmark.
 
@@ -54,6 +59,8 @@ def bench(
         record: the record's name; empty: the command's without its beginning.
         part: of that record, where others leave theirs in it, too.
         folder: of the results, in which the record is.
+        title: over the picture.
+        panels: what is drawn, of the table of `Findings.rows` too.
     """
 
     def ask(setting: SettingT) -> Sequence[Findings]:
@@ -69,9 +76,11 @@ def bench(
         ask=ask,
         key="",
         figures=lambda _, found: found[0].figures,
-        tables={},
+        tables={} if panels is None else {"": lambda _, found: found[0].rows},
         extra=lambda _, found: found[0].extra,
         fault=lambda found: found[0].fault,
+        title=title,
+        panels=panels,
     )
 
 

@@ -90,8 +90,10 @@ def draw(target: Path, title: str, rows: Sequence[Sequence[Panel]]) -> None:
     Args:
         target: a PNG.
         title: what is seen, one sentence.
-        rows: panels of each row.
+        rows: panels of each row; none: nothing is drawn.
     """
+    if not rows:
+        return
     columns = max(len(row) for row in rows)
     width = _WIDTHS[columns]
     size = (width, _HEIGHT * len(rows) + 0.4)

@@ -172,7 +172,7 @@ class Study(Generic[SettingT, PointT]):
             table = list(rows(setting, points))
             target = directory / f"{self.name}{ending}.csv"
             kept = _others(target, table, axes_of(self.key)) if add else []
-            columns = list(table[0])
+            columns = list(table[0]) if table else []
             # What was written before may have had other columns.
             cells = ([row.get(name, "") for name in columns] for row in [*kept, *table])
             write_csv(target, columns, cells)

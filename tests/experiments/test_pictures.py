@@ -102,9 +102,10 @@ def test_a_number_that_is_said_to_be_the_most_is_rounded_up() -> None:
 
 
 def drawn() -> Iterator[tuple[str, str, Sequence[Sequence[Panel]]]]:
-    """Every picture that is made of panels, of the record that is in the project; none of them is of a GPU."""
+    """Every picture that is made of panels, of the records that are in the project; none of them is of a GPU."""
     for study in declared():
-        if study.panels is not None and study.folder != "gpu":
+        is_recorded = (RESULTS / f"{study.name}.json").exists()
+        if study.panels is not None and study.folder != "gpu" and is_recorded:
             yield study.name, study.title, study.drawn()
 
 
