@@ -263,6 +263,8 @@ class WorkersNeeded:
         #: Fewer workers were short of pages, loads or links: how many were, with how much work, and until when that
         #: counts; it counts longer each time.
         self._short_of, self._short_work, self._short_until_ns, self._short_ns = 0, 0.0, 0, 0
+        #: Since when that counts.
+        self._short_since_ns = 0
 
     def recall(self, wanted: int, fullness: float, season: Sequence[float] = ()) -> None:
         """Begin with what an earlier controller wanted, as its workers come one by one, and with what they did."""
@@ -301,6 +303,9 @@ class WorkersNeeded:
         # Refused clients ask again, so what is refused may be far more than there would be.
         needed = min(needed, max(_MOST_MORE * sample.num_workers, 1))
         limit = "exec" if needed else ""
+        if needed >= self._short_of and now_ns <= self._short_since_ns + config.level_ns:
+            # Its load was still rising, and now says as much by itself.
+            self._short_until_ns = self._short_ns = 0
         if not level.num_young:
             loading = math.ceil(level.load_ns / level.over_ns / config.load_busy - 1e-9)
             if loading > needed:
@@ -330,6 +335,7 @@ class WorkersNeeded:
     def _was_short(self, more: int, work: float, patience_ns: int, now_ns: int) -> None:
         """Remember that fewer workers were not enough, for longer if that comes again."""
         if now_ns > self._short_until_ns:
+            self._short_since_ns = now_ns
             is_again = now_ns < self._short_until_ns + 2 * self._short_ns
             self._short_ns = min(2 * self._short_ns, _DAY_NS) if is_again else 4 * patience_ns
             self._short_of = 0

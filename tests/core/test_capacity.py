@@ -153,6 +153,22 @@ def test_after_an_overload_a_request_refused_now_and_then_keeps_no_worker() -> N
     assert set(told[LATER + PATIENCE + 60 :]) == {1}
 
 
+def test_what_was_short_while_a_load_rose_keeps_no_worker_after_it() -> None:
+    """In its first seconds it looks as small as it is afterwards; half of an overload that one worker would carry."""
+
+    def load(at: int) -> KindSample:
+        if LATER <= at < LATER + 40:
+            # At first, what has time to wait does.
+            return second(1, 1.0, num_for_exec=3 if at < LATER + 20 else 100)
+        if LATER + 40 <= at < LATER + 80:
+            return second(3, 2.0, num_young=2 if at < LATER + 70 else 0)
+        return second(1 if at < LATER else 3, 0.5)
+
+    told = run(load, LATER + 480)
+    assert told[LATER + 79] == 3
+    assert set(told[LATER + 80 + PATIENCE + 60 :]) == {1}
+
+
 def test_a_longer_start_holds_the_number_for_longer() -> None:
     def fell(start_s: int) -> int:
         told = run(lambda at: second(4, 3.0 if at < 1600 else 0.5), 3300, start_s=start_s)
