@@ -48,6 +48,17 @@ class Aim:
             return NOT_MEASURED
         return MET if self.is_met(figure) else MISSED
 
+    def shown(self, figure: float | None) -> str:
+        """A figure in four digits, or in as many more as it takes to be on the same side of the bounds; "-": none."""
+        if figure is None:
+            return "-"
+        text = ""
+        for more in range(14):
+            text = f"{figure:,.{more}f}" if abs(figure) >= 1000 else f"{figure:.{4 + more}g}"
+            if self.is_met(float(text.replace(",", ""))) == self.is_met(figure):
+                break
+        return text
+
 
 def within(key: str, limit: float, obstacle: str = "") -> Aim:
     """Aim at a difference that may go either way."""
@@ -424,7 +435,7 @@ def _figures(path: Path, since: datetime | None) -> Mapping[str, float]:
 def show(rows: Sequence[Judged]) -> None:
     """Print a line for each aim."""
     for row in rows:
-        measured = "-" if row.measured is None else f"{row.measured:.6g}"
+        measured = row.aim.shown(row.measured)
         name = f"{row.record} {row.aim.key}"
         obstacle = f": {row.aim.obstacle}" * (row.outcome == MISSED and bool(row.aim.obstacle))
         print(f"{name:48} {measured:>12}  {row.aim.words:24} {row.outcome}{obstacle}")

@@ -116,7 +116,7 @@ class Record:
             figure = self.figures.get(aim.key)
             outcome = aim.outcome(figure)
             why = f": {aim.obstacle or 'see below'}" if outcome == MISSED else ""
-            rows.append((f"`{aim.key}`", aim.words, _short(figure) or "-", outcome + why))
+            rows.append((f"`{aim.key}`", aim.words, aim.shown(figure), outcome + why))
         return _table(("", "aim", "measured", ""), rows)
 
 
@@ -247,7 +247,7 @@ def _all_aims() -> str:
                 row.record,
                 f"`{row.aim.key}`",
                 row.aim.words,
-                _short(row.measured),
+                row.aim.shown(row.measured),
                 f"**{row.outcome}**" if row.outcome == MISSED else row.outcome,
             )
             for row in judged()

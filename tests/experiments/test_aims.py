@@ -38,6 +38,24 @@ def test_an_aim_says_its_bounds_in_words() -> None:
     assert within("a", 3).words == "within ±3"
 
 
+@pytest.mark.parametrize(
+    ("aim", "figure", "shown"),
+    [
+        (Aim("pct", at_least=99.9), 99.89866, "99.899"),
+        (Aim("pct", at_least=99.9), 99.90004, "99.9"),
+        (Aim("lost", at_most=0), 1e-7, "1e-07"),
+        (Aim("rps", at_least=30_000), 29_999.96, "29,999.96"),
+        (Aim("rps", at_least=30_000), 30_000.4, "30,000"),
+        (within("gap_pct", 3), -3.0004, "-3.0004"),
+        (Aim("us", at_most=5), None, "-"),
+    ],
+)
+def test_no_figure_is_rounded_to_the_other_side_of_its_bounds(
+    aim: Aim, figure: float | None, shown: str
+) -> None:
+    assert aim.shown(figure) == shown
+
+
 def test_each_aim_has_bounds_and_a_figure_of_its_own_and_a_record_has_what_it_is_judged_by() -> (
     None
 ):
