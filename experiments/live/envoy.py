@@ -29,6 +29,18 @@ def envoy_program() -> str | None:
     return os.environ.get("CLOCKWRIGHT_ENVOY") or shutil.which("envoy") or own
 
 
+def need_envoy() -> str:
+    """The program.
+
+    Raises:
+        ConfigError: it is missing; the error says how to get it.
+    """
+    program = envoy_program()
+    if program is None:
+        raise ConfigError(f"found no envoy, expected one: {ENVOY_HINT}")
+    return program
+
+
 def _cluster(name: str, addresses: Sequence[str], **more: Any) -> dict[str, Any]:  # noqa: ANN401
     endpoints = []
     for address in addresses:
@@ -132,9 +144,7 @@ def envoy(
     picker: str | None, cells: Sequence[str] = (), *, mode: str = "FULL_DUPLEX_STREAMED"
 ) -> Iterator[str]:
     """Start one that asks a picker, or without one takes the cells in turn; gives HOST:PORT."""
-    program = envoy_program()
-    if program is None:
-        raise ConfigError(f"found no envoy, expected one: {ENVOY_HINT}")
+    program = need_envoy()
     port, admin = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="envoy-") as directory:
         config, log = Path(directory) / "envoy.json", Path(directory) / "log"

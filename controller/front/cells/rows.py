@@ -78,7 +78,7 @@ class CellModels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """A model is about to be served by one cell only (`clockwright models move`)."""
+    """A model is about to be served by one cell only (`clockwright cells move`)."""
 
     model: _Name
     to: Annotated[str, Meta(min_length=1, max_length=300)]
