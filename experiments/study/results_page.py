@@ -166,6 +166,7 @@ def page() -> str:
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
         processor=_processor(found["cpu"]),
         edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
+        starts_over=_hours_over_clairvoyant(RESULTS / "autoscale_minutes.csv", "starts"),
     )
     return "\n\n".join(_filled(block) for block in text.split("\n\n") if block)
 
@@ -181,6 +182,18 @@ def measured_only(template: str, found: Mapping[str, Record]) -> str:
             block = block[condition.end() :]
         blocks.append(block)
     return "\n\n".join(blocks)
+
+
+def _hours_over_clairvoyant(path: Path, load: str) -> Sequence[float]:
+    """Workers of the forecast over the clairvoyant's in each hour of a load, from the table of `autoscale`."""
+    workers: dict[tuple[str, int], float] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["load"] == load:
+                place = row["scaler"], int(row["minute"]) // 60
+                workers[place] = workers.get(place, 0.0) + float(row["workers"])
+    hours = [hour for scaler, hour in workers if scaler == "clairvoyant"]
+    return [workers["forecast", hour] / workers["clairvoyant", hour] for hour in hours]
 
 
 def _filled(block: str) -> str:
