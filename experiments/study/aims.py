@@ -25,8 +25,17 @@ class Aim:
     key: str
     at_most: float | None = None
     at_least: float | None = None
-    #: The known reason why the aim is missed, if it is.
+    #: Why the aim is missed, if it is; or that the cause is not known.
     obstacle: str = ""
+    #: A figure of the same record, if any. Then the bounds are those of the difference.
+    minus: str = ""
+
+    def measured(self, figures: Mapping[str, float]) -> float | None:
+        """Give the figure, or the difference; None: it was not measured."""
+        of, other = (figures.get(name) for name in (self.key, self.minus))
+        if of is None or not self.minus:
+            return of
+        return None if other is None else of - other
 
     def is_met(self, figure: float) -> bool:
         """Whether a figure keeps the bounds."""
@@ -40,7 +49,8 @@ class Aim:
         if self.at_most is not None and self.at_least == -self.at_most:
             return f"within ±{self.at_most:g}"
         limits = (("at least", self.at_least), ("at most", self.at_most))
-        return " and ".join(f"{word} {limit:,.8g}" for word, limit in limits if limit is not None)
+        words = " and ".join(f"{word} {limit:,.8g}" for word, limit in limits if limit is not None)
+        return f"{words} more than {self.minus}" if self.minus else words
 
     def outcome(self, figure: float | None) -> str:
         """Judge a figure; None: it was not measured."""
@@ -71,6 +81,29 @@ _READS = "64 connections are not read and answered within a quarter of 10 ms"
 # Counted by `experiments.bench.core_lines`, and timed on the machine of `core.json`.
 _LINES = "a request runs 300 to 560 lines of the core, of some 0.12 us each in Python"
 
+_BATCH_LINES = "a request runs some 500 lines of the core, of some 0.1 us each in Python"
+
+_UNKNOWN = "cause not known"
+_SHORT = "cause not known; the record has medians of three runs of 1.2 s"
+
+# When the aims of `live.json` were set, a bare server took 208 us of a small request and 597 of `top`, by hand.
+_WOKEN = "a request alone wakes controller and worker, and to wake them costs about what the work does (by hand)"
+_BARE = "the bare server took {:.0f} us on the machine of the record, {:.0f} where the aim was set"
+_LIVE_BY_LITTLE = "cause not known; recorded on 23 November, not repeated since"
+
+_PROCESSOR = "the processor case alone; that run does not explain it"
+
+# Requests per second of `controller.json`, times microseconds each.
+_CORE_FULL = "{:.0f} us of a request fill the one core at this rate"
+
+# Controller, workers and client of `fig8_live.json` together.
+_TWO_CORES = "all processes share two cores, of which they use 1.9; the simulator knows the controller's part alone"
+
+# What is known of the records in `gpu`.
+_QUARTERS = "its commit copied quarters of pages, which made a LOAD slower; not repeated since"
+_NOT_REPEATED = "cause not known; not repeated since"
+_LOADS = "cause not known; a LOAD of its commit copied quarters of pages; not repeated since"
+
 # The model on which most is measured on a GPU.
 _MAIN = "resnet50_v1"
 
@@ -95,15 +128,17 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
             Aim(
                 f"slo{slo_ms}_share_x{multiple}",
                 at_least=0.6 if slo_ms == 10 else share,
-                obstacle=_READS if slo_ms == 10 else "",
+                obstacle=_READS if slo_ms == 10 else _SHORT,
             )
             for slo_ms in (10, 50, 100)
             for multiple, share in (("0.9", 0.855), ("1.5", 0.9), ("2", 0.9), ("3", 0.85))
         ),
         Aim("refusal_ms_p50", at_most=1, obstacle=_READS),
         Aim("refusal_slo_share_p99", at_most=0.5),
-        Aim("late_success", at_most=0),
-        Aim("below_capacity_loss", at_most=0.01),
+        Aim("late_success", at_most=0, obstacle=f"{_UNKNOWN}; of 6.8 million requests 23"),
+        Aim(
+            "below_capacity_loss", at_most=0.01, obstacle=f"{_SHORT}; the case of slo50_share_x0.9"
+        ),
         Aim("slo50_behaving_share", at_least=0.9),
         Aim("slo100_behaving_share", at_least=0.9),
     ),
@@ -149,6 +184,23 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("mixed_answers", at_most=0),
         Aim("onnx_cases_share", at_least=0.97),
     ),
+    "core": (Aim("core_us_batch_60_edf_mh", at_most=30, obstacle=_BATCH_LINES),),
+    # Every policy is charged what was measured of `clockwork`. On 150 GPUs none answers in time.
+    "scale": tuple(
+        Aim(
+            f"edf_mh_{row}_satisfaction_pct",
+            at_least=0,
+            minus=f"clockwork_{row}_satisfaction_pct",
+        )
+        for row in (
+            "gpus20_slo25_charged",
+            "gpus150_slo25_charged",
+            "gpus20_slo100_charged_within",
+            "gpus20_slo25_charged_within",
+        )
+    ),
+    # All pairs of policies that the simulator tells apart have the same order live.
+    "live_ranking": (Aim("pairs_same_order", at_least=0, minus="pairs"),),
     "serve": (
         Aim("core_us_4026x20", at_most=25, obstacle=_LINES),
         Aim("core_us_p999_4026x20", at_most=1000),
@@ -196,9 +248,17 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("late_successes", at_most=0),
     ),
     # The worst of all cases, in per cent of the live figure.
-    "truth": (within("goodput_gap_pct", 3), within("p50_gap_pct", 10), within("p99_gap_pct", 10)),
+    "truth": (
+        within("goodput_gap_pct", 3),
+        within("p50_gap_pct", 10, _PROCESSOR),
+        within("p99_gap_pct", 10, _PROCESSOR),
+    ),
     "live_promises": (
-        Aim("late_success_per_million", at_most=0),
+        Aim(
+            "late_success_per_million",
+            at_most=0,
+            obstacle="of each, the client's kernel had not sent all when the client counted it as sent (`late_kept_per_million`)",
+        ),
         Aim(
             "refusal_slo_share_p99",
             at_most=0.2,
@@ -207,27 +267,35 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("goodput_20x_share", at_least=0.9),
     ),
     "live": (
-        Aim("small_us_c1", at_most=300),
-        Aim("small_us_c8", at_most=130),
+        Aim("small_us_c1", at_most=300, obstacle=_WOKEN),
+        Aim("small_us_c8", at_most=130, obstacle=_LIVE_BY_LITTLE),
         Aim("small_us_c32", at_most=72),
-        Aim("small_us_c32_native", at_most=50),
-        Aim("small_ratio_c8", at_most=0.7),
+        Aim("small_us_c32_native", at_most=50, obstacle=_LIVE_BY_LITTLE),
+        Aim("small_ratio_c8", at_most=0.7, obstacle=_BARE.format(133, 208)),
         Aim("small_ratio_c32", at_most=0.5),
-        Aim("top_ratio_c8", at_most=0.7),
-        Aim("echo_ratio_c8", at_most=0.7),
-        Aim("mlp_us_c8", at_most=240),
+        Aim("top_ratio_c8", at_most=0.7, obstacle=_BARE.format(460, 597)),
+        Aim("echo_ratio_c8", at_most=0.7, obstacle=_LIVE_BY_LITTLE),
+        Aim(
+            "mlp_us_c8",
+            at_most=240,
+            obstacle="the network takes 258 us more on the processor than on a modelled device; cause not known",
+        ),
         Aim("small_p50_ms_c1", at_most=0.6),
     ),
     "controller": (
-        Aim("fed_rps_15", at_least=30_000),
-        Aim("fed_rps_15_native", at_least=60_000),
-        Aim("fed_rps_4000_native", at_least=40_000),
+        Aim("fed_rps_15", at_least=30_000, obstacle=_CORE_FULL.format(38)),
+        Aim("fed_rps_15_native", at_least=60_000, obstacle=_CORE_FULL.format(22)),
+        Aim("fed_rps_4000_native", at_least=40_000, obstacle=_CORE_FULL.format(37)),
     ),
     "fig8_live": (
-        Aim("gpus6_goodput_pct", at_least=99.5),
-        Aim("gpus20_goodput_pct", at_least=95),
+        Aim(
+            "gpus6_goodput_pct",
+            at_least=99.5,
+            obstacle="cause not known; 95 of 100 misses were refused LATE or answered late, none in the last tenth",
+        ),
+        Aim("gpus20_goodput_pct", at_least=95, obstacle=_TWO_CORES),
         within("gpus6_sim_gap_pct", 3),
-        within("gpus20_sim_gap_pct", 3),
+        within("gpus20_sim_gap_pct", 3, _TWO_CORES),
     ),
     "cpu": (Aim("resnet50_ratio", at_least=0.9),),
     "guard": (
@@ -288,7 +356,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     ),
     # While a version comes in place of the one before, and next to it.
     "versions": tuple(
-        Aim(f"{part}_{key}", at_most=limit)
+        Aim(f"{part}_{key}", at_most=limit, obstacle=_UNKNOWN if key == "p99_ratio" else "")
         for part in ("one", "two")
         for key, limit in (("lost", 0), ("torn", 0), ("p99_ratio", 1.1))
     ),
@@ -369,9 +437,13 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim(f"{_MAIN}_b1_runs", at_least=10_000),
         # The 99.99th percentile over the median, of an EXEC and of its kernels alone: the card's part. The paper has 1.0003;
         # of some 1 ms that is less than the 0.5 us that event times resolve.
-        Aim(f"{_MAIN}_b1_tail_ratio", at_most=1.01),
-        Aim(f"{_MAIN}_bare_tail_ratio", at_most=1.01),
-        Aim(f"{_MAIN}_load_to_copy_ratio", at_least=0.9),
+        Aim(f"{_MAIN}_b1_tail_ratio", at_most=1.01, obstacle="the kernels alone have 1.0101"),
+        Aim(
+            f"{_MAIN}_bare_tail_ratio",
+            at_most=1.01,
+            obstacle="the card itself; it has no worker's part",
+        ),
+        Aim(f"{_MAIN}_load_to_copy_ratio", at_least=0.9, obstacle=_QUARTERS),
         Aim(f"{_MAIN}_paged_to_bare_ratio", at_most=1.1),
     ),
     "gpu/probe": (
@@ -379,16 +451,22 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("gather_large_to_copy_ratio", at_least=0.6),
     ),
     "gpu/serve": (
-        within("live_start_late_us_p99", 100),
-        within("live_exec_pause_us_p99", 100),
+        within("live_start_late_us_p99", 100, _NOT_REPEATED),
+        within("live_exec_pause_us_p99", 100, _NOT_REPEATED),
         within("live_exec_error_us_p99", 250),
-        within("live_load_error_us_p99", 250),
-        within("live_exec_completion_error_us_p99", 1000),
-        within("live_load_completion_error_us_p99", 1000),
+        within("live_load_error_us_p99", 250, _LOADS),
+        within("live_exec_completion_error_us_p99", 1000, _NOT_REPEATED),
+        within("live_load_completion_error_us_p99", 1000, _LOADS),
         within("lanes_memory_taken_while_serving", 0),
     ),
     "gpu/fig2": (within("worst_goodput_gap_pct", 3),),
-    "gpu/fig5": (within("worst_goodput_gap_pct", 3),),
+    "gpu/fig5": (
+        within(
+            "worst_goodput_gap_pct",
+            3,
+            "at an SLO of 10 ms simulated clients ask again at once and so 12 times as often as one live process can",
+        ),
+    ),
     "gpu/fig6": (Aim("num_instances_answered", at_least=1000),),
 }
 
@@ -432,7 +510,7 @@ def judged(
             continue
         figures = _figures(directory / f"{file if room else record}.json", since)
         for aim in aims:
-            yield Judged(record, aim, figures.get(aim.key))
+            yield Judged(record, aim, aim.measured(figures))
 
 
 def _figures(path: Path, since: datetime | None) -> Mapping[str, float]:

@@ -113,9 +113,9 @@ class Record:
         """Aims, measured figures, and the reasons of any misses."""
         rows = []
         for aim in AIMS[self._name]:
-            figure = self.figures.get(aim.key)
+            figure = aim.measured(self.figures)
             outcome = aim.outcome(figure)
-            why = f": {aim.obstacle or 'see below'}" if outcome == MISSED else ""
+            why = f": {aim.obstacle}" if outcome == MISSED else ""
             rows.append((f"`{aim.key}`", aim.words, aim.shown(figure), outcome + why))
         return _table(("", "aim", "measured", ""), rows)
 
@@ -261,7 +261,7 @@ def _all_aims() -> str:
                 f"`{row.aim.key}`",
                 row.aim.words,
                 row.aim.shown(row.measured),
-                f"**{row.outcome}**" if row.outcome == MISSED else row.outcome,
+                f"**{MISSED}**: {row.aim.obstacle}" if row.outcome == MISSED else row.outcome,
             )
             for row in judged()
         ),
