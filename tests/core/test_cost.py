@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clockwright.units import NS_PER_S
+from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.bench.core import Setting, table1_models
 from experiments.bench.core_lines import CASES, lines_per_request
 from experiments.policies.floors import COMPARED, Floors
@@ -65,6 +65,37 @@ def batch_work_on(num_workers: int, num_models: int) -> Setting:
         measured_s=0.2,
         slo_ns=10 * NS_PER_S,
     )
+
+
+def with_slo(slo_ms: int, num_workers: int, rate_rps: float, measured_s: float) -> Setting:
+    """Eight models whose requests have such an SLO."""
+    return Setting(
+        models=copies_of(load_profile("table1").rows["resnet50_v1b"], 8),
+        num_workers=num_workers,
+        rate_rps=rate_rps,
+        zipf=0,
+        warm_s=1,
+        measured_s=measured_s,
+        slo_ns=slo_ms * NS_PER_MS,
+    )
+
+
+def test_a_request_costs_edf_mh_no_more_lines_with_a_hundred_times_the_slo() -> None:
+    lines = [
+        lines_per_request(with_slo(slo_ms, 6, 1000, 0.2), "edf_mh") for slo_ms in (25, 250, 2500)
+    ]
+    # The same to a line when this was set.
+    assert max(lines) < 1.03 * min(lines)
+
+
+@pytest.mark.long
+def test_longer_queues_of_longer_slos_cost_edf_mh_no_more_lines_per_request() -> None:
+    # A queue of 2.5 s is counted until it is empty, so the time has to be longer than that.
+    short, long = (
+        lines_per_request(with_slo(slo_ms, 1, 1600, 5), "edf_mh") for slo_ms in (25, 2500)
+    )
+    # Batches are larger: some 0.8 times the lines when this was set.
+    assert long < short
 
 
 def test_a_request_costs_edf_mh_hardly_more_lines_where_more_workers_fight_for_loads() -> None:
