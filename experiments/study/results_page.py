@@ -15,8 +15,10 @@ import math
 import re
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from typing_extensions import override
@@ -27,6 +29,9 @@ from experiments.study.aims import AIMS, MISSED, judged, limit_of
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PAGE = RESULTS / "README.md"
+
+#: Families of `unseen` in which a refused client asks again, so that its answers count as a part of the bound.
+IN_LOOPS = ("small_clients", "small_clients_few", "think")
 
 
 class Figure(float):
@@ -165,6 +170,13 @@ def page() -> str:
         num_edf_mh_loads=len(_between(found["edf_mh"], "edf_mh_", "_goodput_pct")),
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
         processor=_processor(found["cpu"]),
+        isolation_curve=_isolation_curve(found["unseen"]),
+        behind={policy: _behind(policy) for policy in ("edf_mh", "edf_mh_isolation_0")},
+        of_bound={
+            family: of_bound
+            for (family, policy), (_, of_bound) in _unseen().items()
+            if policy == "edf_mh"
+        },
         edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
         starts_over=_hours_over_clairvoyant(RESULTS / "autoscale_minutes.csv", "starts"),
     )
@@ -293,6 +305,52 @@ def _shares(record: Record) -> str:
             for load, words in loads.items()
         ),
     )
+
+
+def _isolation_curve(record: Record) -> str:
+    """Answered requests by setting of isolation: of all, and of those whom the family compares, if not all."""
+    loads = {
+        "arrivals_popular": ("400 functions, of which one is popular", ""),
+        "small_think": ("thinking clients", ""),
+        "small_small_clients": (
+            "200 clients in a closed loop next to 30 small ones",
+            "of the small",
+        ),
+        "flood_flood_model": ("one model's flood", "of the innocent"),
+    }
+    curves = record.isolation_curve
+    rows = []
+    for load, (words, compared) in loads.items():
+        points = curves[load].values()
+        rows.append((words, *(f"{of_all:.2f}" for of_all, _ in points)))
+        if compared:
+            rows.append((f"the same, {compared}", *(f"{some:.2f}" for _, some in points)))
+    return _table(("answered, %", *curves["small_think"]), rows)
+
+
+def _unseen() -> dict[tuple[str, str], tuple[float, float]]:
+    """By family and policy of `unseen`, answers as a part of what was asked and of the bound (0: none is known)."""
+    found = defaultdict(list)
+    with (RESULTS / "unseen.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["fault"] == "yes":
+                of_bound = int(row["answered"]) / int(row["bound"]) if row["bound"] else 0.0
+                found[row["family"], row["policy"]].append((float(row["share"]), of_bound))
+    return {
+        key: (mean(share for share, _ in seeds), mean(of_bound for _, of_bound in seeds))
+        for key, seeds in found.items()
+    }
+
+
+def _behind(judged: str) -> str:
+    """How many points of all answers `edf_mh` is behind the best other policy at most, and in which family."""
+    shares = {key: both[key[0] in IN_LOOPS] for key, both in _unseen().items()}
+    best: dict[str, float] = {}
+    for (family, policy), share in shares.items():
+        if not policy.startswith("edf_mh"):
+            best[family] = max(share, best.get(family, 0.0))
+    least, family = min((shares[family, judged] - best[family], family) for family in best)
+    return f"{100 * least:.1f} (`{family}`)"
 
 
 def _pieces(record: Record) -> str:

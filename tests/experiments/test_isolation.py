@@ -101,6 +101,14 @@ def test_small_clients_are_not_starved_beside_a_large_one() -> None:
     assert isolated > 3 * alone
 
 
+def test_small_clients_get_no_less_with_more_isolation_and_the_large_no_more() -> None:
+    curve = [answered("small_clients_few", isolation) for isolation in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    small = [answers["small"] for answers in curve]
+    large = [answers["large"] for answers in curve]
+    assert small == sorted(small)
+    assert large == sorted(large, reverse=True)
+
+
 def test_what_the_flood_is_refused_is_refused_at_once_where_a_model_is_shared() -> None:
     case = replace(FAMILIES["flood_shared"].case(1), scheduler=SchedulerConfig(policy="edf_mh"))
     total = run(case).summary.total()

@@ -16,10 +16,11 @@ import pytest
 from experiments.__main__ import called, declared
 from experiments.bench import streams
 from experiments.policies import classes
+from experiments.policies.unseen import FAMILIES
 from experiments.results_file import RESULTS
 from experiments.study import results_page
 from experiments.study.aims import AIMS
-from experiments.study.results_page import repeated_by
+from experiments.study.results_page import IN_LOOPS, repeated_by
 from experiments.study.study import from_command_line
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
@@ -104,6 +105,12 @@ def test_the_page_names_what_the_studies_of_streams_and_classes_leave() -> None:
         assert named
         assert named <= keys
         assert {aim.key for aim in AIMS[record]} <= keys
+
+
+def test_answers_count_as_a_part_of_the_bound_where_the_study_counts_them_so() -> None:
+    assert set(IN_LOOPS) == {
+        name for name, load in FAMILIES.items() if load.bound.startswith("rate")
+    }
 
 
 def test_every_figure_that_the_makefile_makes_is_a_study() -> None:
