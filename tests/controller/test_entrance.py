@@ -283,6 +283,8 @@ def test_a_loop_that_has_time_because_it_refuses_stays_behind_and_lets_more_in()
     for _ in range(40):
         loop.door.num_requests = 10_000
         assert not loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
+        # As many more are refused without a question each as would take the time that is left.
+        loop.entrance.asked("a", 100)
         loop.door.num_requests = 0
         # Half of the window is left.
         loop.now_ns += WINDOW_NS // 2
@@ -298,6 +300,27 @@ def test_a_loop_that_has_time_because_it_refuses_stays_behind_and_lets_more_in()
     loop.now_ns += WINDOW_NS
     loop.entrance.has_time(loop.now_ns, loop.now_ns)
     assert not loop.entrance.behind
+
+
+def test_a_loop_with_time_for_what_it_refuses_is_not_behind_whatever_waits_for_devices() -> None:
+    """Devices give 80 answers in a second, and 150 requests that have much time wait for them."""
+    loop = Loop()
+    loop.door.num_requests = 150
+    # Others took the processor for three seconds.
+    loop.fall_behind(answers=2)
+    refused = []
+    for _ in range(40):
+        ask = loop.entrance.may_enter
+        refused.append(loop.entrance.behind and not ask("a", loop.now_ns, SLO_NS, loop.now_ns))
+        # A fifth of the window is used.
+        loop.now_ns += 4 * WINDOW_NS // 5
+        loop.work(WINDOW_NS // 5)
+        for _ in range(2):
+            loop.door.enter(0)
+            loop.door.leave(0)
+        loop.entrance.has_time(loop.now_ns, loop.now_ns)
+    assert refused[0]
+    assert sum(refused) <= 4
 
 
 def shifts(loop: Loop, asked: int) -> list[list[str]]:

@@ -207,8 +207,8 @@ class Entrance:
         # When the present window began, what the loop had used, and the requests that were over.
         self._window_ns, self._used_ns, self._ended = clock(), used_ns(), door.num_ended
         self._sources = _Sources()
-        # Whether a request was refused for want of time in this window.
-        self._has_refused = False
+        # Requests that were refused for want of time in this window.
+        self._num_refused = 0
         # When the loop was behind for the first time without a calm since, and for the last time.
         self._since_ns = self._behind_ns = -_CALM_NS
         self._refusal: RefusedError | None = None
@@ -260,7 +260,7 @@ class Entrance:
             ahead = 0
         if now_ns + ahead * pace_ns <= latest_ns and self.num_waiting + besides < WAITING_MAX:
             return True
-        self._has_refused = True
+        self._num_refused += 1
         return False
 
     def pause_ns(self, source: object, longest_ns: int) -> int:
@@ -278,6 +278,7 @@ class Entrance:
         """Count requests of a source that were refused without a question each."""
         if self.behind:
             self._sources.asked(source, count)
+            self._num_refused += count
 
     def _latest_ns(self, arrival_ns: int, slo_ns: int, now_ns: int) -> int:
         """When the answers must have been given to all that are inside as a request enters."""
@@ -354,9 +355,10 @@ class Entrance:
         elapsed_ns, ended, used_ns = now_ns - self._window_ns, self._door.num_ended, self._look()
         used = (used_ns - self._used_ns) / elapsed_ns
         self.is_pressed = used > 1 - _IDLE_LEAST
-        # A loop that has time because it refuses what comes would have none if it let everything in.
-        self.behind = self.is_pressed or (self.behind and self._has_refused)
-        self._has_refused = False
+        # A loop that has time because it refuses what comes may have none if it let everything in.
+        refused_ns, self._num_refused = self._num_refused * self.pace_ns, 0
+        would_use = used + refused_ns / elapsed_ns
+        self.behind = self.is_pressed or (self.behind and would_use > 1 - _IDLE_LEAST)
         turns = self.turns
         if used < _USED_LEAST or self._door.num_requests < _TOGETHER_LEAST:
             turns.period_ns //= 2
