@@ -83,8 +83,9 @@ class Setting:
     #: How long a live measurement lasts, and how often costs are measured.
     seconds: float = 10.0
     rounds: int = 5
-    #: How many further matrices the live model has: so many that about 200 streams are admitted. On a slow core (16 rows without
-    #: any take 270 us, and each adds 130) that is 117 us per row, and 85 % of a beat is 232 rows.
+    #: How many further matrices the live model has. Its steps run one by one, as silero's do, whose state has its rows
+    #: in the second dimension. 200 streams are 6,250 steps per second: more than two cores can do where a step takes more
+    #: than 320 us of controller and worker, whatever the model does.
     weight: int = 12
 
 
