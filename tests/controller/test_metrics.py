@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 import re
 import socket
 import ssl
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -34,8 +36,10 @@ from controller.access.roles import Role
 from controller.core import SchedulerConfig
 from controller.front.http.rest_server import HEADERS_BYTES_MAX
 from controller.front.oip.refusals import NoAnswerError
+from controller.metrics import page
 from controller.metrics.app import CONNECTIONS_MAX
 from controller.metrics.families import FAMILIES
+from controller.metrics.loop_share import LoopShare
 from controller.metrics.tally import NAMES_MAX, OTHER, Tally
 from controller.metrics.text import OPENMETRICS, PROMETHEUS
 from controller.models.entry import ModelState
@@ -612,18 +616,22 @@ def test_a_page_of_many_models_is_made_in_slices_and_says_how_many_have_no_name(
 
 
 async def test_who_asks_without_a_pause_takes_no_more_than_a_part_of_the_loops_time(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Each step of making a page counts as 2 ms, however fast the machine is.
+    ticks = itertools.count()
+    share = partial(LoopShare, clock=lambda: next(ticks) / 500)
+    monkeypatch.setattr(page, "LoopShare", share)
     make_models(tmp_path, "m")
     (tmp_path / "m" / "config.toml").write_text("copies = 1000\n")
     async with running(config(tmp_path)) as controller:
+        began_s, first = time.monotonic(), next(ticks)
         await fetch(controller)
-        used_s = time.thread_time()
-        await fetch(controller)
-        used_s = time.thread_time() - used_s
-        began_s = time.monotonic()
+        # A step reads the clock twice.
+        num_steps = (next(ticks) - first) // 2
         await fetch(controller, headers={"Accept": "application/openmetrics-text"})
-        assert time.monotonic() - began_s > 5 * used_s
+        assert num_steps >= 1
+        assert time.monotonic() - began_s >= 9 * num_steps / 500
 
 
 # --- who may see it -------------------------------------------------------------------------------
