@@ -356,13 +356,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     ),
     # While a version comes in place of the one before, and next to it.
     "versions": tuple(
-        Aim(
-            f"{part}_{key}",
-            at_most=limit,
-            obstacle="cause not known; the compiler's slices of a processor are none: 0.1 instead of 3 ms change nothing"
-            if key == "p99_ratio"
-            else "",
-        )
+        Aim(f"{part}_{key}", at_most=limit)
         for part in ("one", "two")
         for key, limit in (("lost", 0), ("torn", 0), ("p99_ratio", 1.1))
     ),
