@@ -173,7 +173,10 @@ def test_objects_of_operators_are_what_their_definitions_say(answer: dict[str, A
     jsonschema = pytest.importorskip("jsonschema")
     folder = os.environ.get("CLOCKWRIGHT_CRDS")
     if folder is None:
-        pytest.skip("CLOCKWRIGHT_CRDS names no folder of CustomResourceDefinitions")
+        pytest.skip(
+            "CLOCKWRIGHT_CRDS names no folder of CustomResourceDefinitions: those of KEDA (config/crd/bases), KServe "
+            "(config/crd/full) and the Prometheus Operator (example/prometheus-operator-crd)"
+        )
     schemas = {}
     for path in Path(folder).glob("*.yaml"):
         for found in yaml.safe_load_all(path.read_text()):
