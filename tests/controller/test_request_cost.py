@@ -17,6 +17,7 @@ import pytest
 import clockwright
 import controller.core
 from clockwright.v1 import inference_pb2 as pb
+from controller.front.admission.entrance import Entrance
 from controller.front.services.tracing import Tracing, open_tracing
 from tests.kit.front_end import serving_in_thread
 from tests.kit.raw_http2 import WINDOW, RawClient, call, frame
@@ -28,6 +29,12 @@ BESIDES = ("arrival_clock.py", "entrance.py", "clock_sync.py")
 
 # The client takes an answer, and opens the connection's window.
 _OPENED = frame(WINDOW, 0, 0, (100).to_bytes(4, "big"))
+
+
+@pytest.fixture(autouse=True)
+def _loops_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that a slow machine cannot begin within a turn, or within 2 ms, would take lines of their own to wait."""
+    monkeypatch.setattr(Entrance, "has_time", lambda *_, **__: True)
 
 
 class Lines:
