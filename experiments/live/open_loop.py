@@ -16,8 +16,6 @@ its limit of streams hold back, is the server's time. Both end when the last byt
 the raw client takes the kernel's stamp (`SO_TIMESTAMPNS`), which is that of the newest bytes where one read
 brings several packets, never an earlier one. Where the kernel gives no stamp, and for `grpcio`, it is the time at
 which the client had read them; `kernel_stamps` says which.
-
-    python -m experiments open_loop --address HOST:PORT --models MODEL --rate 500 --slo-ms 50 --seconds 10
 """
 
 from __future__ import annotations
@@ -307,25 +305,3 @@ def await_model(address: str, name: str) -> None:
             return
         time.sleep(0.5)
     raise RuntimeError(f"{name} gave no answer within 60 requests")
-
-
-def main() -> None:
-    """Send a load and say what happened to it; every field of the load is an option."""
-    # Here, because the client's own process imports this file, and nothing of the product.
-    from experiments.study.study import from_command_line
-
-    usual = ClientLoad(address="127.0.0.1:8001", models=("model",), slo_ms=100, seconds=10.0)
-    load, _ = from_command_line("open_loop", usual, sys.argv[1:])
-    if load.client not in ("raw", "grpcio"):
-        sys.exit(f"open_loop: client is {load.client!r}, expected raw or grpcio")
-    if not (load.rate or load.concurrency or load.schedule):
-        sys.exit("open_loop: found no rate, concurrency or schedule, expected one of them")
-    account = offer(load)
-    for name, value in account.row().items():
-        print(f"{name:20} {value:.3f}" if isinstance(value, float) else f"{name:20} {value}")
-    for remark in account.remarks:
-        print(remark)
-
-
-if __name__ == "__main__":
-    main()
