@@ -20,7 +20,7 @@ import numpy as np
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
 from experiments.bench.request_cost import instant_device
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import ClientLoad, OpenLoop
 from experiments.live.processor_time import cpu_ns, roles
 from experiments.study.bench import Findings, bench
@@ -63,11 +63,8 @@ def sample(setting: Setting) -> list[Sample]:
         for model in models:
             model.write(Path(scratch) / "models" / model.name)
         telemetry = Path(scratch) / "telemetry"
-        arguments = [
-            *("--models", f"{scratch}/models", *instant_device(Path(scratch))),
-            *("--cache-dir", f"{scratch}/cache", "--telemetry", str(telemetry)),
-        ]
-        with LocalServer(arguments) as server:
+        device = instant_device(Path(scratch))
+        with LocalServer([*folders(scratch), *device, "--telemetry", str(telemetry)]) as server:
             pids = roles(server.process.pid)
             for _ in range(setting.rounds):
                 for model in models:

@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime as ort
 
 from clockwright.cores import spell_cores, usable_cores
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import ClientLoad, OpenLoop
 from experiments.study.bench import Findings, bench
 from modelzoo.build import write_model
@@ -80,7 +80,7 @@ def measure_goodput(setting: Setting) -> dict[str, float]:
                 each: _plain_alone(path, each, setting.plain_seconds / 2) for each in BATCH_SIZES
             }
             best = max(tried, key=tried.__getitem__)
-            with LocalServer(_arguments(Path(scratch))) as server:
+            with LocalServer(folders(scratch)) as server:
                 plain = [_plain_alone(path, best, setting.plain_seconds)]
                 served = []
                 for _ in range(setting.rounds):
@@ -120,10 +120,6 @@ def _write(scratch: Path, network: AskedNetwork) -> Path:
     write_model(network.architecture, path)
     (path.parents[1] / "config.toml").write_text(f"batch_sizes = {list(BATCH_SIZES)}\n")
     return path
-
-
-def _arguments(scratch: Path) -> list[str]:
-    return ["--models", str(scratch / "models"), "--cache-dir", str(scratch / "cache")]
 
 
 def measure(setting: Setting) -> Findings:

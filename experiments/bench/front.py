@@ -32,7 +32,7 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_US, PAGE_BYTES
 from experiments.bench.live import bare_server
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer, free_ports
+from experiments.live.local_server import LocalServer, folders, free_ports
 from experiments.live.open_loop import ClientLoad, await_model
 from experiments.live.open_loop_client import request_bytes
 from experiments.study.study import Study, chosen
@@ -225,10 +225,7 @@ def _ours(folder: Path, program: Path) -> Iterator[FloodedServer]:
     exec_ns = {size: NS_PER_US + 60 * size for size in _BATCH_SIZES}
     row = ProfileRow(name="*", weights_bytes=PAGE_BYTES, load_ns=NS_PER_MS, exec_ns=exec_ns)
     save_profile(Profile("fast", {row.name: row}), folder / "profile.json")
-    arguments = [
-        *("--models", f"{folder}/models", "--device", f"modelled:{folder}/profile.json"),
-        *("--cache-dir", f"{folder}/cache"),
-    ]
+    arguments = [*folders(folder), "--device", f"modelled:{folder}/profile.json"]
     with _cores(server=True):
         server = LocalServer(arguments, environment={"XDG_STATE_HOME": str(folder)})
     with server:

@@ -54,7 +54,7 @@ from controller.front.services.templates import cut_request
 from controller.port import Answered, Ask, Failed, Stale, Told
 from controller.selection.messages import read_application, read_feedback
 from experiments.bench import fuzz_http
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop_client import frame, header_block
 from experiments.live.processor_time import rss_bytes
 from experiments.study.bench import Findings, bench
@@ -610,11 +610,9 @@ def measure(setting: Setting) -> Findings:
     found = Found()
     fuzz_readers(found, setting.messages - num_live, setting.seed)
     with tempfile.TemporaryDirectory() as scratch:
-        models = Path(scratch) / "models"
-        write_model("mlp-16-4", models / "double" / "1" / "model.onnx")
-        arguments = ("--models", str(models), "--device", "modelled:1ms", "--http-port", "0")
-        more = ("--cache-dir", f"{scratch}/cache", "--metrics-port", "0")
-        with LocalServer([*arguments, *more]) as server:
+        write_model("mlp-16-4", Path(scratch) / "models" / "double" / "1" / "model.onnx")
+        more = ("--device", "modelled:1ms", "--http-port", "0", "--metrics-port", "0")
+        with LocalServer([*folders(scratch), *more]) as server:
             http = {"rest": server.rest, "metrics": server.metrics}
             doors = {name: urlsplit(url).netloc for name, url in http.items()}
             fuzz_server(found, server.address, server.process.pid, num_live, setting.seed, doors)

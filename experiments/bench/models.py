@@ -42,7 +42,7 @@ from experiments.bench.zoo import (
     strange,
     zoo_folder,
 )
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.study.bench import Findings, bench
 from worker.compiling.compile import OnnxruntimeTarget, compile_model, read_weights
 from worker.compiling.lift_weights import LiftedGraph
@@ -112,8 +112,7 @@ def ask_foreign_models() -> dict[str, str]:
     told = {}
     with tempfile.TemporaryDirectory() as scratch:
         write_models(Path(scratch) / "models")
-        arguments = ["--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"]
-        with LocalServer(arguments) as server, Client(server.address) as client:
+        with LocalServer(folders(scratch)) as server, Client(server.address) as client:
             for model in MODELS:
                 try:
                     told[model.name] = "equal" if is_right(client, model) else "different"
@@ -153,9 +152,8 @@ def ask_zoo(folder: Path) -> tuple[dict[str, ZooAnswers], dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         for name in plain:
             shutil.copytree(models / name, Path(scratch) / "models" / name)
-        arguments = ["--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"]
         begin_s = time.monotonic()
-        server = LocalServer(arguments, start_limit_s=_START_LIMIT_S)
+        server = LocalServer(folders(scratch), start_limit_s=_START_LIMIT_S)
         with _CompilerMemory(server.process.pid) as memory, server:
             ready_s = time.monotonic() - begin_s
             with Client(server.address) as client, Operator(server.address) as operator:

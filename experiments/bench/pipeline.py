@@ -35,7 +35,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
 from controller.telemetry.tables import OK, Telemetry
 from experiments.clockwork_paper import cases
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.simulator import Case, HostedModel, run
 from experiments.study.bench import Findings, bench
 from modelzoo.profile import Noise, Profile, ProfileRow, load_profile, save_profile
@@ -194,11 +194,8 @@ def measure_live(setting: Setting) -> dict[str, float]:
             exec_ns={size: round(ms * NS_PER_MS) for size, ms in EXEC_MS.items()},
         )
         save_profile(Profile("pipeline", {"*": row}), Path(scratch) / "profile.json")
-        arguments = [
-            *("--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"),
-            *("--device", f"modelled:{scratch}/profile.json"),
-            *("--pages", str(2 * len(_STAGES) * _PAGES)),
-        ]
+        device = ("--device", f"modelled:{scratch}/profile.json")
+        arguments = [*folders(scratch), *device, "--pages", str(2 * len(_STAGES) * _PAGES)]
         with LocalServer(arguments) as server, Operator(server.address) as operator:
             for name, ask in WAYS.items():
                 found = uvloop.run(latencies_ms(server.address, ask, [0] * (setting.alone + 5)))

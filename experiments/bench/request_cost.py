@@ -25,7 +25,7 @@ import grpc
 from clockwright.client.channel import Access
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
 from clockwright.v1 import inference_pb2 as oip
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.processor_time import cpu_ns, roles
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
@@ -55,10 +55,7 @@ def prepare(scratch: Path, models: Mapping[str, str]) -> list[str]:
     """Write models, by name and architecture, and a device; gives the flags of a server with both."""
     for name, architecture in models.items():
         write_model(architecture, scratch / "models" / name / "1" / "model.onnx")
-    return [
-        *("--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"),
-        *instant_device(scratch),
-    ]
+    return [*folders(scratch), *instant_device(scratch)]
 
 
 # --- asking ---------------------------------------------------------------------------------------

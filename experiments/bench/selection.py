@@ -39,7 +39,7 @@ from controller.selection.core.query import Candidate, Choice, Observation, Pred
 from controller.selection.policies import BUILT_IN, make_policy
 from experiments.demo.models import write_digit_models
 from experiments.digits.images import Array
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.processor_time import cpu_ns, rss_bytes
 from experiments.study.bench import Findings, bench
 
@@ -218,8 +218,7 @@ def measure_live(
         models = write_digit_models(Path(directory) / "models")
         asked = models[0]
         assert asked.labels is not None
-        arguments = ["--models", f"{directory}/models", "--cache-dir", f"{directory}/cache"]
-        with LocalServer(arguments) as server, Operator(server.address) as operator:
+        with LocalServer(folders(directory)) as server, Operator(server.address) as operator:
             model_names = [model.name for model in models]
             for name, members, no_cache in (
                 ("one", model_names[:1], True),

@@ -26,7 +26,7 @@ import onnx
 from clockwright.client.client import AsyncClient
 from clockwright.errors import RefusedError
 from experiments.bench.open_models import Array, encoder
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.study.bench import Findings, bench, need_cores
 from worker.engines.onnxruntime import open_session
 
@@ -238,9 +238,8 @@ def measure(setting: Setting) -> Findings:
     outcomes = {name: FormOutcome() for name in FORMS}
     with tempfile.TemporaryDirectory() as scratch:
         write_forms(Path(scratch) / "models", setting)
-        arguments = ["--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"]
         # The other cores are for the controller and for the clients.
-        with LocalServer([*arguments, "--threads", "1"]) as server:
+        with LocalServer([*folders(scratch), "--threads", "1"]) as server:
             unseen = asyncio.run(ask_unseen(server.address, setting))
             # The first round warms up.
             for turn in range(setting.turns + 1):

@@ -33,7 +33,7 @@ from clockwright.errors import RefusedError
 from clockwright.v1 import control_pb2 as pb
 from controller.telemetry.tables import CAPACITY
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer, free_ports, further_worker
+from experiments.live.local_server import LocalServer, folders, free_ports, further_worker
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, await_model, offer
 from experiments.live.processor_time import roles, rss_bytes
 from experiments.study.bench import Findings, bench
@@ -121,9 +121,9 @@ def _server() -> Iterator[tuple[LocalServer, str]]:
             )
         (port,) = free_ports(1)
         arguments = [
-            *("--models", f"{scratch}/models", "--device", "modelled:1ms", "--fronts", "1"),
-            *("--cache-dir", f"{scratch}/cache", "--state", f"{scratch}/state"),
-            *("--controller-port", str(port)),
+            *folders(scratch),
+            *("--device", "modelled:1ms", "--fronts", "1"),
+            *("--state", f"{scratch}/state", "--controller-port", str(port)),
         ]
         with LocalServer(arguments) as server:
             for name in _MODELS:

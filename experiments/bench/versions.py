@@ -34,7 +34,7 @@ from onnx import numpy_helper
 
 from clockwright.client.client import AsyncClient
 from experiments.live.asker import AskedOnce, Asker
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.study.bench import bench
 from experiments.study.study import chosen
 
@@ -117,8 +117,7 @@ async def play(setting: Setting, part: str) -> tuple[list[Inquired], list[tuple[
         written = [write_version(folder, version) for version in range(1, setting.times + 2)]
         written[0].rename(folder / "1")
         (folder / "config.toml").write_text(PARTS[part])
-        flags = ["--models", str(folder.parent), "--cache-dir", f"{scratch}/cache"]
-        server = await asyncio.to_thread(LocalServer(flags).__enter__)
+        server = await asyncio.to_thread(LocalServer(folders(scratch)).__enter__)
         try:
             async with AsyncClient(server.address) as client:
                 asker = _asker(client, setting)

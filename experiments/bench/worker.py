@@ -26,7 +26,7 @@ import onnxruntime as ort
 from clockwright.wire.actions import StepTime
 from controller.telemetry.rows import ActionRow
 from experiments.live.bare_lanes import loaded, prepared_on, processor
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import ClientLoad, OpenLoop
 from experiments.telemetry.tables import read_actions
 from modelzoo.build import write_model
@@ -50,9 +50,8 @@ def measure_lateness() -> dict[str, float]:
             f"copies = {COPIES}\nbatch_sizes = [1, 2, 4]\n"
         )
         write_model("mlp-784-128-10", models / "small" / "1" / "model.onnx")
-        arguments = ["--models", str(models), "--telemetry", str(telemetry), "--pages", str(PAGES)]
-        arguments += ["--cache-dir", f"{scratch}/cache"]
-        with LocalServer(arguments) as server:
+        more = ("--telemetry", str(telemetry), "--pages", str(PAGES))
+        with LocalServer([*folders(scratch), *more]) as server:
             _load(server.address)
         return action_figures(read_actions(telemetry))
 

@@ -31,7 +31,7 @@ from clockwright.client.operator import Operator
 from clockwright.v1 import control_pb2 as pb
 from experiments.digits.images import Digits, load
 from experiments.digits.models import export
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import before_others
 from experiments.study.pictures import Panel, lines, unlabelled
 from experiments.study.study import ONLY_TABLE, Study, StudyRecord
@@ -145,8 +145,7 @@ def served(num_models: int) -> Iterator[tuple[LocalServer, list[str], Digits]]:
             (models / name / "1").mkdir(parents=True)
             (models / name / "1" / "model.onnx").write_bytes(graph.SerializeToString())
             (models / name / "config.toml").write_text("batch_sizes = [1, 4, 16]\n")
-        arguments = ["--models", str(models), "--cache-dir", f"{directory}/cache"]
-        with LocalServer(arguments, start_limit_s=300) as server:
+        with LocalServer(folders(directory)) as server:
             yield server, names, digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from modelzoo.build import write_model
 
 #: Room for a BERT of base size, and no more than a small machine has.
@@ -34,8 +34,7 @@ def seconds_to_ready(name: str, device: str) -> dict[str, float]:
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         write_model(name, Path(scratch) / "models" / name / "1" / "model.onnx")
-        arguments = [f"--models={scratch}/models", f"--cache-dir={scratch}/cache"]
-        arguments += [f"--device={device}", *_ROOM]
+        arguments = [*folders(scratch), f"--device={device}", *_ROOM]
         if not device.startswith("cuda"):
             arguments += _HOST_PAGES
         for kind in ("cold", "cached"):

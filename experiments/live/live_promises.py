@@ -29,7 +29,7 @@ from typing import Any
 from typing_extensions import override
 
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import Account, ClientLoad, OpenLoop, await_model, offer
 from experiments.study.study import Study, chosen
 
@@ -113,11 +113,7 @@ def served(device: str, num_models: int) -> Iterator[tuple[LocalServer, tuple[st
     with tempfile.TemporaryDirectory() as scratch:
         net = LiveModel(name="net", copies=num_models, batch_sizes=(1,))
         net.write(Path(scratch) / "models" / net.name)
-        arguments = [
-            *("--models", f"{scratch}/models", "--device", f"modelled:{device}"),
-            *("--cache-dir", f"{scratch}/cache"),
-        ]
-        with LocalServer(arguments) as server:
+        with LocalServer([*folders(scratch), "--device", f"modelled:{device}"]) as server:
             for model in net.model_ids:
                 await_model(server.address, model)
             yield server, net.model_ids

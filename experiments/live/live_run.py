@@ -14,7 +14,7 @@ from pathlib import Path
 from clockwright.client.operator import Operator
 from clockwright.units import NS_PER_MS, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, folders
 from experiments.simulator import Case, HostedModel
 from experiments.study.sides import RunRows, reported_rows
 from experiments.telemetry.tables import read_actions, read_requests
@@ -110,13 +110,12 @@ class Served:
             RuntimeError: the server did not start.
         """
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) / "models"
             for model in self.models:
-                model.write(folder / model.name)
+                model.write(Path(scratch) / "models" / model.name)
             save_profile(self.profile, Path(scratch) / "profile.json")
             cluster = self.case.cluster
             arguments = [
-                *("--models", str(folder), "--cache-dir", f"{scratch}/cache"),
+                *folders(scratch),
                 *("--device", self.device or f"modelled:{scratch}/profile.json"),
                 *("--pages", str(cluster.num_pages), *command_line(self.case.scheduler)),
                 *(("--workers" if self.device else "--devices"), str(cluster.num_workers)),

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Self
 
 _READY = "ready: "
@@ -40,6 +41,11 @@ def off_fixed_ports(command: str, arguments: Sequence[str]) -> list[str]:
     """
     doors = {"front": ("http",), "picker": (), "scaler": ()}.get(command, ("http", "metrics"))
     return [f"--no-{door}" for door in doors if f"--{door}-port" not in arguments]
+
+
+def folders(scratch: Path | str) -> list[str]:
+    """Flags of a server that takes its models from a folder below this one, and keeps in another what it compiles."""
+    return ["--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"]
 
 
 @contextmanager
