@@ -1,31 +1,28 @@
 """Who is shed first when requests have a priority or say that they are retries, and what that costs.
 
-Copies of ResNet50 share one simulated GPU as in `overload`, whose capacity the loads are multiples of; requests come as a
-Poisson process, all with the same SLO. `levels`: each has one of three levels of priority, at random, of which the middle one is
-the default. `retries`: half of them say that they were tried before, of models without levels. The worths are those that fronts make of the two
-(`controller.front.oip.classes`), and so is the part of the lowest level that counts as the default. The price is the
-goodput that the same arrivals have when all are alike, less theirs.
+Copies of ResNet50 share one simulated GPU, whose capacity the loads are multiples of. `levels`: each request has one of
+three levels of priority, at random, of which the middle one is the default. `retries`: half of them say that they were
+tried before, of models without levels. The worths are those that fronts make of the two (`controller.front.oip.classes`),
+and so is the part of the lowest level that counts as the default. The price is the goodput that the same arrivals have when
+all are alike, less theirs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Annotated
 
-from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller.front.oip.classes import RISING, Levels, worth_of
 from controller.telemetry.tables import OK, Telemetry
-from experiments.bounds import Cost, density_rate
-from experiments.clockwork_paper.cases import poisson
-from experiments.simulator import copies_of, run
+from experiments.policies.one_gpu import OneGpu
+from experiments.simulator import run
 from experiments.study.compared import POLICIES
 from experiments.study.study import SHARE, Study, over
-from modelzoo.profile import Noise, load_profile
 
 TITLE = "Under overload the lowest class is shed first, and a part of it is answered all the same (simulated)."
 
@@ -66,18 +63,13 @@ _DRAWN = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(OneGpu):
     """How much is simulated."""
 
     tried: tuple[str, ...] = ("levels", "retries")
     nums_models: tuple[int, ...] = (1, 4, 15)
     #: Offered loads, as multiples of what the GPU could answer in the best batches.
     loads: tuple[float, ...] = (1.0, 1.5, 2.0)
-    architecture: str = "resnet50_v1b"
-    slo_ms: int = 100
-    warmup_ns: int = 2 * NS_PER_S
-    measured_ns: int = 8 * NS_PER_S
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
@@ -102,20 +94,10 @@ class Shed:
 @cache
 def play(setting: Setting, tried: str, num_models: int, load: float) -> Mapping[str, float]:
     """Simulate all seeds. Returns by class, and for all together, the part that is answered."""
-    row = load_profile("table1").row_for(setting.architecture)
-    slo_ns = setting.slo_ms * NS_PER_MS
     asked, answered = Counter[str](), Counter[str]()
     for seed in setting.seeds:
-        case = poisson(
-            copies_of(row, num_models),
-            seed,
-            num_gpus=1,
-            rate_rps=load * density_rate([Cost(row.exec_ns)], slo_ns=slo_ns),
-            slo_ns=slo_ns,
-            duration_ns=setting.warmup_ns + setting.measured_ns,
-            noise=setting.noise,
-        )
-        case = replace(case, scheduler=POLICIES["edf_mh"], weights=tuple(_DRAWN[tried]))
+        policy, weights = POLICIES["edf_mh"], tuple(_DRAWN[tried])
+        case = setting.case(num_models, load, seed, scheduler=policy, weights=weights)
         telemetry = Telemetry(1 << 30)
         run(case, telemetry=telemetry)
         for each in telemetry.requests:

@@ -1,9 +1,9 @@
 """What certainty costs: goodput where requests are to be refused or promised within a time (`decide_within_ms`).
 
-Copies of ResNet50 share one simulated GPU as in `overload`, whose capacity the loads are multiples of; requests come as
-a Poisson process. A share of them, at random, is to be decided within a time that is a part of the SLO. The price is
-the goodput that the same arrivals have when none asks, less theirs. It is paid by all: a lane whose time is promised is
-not free for the densest batch that comes together later.
+Copies of ResNet50 share one simulated GPU, whose capacity the loads are multiples of. A share of the requests, at random,
+is to be decided within a time that is a part of the SLO. The price is the goodput that the same arrivals have when none
+asks, less theirs. It is paid by all: a lane whose time is promised is not free for the densest batch that comes together
+later.
 
 In addition to the price it says whether the decisions were worth it: how long they took, and how many promises were broken. No
 fault is played, so none may be.
@@ -12,27 +12,24 @@ fault is played, so none may be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
 import numpy as np
 
-from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry.tables import OK, Telemetry
-from experiments.bounds import Cost, density_rate
-from experiments.clockwork_paper.cases import poisson
-from experiments.simulator import copies_of, run
+from experiments.policies.one_gpu import OneGpu
+from experiments.simulator import run
 from experiments.study.compared import POLICIES
 from experiments.study.pictures import Panel, lines
 from experiments.study.study import SHARE, Study, StudyRecord, over
-from modelzoo.profile import Noise, load_profile
 
 TITLE = "To be told early whether an answer will come costs answers where many models share a GPU (simulated)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(OneGpu):
     """How much is simulated."""
 
     policies: tuple[str, ...] = ("edf_mh", "clockwork")
@@ -43,11 +40,6 @@ class Setting:
     shares: tuple[float, ...] = (0.1, 1.0)
     #: Within this part of the SLO they are to be decided.
     parts: tuple[float, ...] = (0.05, 0.2, 0.5)
-    architecture: str = "resnet50_v1b"
-    slo_ms: int = 100
-    warmup_ns: int = 2 * NS_PER_S
-    measured_ns: int = 8 * NS_PER_S
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
@@ -96,22 +88,12 @@ def play(
     seed: int,
 ) -> CertaintyRun:
     """Simulate one seed."""
-    row = load_profile("table1").row_for(setting.architecture)
-    slo_ns = setting.slo_ms * NS_PER_MS
-    end_ns = setting.warmup_ns + setting.measured_ns
-    case = poisson(
-        copies_of(row, num_models),
+    case = setting.case(
+        num_models,
+        load,
         seed,
-        num_gpus=1,
-        rate_rps=load * density_rate([Cost(row.exec_ns)], slo_ns=slo_ns),
-        slo_ns=slo_ns,
-        duration_ns=end_ns,
-        noise=setting.noise,
-    )
-    case = replace(
-        case,
         scheduler=POLICIES[policy],
-        decide_within_ns=round(part * slo_ns) if share else 0,
+        decide_within_ns=round(part * setting.slo_ns) if share else 0,
         decide_share=share,
     )
     telemetry = Telemetry(1 << 30)
@@ -144,7 +126,6 @@ def measure(
     kept, broken = sum(one.num_kept for one in runs), sum(one.num_broken for one in runs)
     num_others = sum(one.num_arrived for one in runs) - len(decided_ns)
     others = sum(one.num_answered for one in runs) - kept
-    part_ns = part * setting.slo_ms * NS_PER_MS
     return Certainty(
         policy=policy,
         num_models=num_models,
@@ -155,7 +136,7 @@ def measure(
         price_points=100 * (_goodput(played(0.0, 0.0)) - _goodput(runs)),
         asking=kept / len(decided_ns),
         others=others / num_others if num_others else 0.0,
-        decided_p99=float(np.percentile(decided_ns, 99)) / part_ns,
+        decided_p99=float(np.percentile(decided_ns, 99)) / (part * setting.slo_ns),
         kept=kept / (kept + broken) if kept else 1.0,
         num_broken=broken,
     )

@@ -17,18 +17,16 @@ What is simulated here was measured live for a device of 10 ms per request: `exp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
-from experiments.bounds import Cost, density_rate
-from experiments.clockwork_paper.cases import poisson
-from experiments.simulator import copies_of, run
+from experiments.policies.one_gpu import OneGpu
+from experiments.simulator import run
 from experiments.study.compared import POLICIES
 from experiments.study.pictures import Curve, Panel, lines
 from experiments.study.study import Column, Study, StudyRecord, over
-from modelzoo.profile import Noise, load_profile
 
 #: By the name with which keys begin: the scheduler.
 SERVERS = {
@@ -53,25 +51,16 @@ _LABELS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(OneGpu):
     """How much is simulated."""
 
     servers: tuple[str, ...] = tuple(SERVERS)
-    architecture: str = "resnet50_v1b"
     num_models: int = 15
-    slo_ms: int = 100
     #: Offered loads, as multiples of what the GPU could answer.
     loads: tuple[float, ...] = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
     warmup_ns: int = 3 * NS_PER_S
     measured_ns: int = 10 * NS_PER_S
-    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seed: int = 1
-
-    @property
-    def capacity_rps(self) -> float:
-        """Requests per second that the GPU could answer if every batch were the best one."""
-        row = load_profile("table1").row_for(self.architecture)
-        return density_rate([Cost(row.exec_ns)], slo_ns=self.slo_ms * NS_PER_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +78,8 @@ class LoadPoint:
 
 def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     """Simulate one way of serving under one load."""
-    row = load_profile("table1").row_for(setting.architecture)
-    end_ns = setting.warmup_ns + setting.measured_ns
-    case = poisson(
-        copies_of(row, setting.num_models),
-        setting.seed,
-        num_gpus=1,
-        rate_rps=load * setting.capacity_rps,
-        slo_ns=setting.slo_ms * NS_PER_MS,
-        duration_ns=end_ns,
-        noise=setting.noise,
-    )
-    total = run(replace(case, scheduler=SERVERS[server])).summary.total(setting.warmup_ns, end_ns)
+    case = setting.case(setting.num_models, load, setting.seed, scheduler=SERVERS[server])
+    total = run(case).summary.total(setting.warmup_ns, case.duration_ns)
     seconds = setting.measured_ns / NS_PER_S
     return LoadPoint(
         server=server,
