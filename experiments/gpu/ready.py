@@ -72,7 +72,7 @@ def measure(setting: Setting) -> Findings:
     for key in _SUMS:
         figures[key] = sum(figure for name, figure in figures.items() if name.endswith(f"_{key}"))
     for name in setting.networks:
-        starts = medians(name, "torch:cpu", times=setting.starts)
+        starts = medians(name, setting.starts)
         figures |= {f"{name}_{key}": figure for key, figure in starts.items()}
     share, outcomes = compiled_share(processes=2)
     figures |= {

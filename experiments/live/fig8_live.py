@@ -12,7 +12,7 @@ The two lines of the table, both of 4,026 models and an SLO of 100 ms:
 * `gpus6`: the replay of Figure 8 (`azure_replay`), 4,860.6 r/s on 6 GPUs;
 * `gpus20`: the paper's scale row, 6,174 r/s on 20 GPUs.
 
-The trace is the generator's, or a file that `--trace` names. The stretch begins with a full hour; its rate is
+The trace is the generator's. The stretch begins with a full hour; its rate is
 scaled so that the measured part has the line's rate on average. Requests of the warm-up before it, in which
 weights are loaded, do not count. A request's latency counts from when it was due, so what the client is late is
 part of it, and is told besides. The client sends and reads every half millisecond.
@@ -33,7 +33,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,8 +81,6 @@ class Setting:
     #: Length of the stretch that the controller's cost is taken from, then of each closed loop of the calibration.
     calibration_s: float = 10.0
     closed_loop_s: float = 3.0
-    #: Invocations per minute, file or folder; empty: the generator's.
-    trace: str = field(default="", metadata={"said": "FILE"})
     #: Functions of the generated trace, and instances of each architecture.
     num_functions: int = 17_000
     num_copies: int = 66
@@ -114,10 +112,7 @@ class Setting:
 
     def minutes(self, line: str) -> MinuteTrace:
         """What is replayed."""
-        replay = self.replay(line, self.seed)
-        if self.trace:
-            return azure_replay.recorded(replay, Path(self.trace))
-        return azure_replay.generated(replay)
+        return azure_replay.generated(self.replay(line, self.seed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

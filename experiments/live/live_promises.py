@@ -214,11 +214,8 @@ def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
     figures: dict[str, float] = {
         "late_success_per_million": per_million(sum(case.account.num_late for case in cases)),
         "late_kept_per_million": per_million(sum(case.account.num_late_kept for case in cases)),
-        "late_of_due_per_million": per_million(sum(case.account.num_late_of_due for case in cases)),
-        "answers": answers,
         "requests": sum(case.account.num_offered for case in cases),
         "other_ends": sum(sum(case.account.others.values()) for case in cases),
-        "client_late_ms_p99_worst": max(case.account.lateness_ms(99) for case in cases),
     }
     # What was refused during the pause was heard after it, whatever the server did.
     refusing = [case for case in cases if case.part != "pause" and case.account.refusals]
@@ -226,7 +223,6 @@ def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
         times = [(case.account.refusal_ms(percent), case.slo_ms) for case in refusing]
         if times:
             figures[f"refusal_ms_p{percent}"] = statistics.median(ms for ms, _ in times)
-            figures[f"refusal_ms_p{percent}_worst"] = max(ms for ms, _ in times)
             shares = [ms / slo_ms for ms, slo_ms in times]
             figures[f"refusal_slo_share_p{percent}"] = statistics.median(shares)
             figures[f"refusal_slo_share_p{percent}_worst"] = max(shares)
@@ -237,25 +233,15 @@ def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
         for multiple in sorted({case.multiple for case in found}):
             shares = [case.goodput_share for case in found if case.multiple == multiple]
             figures[f"device_{num_models}_x{multiple:g}_goodput_share_worst"] = min(shares)
-    figures |= _totals("device", limited)
     flood = [case for case in cases if case.part == "flood"]
     if flood:
         goodput_rps = sum(case.account.goodput_rps for case in flood)
         figures["goodput_20x_share"] = goodput_rps / _FLOODED_RPS
         figures["flood_refusal_ms_p50"] = flood[0].account.refusal_ms(50)
         figures["flood_refusal_ms_p99"] = flood[0].account.refusal_ms(99)
-        figures |= _totals("flood", flood)
-    figures |= _totals("pause", [case for case in cases if case.part == "pause"])
+    if paused := [case for case in cases if case.part == "pause"]:
+        figures["pause_late_successes"] = sum(case.account.num_late for case in paused)
     return figures
-
-
-def _totals(part: str, cases: Sequence[PromiseCase]) -> dict[str, float]:
-    if not cases:
-        return {}
-    return {
-        f"{part}_late_successes": sum(case.account.num_late for case in cases),
-        f"{part}_other_ends": sum(sum(case.account.others.values()) for case in cases),
-    }
 
 
 def extra(_setting: Setting, cases: Sequence[PromiseCase]) -> dict[str, Any]:

@@ -19,14 +19,14 @@ _PROGRAM = Path(__file__).with_name("ray_nodes.py")
 class RayCluster:
     """A head and nodes, each with raylet and workers of its own; see `ray_nodes`."""
 
-    def __init__(self, python: Path, process: subprocess.Popen[str], namespace: str) -> None:
+    def __init__(self, python: Path, process: subprocess.Popen[str]) -> None:
         self.python = python
         #: Ray's names of nodes, by ours.
         self.nodes: dict[str, str] = {}
         self._process = process
         # Fronts and controllers are asked to be on the head, which no study removes.
         head = {"num_cpus": 2, "resources": {"head": 1}}
-        self.address: str = self._tell(namespace=namespace, head=head)["address"]
+        self.address: str = self._tell(head=head)["address"]
 
     def add(self, name: str, **resources: float) -> None:
         """Add a node with some resources."""
@@ -68,7 +68,7 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(namespace: str = "clockwright") -> Iterator[RayCluster]:
+def ray_cluster() -> Iterator[RayCluster]:
     """A head; nodes are added.
 
     Raises:
@@ -83,25 +83,23 @@ def ray_cluster(namespace: str = "clockwright") -> Iterator[RayCluster]:
         text=True,
     ) as process:
         try:
-            yield RayCluster(python, process, namespace)
+            yield RayCluster(python, process)
         finally:
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
 
 
-def kinds_file(
-    folder: Path, kinds: Mapping[str, Mapping[str, Any]], *, models: Path, head: str = "head"
-) -> Path:
+def kinds_file(folder: Path, kinds: Mapping[str, Mapping[str, Any]], *, models: Path) -> Path:
     """Write what is wanted: one controller, two fronts, and kinds of modelled devices.
 
     Args:
         folder: where it is written, and what the processes write.
         kinds: by name, the duration of a batch (`device`), `min` and `max`.
         models: their folder.
-        head: the resource of the node where controller, fronts and keeper are.
     """
-    on_head = f"resources = {{ {head} = 0.1 }}"
+    # The node where controller, fronts and keeper are.
+    on_head = "resources = { head = 0.1 }"
     quiet = '"--no-http"'
     lines = [
         f'models = "{models}"',

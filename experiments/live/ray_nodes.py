@@ -41,7 +41,7 @@ def main() -> None:
     nodes: dict[str, Any] = {}
     ray.init(
         address=cluster.address,
-        namespace=settings["namespace"],
+        namespace="clockwright",
         log_to_driver=False,
         logging_level="error",
     )
