@@ -137,13 +137,13 @@ async def _play_live(setting: Setting, scratch: Path, stack: ExitStack) -> dict[
     await asyncio.to_thread(
         subprocess.run, [*add, one.address], check=True, stdout=subprocess.DEVNULL
     )
-    async with AsyncClient(address) as client:
-        asker = _asker(client, setting.rate, setting.slo_ms, setting.seed)
-        asking = asyncio.create_task(asker.run())
+    async with (
+        AsyncClient(address) as client,
+        _asker(client, setting.rate, setting.slo_ms, setting.seed) as asker,
+    ):
         await asyncio.sleep(setting.calm_s)
         began_s = time.monotonic()
         await asyncio.to_thread(_move, scratch, folder, one.address, two.address)
-        moved_s = time.monotonic()
         await asyncio.sleep(setting.calm_s)
         # Both serve it, and then the one that most requests go to is killed.
         await asyncio.to_thread(
@@ -154,34 +154,22 @@ async def _play_live(setting: Setting, scratch: Path, stack: ExitStack) -> dict[
         # Its workers end with it.
         killed_s = time.monotonic()
         await asyncio.sleep(2 * setting.calm_s)
-        asker.stop()
-        await asking
     _say_faults(asker.asked)
     slo_s = setting.slo_ms / 1000
     moving = [a for a in asker.asked if began_s - slo_s <= a.sent_s < killed_s - slo_s]
     after = [a for a in asker.asked if a.sent_s >= killed_s - slo_s]
     last_s = max((a.sent_s + slo_s for a in after if a.fault), default=killed_s)
     return {
-        "requests": len(asker.asked),
-        "move_s": moved_s - began_s,
         "move_requests": len(moving),
         "move_lost": sum(bool(a.fault) for a in moving),
-        "move_p99_ms": _percentile(moving, 99),
-        "calm_p99_ms": _percentile([a for a in asker.asked if a.sent_s < began_s], 99),
         "kill_requests": len(after),
         "kill_lost": sum(bool(a.fault) for a in after),
         "kill_recover_ms": 1000 * (last_s - killed_s),
-        "kill_max_ms": _percentile([a for a in after if a.sent_s < killed_s + 1], 100),
     }
 
 
 def _say_faults(asked: Sequence[AskedOnce]) -> None:
     print(Counter(":".join(each.fault.split(":")[:2])[:100] for each in asked if each.fault))
-
-
-def _percentile(asked: Sequence[AskedOnce], percent: float) -> float:
-    latencies = [1000 * (each.done_s - each.sent_s) for each in asked if not each.fault]
-    return float(np.percentile(latencies, percent)) if latencies else 0.0
 
 
 def _live(setting: Setting) -> dict[str, float]:
@@ -193,12 +181,11 @@ def _live(setting: Setting) -> dict[str, float]:
 
 
 async def _ask_through(setting: Setting, address: str) -> tuple[int, int]:
-    async with AsyncClient(address) as client:
-        asker = _asker(client, setting.picker_rate, setting.picker_slo_ms, setting.seed)
-        asking = asyncio.create_task(asker.run())
+    async with (
+        AsyncClient(address) as client,
+        _asker(client, setting.picker_rate, setting.picker_slo_ms, setting.seed) as asker,
+    ):
         await asyncio.sleep(setting.picker_seconds)
-        asker.stop()
-        await asking
     _say_faults(asker.asked)
     in_time = sum(
         not a.fault and 1000 * (a.done_s - a.sent_s) <= setting.picker_slo_ms for a in asker.asked

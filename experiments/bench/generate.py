@@ -54,6 +54,7 @@ from controller.telemetry.tables import Telemetry
 from experiments.bench.step_stories import StoryModels
 from experiments.bench.story_devices import RuntimeStage, StoryFleet
 from experiments.bench.story_loop import StoryLoop
+from experiments.live.asker import ask_at
 from experiments.live.local_server import LocalServer
 from experiments.study.bench import Findings, bench
 from experiments.study.study import chosen
@@ -211,7 +212,7 @@ def _modelled_run(setting: Setting, coming: Sequence[Arrival]) -> list[StreamRec
     raw = plan.inputs[0].header(prompt.shape, prompt.nbytes) + prompt.tobytes()
     records: list[StreamRecord] = []
 
-    fleet = StoryFleet(loop, runtime, _EXEC_NS, lambda _: _ROW, num_inputs=2)
+    fleet = StoryFleet(loop, runtime, _EXEC_NS, lambda _: _ROW)
 
     def join() -> None:
         for _ in range(setting.devices):
@@ -310,8 +311,8 @@ def _batching(setting: Setting) -> dict[str, float]:
 # --- a server -----------------------------------------------------------------------------------
 
 _DECODER: Final = """
-decoder (int64[n,1] ids, float[n,WIDTH] state) => (float[n,VOCABULARY] logits, float[n,WIDTH] stateN)
-<float[VOCABULARY,WIDTH] words, float[WIDTH,WIDTH] w, float[WIDTH,WIDTH] u, float[WIDTH,VOCABULARY] out, int64[1] one> {
+decoder (int64[n,1] ids, float[n,WIDTH] state) => (float[n,256] logits, float[n,WIDTH] stateN)
+<float[256,WIDTH] words, float[WIDTH,WIDTH] w, float[WIDTH,WIDTH] u, float[WIDTH,256] out, int64[1] one> {
     word = Gather <axis = 0> (words, ids)
     x = Squeeze (word, one)
     wx = MatMul (x, w)
@@ -332,11 +333,10 @@ logits = "logits"
 """
 
 
-def write_decoder(folder: Path, width: int, depth: int, vocabulary: int = 256) -> None:
+def write_decoder(folder: Path, width: int, depth: int) -> None:
     """Write the folder of a recurrent decoder, which multiplies its state so many times more."""
     more = "".join(f"t{n} = Tanh (m{n})\n m{n + 1} = MatMul (t{n}, u)\n" for n in range(depth))
-    text = _DECODER.replace("EXTRA", more).replace("DEPTH", str(depth))
-    text = text.replace("WIDTH", str(width)).replace("VOCABULARY", str(vocabulary))
+    text = _DECODER.replace("EXTRA", more).replace("DEPTH", str(depth)).replace("WIDTH", str(width))
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
     random = np.random.default_rng(0)
     for value in model.graph.value_info:
@@ -372,12 +372,8 @@ async def _live_run(setting: Setting, address: str, rate_per_s: float) -> list[S
     coming = arrivals(Random(setting.seed), rate_per_s, setting.seconds, setting.tokens)
     async with AsyncClient(address) as client:
         await _ask_live(setting, client, 4)
-        begin_ns = time.monotonic_ns()
-        asked = []
-        for each in coming:
-            await asyncio.sleep(max(begin_ns + each.at_ns - time.monotonic_ns(), 0) / NS_PER_S)
-            asked.append(asyncio.create_task(_ask_live(setting, client, each.tokens)))
-        return await asyncio.gather(*asked)
+        times_s = (each.at_ns / NS_PER_S for each in coming)
+        return await ask_at(times_s, lambda n: _ask_live(setting, client, coming[n].tokens))
 
 
 def _live_capacity(setting: Setting, address: str) -> float:

@@ -15,11 +15,10 @@ with one or five pipelines, asked the same three ways; whole answers per second.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -35,6 +34,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
 from controller.telemetry.tables import OK, Telemetry
 from experiments.clockwork_paper import cases
+from experiments.live.asker import ask_at
 from experiments.live.local_server import LocalServer, folders
 from experiments.simulator import Case, HostedModel, run
 from experiments.study.bench import Findings, bench
@@ -159,7 +159,7 @@ async def offer(address: str, ask: Ask, rate: float, seconds: float, seed: int) 
     tally, random = LoadTally(), Random(seed)
     async with AsyncClient(address) as client:
 
-        async def one() -> None:
+        async def one(_: int) -> None:
             began = time.perf_counter()
             try:
                 await ask(client, 0, _SLO_MS)
@@ -168,12 +168,12 @@ async def offer(address: str, ask: Ask, rate: float, seconds: float, seed: int) 
             else:
                 tally.answered += time.perf_counter() - began <= _SLO_MS / 1000
 
-        async with asyncio.TaskGroup() as tasks:
-            due = time.perf_counter()
-            end = due + seconds
-            while (due := due + random.expovariate(rate)) < end:
-                await asyncio.sleep(max(due - time.perf_counter(), 0))
-                tasks.create_task(one())
+        def times_s() -> Iterator[float]:
+            due_s = 0.0
+            while (due_s := due_s + random.expovariate(rate)) < seconds:
+                yield due_s
+
+        await ask_at(times_s(), one)
     return tally
 
 

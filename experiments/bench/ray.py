@@ -163,15 +163,10 @@ async def played(
 ) -> StreamClient:
     """Play something under load; returns the client that has asked meanwhile."""
     client = StreamClient(there.fronts, setting.rate)
-    running = asyncio.create_task(client.run())
     watching = asyncio.create_task(there.watch())
     try:
-        await client.calm()
-        await play(client)
-        await client.calm()
+        await client.during(play)
     finally:
-        client.stop()
-        await running
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     return client

@@ -127,6 +127,17 @@ class StreamClient:
         self._stopped = asyncio.Event()
         self._standstill = Standstill()
 
+    async def during(self, play: Callable[[StreamClient], Awaitable[None]]) -> None:
+        """Ask while something is played, and then wait for what is open; before it and after it is calm."""
+        running = asyncio.create_task(self.run())
+        try:
+            await self.calm()
+            await play(self)
+            await self.calm()
+        finally:
+            self.stop()
+            await running
+
     async def run(self) -> None:
         """Ask, and then wait for what is open."""
         self._tasks.append(asyncio.create_task(self._tick()))
@@ -420,14 +431,7 @@ def played(setting: Setting, folder: Path, play: Play, *, lease: bool = False) -
         for front in deployment.fronts:
             await _until(partial(_is_ready, front.address))
         client = StreamClient([front.address for front in deployment.fronts], setting.rate)
-        running = asyncio.create_task(client.run())
-        try:
-            await client.calm()
-            await play(client, deployment)
-            await client.calm()
-        finally:
-            client.stop()
-            await running
+        await client.during(lambda client: play(client, deployment))
         return client
 
     write_model("mlp-16-8-4", folder / "models" / "net" / "1" / "model.onnx")

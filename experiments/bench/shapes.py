@@ -26,6 +26,7 @@ import onnx
 from clockwright.client.client import AsyncClient
 from clockwright.errors import RefusedError
 from experiments.bench.open_models import Array, encoder
+from experiments.live.asker import ask_at
 from experiments.live.local_server import LocalServer, folders
 from experiments.study.bench import Findings, bench, need_cores
 from worker.engines.onnxruntime import open_session
@@ -198,15 +199,9 @@ async def ask(
                 outcome.in_time += 1
             said = result.explanation
             outcome.late_by_server += int(said["measured_us"]) > slo_ms * 1000
-            outcome.errors.append(
-                abs(said["predicted_exec_us"] - said["exec_us"]) / said["exec_us"]
-            )
+            outcome.errors.append(_error(said))
 
-        begin_s = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            for due_s, slo_ms, tokens in requests:
-                await asyncio.sleep(max(begin_s + due_s - time.monotonic(), 0))
-                tasks.create_task(send(slo_ms, tokens))
+        await ask_at((due_s for due_s, *_ in requests), lambda n: send(*requests[n][1:]))
 
 
 async def ask_unseen(address: str, setting: Setting) -> list[float]:

@@ -190,7 +190,7 @@ class _StepStory:
         inner: PortStage[Entry] = _Workers(self.loop, rng, self.sent)
         if seed % 2:
             inner = RuntimeStage(self.runtime)
-            self.fleet = StoryFleet(self.loop, self.runtime, _EXEC_NS, _run, num_inputs=2)
+            self.fleet = StoryFleet(self.loop, self.runtime, _EXEC_NS, _run)
         self.stage: SequenceStage[Entry] = SequenceStage(inner, self.runtime, self.models, config)
         self.forgets = rng.random() < 0.3
         idle_ns = 50 * NS_PER_MS if self.forgets else 1000 * NS_PER_S

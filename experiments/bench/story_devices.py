@@ -35,6 +35,8 @@ from experiments.bench.story_loop import StoryLoop
 #: One way to a device.
 _LINK_NS: Final = NS_PER_MS // 20
 _NOISE: Final = 0.01
+# What a request brings: its input and its state.
+_NUM_INPUTS: Final = 2
 
 #: Makes the outputs of a request of its inputs.
 Run = Callable[[Sequence[Buffer]], Sequence[Buffer]]
@@ -65,11 +67,10 @@ class StoryDevice:
         worker_id: WorkerId,
         exec_ns: Mapping[int, int],
         run: Run,
-        num_inputs: int,
     ) -> None:
         self._loop, self._runtime = loop, runtime
         self.worker_id = worker_id
-        self._exec_ns, self._run, self._num_inputs = exec_ns, run, num_inputs
+        self._exec_ns, self._run = exec_ns, run
         self._random = Random(worker_id)
         self._free_ns = 0
         #: Its next batch fails; everything takes so many times longer; it is lost.
@@ -106,8 +107,8 @@ class StoryDevice:
     def _end(self, action: Action, result: Result, payload: list[Buffer]) -> None:
         outputs: list[Buffer] = []
         if isinstance(action, Infer) and result.error is ActionError.NONE:
-            for first in range(0, len(payload), self._num_inputs):
-                outputs += self._run(payload[first : first + self._num_inputs])
+            for first in range(0, len(payload), _NUM_INPUTS):
+                outputs += self._run(payload[first : first + _NUM_INPUTS])
         self._loop.at(self._loop.now_ns + _LINK_NS, self._tell, result, outputs)
 
     def _tell(self, result: Result, outputs: list[Buffer]) -> None:
@@ -140,13 +141,11 @@ class StoryFleet:
         runtime: Runtime,
         exec_ns: Mapping[int, int],
         run: Run,
-        *,
-        num_inputs: int,
     ) -> None:
         """Begin without devices and models; the rest are arguments of each `StoryDevice`."""
         self._runtime = runtime
         self._exec_ns = exec_ns
-        self._loop, self._run, self._num_inputs = loop, run, num_inputs
+        self._loop, self._run = loop, run
         self._numbers = count()
         self._models: list[ModelId] = []
         self.devices: list[StoryDevice] = []
@@ -159,7 +158,6 @@ class StoryFleet:
             WorkerId(f"w{next(self._numbers)}"),
             self._exec_ns,
             self._run,
-            self._num_inputs,
         )
         self.devices.append(device)
         self._runtime.worker_joined(

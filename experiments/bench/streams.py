@@ -171,7 +171,7 @@ class _Heard:
 class _Voices:
     """Streams on modelled devices."""
 
-    def __init__(self, devices: int, seed: int = 0) -> None:
+    def __init__(self, devices: int) -> None:
         self.loop = loop = StoryLoop()
         config = SchedulerConfig()
         self.runtime = runtime = Runtime(
@@ -182,12 +182,12 @@ class _Voices:
         entry.state = (StatePair("state", "stateN", 1, 1),)
         models.found["voice"] = entry
         self.stage: SequenceStage[Entry] = SequenceStage(RuntimeStage(runtime), runtime, models)
-        self._random = Random(seed)
+        self._random = Random(0)
         self.latencies_ns: list[int] = []
         self.sent = self.refused = 0
         self.end_ns = 0
 
-        fleet = StoryFleet(loop, runtime, _EXEC_NS, lambda _: _ROW, num_inputs=2)
+        fleet = StoryFleet(loop, runtime, _EXEC_NS, lambda _: _ROW)
 
         def begin() -> None:
             for _ in range(devices):

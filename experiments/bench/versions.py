@@ -119,9 +119,7 @@ async def play(setting: Setting, part: str) -> tuple[list[Inquired], list[tuple[
         (folder / "config.toml").write_text(PARTS[part])
         server = await asyncio.to_thread(LocalServer(folders(scratch)).__enter__)
         try:
-            async with AsyncClient(server.address) as client:
-                asker = _asker(client, setting)
-                asking = asyncio.create_task(asker.run())
+            async with AsyncClient(server.address) as client, _asker(client, setting) as asker:
                 for version, hidden in enumerate(written[1:], 2):
                     await asyncio.sleep(setting.calm_s)
                     began_s = time.monotonic()
@@ -130,8 +128,6 @@ async def play(setting: Setting, part: str) -> tuple[list[Inquired], list[tuple[
                     # What it takes over is a part of it.
                     await asyncio.sleep(setting.calm_s / 2)
                     replaced.append((began_s, time.monotonic()))
-                asker.stop()
-                await asking
         finally:
             await asyncio.to_thread(server.stop)
     return asker.asked, replaced

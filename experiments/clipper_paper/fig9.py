@@ -11,7 +11,6 @@ both are counted. The client runs at real-time priority where that is allowed, a
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from clockwright.client.operator import Operator
 from clockwright.v1 import control_pb2 as pb
 from experiments.digits.images import Digits, load
 from experiments.digits.models import export
+from experiments.live.asker import ask_at
 from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import before_others
 from experiments.study.pictures import Panel, lines, unlabelled
@@ -181,12 +181,7 @@ async def load_application(
         # The first queries find the models cold.
         for index in range(20):
             await ask(index)
-        began_s = time.perf_counter()
-        tasks = []
-        for due_s, index in zip(dues_s, drawn, strict=True):
-            await asyncio.sleep(max(0.0, began_s + due_s - time.perf_counter()))
-            tasks.append(asyncio.create_task(ask(index)))
-        return list(await asyncio.gather(*tasks))
+        return await ask_at(dues_s, lambda number: ask(drawn[number]))
 
 
 @contextmanager

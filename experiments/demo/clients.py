@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import uvloop
 from clockwright import AsyncClient, ClockwrightError, RefusedError
 from experiments.demo.models import DemoModel
 from experiments.digits.images import Array
+from experiments.live.asker import ask_at
 
 # float32 sums in another order: what batching and blocked layouts change.
 _RTOL, _ATOL = 1e-3, 1e-3
@@ -102,13 +102,10 @@ async def _drive(address: str, questions: Sequence[_Question]) -> list[RequestOu
         gc.collect()
         gc.freeze()
         begin_s = time.monotonic()
-        tasks = []
-        for question in questions:
-            delay_s = begin_s + question.due_s - time.monotonic()
-            if delay_s > 0:
-                await asyncio.sleep(delay_s)
-            tasks.append(asyncio.create_task(_ask(client, question, begin_s)))
-        outcomes = await asyncio.gather(*tasks)
+        outcomes = await ask_at(
+            (question.due_s for question in questions),
+            lambda number: _ask(client, questions[number], begin_s),
+        )
         gc.unfreeze()
         return outcomes
 

@@ -1,14 +1,31 @@
-"""A client that asks in an open loop, from one event loop, until it is told to stop."""
+"""Clients that ask in an open loop, from one event loop: at given times, or as long as a block runs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from clockwright.errors import ClockwrightError
+
+T = TypeVar("T")
+
+
+async def ask_at(times_s: Iterable[float], ask: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
+    """Ask at times from now on, whatever has come of the requests before; gives what came of each.
+
+    Args:
+        times_s: in their order.
+        ask: sends the request of a number, the first is 0.
+    """
+    begin_s = time.monotonic()
+    open_: list[asyncio.Task[T]] = []
+    for number, due_s in enumerate(times_s):
+        await asyncio.sleep(max(begin_s + due_s - time.monotonic(), 0))
+        open_.append(asyncio.create_task(ask(number)))
+    return await asyncio.gather(*open_)
 
 
 @dataclass(slots=True)
@@ -25,7 +42,7 @@ AskedT = TypeVar("AskedT", bound=AskedOnce)
 
 
 class Asker(Generic[AskedT]):
-    """Keeps all that it asked, in the order of the questions."""
+    """Asks in its `async with` block, and keeps all that it asked, in the order of the questions."""
 
     def __init__(
         self,
@@ -33,7 +50,7 @@ class Asker(Generic[AskedT]):
         ask: Callable[[AskedT], Awaitable[None]],
         gap_s: Callable[[], float],
     ) -> None:
-        """Ask nothing yet.
+        """Ask nothing before the block begins.
 
         Args:
             make: a request that is sent at a time.
@@ -45,8 +62,16 @@ class Asker(Generic[AskedT]):
         self._stopped = asyncio.Event()
         self._open: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
-        """Ask, and then wait for what is open."""
+    async def __aenter__(self) -> Self:
+        self._asking = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Ask nothing more, and wait for what is open."""
+        self._stopped.set()
+        await self._asking
+
+    async def _run(self) -> None:
         due_s = time.monotonic()
         while not self._stopped.is_set():
             self.asked.append(self._make(time.monotonic()))
@@ -56,10 +81,6 @@ class Asker(Generic[AskedT]):
             due_s += self._gap_s()
             await asyncio.sleep(max(due_s - time.monotonic(), 0))
         await asyncio.gather(*self._open)
-
-    def stop(self) -> None:
-        """Ask nothing more."""
-        self._stopped.set()
 
     async def _one(self, asked: AskedT) -> None:
         try:

@@ -622,7 +622,7 @@ def test_streams_never_cross_on_devices_that_fail_and_vanish(seed: int) -> None:
         last, runtime, SequenceStage(last, runtime, StoryModels())
     )
     exec_ns = {1: 2 * NS_PER_MS, 2: 2 * NS_PER_MS, 4: 3 * NS_PER_MS}
-    fleet = StoryFleet(loop, runtime, exec_ns, _count, num_inputs=2)
+    fleet = StoryFleet(loop, runtime, exec_ns, _count)
     limits: dict[RequestId, tuple[int, int]] = {}
     cancelled: dict[RequestId, int] = {}
 
