@@ -94,9 +94,7 @@ class ContainerSpec:
 def version_folders(folder: Path) -> list[str]:
     """List the names of a model folder's version folders, which are numbers.
 
-    Raises:
-        ModelError: the folder has no version folder.
-        OSError: the folder cannot be read.
+    Raises ModelError if the folder has no version folder; OSError if the folder cannot be read.
     """
     entries = sorted(folder.iterdir())
     versions = [p.name for p in entries if re.fullmatch("[0-9]{1,18}", p.name) and p.is_dir()]
@@ -109,8 +107,7 @@ def version_folders(folder: Path) -> list[str]:
 def read_container(folder: Path) -> tuple[ContainerSpec, Path]:
     """Read what a model's folder declares, and find the version that is served.
 
-    Raises:
-        ModelError: it declares no container, or a malformed one.
+    Raises ModelError if it declares no container, or a malformed one.
     """
     try:
         table = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -123,11 +120,7 @@ def read_container(folder: Path) -> tuple[ContainerSpec, Path]:
 
 
 def parse_container(table: object) -> ContainerSpec:
-    """Read the table.
-
-    Raises:
-        ModelError: all that was found amiss, and what is expected.
-    """
+    """Read the table. Raises ModelError that names all that was found amiss, and what is expected."""
     if not isinstance(table, Mapping):
         raise _unexpected("container", table, "a table with load, inputs and outputs")
     known = [each.name for each in fields(ContainerSpec)]

@@ -19,20 +19,12 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def granted_cores(root: Path = Path("/")) -> int:
-    """How many cores this process can keep busy at once: those that it may run on, or what its quota pays for.
-
-    Args:
-        root: the root of the file system that tells the quotas of control groups.
-    """
+    """How many cores this process can keep busy at once: those that it may run on, or what its quota pays for."""
     return max(int(_quota(root, float(len(usable_cores())))), 1)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Read cores such as `2-9,12`.
-
-    Raises:
-        ConfigError: the text is something else.
-    """
+    """Read cores such as `2-9,12`. Raises ConfigError if the text is something else."""
     cores: set[int] = set()
     try:
         for part in text.split(","):

@@ -38,10 +38,8 @@ _WORDS = (
 def elements_of(datatype: str, raw: Buffer | Array) -> Array:
     """View the little-endian bytes of a tensor as its elements, in one dimension.
 
-    Returns a copy as FP32 where numpy has no such type, and of BYTES an array of `str` objects.
-
-    Raises:
-        ValueError: the bytes are no such elements.
+    Returns a copy as FP32 where numpy has no such type, and of BYTES an array of `str` objects. Raises ValueError if
+    the bytes are no such elements.
     """
     kind = DATATYPES[datatype]
     if not kind.num_bytes:
@@ -61,8 +59,7 @@ def bytes_of(datatype: str, elements: Array) -> Array:
 def array_of(datatype: str, raw: Buffer | Array, shape: Sequence[int]) -> Array:
     """View the bytes of a tensor as clients have it: bits where numpy has no such numbers, a copy of BYTES.
 
-    Raises:
-        ValueError: the bytes are no such tensor.
+    Raises ValueError if the bytes are no such tensor.
     """
     kind = DATATYPES[datatype]
     if kind.num_bytes:

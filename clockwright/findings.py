@@ -66,11 +66,7 @@ def diagnose(
 ) -> list[ClusterFinding]:
     """Find everything that is wrong, causes first, then what is past; the server is well if there is nothing else.
 
-    Args:
-        status: the server's totals.
-        workers: all of them.
-        models: all of them.
-        asked: what the models need that were asked for lately; None: not known.
+    `asked` says what the models need that were asked for lately; None: that is not known.
     """
     looks: list[Callable[[], list[ClusterFinding]]] = [
         lambda: not_serving(status, workers),

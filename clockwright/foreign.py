@@ -56,8 +56,7 @@ def escape_texts(message: Message) -> None:
 def check_name_length(what: str, name: str) -> None:
     """Check that a name from a client is short enough to be kept.
 
-    Raises:
-        BadRequestError: it is longer than `NAME_CHARS_MAX`; `what` says which it is.
+    Raises BadRequestError if it is longer than `NAME_CHARS_MAX`; `what` says which it is.
     """
     if len(name) > NAME_CHARS_MAX:
         raise BadRequestError(

@@ -39,15 +39,10 @@ class KubernetesApi:
     """One connection, for one thread at a time. Token and certificates are read whenever they are used."""
 
     def __init__(self, url: str, *, limit_s: float, account: Path = SERVICE_ACCOUNT) -> None:
-        """Connect when first needed.
+        """Connect when first needed; `limit_s` is how long a connection may be silent.
 
-        Args:
-            url: http://HOST:PORT, as `kubectl proxy` serves it, or https://HOST:PORT; empty: the Pod's own cluster.
-            limit_s: how long a connection may be silent.
-            account: the folder of the service account, for https.
-
-        Raises:
-            ConfigError: the URL is malformed, or empty outside of a Pod.
+        The URL is http://HOST:PORT, as `kubectl proxy` serves it, or https://HOST:PORT; empty: the Pod's own cluster.
+        For https the service account's folder counts. Raises ConfigError if it is malformed, or empty outside of a Pod.
         """
         if not url:
             host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
@@ -72,9 +67,8 @@ class KubernetesApi:
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call a method of HTTP on a path, and return the object that it answers.
 
-        Raises:
-            ApiError: the API refused.
-            OSError: it cannot be reached, or its answer cannot be read; whether something has changed is not known.
+        Raises ApiError if the API refused; OSError if it cannot be reached, or its answer cannot be read; whether
+        something has changed is not known.
         """
         headers = {"Accept": "application/json"}
         if body is not None:

@@ -140,8 +140,7 @@ def collect_rarely() -> None:
 def freeze_garbage(*, collect: bool = True) -> None:
     """Exclude all present objects from garbage collection: 2 million take 205 ms to walk.
 
-    Args:
-        collect: collect once before. A new process need not: it has some thousand cycles at most.
+    `collect` has it run once before. A new process need not: it has some thousand cycles at most.
     """
     if collect:
         gc.collect()

@@ -89,8 +89,7 @@ def part(kind: type[Any], *, without: tuple[str, ...] = ()) -> Any:  # noqa: ANN
 def check(config: Any) -> None:  # noqa: ANN401  any config
     """Check every setting against its bounds. None is always allowed.
 
-    Raises:
-        ConfigError: a setting is out of its bounds.
+    Raises ConfigError if a setting is out of its bounds.
     """
     for own in dataclasses.fields(config):
         if "setting" in own.metadata and (value := getattr(config, own.name)) is not None:
@@ -188,13 +187,9 @@ class Flags(Generic[C]):
         )
 
     def make(self, **more: Any) -> C:  # noqa: ANN401
-        """Make the config.
+        """Make the config; `more` are fields that are no flags, or not flags of this command.
 
-        Args:
-            more: fields that are not flags, or not flags of this command.
-
-        Raises:
-            ConfigError: a setting is out of its bounds, or does not go with another.
+        Raises ConfigError if a setting is out of its bounds, or does not go with another.
         """
         found: dict[tuple[str, type[Any]], dict[str, Any]] = {}
         for flag, (one, own, owner, name) in self._places.items():

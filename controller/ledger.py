@@ -245,8 +245,7 @@ class Ledger(Generic[W, K]):
     def lose(self, worker_id: WorkerId) -> Sequence[Sent]:
         """Take in that a worker vanished.
 
-        Returns:
-            The actions that were under way. None also when the scheduler has let it go before.
+        Returns the actions that were under way. None also when the scheduler has let it go before.
         """
         worker = self._workers.pop(worker_id, None)
         if worker is None:
@@ -473,9 +472,8 @@ def event_of(
 ) -> ActionSucceeded | ActionFailed:
     """Turn a result into the event it is, which is read now and may have been there for `unread_ns`.
 
-    Raises:
-        ProtocolError: a success lacks the time of its main step, or the time is impossible, which
-            would spoil the estimates of every worker of the kind.
+    Raises ProtocolError if a success lacks the time of its main step, or the time is impossible, which would spoil the
+    estimates of every worker of the kind.
     """
     command = sent.command
     action = command.action

@@ -232,14 +232,8 @@ class PortStage(Protocol[S]):
     def ask(self, subject: S, ask: Ask, inputs: Sequence[Buffer], sink: Sink) -> RequestId:
         """Ask for an answer inside the SLO. The sink gets the answer, or the reason of its refusal.
 
-        Args:
-            subject: what is asked.
-            ask: the request, which fits it.
-            inputs: tensor bytes per input, in the servable's order. Kept, not copied, until the request is closed.
-            sink: is told.
-
-        Returns:
-            What `withdraw` takes.
+        Inputs are bytes per tensor in the servable's order: kept, not copied, until the request is closed. Returns what
+        `withdraw` takes.
         """
 
     def withdraw(self, request_id: RequestId) -> None:

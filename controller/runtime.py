@@ -72,13 +72,7 @@ class Runtime:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Serve with a scheduler that has heard of nothing yet.
-
-        Args:
-            scheduler: decides.
-            telemetry: takes a row per request and action.
-            clock: the present in ns; the event loop's timers run at its pace.
-        """
+        """Serve with a scheduler that has heard of nothing yet; the event loop's timers run at the clock's pace."""
         self.telemetry = telemetry
         #: Records of closed requests, in addition to their rows in telemetry.
         self.past = PastRequests()
@@ -192,19 +186,11 @@ class Runtime:
         sink: Sink,
         late: _TakeOutputs | None = None,
     ) -> RequestId:
-        """Ask for an answer inside the SLO. The sink gets the answer, or the reason of its refusal.
+        """Ask for an answer inside the SLO. The sink gets the answer, or the reason of its refusal, in a later turn.
 
-        Args:
-            model_id: the id that the catalogue gives, which is not always the public name.
-            ask: the request; its rows are 1 to the model's largest batch size.
-            inputs: tensor bytes per input, in the model's order. Kept, not copied, until the request
-                is closed.
-            sink: told in a later turn of the event loop.
-            late: takes the outputs of a batch that was sent for the request, also when the request was
-                withdrawn or refused before they came.
-
-        Returns:
-            What `withdraw` takes.
+        The id is the catalogue's, which is not always the public name. Inputs are kept, not copied, until the request
+        is closed. `late` takes the outputs of a batch that was sent for the request, also when it was withdrawn or
+        refused before they came. Returns what `withdraw` takes.
         """
         request_id = self.number(ask)
         request = RequestArrived(
@@ -394,8 +380,7 @@ class Runtime:
     ) -> None:
         """Take in a result; `outputs` is per request, per output tensor.
 
-        Raises:
-            ProtocolError: the worker was not sent this action, or the result lacks something.
+        Raises ProtocolError if the worker was not sent this action, or the result lacks something.
         """
         sent = self._ledger.finish(worker_id, result, outputs, unread_ns=self.unread_ns())
         if sent is None or not self._late:

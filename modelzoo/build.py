@@ -66,9 +66,7 @@ def build_model(name: str, *, seed: int = 0) -> onnx.ModelProto:
 def write_model(name: str, path: Path, *, seed: int = 0) -> None:
     """Build a model into a file, which appears whole or not at all; makes its folder.
 
-    Raises:
-        ConfigError: as `build_model`.
-        OSError: the file cannot be written.
+    Raises ConfigError as `build_model`; OSError if the file cannot be written.
     """
     model = build_model(name, seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,20 +78,12 @@ def write_model(name: str, path: Path, *, seed: int = 0) -> None:
 
 
 def weights_bytes(name: str) -> int:
-    """Bytes of an architecture's weights, without drawing them.
-
-    Raises:
-        ConfigError: as `build_model`.
-    """
+    """Bytes of an architecture's weights, without drawing them. Raises ConfigError as `build_model`."""
     return _graph(name).weight_bytes
 
 
 def operators(name: str) -> frozenset[str]:
-    """ONNX's names of the operators that an architecture is made of.
-
-    Raises:
-        ConfigError: as `build_model`.
-    """
+    """ONNX's names of the operators that an architecture is made of. Raises ConfigError as `build_model`."""
     return _graph(name).operators
 
 

@@ -56,14 +56,8 @@ def _tree(
 ) -> Value:
     """Two trees one after the other, or at depth 1 two blocks and a root that joins them.
 
-    Args:
-        graph: written to.
-        x: input of the trees.
-        channels: number of output channels.
-        depth: depth of the nesting.
-        stride: stride of the first block.
-        joins_input: the last root sees `x`, made as small as the output.
-        joined: further inputs of the last root.
+    The first block has the stride. `joined` are further inputs of the last root, which with `joins_input` sees `x`,
+    made as small as the output.
     """
     below = max_pool(graph, x, stride, stride=stride) if stride > 1 else x
     if joins_input:

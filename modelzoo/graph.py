@@ -118,8 +118,7 @@ class Graph:
     def model(self, *, seed: int) -> onnx.ModelProto:
         """Draw the weights and return the whole model.
 
-        Raises:
-            onnx.checker.ValidationError: the graph is not a legal one (our bug).
+        Raises onnx.checker.ValidationError if the graph is not a legal one (our bug).
         """
         initializers = [
             weight.draw(np.random.default_rng([seed, index]))

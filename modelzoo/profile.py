@@ -95,11 +95,9 @@ class Profile:
     def row_for(self, model_name: str) -> ProfileRow:
         """Find the row of a model.
 
-        The row of exactly that name comes first, then that of the architecture it is a copy of
-        (`resnet50_v1b-17` is a copy of `resnet50_v1b`), or whose version it is (`encoder:4`), then the row named `*`.
-
-        Raises:
-            ModelError: the profile has none of them.
+        The row of exactly that name comes first, then that of the architecture it is a copy of (`resnet50_v1b-17` is a
+        copy of `resnet50_v1b`), or whose version it is (`encoder:4`), then the row named `*`. Raises ModelError if the
+        profile has none of them.
         """
         copied, whole = _INSTANCE_SUFFIX.sub("", model_name), _VERSION_SUFFIX.sub("", model_name)
         for name in (model_name, copied, whole, ANY_MODEL):
@@ -146,9 +144,8 @@ def load_profile(spec: str) -> Profile:
 def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile so that `load_profile` reads an equal one; the file appears whole or not at all.
 
-    Raises:
-        ConfigError: it has a row that a file may not have, such as one of duration 0.
-        OSError: the file cannot be written.
+    Raises ConfigError if it has a row that a file may not have, such as one of duration 0; OSError if the file cannot
+    be written.
     """
     document = asdict(profile)
     document["rows"] = [

@@ -35,9 +35,8 @@ _COUNT_MAX = int(np.iinfo(np.int32).max)
 def read_azure_2019(path: Path) -> MinuteTrace:
     """Read one day, or some minutes of it.
 
-    Raises:
-        TraceFormatError: the file is not of that form; says where and what was expected.
-        ConfigError: it cannot be opened.
+    Raises TraceFormatError if the file is not of that form; says where and what was expected; ConfigError if it cannot
+    be opened.
     """
     lines = lines_of(path)
     first_label, num_minutes = _read_header(path, next(lines, ""))
@@ -74,15 +73,10 @@ class InvocationTrace:
         seed: int = 0,
         apps: bool = False,
     ) -> Workload:
-        """Ask models when functions were invoked; durations are not used.
+        """Ask models when functions were invoked, `scale` times each; durations are not used.
 
-        Args:
-            models: names of the instances.
-            slo_ns: SLO of every request.
-            scale: requests per invocation; see `Recorded`.
-            striped: functions are dealt out in turn; otherwise neighbours in popularity share a model.
-            seed: seed of everything that `scale` makes random.
-            apps: requests carry the name of their function's app as their tenant.
+        With `striped` functions are dealt out in turn; otherwise neighbours in popularity share a model. With `apps`
+        requests carry the name of their function's app as their tenant.
         """
         owners = [app if apps else "" for app, _ in self.functions]
         tenants = {name: index for index, name in enumerate(dict.fromkeys(("", *owners)))}
@@ -103,12 +97,9 @@ class InvocationTrace:
 def read_azure_2021(path: Path) -> InvocationTrace:
     """Read single invocations. Columns may stand in any order; others are passed over.
 
-    An invocation starts at `end_timestamp - duration`. Invocations under way when the recording
-    began start before its zero; the first start is taken as time 0.
-
-    Raises:
-        TraceFormatError: the file is not of that form; says where and what was expected.
-        ConfigError: it cannot be opened.
+    An invocation starts at `end_timestamp - duration`. Invocations under way when the recording began start before its
+    zero; the first start is taken as time 0. Raises TraceFormatError if the file is not of that form; says where and
+    what was expected; ConfigError if it cannot be opened.
     """
     lines = lines_of(path)
     header = _header(path, next(lines, ""))

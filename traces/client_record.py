@@ -56,11 +56,7 @@ class ClientRecord:
         return len(self.due_ns)
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> ClientRecord:
-        """Keep some of the requests.
-
-        Args:
-            chosen: one value per request.
-        """
+        """Keep those of the requests that are chosen."""
         columns = ("model", "outcome", "is_open", "slo_ns", "due_ns", "sent_ns", "departure_ns")
         return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 

@@ -43,11 +43,7 @@ class OfferedLoad:
     seed: int = 0
 
     def workload(self) -> Workload:
-        """Describe the requests.
-
-        Raises:
-            ConfigError: the load is empty, or the weights differ too much.
-        """
+        """Describe the requests. Raises ConfigError if the load is empty, or the weights differ too much."""
         if (self.rate_rps > 0) == (self.concurrency > 0):
             raise ConfigError(
                 f"rate {self.rate_rps:g} and concurrency {self.concurrency}: expected one of them"
@@ -159,8 +155,7 @@ def report_of(record: ClientRecord, *, address: str, begin_s: float, seconds: fl
 def read_weights(arguments: Sequence[str]) -> dict[str, Fraction]:
     """Read NAME or NAME=WEIGHT arguments.
 
-    Raises:
-        ConfigError: a weight is not a positive number, or a name is given twice.
+    Raises ConfigError if a weight is not a positive number, or a name is given twice.
     """
     weights: dict[str, Fraction] = {}
     for argument in arguments:
@@ -180,8 +175,7 @@ def read_weights(arguments: Sequence[str]) -> dict[str, Fraction]:
 def ready_models(address: str, access: Access) -> list[str]:
     """Ask a server which models are ready.
 
-    Raises:
-        ConfigError: the server does not list its models, or none is ready.
+    Raises ConfigError if the server does not list its models, or none is ready.
     """
     with Client(address, access) as client:
         try:

@@ -25,12 +25,7 @@ _SLICES_MAX = 120
 
 
 def progress_line(now: ReplayProgress, before: ReplayProgress | None) -> str:
-    """Describe the last second.
-
-    Args:
-        now: the current progress.
-        before: the previous progress; None: it is the first.
-    """
+    """Describe the last second, or all of it if there was none before."""
     since_ns = before.elapsed_ns if before is not None else 0
     seconds = max(now.elapsed_ns - since_ns, 1) / NS_PER_S
     sent = now.num_sent - (before.num_sent if before is not None else 0)
@@ -99,15 +94,9 @@ def histogram(record: ClientRecord) -> list[str]:
 
 
 def draw(report: LoadReport, record: ClientRecord, target: Path) -> None:
-    """Draw the outcomes of the requests over time, and the latencies with their SLOs.
+    """Draw the outcomes of the requests over time, and the latencies with their SLOs, as PNG, SVG or PDF.
 
-    Args:
-        report: the numbers.
-        record: the same requests.
-        target: the file; its suffix says PNG, SVG or PDF.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
+    Raises ConfigError if matplotlib is not installed, or the file cannot be written.
     """
     try:
         import matplotlib

@@ -59,8 +59,7 @@ class MinuteTrace:
     def between(self, begin: int, end: int) -> MinuteTrace:
         """Keep the columns from one minute of the day up to, without, another.
 
-        Raises:
-            ValueError: the trace does not have them.
+        Raises ValueError if the trace does not have them.
         """
         last = self.first_minute + self.num_minutes
         if not self.first_minute <= begin < end <= last:

@@ -58,8 +58,7 @@ async def ask_server(
 ) -> bytes:
     """Call a method of `GRPCInferenceService`; returns the response's bytes.
 
-    Raises:
-        ClockwrightError: as `Client` does.
+    Raises ClockwrightError as `Client` does.
     """
     call = channel.unary_unary(_PREFIX + method)
     try:
@@ -72,8 +71,7 @@ async def ask_server(
 def model_inputs(metadata: pb.ModelMetadataResponse, wanted: RequestInputs) -> ModelInputs:
     """Make the inputs of the requests to a model.
 
-    Raises:
-        ConfigError: a dimension is open and nothing says its size, or a file does not fit.
+    Raises ConfigError if a dimension is open and nothing says its size, or a file does not fit.
     """
     random = np.random.default_rng(wanted.seed)
     tensors: list[pb.ModelInferRequest.InferInputTensor] = []

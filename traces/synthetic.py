@@ -91,12 +91,7 @@ class Population:
 
 
 def draw_population(num_functions: int, *, seed: int) -> Population:
-    """Draw functions as they appear in 14 days.
-
-    Args:
-        num_functions: how many; 72,359 have the published head exactly.
-        seed: seed of everything that is drawn.
-    """
+    """Draw functions as they appear in 14 days; 72,359 have the published head exactly."""
     if num_functions < 1:
         raise ValueError(f"num_functions is {num_functions}, expected at least 1")
     generator = np.random.default_rng([seed, 0])
@@ -129,17 +124,10 @@ def draw_population(num_functions: int, *, seed: int) -> Population:
 def generate(
     num_functions: int, *, num_minutes: int = DAY_MINUTES, first_minute: int = 0, seed: int
 ) -> MinuteTrace:
-    """Draw a trace.
+    """Draw a trace of functions, many of which are never invoked if it is short; in no particular order.
 
-    Args:
-        num_functions: how many are drawn; many of them are never invoked in a short trace.
-        num_minutes: how long it is; may be longer than a day.
-        first_minute: minute of the day at which it begins, UTC.
-        seed: the same gives the same trace.
-
-    Returns:
-        Functions in no particular order. An app has one function: the figures say nothing about which
-        functions go together.
+    It begins at a minute of the day, UTC, and may be longer than a day. An app has one function: the figures say
+    nothing about which functions go together.
     """
     if num_minutes < 1 or first_minute < 0:
         raise ValueError(

@@ -15,9 +15,7 @@ from clockwright.errors import ConfigError, TraceFormatError
 def lines_of(path: Path) -> Iterator[str]:
     """Read lines without their ends; a blank last line does not count.
 
-    Raises:
-        TraceFormatError: there is an empty line, or the file is broken.
-        ConfigError: it cannot be opened.
+    Raises TraceFormatError if there is an empty line, or the file is broken; ConfigError if it cannot be opened.
     """
     number = 1
     try:

@@ -50,8 +50,7 @@ class SocketWaiter:
     def wait(self, until_ns: int | None) -> Sequence[Callable[[], object]]:
         """Wait until a socket has something to read, or for `wake`, or until a time of the monotonic clock.
 
-        Returns:
-            What to call now.
+        Returns what to call now.
         """
         if until_ns is None:
             ready = self._poller.poll(-1, _EVENTS_MAX)
@@ -77,11 +76,7 @@ class ActionThread:
     """Runs until `close`. What it calls may take a while only where one device is served."""
 
     def __init__(self, *, realtime: bool = False) -> None:
-        """Start the thread.
-
-        Args:
-            realtime: as of `tune_thread`: nothing that it calls computes.
-        """
+        """Start the thread; `realtime` as of `tune_thread`: nothing that it calls computes."""
         self._realtime = realtime
         self._waiter = SocketWaiter()
         self._due: list[tuple[int, int, Callable[[], object]]] = []

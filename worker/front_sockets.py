@@ -60,13 +60,7 @@ class FrontSockets:
         submit: Submit,
         refuse: Callable[[Result], None],
     ) -> None:
-        """Expect no front yet.
-
-        Args:
-            listener: takes the connections.
-            submit: takes an Infer that is whole.
-            refuse: takes the result of one that never will be, and of one that the lanes cannot take.
-        """
+        """Expect no front yet. `submit` takes an Infer that is whole, `refuse` the result of one that never will be."""
         self._listener = listener
         self._submit = submit
         self._refuse = refuse
@@ -92,8 +86,7 @@ class FrontSockets:
     def take(self, action: Infer, payload: Sequence[Buffer], fronts: FromFronts) -> None:
         """Take an Infer in; it is submitted once it is whole.
 
-        Raises:
-            ProtocolError: the controller has sent it before.
+        Raises ProtocolError if the controller has sent it before.
         """
         self._fronts[action.action_id] = fronts.fronts
         with self._lock:
@@ -104,11 +97,7 @@ class FrontSockets:
             self._loop.call_soon_threadsafe(self._look)
 
     def hand_on(self, inputs: Inputs, tensors: Sequence[Buffer]) -> None:
-        """Take inputs that came by the controller.
-
-        Raises:
-            ProtocolError: no action awaits such.
-        """
+        """Take inputs that came by the controller. Raises ProtocolError if no action awaits such."""
         self._take_inputs(None, inputs, tensors)
 
     def withdraw(self, action_id: ActionId) -> bool:
@@ -122,14 +111,9 @@ class FrontSockets:
     def send_outputs(
         self, action_id: ActionId, outputs: Sequence[Buffer]
     ) -> tuple[Sequence[Buffer], Sequence[int]]:
-        """Send large outputs to the fronts that wait for them.
+        """Send large outputs of an Infer, per request and per output, to the fronts that wait for them.
 
-        Args:
-            action_id: of an Infer that is over.
-            outputs: per request and per output.
-
-        Returns:
-            The outputs that go to the controller, and the numbers of the requests whose outputs do not.
+        Returns the outputs that go to the controller, and the numbers of the requests whose outputs do not.
         """
         fronts = self._fronts.pop(action_id, None)
         if fronts is None or not outputs:

@@ -18,8 +18,7 @@ from worker.config import WorkerConfig, compile_threads
 def visible_gpus() -> int:
     """How many GPUs torch sees here; CUDA_VISIBLE_DEVICES may hide some.
 
-    Raises:
-        ConfigError: there is no GPU, or no torch; says what is missing.
+    Raises ConfigError if there is no GPU, or no torch; says what is missing.
     """
     try:
         from worker.devices.cuda import check_installation, installation
@@ -38,20 +37,10 @@ def run_on_each_gpu(
     join: JoinFlags,
     logs: LogFlags,
 ) -> int:
-    """Run a worker process per GPU until all have left.
+    """Run a worker process per GPU until all have left. Each adds its GPU's number to the name.
 
-    When one ends early, a line on standard error says so, and the others go on.
-
-    Args:
-        num_gpus: the number of this host's GPUs.
-        name: the name of this host's workers, to which each adds its GPU's number.
-        controller: the controller's address, HOST:PORT.
-        flags: the settings that all workers share; only the device differs.
-        join: the credentials that they show the controller.
-        logs: the settings of their logs.
-
-    Returns:
-        The exit code: 0 if all left as ordered, `os.EX_CONFIG` if no worker can run with these settings, else 1.
+    When one ends early, a line on standard error says so, and the others go on. Returns the exit code: 0 if all left as
+    ordered, `os.EX_CONFIG` if no worker can run with these settings, else 1.
     """
     # One copy of the weights for all. It goes with the last process that has it open.
     file = os.memfd_create("clockwright-weights")

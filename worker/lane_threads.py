@@ -162,8 +162,7 @@ class LaneThreads(Generic[M]):
     def drop_actions(self) -> bool:
         """Forget all actions, because the controller that sent them is gone.
 
-        Returns:
-            Whether the models are still there. A lost device has lost its models.
+        Returns whether the models are still there. A lost device has lost its models.
         """
         with self._lock:
             was_lost = self._lost
@@ -302,15 +301,7 @@ class LaneThreads(Generic[M]):
             self._lock.acquire()
 
     def _run(self, step: Step[M], *, then: Lane | None = None) -> Step[M] | None:
-        """Run a step and report it.
-
-        Args:
-            step: what to run.
-            then: the lane to look for a following step on, if any.
-
-        Returns:
-            The step to run next.
-        """
+        """Run a step and report it. Returns the step to run next, on the lane `then` if it is given."""
         begin_ns = time.monotonic_ns()
         failure, outputs = self._carry_out(step)
         return self._report(step, begin_ns, time.monotonic_ns(), failure, outputs, then=then)
@@ -503,12 +494,7 @@ class LaneThreads(Generic[M]):
     def _after_change(
         self, finished: Step[M] | None = None, outputs: Sequence[Buffer] | None = None
     ) -> None:
-        """Hand out results and wake lanes. Call it with the lock held.
-
-        Args:
-            finished: the step that just ended, if one did.
-            outputs: the outputs that the step gave, if it was an OUTPUT.
-        """
+        """Hand out results and wake lanes, after a step that ended, if one did. Call it with the lock held."""
         for result in self._core.take_results():
             self._payloads.pop(result.action_id, None)
             self._rooms.pop(result.action_id, None)

@@ -33,13 +33,7 @@ class LaneTimers(LaneThreads[M]):
         on_outcome: Callable[[Outcome], None],
         actions: ActionThread,
     ) -> None:
-        """Make the lanes.
-
-        Args:
-            device: says how long steps take.
-            on_outcome: as of `LaneThreads`.
-            actions: ends the steps.
-        """
+        """Make the lanes; `on_outcome` is as of `LaneThreads`, and `actions` ends the steps."""
         super().__init__(device, on_outcome)
         self._timed = device
         self._actions = actions

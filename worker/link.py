@@ -116,11 +116,7 @@ class ControllerLink(Generic[M]):
     ) -> None:
         """Serve nothing yet.
 
-        Args:
-            config: the worker's settings.
-            device: belongs to this link.
-            files: where models' files lie.
-            actions: reads the connections of all devices of this process.
+        The device belongs to this link; `actions` reads the connections of all devices of this process.
         """
         self._config = config
         self._actions = actions
@@ -152,9 +148,8 @@ class ControllerLink(Generic[M]):
     async def run(self) -> None:
         """Serve until told to leave, by the controller or by `leave`.
 
-        Raises:
-            ConfigError: the controller rejected this worker.
-            DeviceGoneError: the device hangs. Threads of this process will never end.
+        Raises ConfigError if the controller rejected this worker; DeviceGoneError if the device hangs. Threads of this
+        process will never end.
         """
         self._lanes.start()
         watching: asyncio.Task[None] | None = None
@@ -232,11 +227,9 @@ class ControllerLink(Generic[M]):
         """Wait for steps that still run although their results are not wanted any more.
 
         Whatever a controller would send meanwhile would wait behind them and be lost, time after time. A device that
-        computes here does so however slowly, or has a time limit itself, and is waited for until its worker leaves.
-        For others the limit is a count of looks, not of time: a pause of this process is no proof that they hang.
-
-        Raises:
-            DeviceGoneError: a step does not end.
+        computes here does so however slowly, or has a time limit itself, and is waited for until its worker leaves. For
+        others the limit is a count of looks, not of time: a pause of this process is no proof that they hang. Raises
+        DeviceGoneError if a step does not end.
         """
         may_hang = isinstance(self._device, QueueingDevice)
         looks = 0
@@ -300,8 +293,7 @@ def _listen_for_fronts(config: WorkerConfig) -> _ForFronts:
 def _payload_host(config: WorkerConfig) -> str:
     """Where fronts send inputs: as configured, else the address from which the first controller is reached.
 
-    Raises:
-        OSError: the controller's address is not known, or no route leads to it.
+    Raises OSError if the controller's address is not known, or no route leads to it.
     """
     if config.payload_host:
         return config.payload_host
@@ -361,8 +353,7 @@ class _Session(Generic[M]):
     async def run(self) -> None:
         """Serve until the link ends; `end` and `problem` tell how it did.
 
-        Raises:
-            ConfigError: the controller rejected this worker.
+        Raises ConfigError if the controller rejected this worker.
         """
         access = self._config.access
         try:

@@ -96,8 +96,7 @@ class Offers(Generic[M]):
     def offer(self, message: ModelOffer) -> None:
         """Queue an offer; replaces an unanswered one of the same model.
 
-        Raises:
-            ProtocolError: no controller would send such an offer.
+        Raises ProtocolError if no controller would send such an offer.
         """
         offer = _decode(message)
         self.withdraw(offer.model_id)
@@ -212,11 +211,7 @@ class Offers(Generic[M]):
         self._send(describe(model))
 
     async def _fetch(self, model_id: ModelId, files: Sequence[OfferedFile]) -> None:
-        """Receive files into the store.
-
-        Raises:
-            ModelError: a file is not the one that was offered.
-        """
+        """Receive files into the store. Raises ModelError if a file is not the one that was offered."""
         wanted = {file.sha256: file for file in files}
         incoming: dict[str, _Incoming] = {}
         chunks = self._chunks[model_id] = asyncio.Queue()

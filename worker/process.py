@@ -41,15 +41,9 @@ logger = logging.getLogger(__name__)
 def run_worker(config: WorkerConfig) -> int:
     """Serve until drained, or told to stop by SIGTERM or SIGINT.
 
-    When the device hangs, the process ends at once with code 1.
-
-    Returns:
-        The exit code: 0.
-
-    Raises:
-        ConfigError: the device, the profile or the cache folder is unusable, there is not enough
-            memory, or the controller rejected this worker.
-        DeviceGoneError: the device was lost while it served.
+    When the device hangs, the process ends at once with code 1. Returns the exit code: 0. Raises ConfigError if the
+    device, the profile or the cache folder is unusable, there is not enough memory, or the controller rejected this
+    worker; DeviceGoneError if the device was lost while it served.
     """
     keep_big_blocks()
     tune_process()
@@ -132,14 +126,8 @@ def make_device(
 ) -> Device[Any]:
     """Make the device that a configuration names.
 
-    Args:
-        config: the worker's settings.
-        files: where models' files lie.
-        on_lost: called, from any thread, with the reason why this process cannot use the device any more.
-
-    Raises:
-        ConfigError: the device is unknown or missing, or its memory does not suffice.
-        OSError: the cache folder cannot be used.
+    `on_lost` is called, from any thread, with the reason why this process cannot use the device any more. Raises
+    ConfigError if it is unknown or missing, or its memory does not suffice; OSError if the cache folder cannot be used.
     """
     limits = Limits(
         arena_bytes=config.usable_arena_bytes,
@@ -289,11 +277,7 @@ _MAKERS: Mapping[
 
 
 def check_cores(cores: Sequence[int]) -> None:
-    """Refuse cores that this process may not use, or that do not exist.
-
-    Raises:
-        ConfigError: names them.
-    """
+    """Refuse cores that this process may not use, or that do not exist. Raises ConfigError that names them."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, cores)
@@ -309,11 +293,8 @@ def check_cores(cores: Sequence[int]) -> None:
 def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
     """Refuse to start a worker per GPU if the memory does not suffice for all of them.
 
-    Each worker also checks at its start, but workers that start together all check before any of them has
-    allocated its memory.
-
-    Raises:
-        ConfigError: the memory does not suffice; says how much there is.
+    Each worker also checks at its start, but workers that start together all check before any of them has allocated its
+    memory. Raises ConfigError if the memory does not suffice; says how much there is.
     """
     # Weights lie there once. Inputs and outputs are on their way to each GPU.
     wanted = config.host_bytes + num_gpus * 2 * config.io_bytes
@@ -322,13 +303,9 @@ def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
 
 
 def check_packages(version_of: Callable[[str], str | None]) -> None:
-    """Refuse to start without onnxruntime, which compiles models, or with two kinds of it, which hide the CUDA provider.
+    """Refuse to start without onnxruntime, which compiles models, or with two kinds of it.
 
-    Args:
-        version_of: returns a distribution's version, or None if it is not installed.
-
-    Raises:
-        ConfigError: names what is installed, and what to do.
+    Two hide the CUDA provider. Raises ConfigError that names what is installed, and what to do.
     """
     plain, gpu = version_of("onnxruntime"), version_of("onnxruntime-gpu")
     if plain is not None and gpu is not None:

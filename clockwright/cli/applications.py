@@ -22,16 +22,10 @@ def settings(
     options: Sequence[str],
     **fields: Any,  # noqa: ANN401
 ) -> pb.Application:
-    """Make the message of an application's settings.
+    """Make the message of an application's settings; `fields` are the rest of it.
 
-    Args:
-        name: of the application.
-        models: its candidates.
-        options: of the policy, NAME=VALUE each, the value in JSON or, failing that, a text.
-        fields: the rest of the message.
-
-    Raises:
-        ConfigError: an option has another form, or a number is out of range.
+    Options are of the policy, NAME=VALUE each, the value in JSON or, failing that, a text. Raises ConfigError if one
+    has another form, or a number is out of range.
     """
     from clockwright.v1 import control_pb2 as pb
 

@@ -78,8 +78,7 @@ class CallerFlags:
     def access(self) -> Access:
         """Credentials and TLS: the file with the key is read for each call.
 
-        Raises:
-            ConfigError: a file cannot be read, or one is missing.
+        Raises ConfigError if a file cannot be read, or one is missing.
         """
         from clockwright.client.channel import Access
 
@@ -139,8 +138,7 @@ class JoinFlags:
     def access(self) -> Access:
         """What is shown, and TLS: the files are read for each attempt to join.
 
-        Raises:
-            ConfigError: a file cannot be read, or one is missing.
+        Raises ConfigError if a file cannot be read, or one is missing.
         """
         from clockwright.client.channel import Access
 
@@ -209,11 +207,7 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def ns(milliseconds: float, flag: str) -> int:
-    """Milliseconds of a flag as nanoseconds.
-
-    Raises:
-        ConfigError: they are no positive time.
-    """
+    """Milliseconds of a flag as nanoseconds. Raises ConfigError if they are no positive time."""
     # The comparison is false for NaN too.
     if not 0 < milliseconds < 1e9:
         raise ConfigError(f"{flag} is {milliseconds:g}, expected more than 0")

@@ -30,11 +30,7 @@ OPEN_SIZE: Final = 16
 
 
 def read_inputs(arguments: Sequence[str]) -> dict[str, Array]:
-    """Read NAME=FILE.npy arguments.
-
-    Raises:
-        ConfigError: an argument has another form, or its file cannot be read.
-    """
+    """Read NAME=FILE.npy arguments. Raises ConfigError if an argument has another form, or its file cannot be read."""
     arrays: dict[str, Array] = {}
     for argument in arguments:
         name, equals, path = argument.partition("=")
@@ -51,11 +47,7 @@ def read_inputs(arguments: Sequence[str]) -> dict[str, Array]:
 
 
 def read_shapes(arguments: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Read NAME=1,3,224,224 arguments.
-
-    Raises:
-        ConfigError: an argument has another form.
-    """
+    """Read NAME=1,3,224,224 arguments. Raises ConfigError if an argument has another form."""
     shapes: dict[str, tuple[int, ...]] = {}
     for argument in arguments:
         name, equals, sizes = argument.partition("=")
@@ -92,8 +84,7 @@ def random_inputs(
 def check_shape(what: str, shape: tuple[int, ...]) -> None:
     """Check that a client can make an input of the shape that the server describes.
 
-    Raises:
-        ConfigError: it is not; `what` says which it is.
+    Raises ConfigError if it is not; `what` says which it is.
     """
     if len(shape) > _DIMENSIONS_MAX:
         raise ConfigError(

@@ -103,14 +103,7 @@ def top(
 
 
 def screen(before: Look, now: Look, *, lines: int, address: str) -> RenderableType:
-    """Draw all that there is to see.
-
-    Args:
-        before: an earlier look, for rates.
-        now: the latest.
-        lines: how many there is room for.
-        address: of the server.
-    """
+    """Draw all that there is to see, in so many lines. Rates are those since an earlier look."""
     from rich.console import Group
     from rich.text import Text
 

@@ -84,8 +84,7 @@ def check_fields(
 ) -> None:
     """Check that a message without bulk may be parsed.
 
-    Raises:
-        ProtocolError: it is larger, or has more top-level fields, than any message of its kind.
+    Raises ProtocolError if it is larger, or has more top-level fields, than any message of its kind.
     """
     _check_header_bytes(len(data), bytes_max)
     if len(data) > 2 * fields_max:  # Shorter ones cannot have as many fields.

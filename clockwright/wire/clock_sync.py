@@ -76,12 +76,9 @@ class ClockSync:
         return self._backward.value
 
     def heard(self, *, sent_ns: int, received_ns: int, peer_min_delta_ns: int | None) -> None:
-        """Take in a heartbeat.
+        """Take in a heartbeat: when it was sent on the peer's clock, and received on ours.
 
-        Args:
-            sent_ns: when it was sent, on the peer's clock.
-            received_ns: when it was received, on our clock.
-            peer_min_delta_ns: the peer's `min_delta_ns`, None while it has heard nothing.
+        `peer_min_delta_ns` is None while the peer has heard nothing.
         """
         self._backward.add(received_ns - sent_ns)
         if peer_min_delta_ns is not None:

@@ -14,11 +14,8 @@ FILE = "file:"
 def read_addresses(controller: str) -> tuple[str, ...]:
     """Find the addresses of one controller or several now.
 
-    Args:
-        controller: HOST:PORT, or several with commas between; or `file:PATH` of a file with such a line.
-
-    Raises:
-        ConfigError: one of them is malformed, or the file cannot be read.
+    It is HOST:PORT, or several with commas between; or `file:PATH` of a file with such a line. Raises ConfigError if
+    one of them is malformed, or the file cannot be read.
     """
     if not controller.startswith(FILE):
         return parse_addresses(controller)

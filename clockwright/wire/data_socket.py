@@ -39,21 +39,10 @@ def dial(
     tls: ssl.SSLContext | None = None,
     certificate_sha256: bytes = b"",
 ) -> socket.socket:
-    """Connect to a listener by Unix socket or TCP.
+    """Connect to a listener by the Unix socket on its own host, if there is a path, or by TCP.
 
-    Args:
-        host: the listener's.
-        port: where it listens.
-        path: its Unix socket on its own host; may be empty.
-        limit_s: how long an attempt may take.
-        tls: TLS context for TCP; None: no TLS.
-        certificate_sha256: fingerprint of the listener's certificate, if no authority signed it.
-
-    Returns:
-        A socket with that time limit.
-
-    Raises:
-        OSError: it cannot be reached, or has another certificate.
+    An attempt may take `limit_s`, which the socket has as its limit, too. The fingerprint is that of the listener's
+    certificate, if no authority signed it. Raises OSError if it cannot be reached, or has another certificate.
     """
     # On another host there is no such file, and in a container it may be hidden.
     if path and Path(path).exists():
@@ -115,12 +104,7 @@ def receive_with_files(
 
 
 def prepare(sock: socket.socket, *, silence_limit_ms: int) -> None:
-    """Have small frames leave at once, and a peer that cannot be reached given up.
-
-    Args:
-        sock: connected; Unix or TCP.
-        silence_limit_ms: how long TCP waits for a sign of life.
-    """
+    """Have small frames leave at once, and a peer that gives no sign of life to TCP for so long given up."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
         return

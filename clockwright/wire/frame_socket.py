@@ -67,15 +67,11 @@ class FrameSocket:
         unsent_bytes_max: int | None = None,
         takes_files: bool = False,
     ) -> None:
-        """Begin to read.
+        """Begin to read a socket that does not block.
 
-        Args:
-            sock: connected, and does not block.
-            take: called with the frames that came together, in order. An exception from it ends the link.
-            ended: called once, with the reason why the link ended.
-            peer: what it is, for messages.
-            takes_files: it may send file descriptors.
-            unsent_bytes_max: the link to a peer with more unread bytes ends; None: `_UNSENT_BYTES_MAX`.
+        Frames that came together go to `take`, in order; an exception from it ends the link. `ended` is called once,
+        with the reason. With `takes_files` the peer may send file descriptors. The link to a peer with more unread
+        bytes ends.
         """
         #: The owner sets its limits.
         self.reader = FrameReader(header_bytes_max=PLAIN_HEADER_BYTES, payload_bytes_max=0)
@@ -290,15 +286,10 @@ class SocketListener:
         self._lasting: set[bytes] = set()
 
     def listen(self, host: str, port: int, path: Path | None = None) -> None:
-        """Accept connections, over TCP and on a Unix socket.
+        """Accept connections, over TCP and on a Unix socket; port 0 takes any free one.
 
-        Args:
-            host: address to listen on.
-            port: 0 takes any free one.
-            path: of the Unix socket; if it cannot be made, workers of this host use TCP. None: no Unix socket.
-
-        Raises:
-            OSError: the port is taken, or the address does not belong to this host.
+        If the Unix socket cannot be made, workers of this host use TCP. Raises OSError if the port is taken, or the
+        address does not belong to this host.
         """
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, where in found:
@@ -325,14 +316,9 @@ class SocketListener:
         self.path = str(path)
 
     def expect(self, taken: Callable[[socket.socket], None], *, token: bytes = b"") -> bytes:
-        """Register a token; its connection is given to `taken`.
+        """Register a token, whose connection is given to `taken`, and return it.
 
-        Args:
-            taken: called with the connection, and owns it.
-            token: an existing one, valid until `forget`; empty: make a new one, valid once.
-
-        Returns:
-            The token.
+        A token that is given is valid until `forget`; a new one is made if it is empty, and is valid once.
         """
         if token:
             self._lasting.add(token)

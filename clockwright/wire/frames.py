@@ -94,11 +94,7 @@ Frame = tuple[Buffer, Buffer]
 
 
 def greeting(token: bytes) -> bytes:
-    """The first bytes of a connection.
-
-    Args:
-        token: the controller's, from its welcome.
-    """
+    """The first bytes of a connection, with the token of the controller's welcome."""
     return _MAGIC + token
 
 
@@ -189,11 +185,7 @@ def encode_outputs(action_id: int, index: int, tensors: Sequence[Buffer]) -> lis
 
 
 def decode_inputs(frame: Frame) -> tuple[headers.Inputs, Sequence[Buffer]]:
-    """Read what a front sent to a worker.
-
-    Raises:
-        ProtocolError: the frame is malformed.
-    """
+    """Read what a front sent to a worker. Raises ProtocolError if the frame is malformed."""
     try:
         inputs = headers.decode_inputs(frame[0])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -202,11 +194,7 @@ def decode_inputs(frame: Frame) -> tuple[headers.Inputs, Sequence[Buffer]]:
 
 
 def decode_outputs(frame: Frame) -> tuple[headers.Outputs, Sequence[Buffer]]:
-    """Read what a worker sent to a front.
-
-    Raises:
-        ProtocolError: the frame is malformed.
-    """
+    """Read what a worker sent to a front. Raises ProtocolError if the frame is malformed."""
     try:
         outputs = headers.decode_outputs(frame[0])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -221,13 +209,10 @@ def encode_result(
     sent: Sequence[int] = (),
     shift_ns: int = 0,
 ) -> list[Buffer]:
-    """Make the frame of a result.
+    """Make the frame of a result, with the outputs of a successful Infer, per request and per output.
 
-    Args:
-        result: the report.
-        outputs: those of a successful Infer, per request and per output.
-        sent: numbers of the requests whose outputs went to their fronts, and are not among these.
-        shift_ns: is added to every time.
+    `sent` numbers the requests whose outputs went to their fronts, and are not among these; `shift_ns` is added to
+    every time.
     """
     message = result.message
     if message:
@@ -321,14 +306,9 @@ def decode_order(
 def decode_result(
     frame: Frame, *, shift_ns: int = 0
 ) -> tuple[Result, Sequence[Buffer], tuple[int, ...]]:
-    """Read a result, its outputs, and which requests' outputs were sent to fronts.
+    """Read a result, its outputs, and which requests' outputs were sent to fronts; `shift_ns` is added to every time.
 
-    Args:
-        frame: its header and payload.
-        shift_ns: is added to every time.
-
-    Raises:
-        ProtocolError: the frame is not a result, or has an unknown error or impossible times.
+    Raises ProtocolError if the frame is not a result, or has an unknown error or impossible times.
     """
     header, payload = frame
     try:
@@ -474,8 +454,7 @@ class FrameReader:
     def received(self, num_bytes: int) -> list[Frame]:
         """Accept the first bytes of `room`. Returns the frames that they complete.
 
-        Raises:
-            ProtocolError: a frame is longer than allowed.
+        Raises ProtocolError if a frame is longer than allowed.
         """
         if (own := self._own) is not None:
             self._own_end += num_bytes

@@ -44,12 +44,10 @@ class LeaderSearch:
         open_channel: Callable[[str], Any],
         shown: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:
-        """Ask no controller yet.
+        """Ask no controller yet. Where they are: as for `read_addresses`; a file is read again each time.
 
-        Args:
-            controller: as for `read_addresses`; a file is read again each time. A single controller is not asked.
-            open_channel: makes grpc.aio's channel to one, with `OPTIONS`; may raise ConfigError.
-            shown: gives the headers with credentials; likewise.
+        A single controller is not asked. `open_channel` makes grpc.aio's channel with `OPTIONS`, and `shown` gives the
+        headers with credentials; either may raise ConfigError.
         """
         self._shown = shown
         #: Why no leader was found.
@@ -88,11 +86,9 @@ class LeaderSearch:
     async def wait_for_successor(
         self, address: str, term: Callable[[], Term | None]
     ) -> tuple[str, Term]:
-        """Wait for another controller that leads in a later generation, and return it.
+        """Wait for another controller than that at `address`, and return it.
 
-        Args:
-            address: of the current controller.
-            term: its generation; None: not known yet.
+        It leads in a later generation than `term` gives; None: that is not known yet.
         """
         if len(self._leaders.addresses) == 1:
             await asyncio.Event().wait()

@@ -11,8 +11,7 @@ from clockwright.errors import ConfigError
 def parse_addresses(text: str) -> tuple[str, ...]:
     """Read the addresses of one controller or several: HOST:PORT, with commas between.
 
-    Raises:
-        ConfigError: one of them is malformed.
+    Raises ConfigError if one of them is malformed.
     """
     addresses = tuple(text.split(","))
     for address in addresses:
@@ -75,11 +74,7 @@ class Leaders:
     """The latest answers of the controllers at some addresses."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        """Know no leader yet.
-
-        Args:
-            addresses: HOST:PORT each, in the order of preference.
-        """
+        """Know no leader yet; addresses are HOST:PORT each, in the order of preference."""
         self.addresses = tuple(addresses)
         self._terms: dict[str, Term] = {}
 

@@ -17,8 +17,7 @@ Sizes = dict[str, tuple[int, str]]
 def check_sizes(spec: TensorSpec, shape: Sequence[int], sizes: Sizes) -> None:
     """Check an input's open dimensions. `sizes` has those before it, and gets those of this one.
 
-    Raises:
-        BadRequestError: a size is too small or too large, or another than in an earlier input.
+    Raises BadRequestError if a size is too small or too large, or another than in an earlier input.
     """
     assert spec.vary is not None
     places = [place for place, size in enumerate(spec.shape(1)) if size < 0]

@@ -13,11 +13,7 @@ _DAYS = 3650
 
 
 def make_certificate() -> tuple[ssl.SSLContext, bytes]:
-    """Make a key and a certificate.
-
-    Returns:
-        The listener's TLS context, and the SHA-256 of its certificate.
-    """
+    """Make a key and a certificate. Returns the listener's TLS context, and the SHA-256 of its certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -80,19 +80,10 @@ async def join(
     limit_s: float,
     shown: Sequence[tuple[str, str]],
 ) -> Welcome:
-    """Ask a controller for a connection.
+    """Ask a controller for a connection; it answers within `limit_s`. The fence knows the newest generation so far.
 
-    Args:
-        channel: to the controller.
-        service: of `WORKER_SERVICE` and `FRONT_SERVICE`.
-        register: says who the peer is.
-        fence: knows the newest generation so far.
-        limit_s: how long to wait for an answer.
-        shown: headers with the peer's credentials.
-
-    Raises:
-        ConfigError: the controller rejects the peer, and would do so again.
-        ProtocolError: the controller does not answer, or not like a controller, or another has followed it.
+    Raises ConfigError if the controller rejects the peer, and would do so again; ProtocolError if it does not answer,
+    or not like a controller, or another has followed it.
     """
     attach = channel.unary_unary(f"/{service}/{ATTACH}")
     try:
@@ -130,13 +121,7 @@ class Pulse:
     def __init__(
         self, clock: Callable[[], int], *, interval_ms: int, silence_limit_ms: int
     ) -> None:
-        """Begin with a peer that was just heard.
-
-        Args:
-            clock: ours, in ns.
-            interval_ms: between two heartbeats of each side.
-            silence_limit_ms: after so long the peer is given up.
-        """
+        """Begin with a peer that was just heard, and is given up after `silence_limit_ms` without a sign of life."""
         self.interval_s = interval_ms / 1000
         self.clock = ClockSync()
         #: Heartbeat intervals since the last sign of life.
@@ -152,12 +137,9 @@ class Pulse:
     def heard(
         self, sent_ns: int, min_delta_ns: int | None, *, received_ns: int | None = None
     ) -> None:
-        """Take a heartbeat in.
+        """Take in a heartbeat: when it was sent, and the smallest difference, both on the peer's clock.
 
-        Args:
-            sent_ns: when it was sent, on the peer's clock.
-            min_delta_ns: the peer's smallest difference.
-            received_ns: when it came; None: now.
+        It came now by default.
         """
         self.clock.heard(
             sent_ns=sent_ns,

@@ -19,16 +19,8 @@ _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 def make_shared(name: str, num_bytes: int, *, others_write: bool) -> tuple[int, mmap.mmap]:
     """Make shared memory of a fixed size; pages take up room when they are first touched.
 
-    Args:
-        name: for people who look at the process's mappings.
-        num_bytes: its size.
-        others_write: whether receivers of the file may write; otherwise they may only read.
-
-    Returns:
-        A file descriptor to send, and our own writable mapping.
-
-    Raises:
-        OSError: the kernel refuses, or does not support it.
+    The name is for people who look at the process's mappings. Unless `others_write`, receivers of the file may only
+    read. Returns a file descriptor to send, and our own writable mapping. Raises OSError if the kernel refuses.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd")
@@ -47,9 +39,8 @@ def make_shared(name: str, num_bytes: int, *, others_write: bool) -> tuple[int, 
 def map_shared(fd: int, num_bytes: int, *, to_write: bool) -> memoryview:
     """Map memory of another process.
 
-    Raises:
-        ProtocolError: it is smaller than stated, or could shrink, which would kill its readers.
-        OSError: the kernel refuses.
+    Raises ProtocolError if it is smaller than stated, or could shrink, which would kill its readers; OSError if the
+    kernel refuses.
     """
     if os.fstat(fd).st_size < num_bytes or not fcntl.fcntl(fd, _GET_SEALS) & _SEAL_SHRINK:
         raise ProtocolError(f"shared memory that cannot be relied on to have {num_bytes} bytes")

@@ -281,9 +281,7 @@ class TensorSpec:
     def unpack(self, raw: Buffer) -> tuple[TensorSpec, memoryview]:
         """Take a tensor's header off. Returns the spec of its one size, which has no batch, and its bytes.
 
-        Raises:
-            RefusedError: it stands for a request that failed.
-            ValueError: it is no tensor of this spec.
+        Raises RefusedError if it stands for a request that failed; ValueError if it is no tensor of this spec.
         """
         view = memoryview(raw).cast("B")
         size = self._header.size

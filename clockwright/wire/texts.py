@@ -11,11 +11,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def cut_texts(raw: Buffer) -> list[bytes]:
-    """Cut elements of datatype BYTES.
-
-    Raises:
-        ValueError: the lengths do not add up.
-    """
+    """Cut elements of datatype BYTES. Raises ValueError if the lengths do not add up."""
     data, texts, begin = bytes(raw), list[bytes](), 0
     for _ in range(count_texts(data, len(data))):
         end = skip_texts(data, begin, 1)
@@ -25,11 +21,7 @@ def cut_texts(raw: Buffer) -> list[bytes]:
 
 
 def count_texts(raw: Buffer, most: int) -> int:
-    """Count elements of datatype BYTES, up to one more than `most`.
-
-    Raises:
-        ValueError: the lengths do not add up.
-    """
+    """Count elements of datatype BYTES, up to one more than `most`. Raises ValueError if the lengths do not add up."""
     position, count, end, length_at = 0, 0, len(raw), _LENGTH.unpack_from
     while position < end and count <= most:
         if position + 4 > end:

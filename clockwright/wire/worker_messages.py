@@ -294,11 +294,7 @@ def frame(message: FromWorker | ToWorker, *payload: Buffer) -> list[Buffer]:
 
 
 def decode_from_worker(received: Frame) -> FromWorker:
-    """Read a worker's message.
-
-    Raises:
-        ProtocolError: it is malformed.
-    """
+    """Read a worker's message. Raises ProtocolError if it is malformed."""
     if len(received[1]):
         raise ProtocolError(f"a message with a payload of {len(received[1])} bytes, expected 0")
     return _decode(_from_worker, received[0], "message of a worker")

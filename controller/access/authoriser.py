@@ -101,11 +101,9 @@ class Authoriser:
         *,
         count: Callable[[Denial], object] = lambda _: None,
     ) -> None:
-        """Start with these rules.
+        """Start with these rules; without rules all callers may do everything.
 
-        Args:
-            rules: by which; None: all callers may do everything.
-            count: hears of each call that is denied.
+        `count` hears of each call that is denied.
         """
         self._count = count
         self._rules = Rules()
@@ -141,18 +139,9 @@ class Authoriser:
                 caller.over = True
 
     def admit(self, method: NeedsRole, credentials: Credentials, *, now_s: float) -> Caller:
-        """Judge one call.
+        """Judge one call. Returns the caller, which may make such calls until it is `over`.
 
-        Args:
-            method: what is called.
-            credentials: what the caller shows.
-            now_s: the present in Unix time.
-
-        Returns:
-            The caller, which may make such calls until it is `over`.
-
-        Raises:
-            DeniedError: the caller may not make the call.
+        Raises DeniedError if the caller may not make the call. `now_s` is in Unix time.
         """
         role = method.role
         caller, fault = self._identify(credentials, now_s)

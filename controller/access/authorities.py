@@ -23,8 +23,7 @@ def read_authorities(
 ) -> tuple[Callable[[bytes], bool], Callable[[bytes], bool]]:
     """Read the authorities of clients and of workers. Each result tells whether they signed a certificate in DER.
 
-    Raises:
-        ConfigError: a file does not hold certificates in PEM, or both hold the same one.
+    Raises ConfigError if a file does not hold certificates in PEM, or both hold the same one.
     """
     clients, workers = _read(client_ca), _read(worker_ca)
     keys = [authority.public_key() for authority in clients]
@@ -36,11 +35,7 @@ def read_authorities(
 
 
 def name_in(path: Path) -> str:
-    """Find a name in the first certificate of a file.
-
-    Raises:
-        ConfigError: it has no name.
-    """
+    """Find a name in the first certificate of a file. Raises ConfigError if it has no name."""
     for certificate in _read(path)[:1]:
         with suppress(x509.ExtensionNotFound):
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)

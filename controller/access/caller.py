@@ -63,8 +63,7 @@ def tell(caller: Caller) -> bytes:
 def read_told(data: bytes) -> Caller:
     """Decode a front's client. Roles to join as worker or front are dropped.
 
-    Raises:
-        BadRequestError: the text is malformed.
+    Raises BadRequestError if the text is malformed.
     """
     try:
         told = _read_told(data)

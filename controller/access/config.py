@@ -91,8 +91,7 @@ class AccessConfig:
     def check(self, host: str, *, has_tls: bool) -> None:
         """Check that a server may listen on an address.
 
-        Raises:
-            ConfigError: other machines can reach it, it lacks keys or TLS, and --insecure is not set.
+        Raises ConfigError if other machines can reach it, it lacks keys or TLS, and --insecure is not set.
         """
         if not has_tls and (self.client_ca is not None or self.worker_ca is not None):
             raise ConfigError(

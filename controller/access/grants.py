@@ -65,12 +65,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def make_key(key_id: bytes, secret: str) -> str:
-    """Make a key's text.
-
-    Args:
-        key_id: `KEY_ID_BYTES` random bytes.
-        secret: `SECRET_BYTES` random bytes in URL-safe base64.
-    """
+    """Make a key's text of `KEY_ID_BYTES` random bytes, and of `SECRET_BYTES` in URL-safe base64."""
     return f"cw_{key_id.hex()}_{secret}"
 
 
@@ -86,14 +81,9 @@ def digest(secret: str) -> bytes:
 
 
 def read_grants(text: str, *, where: str) -> tuple[Grant, ...]:
-    """Read the lines of a file; empty lines and comments behind # are skipped.
+    """Read the lines of a file, named `where` in messages; empty lines and comments behind # are skipped.
 
-    Args:
-        text: the lines.
-        where: name of the file, for messages.
-
-    Raises:
-        ConfigError: a line is malformed, or two have the same name, key or certificate.
+    Raises ConfigError if a line is malformed, or two have the same name, key or certificate.
     """
     grants: list[Grant] = []
     taken: dict[tuple[str, str], int] = {}
@@ -134,11 +124,7 @@ def write_grants(grants: Iterable[Grant]) -> str:
 
 
 def check_grant(grant: Grant, *, where: str) -> None:
-    """Check a grant.
-
-    Raises:
-        ConfigError: a field is malformed, or it allows nothing.
-    """
+    """Check a grant. Raises ConfigError if a field is malformed, or it allows nothing."""
     if not _NAME.fullmatch(grant.name) or len(grant.name) > NAME_CHARS_MAX:
         raise ConfigError(
             f"{where}: found name {grant.name[:80]!r}, expected letters, digits and _.@:/+-,"

@@ -56,16 +56,7 @@ class Guard:
         count: Callable[[Denial], object] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Read all files.
-
-        Args:
-            config: the files.
-            count: called for each denied call.
-            clock: returns Unix time, in s.
-
-        Raises:
-            ConfigError: one of them cannot be used.
-        """
+        """Read all files; `count` is called for each denied call. Raises ConfigError if one of them cannot be used."""
         self._config = config
         self._clock = clock
         self._grants: tuple[Grant, ...] = ()
@@ -201,11 +192,7 @@ class Guard:
 
 
 def read_token(path: Path) -> str:
-    """Read a file that holds one token.
-
-    Raises:
-        ConfigError: it cannot be read, or its token could be guessed.
-    """
+    """Read a file that holds one token. Raises ConfigError if it cannot be read, or its token could be guessed."""
     token = read_text(path).strip()
     if len(token) < _TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
         raise ConfigError(

@@ -16,8 +16,7 @@ _BYTES_MAX = 1 << 20
 def is_url(source: str) -> bool:
     """Whether keys are to be fetched, not read from a file.
 
-    Raises:
-        ConfigError: without HTTPS an attacker on the network could replace the keys.
+    Raises ConfigError if it is not HTTPS: an attacker on the network could replace the keys.
     """
     parts = urlsplit(source)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
@@ -28,8 +27,7 @@ def is_url(source: str) -> bool:
 def fetch_keys(url: str) -> bytes:
     """Fetch a set of keys; this may take some seconds.
 
-    Raises:
-        ConfigError: the server does not answer, or with something else.
+    Raises ConfigError if the server does not answer, or with something else.
     """
     try:
         with urllib.request.urlopen(url, timeout=_LIMIT_S) as answer:  # `is_url` knows the scheme.

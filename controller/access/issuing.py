@@ -87,16 +87,9 @@ def issue(
 ) -> Issued:
     """Make a certificate and its key, and at first the authorities. Overwrites nothing.
 
-    Args:
-        folder: where; made if it is missing.
-        kind: what the certificate is for.
-        name: the holder's, and that of the files.
-        hosts: names and addresses under which a server or front is reached.
-        days: how long it is valid; no longer than its authority is.
-        now: with a time zone.
-
-    Raises:
-        ConfigError: the name is taken or malformed, the authority has expired, or a file cannot be used.
+    Hosts are names and addresses under which a server or front is reached. It is valid for so many days, but no longer
+    than its authority. Raises ConfigError if the name is taken or malformed, the authority has expired, or a file
+    cannot be used.
     """
     reserved = (AUTHORITY, WORKERS_AUTHORITY)
     if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS_MAX or name in reserved:
@@ -131,16 +124,10 @@ def issue(
 
 
 def renew(folder: Path, name: str, *, days: float | None, now: datetime) -> Issued:
-    """Sign a certificate again, with the same key and names, so that one file changes in one step.
+    """Sign a certificate, or an authority's, again, with the same key and names, so that one file changes in one step.
 
-    Args:
-        folder: where.
-        name: of the certificate, or of an authority.
-        days: how long it is valid from now on; None: as long as before.
-        now: with a time zone.
-
-    Raises:
-        ConfigError: none has this name, its authority has expired, or a file cannot be used.
+    It is valid for so many days from now on; None: as long as before. Raises ConfigError if none has this name, its
+    authority has expired, or a file cannot be used.
     """
     with _locked(folder):
         if not _pem(folder, name).exists():
@@ -172,8 +159,7 @@ def renew(folder: Path, name: str, *, days: float | None, now: datetime) -> Issu
 def certificates(folder: Path) -> list[Issued]:
     """List the certificates of a folder, authorities first.
 
-    Raises:
-        ConfigError: there is no such folder, or a file is no certificate.
+    Raises ConfigError if there is no such folder, or a file is no certificate.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; `clockwright certs add` makes it")

@@ -31,19 +31,14 @@ _FILE_BYTES_MAX = 64 << 20
 
 
 def read_key_file(path: Path) -> tuple[Grant, ...]:
-    """Read all grants of a file.
-
-    Raises:
-        ConfigError: it cannot be read, is malformed, or is writable by all users.
-    """
+    """Read all grants of a file. Raises ConfigError if it cannot be read, is malformed, or is writable by all users."""
     return read_grants(read_text(path), where=str(path))
 
 
 def read_text(path: Path) -> str:
     """Read a file of secrets or of their holders.
 
-    Raises:
-        ConfigError: it cannot be read, is too large, or is writable by all users.
+    Raises ConfigError if it cannot be read, is too large, or is writable by all users.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -70,11 +65,8 @@ def add_key(
 ) -> str:
     """Add a key or, with `certificate`, the name of a certificate to a file; create the file if it is missing.
 
-    Returns:
-        The key, which is not stored anywhere; empty for a certificate.
-
-    Raises:
-        ConfigError: the name is taken or malformed, or the file cannot be written.
+    Returns the key, which is not stored anywhere; empty for a certificate. Raises ConfigError if the name is taken or
+    malformed, or the file cannot be written.
     """
     key = ""
     if not certificate:
@@ -103,8 +95,7 @@ def add_key(
 def revoke_key(path: Path, name: str) -> None:
     """Remove a key, or the name of a certificate, from a file.
 
-    Raises:
-        ConfigError: it has no such name, or the file cannot be written.
+    Raises ConfigError if it has no such name, or the file cannot be written.
     """
 
     def revoke(grants: Sequence[Grant]) -> Sequence[Grant]:
@@ -131,11 +122,7 @@ def _change(path: Path, change: Callable[[Sequence[Grant]], Sequence[Grant]]) ->
 
 
 def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file in one step; `mode` counts if it is new.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file in one step; `mode` counts if it is new. Raises OSError if it cannot be written."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -56,16 +56,10 @@ class QuotaBook:
         changed: Callable[[Mapping[str, float]], object] = lambda _: None,
         policy_without_weights: str = "",
     ) -> None:
-        """Begin with what a file says, or with nothing.
+        """Begin with what a file says; without one operators set quotas, which `state` keeps.
 
-        Args:
-            file: see above; None: operators set quotas.
-            state: keeps what operators set; None: it goes with the process.
-            changed: is called with the tenants' weights after each change.
-            policy_without_weights: name of the scheduling policy, if it has no shares of tenants; else empty.
-
-        Raises:
-            ConfigError: the file cannot be read, or says what cannot be.
+        `changed` is called with the tenants' weights after each change. A policy without shares of tenants is named.
+        Raises ConfigError if the file cannot be read, or says what cannot be.
         """
         self.file = file
         #: Counts what tenants have.
@@ -77,9 +71,7 @@ class QuotaBook:
     async def start(self) -> None:
         """Apply the quotas of the file or, without a file, those that operators had set before.
 
-        Raises:
-            ConfigError: what was kept cannot be.
-            StoreError: it cannot be read.
+        Raises ConfigError if what was kept cannot be; StoreError if it cannot be read.
         """
         if self.file is None and self._state is not None:
             rows = await self._state.run(_load)
@@ -97,11 +89,7 @@ class QuotaBook:
             self._have_effect()
 
     def read_again(self) -> None:
-        """Take what the file says now.
-
-        Raises:
-            ConfigError: as above; what was read before still holds.
-        """
+        """Take what the file says now. Raises ConfigError as above; what was read before still holds."""
         assert self.file is not None
         self._bind(read_quota_file(self.file))
         log.info("quotas were read again: %d tenants", len(self.quotas.quotas))
@@ -109,10 +97,8 @@ class QuotaBook:
     async def set(self, tenant: str, quota: Quota) -> None:
         """Give a tenant a quota.
 
-        Raises:
-            NotAllowedError: a file says what quotas there are.
-            ConfigError: the name cannot be, or there are too many.
-            StoreError: the disk does not take it, and nothing has changed.
+        Raises NotAllowedError if a file says what quotas there are; ConfigError if the name cannot be, or there are too
+        many; StoreError if the disk does not take it, and nothing has changed.
         """
         self._check_file()
         check_quotas({**self.quotas.quotas, tenant: quota})
@@ -130,10 +116,8 @@ class QuotaBook:
     async def remove(self, tenant: str) -> None:
         """Take a tenant's quota away.
 
-        Raises:
-            NotAllowedError: a file says what quotas there are.
-            UnknownTenantError: it has none.
-            StoreError: the disk does not take it, and nothing has changed.
+        Raises NotAllowedError if a file says what quotas there are; UnknownTenantError if it has none; StoreError if
+        the disk does not take it, and nothing has changed.
         """
         self._check_file()
         if tenant not in self.quotas.quotas:
@@ -181,8 +165,7 @@ def _erase(tenant: str, connection: sqlite3.Connection) -> None:
 def read_quota_file(path: Path) -> dict[str, Quota]:
     """Read the quotas of a file.
 
-    Raises:
-        ConfigError: it cannot be read, or says what cannot be; names the tenant and the bound.
+    Raises ConfigError if it cannot be read, or says what cannot be; names the tenant and the bound.
     """
     try:
         if (num_bytes := path.stat().st_size) > _FILE_BYTES_MAX:

@@ -31,13 +31,7 @@ class QuotaStage(Generic[S]):
     """Refuses what tenants may not have, and passes on the rest."""
 
     def __init__(self, inner: PortStage[S], quotas: Quotas, runtime: Runtime) -> None:
-        """Begin with no requests.
-
-        Args:
-            inner: the next stage.
-            quotas: what tenants may have.
-            runtime: keeps what is refused.
-        """
+        """Begin with no requests; the runtime keeps what is refused."""
         self._inner = inner
         self._quotas = quotas
         self._runtime = runtime

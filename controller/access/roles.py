@@ -48,11 +48,7 @@ def with_implied(roles: frozenset[Role]) -> frozenset[Role]:
 
 
 def read_roles(names: Iterable[str], *, where: str) -> frozenset[Role]:
-    """Find roles by name.
-
-    Raises:
-        ConfigError: a role does not exist; `where` is named in the message.
-    """
+    """Find roles by name. Raises ConfigError if a role does not exist; `where` is named in the message."""
     known = {role.value: role for role in Role}
     roles = set()
     for name in names:

@@ -45,12 +45,7 @@ class Issuer:
     def read(self, token: str, *, now_s: float) -> Grant:
         """Verify a token and return its grant.
 
-        Args:
-            token: its text.
-            now_s: now, in Unix time.
-
-        Raises:
-            DeniedError: the signature is invalid, or it is for another time or service.
+        Raises DeniedError if the signature is invalid, or it is for another time or service.
         """
         try:
             key = self._key_of(token)
@@ -101,8 +96,7 @@ class Issuer:
 def read_key_set(data: bytes) -> dict[str, jwt.PyJWK]:
     """Read an issuer's public keys (JWKS, RFC 7517); keys of unused kinds are skipped.
 
-    Raises:
-        ConfigError: it is not a key set, or has no key for signatures.
+    Raises ConfigError if it is not a key set, or has no key for signatures.
     """
     try:
         found = jwt.PyJWKSet.from_json(data.decode()).keys

@@ -45,13 +45,9 @@ WAY_BACK_NS = 4 * NS_PER_MS
 
 
 def way_back_of(slo_ns: int, most_ns: int = WAY_BACK_NS) -> int:
-    """The part of an SLO that is reserved for the way from the front to the client.
+    """The part of an SLO that is reserved for the way from the front to the client: `most_ns`, or a part that is less.
 
     A front that charged what no schedule keeps free would throw away answers that took their EXEC.
-
-    Args:
-        slo_ns: SLO of the request.
-        most_ns: as much, or a part of the SLO that is less.
     """
     return min(slo_ns // _WAY_BACK_PART, most_ns)
 
@@ -273,8 +269,7 @@ def _doubt(
 ) -> bool:
     """Where one estimate alone rules the request out, make sure that the estimate is true, and note it in the verdict.
 
-    Returns:
-        Whether an EXEC is to try it from now on.
+    Returns whether an EXEC is to try it from now on.
     """
     model, tries = request.model, False
     if not lanes.unusual:  # where all links are alike, so are workers of the same estimates

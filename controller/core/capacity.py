@@ -190,12 +190,7 @@ class Season:
     """How much more or less comes at a time of each period than as a rule: a factor for each of 60 slots."""
 
     def __init__(self, period_ns: int, gain: float) -> None:
-        """Know nothing: all factors are 1.
-
-        Args:
-            period_ns: what comes again comes after this time.
-            gain: part of what is new in a slot that is learned.
-        """
+        """Know nothing: all factors are 1. `gain` is the part of what is new in a slot that is learned."""
         self._slot_ns, self._gain = period_ns // SLOTS, gain
         #: The factors of slots, the first from time 0 on.
         self.factors = [1.0] * SLOTS
@@ -276,12 +271,9 @@ class WorkersNeeded:
             self.season.factors = list(season)
 
     def take(self, sample: KindSample, *, now_ns: int, start_ns: int) -> None:
-        """Take in what has happened until now.
+        """Take in what has happened until now since the last sample.
 
-        Args:
-            sample: since the last one.
-            now_ns: the present.
-            start_ns: from when a worker is asked for until it is ready.
+        A worker is ready `start_ns` after it is asked for.
         """
         config, season = self._config, self.season
         if self._begin_ns is None:

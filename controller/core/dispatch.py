@@ -66,10 +66,7 @@ class Dispatch:
     def place(self, model: Model, now_ns: int, *, seek: bool = True) -> None:
         """Requests of the model wait: let the lanes that hold it and have room take them.
 
-        Args:
-            model: what they ask for.
-            now_ns: the present.
-            seek: where some still wait after that, seek the model another copy.
+        Where some still wait after that, `seek` has the model get another copy.
         """
         self.exec_lanes.offer(model, now_ns)
         if seek and model.queue and len(model.copies) < len(model.ready):
@@ -96,11 +93,8 @@ class Dispatch:
     ) -> None:
         """Load the model once more where there is a reason and room (copies.py).
 
-        Args:
-            model: some worker that is ready for it has no copy.
-            now_ns: the present.
-            refusal: why a request of the model was refused at arrival, if one was.
-            wanted: `ModelWanted` asks for a copy.
+        Some worker that is ready for it has no copy. `refusal` says why a request of the model was refused at arrival;
+        `wanted`: `ModelWanted` asks for a copy.
         """
         if (
             model.suspended

@@ -197,13 +197,7 @@ class DurationWindow:
     def doubt(self, limit_ns: int, now_ns: int, *, tries: bool) -> bool:
         """The estimate by itself stands in the way of a request, which would need it to be `limit_ns`.
 
-        Args:
-            limit_ns: below the estimate.
-            now_ns: the present.
-            tries: whether something may be tried that no sample says is possible.
-
-        Returns:
-            Whether that is to be tried now.
+        Returns whether that is to be tried now. With `tries` something may be tried that no sample says is possible.
         """
         pause_ns = now_ns - self._doubted_ns
         if self.floor_ns <= limit_ns:
@@ -395,12 +389,7 @@ class Estimates:
         return self._load.latest(), exec_ns
 
     def is_slow(self, size: int, duration_ns: int) -> bool:
-        """Whether a measurement says that the GPU is slow, rather than that the estimate was wrong.
-
-        Args:
-            size: batch size of an EXEC; 0: a load.
-            duration_ns: how long it took.
-        """
+        """Whether an EXEC of a size, or a load (0), says that the GPU is slow, rather than that the estimate was wrong."""
         window = self._exec[self.fit[size]] if size else self._load
         return window.measured and duration_ns > SLOW_FACTOR * window.estimate_ns + SLOW_NS
 
@@ -434,8 +423,7 @@ class Estimates:
     def doubt_exec(self, rows: int, limit_ns: int, *, now_ns: int) -> bool:
         """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier, or try whether it is true.
 
-        Returns:
-            Whether it is to be tried now.
+        Returns whether it is to be tried now.
         """
         index = self.cover[rows]
         tries = self._exec[index].doubt(limit_ns, now_ns, tries=True)

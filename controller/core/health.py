@@ -108,13 +108,7 @@ class Health:
     ) -> tuple[bool, list[Model]]:
         """Take in a success that was slow, or that a worker had of which something is remembered.
 
-        Args:
-            sent: what succeeded.
-            duration_ns: how long it took.
-            now_ns: the present.
-
-        Returns:
-            Whether the estimates shall learn from it, and the models that are suspended or restored.
+        Returns whether the estimates shall learn from it, and the models that are suspended or restored.
         """
         worker, model = sent.copy.worker, sent.copy.model
         if worker.draining:

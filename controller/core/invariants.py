@@ -73,13 +73,7 @@ def size_of(scheduler: Scheduler) -> int:
 
 
 def check_commands(scheduler: Scheduler, commands: Sequence[Command], now_ns: int) -> None:
-    """Raise AssertionError when what the last event led to makes no sense, whatever came of it.
-
-    Args:
-        scheduler: as the event left it.
-        commands: what it asked for.
-        now_ns: when that was.
-    """
+    """Raise AssertionError when what the last event led to makes no sense, whatever came of it."""
     lost: WorkerId | None = None
     for command in commands:
         in_doubt, lost = lost, None

@@ -39,13 +39,7 @@ class Leaving:
 
 
 def cheapest_to_lose(books: Books, gpu_kind: GpuKind, now_ns: int) -> Leaving:
-    """Find the worker of a kind that is cheapest to lose. Takes O(models ready + copies).
-
-    Args:
-        books: the state.
-        gpu_kind: the kind.
-        now_ns: the present.
-    """
+    """Find the worker of a kind that is cheapest to lose. Takes O(models ready + copies)."""
     there = [worker for worker in books.workers.values() if not worker.draining]
     candidates = [worker for worker in there if worker.gpu_kind == gpu_kind]
     if not candidates:
@@ -99,13 +93,7 @@ def _words(worker: WorkerState, models: list[Model]) -> str:
 
 
 def cost_ns(worker: WorkerState, asked: Mapping[Model, float], now_ns: int) -> int:
-    """What it costs to lose a worker, as time of lanes.
-
-    Args:
-        worker: it.
-        asked: rows that ran lately of each model in use.
-        now_ns: the present.
-    """
+    """What it costs to lose a worker, as time of lanes; `asked` are the rows that ran lately of each model in use."""
     total_ns = worker.exec_lane.available_ns(now_ns) - now_ns
     total_ns += worker.load_lane.available_ns(now_ns) - now_ns
     for model, copy in worker.copies.items():

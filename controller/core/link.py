@@ -422,10 +422,7 @@ class LinkPlan:
     def expected_ns(self, now_ns: int, in_bytes: int = 0, out_bytes: int = 0) -> int:
         """How long to allow for until an action that is sent now could begin, as heard of here.
 
-        Args:
-            now_ns: the present.
-            in_bytes: inputs that it takes along.
-            out_bytes: outputs that its result will bring.
+        It takes along its inputs, and its result brings the outputs.
         """
         way_ns = self.way_ns(now_ns)
         if not self.is_thin:
@@ -444,11 +441,9 @@ class LinkPlan:
         return self.out.length_ns + self.back.length_ns
 
     def room_ns(self, lane_room_ns: int, lookahead_ns: int) -> int:
-        """When to send the next batch on a thin link.
+        """When to send the next batch on a thin link, deciding `lookahead_ns` ahead of lane and wire.
 
-        Args:
-            lane_room_ns: when to send it if bytes took no time.
-            lookahead_ns: how far ahead of lane and wire to decide.
+        `lane_room_ns` is when to send it if bytes took no time.
         """
         out = self.out
         return max(lane_room_ns - out.last_wire_ns, out.free_ns - lookahead_ns)

@@ -95,10 +95,7 @@ class Promises:
     def reserve(self, request: Request, now_ns: int, *, loading: Copy | None = None) -> bool:
         """Give a request that waits a place, where it takes the least time. Returns False if no lane has one.
 
-        Args:
-            request: it waits.
-            now_ns: the present.
-            loading: a copy that is loaded for it, where `loads_in_time` found a place for it alone.
+        `loading` is a copy that is loaded for it, where `loads_in_time` found a place for it alone.
         """
         best: _Room | None = None
         together = 1 if loading else self._expected(request, now_ns)
@@ -168,10 +165,7 @@ class Promises:
     def _look(self, worker: WorkerState, lane_ns: int, now_ns: int) -> list[ReservedPlace]:
         """The worker's places in the order of their deadlines, each with what is true of it now.
 
-        Args:
-            worker: its places.
-            lane_ns: when its lane could begin something that takes no bytes along.
-            now_ns: the present.
+        At `lane_ns` its lane could begin something that takes no bytes along.
         """
         if not worker.promised:
             return worker.promised
@@ -261,11 +255,7 @@ class Promises:
     ) -> tuple[Batch, list[Request]] | None:
         """The place's batch, with what else waits of its model. Returns None if its time is over.
 
-        Args:
-            place: as `_look` left it.
-            begin_ns: when it could begin.
-            spare_ns: it may take so much longer than planned.
-            now_ns: the present.
+        It could begin at `begin_ns`, and may take `spare_ns` longer than planned.
         """
         copy, own = place.copy, place.requests
         model, estimates = copy.model, copy.estimates

@@ -68,11 +68,7 @@ class Quota:
     request_weight_max: float = 1.0
 
     def __post_init__(self) -> None:
-        """Look whether such bounds can be.
-
-        Raises:
-            ConfigError: names the bound.
-        """
+        """Look whether such bounds can be. Raises ConfigError that names the bound."""
         for name in BOUNDS:
             value = getattr(self, name)
             if value is None:
@@ -150,16 +146,7 @@ class TenantUse:
         return not self.num_open and self._full_ns <= now_ns
 
     def enter(self, now_ns: int, num_bytes: int, slo_ns: int) -> Exceeded | None:
-        """Let a request in, which is to `leave`.
-
-        Args:
-            now_ns: never earlier than before.
-            num_bytes: of its inputs.
-            slo_ns: its own.
-
-        Returns:
-            None: it is let in. A request that is not takes nothing of the quota.
-        """
+        """Let a request in, which is to `leave`. Returns None if it is let in; else it takes nothing of the quota."""
         exceeded = self._find_exceeded(now_ns, num_bytes, slo_ns)
         if exceeded is not None:
             self.num_refused += 1
@@ -201,11 +188,7 @@ class Quotas:
     """The quotas of all tenants, and what each has of its own."""
 
     def __init__(self, quotas: Mapping[str, Quota] | None = None) -> None:
-        """Begin with nothing open.
-
-        Args:
-            quotas: by tenant; `OTHERS` stands for each that is not named. None means no quotas.
-        """
+        """Begin with nothing open; `OTHERS` stands for each tenant that is not named. None means no quotas."""
         self.quotas: Mapping[str, Quota] = {}
         self._named: dict[str, TenantUse] = {}
         #: In order of the last request.
@@ -216,8 +199,7 @@ class Quotas:
     def bind(self, quotas: Mapping[str, Quota]) -> None:
         """Take other quotas from now on; what is open stays open, and counts for those that still have one.
 
-        Raises:
-            ConfigError: there are too many; nothing has changed.
+        Raises ConfigError if there are too many; nothing has changed.
         """
         check_quotas(quotas)
         self.quotas = dict(quotas)
@@ -293,9 +275,8 @@ class Quotas:
 def check_quotas(quotas: Mapping[str, Quota]) -> None:
     """Look whether all these tenants may have a quota.
 
-    Raises:
-        ConfigError: a name is too long or unprintable, there are too many, or those without a quota of their own
-            are to have a weight.
+    Raises ConfigError if a name is too long or unprintable, there are too many, or those without a quota of their own
+    are to have a weight.
     """
     if len(quotas) > NAMED_MAX:
         raise ConfigError(f"quotas: found {len(quotas)} tenants, expected {NAMED_MAX} at most")

@@ -104,12 +104,7 @@ class Remedies:
     ) -> Obstacles:  # fmt: skip
         """Say what stands in the way of a request that is refused now.
 
-        Args:
-            request: it was refused a moment ago.
-            refused: why.
-            margin_ns: what the policy keeps free for answers' way back, at most.
-            margin_share: the largest part of an SLO that it keeps free.
-            now_ns: the present.
+        The policy keeps a margin free for answers' way back, and at most a share of the SLO.
         """
         books = self._books
         model = books.models.get(request.model_id)

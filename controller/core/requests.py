@@ -309,11 +309,7 @@ class Requests:
     ) -> None:
         """Seek the model another copy if a request was refused because there were too few.
 
-        Args:
-            model: whose request it was.
-            verdict: why it was refused.
-            now_ns: the present.
-            arriving: it was refused at arrival; else it waited in vain.
+        It was refused at arrival (`arriving`), or waited in vain.
         """
         if verdict.doubted and model.queue and not model.copies:
             self._dispatch.seek_copy(model, now_ns)

@@ -185,10 +185,7 @@ class Results:
     def _write_off(self, lost: SentAction, ran: Copy | None, now_ns: int) -> None:
         """The result of an action is lost: take it out of flight, and go on without it.
 
-        Args:
-            lost: the action.
-            ran: the copy that has run. None if none has.
-            now_ns: the present.
+        `ran` is the copy that has run, if any.
         """
         books, copy, action_id = self._books, lost.copy, lost.action.action_id
         worker, model = copy.worker, copy.model
@@ -246,13 +243,7 @@ class Results:
     ) -> int:
         """Learn from the delays of an action and its result. Returns the delay to allow for the result.
 
-        Args:
-            worker: which did it.
-            sent: the action.
-            event: its result.
-            end_ns: when it ended there; now, if it failed.
-            unread_ns: how long the result may have been here unread.
-            now_ns: the present.
+        `end_ns` is its end there, or now, if it failed; for `unread_ns` the result may have been here unread.
         """
         link, received_ns, back_ns = worker.link, event.received_ns, now_ns
         # An action may begin the moment it is decided upon. It was not received later than now, whatever the
@@ -358,13 +349,7 @@ class Results:
         self._books.came(model)
 
     def check_timeout(self, worker: WorkerState, at_ns: int, now_ns: int) -> None:
-        """Check whether the oldest action of a worker is overdue.
-
-        Args:
-            worker: has actions in flight.
-            at_ns: when the check was due.
-            now_ns: the present.
-        """
+        """Check whether the oldest action of a worker is overdue, as the check that was due at `at_ns`."""
         action_id, sent = next(iter(worker.in_flight.items()))
         until_ns = self._alarms.overdue_ns(sent)
         if until_ns > now_ns and len(self._books.workers) > 1:

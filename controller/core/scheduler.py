@@ -98,14 +98,9 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig | None = None, kind: PolicyKind | None = None
     ) -> None:
-        """Make one without workers, models or requests.
+        """Make one without workers, models or requests, with the built-in policy that `config` names, or another kind.
 
-        Args:
-            config: None: the defaults.
-            kind: the policy; None: the built-in one that `config` names.
-
-        Raises:
-            ConfigError: no policy is built in under that name.
+        Raises ConfigError if no policy is built in under that name.
         """
         self.config = config or SchedulerConfig()
         kind = kind or POLICIES.get(self.config.policy)

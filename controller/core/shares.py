@@ -222,14 +222,7 @@ class FairShare:
         ]
 
     def _look_for_flood(self, usage: Usage, is_over: bool, time_ns: float, step: int) -> None:
-        """Keep the sum of what those ask for who flood.
-
-        Args:
-            usage: of one who asked for more.
-            is_over: it asks for more than the level.
-            time_ns: so much more.
-            step: the present.
-        """
+        """Keep the sum of what those ask for who flood: one asked for more, and `is_over` the level, by `time_ns`."""
         asked_ns = usage.asked_ns
         if is_over and asked_ns > _FLOOD * self._served_ns:
             self._flood_step = step

@@ -210,11 +210,7 @@ class Shortages:
     ) -> _Wanted:
         """Bring the number of workers wanted of a kind up to date, if it is a second old.
 
-        Args:
-            kind: the kind.
-            num_joining: workers of the kind that serve no model yet.
-            ready_ns: of the others, without those that drain: since when they do.
-            now_ns: the present.
+        `num_joining` serve no model yet; `ready_ns` says of the others since when they do, without those that drain.
         """
         wanted, counts = self._wanted_of(kind), self._kinds[kind]
         # What was before the first look says nothing, since it is not known how long it took.
@@ -251,10 +247,7 @@ class Shortages:
     ) -> tuple[tuple[KindStatistics, ...], float]:
         """Each kind's, with the number of workers wanted, and the requests per second that no worker was there for.
 
-        Args:
-            now_ns: the present.
-            workers: all.
-            has_models: there are models: workers serve once one is ready there.
+        Where there are models, workers serve once one is ready there.
         """
         self.sample(now_ns)
         by_kind: dict[GpuKind, list[WorkerState]] = {}

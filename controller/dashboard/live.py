@@ -73,12 +73,7 @@ class Live:
     async def watch(
         self, name: str, make: Callable[[], Awaitable[bytes]]
     ) -> AsyncGenerator[bytes, None]:
-        """Give one viewer each look that is the newest when it asks for the next.
-
-        Args:
-            name: of the page: its viewers share refreshes.
-            make: makes the content without waiting, as for `look`.
-        """
+        """Give one viewer each look that is the newest when it asks for the next; viewers of one name share refreshes."""
         topic = self._topics.setdefault(name, _Topic())
         topic.num_viewers += 1
         if topic.task is None:
@@ -100,11 +95,7 @@ class Live:
                     del self._topics[name]
 
     async def look(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Make one look, when it is time for it: one after the other, with pauses.
-
-        Args:
-            make: makes the content without waiting: all others wait for it.
-        """
+        """Make one look, when it is time for it: one after the other, with pauses. All others wait while it is made."""
         self._num_askers += 1
         try:
             # Only the first in line competes with the viewers, so a long line does not slow their refreshes.

@@ -114,12 +114,7 @@ class DashboardSite(PageFiles):
     """Answers for the paths of the dashboard. It lives in the controller's event loop."""
 
     def __init__(self, views: DashboardViews, live: Live) -> None:
-        """Read the page's files.
-
-        Args:
-            views: make what the pages show.
-            live: refreshes them for viewers.
-        """
+        """Read the page's files."""
         super().__init__()
         self._views = views
         self._live = live

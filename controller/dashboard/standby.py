@@ -27,11 +27,7 @@ class StandbySite(PageFiles):
     """Answers for the paths of the dashboard, where another controller leads."""
 
     def __init__(self, leader: Callable[[], str]) -> None:
-        """Read the page's files.
-
-        Args:
-            leader: describes the leader.
-        """
+        """Read the page's files; `leader` describes the leader."""
         super().__init__()
         self._leader = leader
         content_type, page = self.files["/"]

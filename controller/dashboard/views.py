@@ -65,12 +65,7 @@ class DashboardViews:
     """Looks at one controller. It lives in its event loop."""
 
     def __init__(self, parts: Parts, *, default_slo_ns: int) -> None:
-        """Begin to look.
-
-        Args:
-            parts: of the controller.
-            default_slo_ns: of models that have none of their own.
-        """
+        """Begin to look; the SLO is of models that have none of their own."""
         self._parts = parts
         self._default_slo_ns = default_slo_ns
         self._started_ns = parts.runtime.clock()
@@ -168,8 +163,7 @@ class DashboardViews:
     async def model(self, name: str) -> bytes:
         """One model: what it asks for, how it is served, and its last requests.
 
-        Raises:
-            UnknownModelError: no model has that name.
+        Raises UnknownModelError if no model has that name.
         """
         parts = self._parts
         runtime, catalogue = parts.runtime, parts.catalogue
@@ -232,9 +226,8 @@ class DashboardViews:
     async def request(self, request_id: str) -> bytes:
         """What happened to a request.
 
-        Raises:
-            BadRequestError: no request has such a name.
-            UnknownRequestError: it does not exist, or is too long ago.
+        Raises BadRequestError if no request has such a name; UnknownRequestError if it does not exist, or is too long
+        ago.
         """
         told, _, _, _ = await self._head()
         found = explain_request(self._parts.runtime, request_id, lambda _: True)
@@ -244,8 +237,7 @@ class DashboardViews:
     async def history(self, name: str) -> bytes:
         """Goodput and latency of each of the last seconds, as far as telemetry's rows go.
 
-        Args:
-            name: of the model that it is about; empty: all of them.
+        Of a model, or of all (empty).
         """
         runtime = self._parts.runtime
         model = self._parts.catalogue.find(name)

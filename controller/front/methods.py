@@ -140,8 +140,7 @@ class CallStream(Protocol):
     async def write(self, message: bytes) -> None:
         """Send a message; returns when the client has taken those before, or nearly so.
 
-        Raises:
-            asyncio.InvalidStateError: the call is over.
+        Raises asyncio.InvalidStateError if the call is over.
         """
 
 
@@ -155,8 +154,7 @@ class OnStream:
 def bind(service: str, owner: object) -> dict[Method, Any]:
     """Find the handlers that an object has of a service's methods.
 
-    Returns:
-        By method a coroutine function, an `OnStream`, or what an attribute of that name is which is no function.
+    Returns by method a coroutine function, an `OnStream`, or what an attribute of that name is which is no function.
     """
     handlers: dict[Method, Any] = {}
     for method in METHODS.values():

@@ -24,13 +24,9 @@ class Holder(Protocol):
         """Whether it shares memory with the workers of this host."""
 
     def feed(self, ask_id: int, worker: int, action_id: int, index: int) -> None:
-        """Have it send the inputs of a request to a worker.
+        """Have it send the inputs of a request to the worker of a number, for an action.
 
-        Args:
-            ask_id: the request.
-            worker: the number of the worker.
-            action_id: the action.
-            index: the request's number in the action.
+        `index` is the request's in that.
         """
 
 

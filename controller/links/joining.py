@@ -58,17 +58,9 @@ class Messages(Protocol):
 async def answer(
     stream: Messages, kind: type[_Register], welcome: Callable[[_Register], Welcome]
 ) -> None:
-    """Answer a peer that asks for a connection.
+    """Answer a peer that asks for a connection, and says of itself what `kind` has.
 
-    Args:
-        stream: its call.
-        kind: what such a peer says of itself.
-        welcome: makes the answer.
-
-    Raises:
-        ProtocolError: the peer may not join.
-        NoRoomError: there are too many.
-        LinkEndedError: no peer may join any more.
+    Raises ProtocolError if it may not join, NoRoomError if there are too many, LinkEndedError if none may any more.
     """
     data = await stream.read()
     if data is not None:
@@ -86,11 +78,7 @@ def _decode(kind: type[_Register], data: bytes) -> _Register:
 
 
 def check_version(found: int, what: str) -> None:
-    """Check the protocol version that a peer speaks.
-
-    Raises:
-        ProtocolError: it is another one than ours.
-    """
+    """Check the protocol version that a peer speaks. Raises ProtocolError if it is another one than ours."""
     if found != peer.PROTOCOL_VERSION:
         raise ProtocolError(
             f"the {what} speaks protocol version {found}, the controller {peer.PROTOCOL_VERSION}"
@@ -103,13 +91,9 @@ class Expected:
     def __init__(
         self, what: str, listener: SocketListener, heartbeats: HeartbeatConfig, term: Term
     ) -> None:
-        """Expect none.
+        """Expect no peer yet.
 
-        Args:
-            what: the peers are, for messages.
-            listener: where they connect.
-            heartbeats: how often each side sends one.
-            term: the generation in which this controller leads.
+        `what` they are is for messages, and `term` is the generation in which this controller leads.
         """
         self._what = what
         self._listener = listener
@@ -118,12 +102,7 @@ class Expected:
         self._tokens: dict[str, bytes] = {}
 
     def expect(self, name: str, connected: Callable[[socket.socket], None]) -> Welcome:
-        """Make the answer to a peer, and expect its connection.
-
-        Args:
-            name: no other peer has it.
-            connected: is given the connection, and owns it.
-        """
+        """Make the answer to a peer that alone has its name; `connected` is given the connection, and owns it."""
         self.forget(name)
         if len(self._tokens) >= _EXPECTED_MAX:
             self.forget(next(iter(self._tokens)))

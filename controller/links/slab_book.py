@@ -20,11 +20,7 @@ class SlabBook:
     """Keeps the book of one piece of memory."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Begin with all of it free.
-
-        Args:
-            num_bytes: its size; what is beyond a power of two is left alone.
-        """
+        """Begin with all of it free; what is beyond a power of two is left alone."""
         self._num_orders = max((num_bytes // BLOCK_BYTES_MIN).bit_length(), 0)
         #: Size of the part that is used.
         self.num_bytes = BLOCK_BYTES_MIN << self._num_orders - 1 if self._num_orders else 0
@@ -57,11 +53,7 @@ class SlabBook:
         return begin
 
     def give_back(self, begin: int) -> None:
-        """Free a block that was taken.
-
-        Raises:
-            KeyError: none that is taken begins there.
-        """
+        """Free a block that was taken. Raises KeyError if none that is taken begins there."""
         order = self._taken.pop(begin)
         self.used_bytes -= BLOCK_BYTES_MIN << order
         while order < self._num_orders - 1:

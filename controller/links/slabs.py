@@ -42,11 +42,7 @@ class Arena:
     """One piece of shared memory, and the slabs in it. Views may go in any thread; the rest is for one."""
 
     def __init__(self, name: str, num_bytes: int, *, workers_write: bool) -> None:
-        """Make the memory.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """Make the memory. Raises OSError if the kernel refuses."""
         self._book = SlabBook(num_bytes)
         self.num_bytes = self._book.num_bytes
         #: Handed to workers.
@@ -100,16 +96,9 @@ class MappedMemory:
     """Memory that another process has made, mapped here to be read and to be told apart. Its slabs are lent."""
 
     def __init__(self, number: int, fd: int, num_bytes: int) -> None:
-        """Map it.
+        """Map memory, by a descriptor of the caller; its number is for messages.
 
-        Args:
-            number: what it is called in messages.
-            fd: of the memory; it belongs to the caller.
-            num_bytes: its size.
-
-        Raises:
-            ProtocolError: it is smaller than said, or could become so.
-            OSError: the kernel refuses.
+        Raises ProtocolError if it is smaller than said, or could become so; OSError if the kernel refuses.
         """
         self.number = number
         self.num_bytes = num_bytes
@@ -117,15 +106,9 @@ class MappedMemory:
         self._address = _address(self._memory)
 
     def look(self, begin: int, num_bytes: int, over: Callable[[], object]) -> memoryview:
-        """View a slab.
+        """View a slab. Raises ProtocolError if it does not lie in this memory.
 
-        Args:
-            begin: where it begins.
-            num_bytes: its size.
-            over: called, in any thread, when its last view is gone; this object may be gone too.
-
-        Raises:
-            ProtocolError: it does not lie in this memory.
+        `over` is called, in any thread, when its last view is gone; this object may be gone too.
         """
         if begin < 0 or begin + num_bytes > self.num_bytes:
             raise ProtocolError(
@@ -162,11 +145,7 @@ class Slabs:
     """All shared memory of a front."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Make the memory for inputs.
-
-        Args:
-            num_bytes: what all of it may take up; 0: no shared memory, tensors travel with their actions.
-        """
+        """Make the memory for inputs; with 0 bytes it is off, and tensors travel with their actions."""
         self._left = _Allowance(num_bytes)
         self._outputs_bytes = num_bytes // 2 // _WORKERS
         self.inputs = self._make("clockwright-inputs", num_bytes // 2, workers_write=False)

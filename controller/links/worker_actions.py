@@ -169,8 +169,7 @@ class WorkerActions:
     ) -> tuple[Sequence[Buffer], Sequence[int], dict[int, Holder]]:
         """Have fronts send what they hold of an Infer.
 
-        Returns:
-            What stands in the message for each input, where each lies, and whose tensors go past this link.
+        Returns what stands in the message for each input, where each lies, and whose tensors go past this link.
         """
         num_inputs = len(payload) // len(action.rows)
         tensors: list[Any] = list(payload)
@@ -242,11 +241,8 @@ class WorkerActions:
     def write_off(self, action_id: ActionId) -> int:
         """Take in that the result of an action is lost, which may come after all.
 
-        The worker may still read and write for it: its memory is not used again before the result, or the end of
-        the link.
-
-        Returns:
-            For how many Infers memory is held so.
+        The worker may still read and write for it: its memory is not used again before the result, or the end of the
+        link. Returns for how many Infers memory is held so.
         """
         self._lost = [lost for lost in (*self._lost, action_id) if lost in self._infers]
         return len(self._lost)
@@ -307,11 +303,7 @@ class WorkerActions:
             self._shared()
 
     def take_result(self, frame: Frame) -> None:
-        """Take a result in.
-
-        Raises:
-            ProtocolError: the protocol does not allow it.
-        """
+        """Take a result in. Raises ProtocolError if the protocol does not allow it."""
         if len(frame[0]) > self._header_bytes_max:
             raise ProtocolError(
                 f"a result with a header of {len(frame[0])} bytes,"

@@ -51,11 +51,7 @@ def model_fault(
 ) -> str:
     """Say what cannot be true in a worker's description of a model; empty if all of it can.
 
-    Args:
-        ready: the description.
-        num_pages: of the worker's cache.
-        batch_sizes: that the worker was offered, ascending.
-        message_bytes_max: a batch's outputs come in one message.
+    The sizes are those that the worker was offered, ascending; a batch's outputs come in one message.
     """
     if any(spec.vary and spec.vary.unit for spec in ready.inputs):
         # Sizes of its batches are in units of work, which the worker has chosen.

@@ -88,12 +88,7 @@ class WorkerLink:
     ) -> None:
         """Begin to serve a worker that has shown its token.
 
-        Args:
-            links: of all workers.
-            sock: its connection.
-            claims: what it said as it registered.
-            keeps: what it was told to keep of what it holds.
-            shown: the credentials with which it registered.
+        `claims` is what it said, and `keeps` what it was told to keep.
         """
         #: What the worker said as it registered, its own name among it.
         self.register = claims.register
@@ -340,13 +335,7 @@ class WorkerLinks:
     ) -> None:
         """Take no workers yet.
 
-        Args:
-            runtime: uses them.
-            catalogue: has the models that they are offered.
-            heartbeats: how often each side sends one.
-            message_bytes_max: bytes of the largest request or answer.
-            slabs: where large tensors lie for workers of this host.
-            term: the generation in which this controller leads.
+        A request or an answer has so many bytes at most; `term` is the generation of this controller.
         """
         self.runtime = runtime
         self.catalogue = catalogue

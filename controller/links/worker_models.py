@@ -67,8 +67,7 @@ class Claims:
     def choose_held(self) -> Sequence[Held]:
         """Choose what the worker is to keep of what it holds: models in its cache first.
 
-        Raises:
-            ProtocolError: it cannot hold all that.
+        Raises ProtocolError if it cannot hold all that.
         """
         wanted = [held for held in self.register.held if self.is_wanted(held)]
         keeps = sorted(wanted, key=lambda held: not held.resident)
@@ -119,15 +118,9 @@ class WorkerModels:
         know: Callable[[ModelId, tuple[TensorSpec, ...]], object],
         forget: Callable[[ModelId], object],
     ) -> None:
-        """Offer nothing yet.
+        """Offer nothing yet. `know` hears of each model that is ready and its outputs before an Infer may come.
 
-        Args:
-            worker_id: the worker's.
-            claims: judges what the worker says.
-            keeps: what it was told to keep of what it holds.
-            data: its connection.
-            know: called with each model that is ready and its outputs, before an Infer may come.
-            forget: is called with each model that the worker is to forget.
+        `keeps` is what the worker was told to keep, and `forget` hears of each model that it is to forget.
         """
         self.worker_id = worker_id
         #: Models that the worker cannot serve, and why. It may say later that it can: what it lacked has come.
@@ -175,11 +168,7 @@ class WorkerModels:
         self._data.send(messages.frame(ModelDrop(model_id)))
 
     def take(self, message: messages.FromWorker) -> None:
-        """Take what the worker says of models.
-
-        Raises:
-            ProtocolError: the protocol does not allow it.
-        """
+        """Take what the worker says of models. Raises ProtocolError if the protocol does not allow it."""
         self._mute_ticks = 0
         match message:
             case ModelNeeded():

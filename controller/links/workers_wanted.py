@@ -65,12 +65,8 @@ class WorkersWanted:
     def release(self, gpu_kind: GpuKind, worker_id: WorkerId | None) -> tuple[WorkerId, str]:
         """Drain a worker of a kind: the one that is cheapest to lose, unless one is named.
 
-        Returns:
-            Its name, and why it is this one.
-
-        Raises:
-            UnknownWorkerError: none of the kind has this name, or the kind has none.
-            ModelError: none may leave unless it is named.
+        Returns its name, and why it is this one. Raises UnknownWorkerError if none of the kind has this name, or the
+        kind has none; ModelError if none may leave unless it is named.
         """
         links = {
             link.worker_id: link

@@ -78,13 +78,9 @@ class MonitoringApp:
     def __init__(
         self, pages: Pages, authoriser: Authoriser, *, only_here: bool, site: Site | None = None
     ) -> None:
-        """Serve pages.
+        """Serve pages, and a site.
 
-        Args:
-            pages: makes them.
-            authoriser: decides who may have them.
-            only_here: clients of this machine alone reach it, as in `front.http.rest.RestApp`.
-            site: further pages, if any.
+        `only_here`: clients of this machine alone reach it, as in `front.http.rest.RestApp`.
         """
         self._pages = pages
         self._site = site

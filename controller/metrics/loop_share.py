@@ -31,12 +31,7 @@ class LoopShare:
         self._worked_s = 0.0
 
     async def run(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Run a piece of work when its turn comes.
-
-        Args:
-            make: does the work, and yields in between. The next piece waits for its end, so it must not wait for
-                anything else.
-        """
+        """Run a piece of work when its turn comes. It yields in between, and must not wait for anything else."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             await asyncio.sleep(max(self._next_s - loop.time(), 0))

@@ -107,12 +107,7 @@ class Page:
     """Makes pages of one controller."""
 
     def __init__(self, parts: Parts, *, names_max: int = NAMES_MAX) -> None:
-        """Begin to count, from the next request on.
-
-        Args:
-            parts: of the controller.
-            names_max: models, and tenants, that are counted apart.
-        """
+        """Begin to count, from the next request on; `names_max` models, and tenants, are counted apart."""
         self._parts = parts
         self._names_max = names_max
         self.tally = Tally(parts.runtime.telemetry, self._describe, names_max=names_max)
@@ -137,9 +132,8 @@ class Page:
     def fill_statistics(self, model_id: ModelId, told: pb.ModelStatistics) -> None:
         """Fill in Triton's statistics of a model, with the same values as its metrics.
 
-        Args:
-            model_id: the model; one that is counted together with others is left unchanged.
-            told: filled in. As with Triton, each time is the sum over all successful requests.
+        A model that is counted together with others is left out. As with Triton, each time is a sum over successful
+        requests.
         """
         self._parts.runtime.telemetry.count()
         model = self.tally.find(model_id)

@@ -11,11 +11,7 @@ class StandbyPage:
     """Makes pages of a standby controller."""
 
     def __init__(self, policy: str) -> None:
-        """Begin.
-
-        Args:
-            policy: name of the scheduler's policy when it leads.
-        """
+        """Begin; the policy is that of the scheduler when it leads."""
         self._build = labels_of(version=__version__, policy=policy)
         self._process = ProcessFigures()
 

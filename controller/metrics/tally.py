@@ -152,12 +152,9 @@ class Tally:
         *,
         names_max: int = NAMES_MAX,
     ) -> None:
-        """Begin to count, from the next request on.
+        """Begin to count, from the next request on; `names_max` models are counted apart.
 
-        Args:
-            telemetry: gives its records.
-            describe: finds a model's public name and version; None: it is gone.
-            names_max: models that are counted apart.
+        `describe` finds a model's public name and version; None: it is gone.
         """
         self._describe = describe
         self._by_model = telemetry.by_model

@@ -238,10 +238,8 @@ class ServedNames(Verdicts):
     ) -> None:
         """Change which versions of a model requests get; the arguments are those of `Routing.changed`.
 
-        Raises:
-            UnknownModelError: no model has that name.
-            ModelError: it cannot be; nothing has changed.
-            StoreError: the disk does not take it, and nothing has changed.
+        Raises UnknownModelError if no model has that name; ModelError if it cannot be; nothing has changed; StoreError
+        if the disk does not take it, and nothing has changed.
         """
         async with self._saying:
             models, shares, old = self.versions(name), self.shares(name), self.routing(name)
@@ -266,10 +264,8 @@ class ServedNames(Verdicts):
     async def roll_back(self, name: str) -> None:
         """Let a model's requests get what they got before the last change.
 
-        Raises:
-            UnknownModelError: no model has that name.
-            ModelError: there was no change, or what served before it is not there any more.
-            StoreError: the disk does not take it, and nothing has changed.
+        Raises UnknownModelError if no model has that name; ModelError if there was no change, or what served before it
+        is not there any more; StoreError if the disk does not take it, and nothing has changed.
         """
         async with self._saying:
             if not self.versions(name):
@@ -312,14 +308,8 @@ class ServedNames(Verdicts):
     async def pin(self, name: str, *, pinned: bool) -> list[Entry]:
         """Keep the weights of a model, or of all copies of a folder, loaded; or let them go again.
 
-        A pin is the name's: whatever takes the name over is pinned too.
-
-        Returns:
-            The models.
-
-        Raises:
-            UnknownModelError: no model has that name.
-            StoreError: the disk does not take it, and nothing has changed.
+        A pin is the name's: whatever takes the name over is pinned too. Returns the models. Raises UnknownModelError if
+        no model has that name; StoreError if the disk does not take it, and nothing has changed.
         """
         models = self._named(name)
         if isinstance(models[0], Pipeline):
@@ -340,11 +330,7 @@ class ServedNames(Verdicts):
         return model.name in self._pinned
 
     def _named(self, name: str) -> list[Entry]:
-        """Find a model, or all copies of a folder.
-
-        Raises:
-            UnknownModelError: no model has that name.
-        """
+        """Find a model, or all copies of a folder. Raises UnknownModelError if no model has that name."""
         models = self.versions(name) or self._instances(name)
         if not models:
             raise UnknownModelError(f"there is no model {name}")
@@ -404,9 +390,7 @@ class Catalogue(ServedNames):
     async def restore(self) -> None:
         """Take in the uploads that earlier runs have kept, at start, before anything else.
 
-        Raises:
-            StoreError: the records cannot be read.
-            OSError: the files cannot be listed.
+        Raises StoreError if the records cannot be read; OSError if the files cannot be listed.
         """
         if self._state is not None:
             self._pinned = await self._state.run(_load_pins)
@@ -434,10 +418,7 @@ class Catalogue(ServedNames):
     async def scan(self) -> None:
         """Take in every folder of the directory, at start; malformed ones become UNAVAILABLE.
 
-        What an upload has replaced stays replaced.
-
-        Raises:
-            ModelError: the directory cannot be read.
+        What an upload has replaced stays replaced. Raises ModelError if the directory cannot be read.
         """
         assert self._directory is not None
         try:
@@ -514,9 +495,7 @@ class Catalogue(ServedNames):
     async def reload(self, name: str, triton_json: str = "") -> list[Entry]:
         """Add, or replace, a model from the models directory; until the next start with another configuration.
 
-        Raises:
-            UnknownModelError: there is no such folder.
-            ModelError, NoRoomError, StoreError: as `add`.
+        Raises UnknownModelError if there is no such folder; ModelError or NoRoomError or StoreError as `add`.
         """
         check_name(name)
         if self._directory is None:
@@ -529,11 +508,8 @@ class Catalogue(ServedNames):
     def remove(self, name: str) -> Awaitable[None]:
         """Remove a model, or all copies of a folder.
 
-        Returns:
-            When this is done, no restart brings the models back; a StoreError says that one would.
-
-        Raises:
-            UnknownModelError: no model has that name.
+        When it is done, no restart brings the models back; a StoreError says that one would. Raises UnknownModelError
+        if no model has that name.
         """
         models = self._named(name)
         for model in models:

@@ -30,8 +30,7 @@ class FileDigests:
     def of(self, path: Path) -> tuple[str, int]:
         """Give the digest in hex, and the number of bytes; reads the file unless it is as it was.
 
-        Raises:
-            OSError: it cannot be read.
+        Raises OSError if it cannot be read.
         """
         with path.open("rb") as file:
             before = os.fstat(file.fileno())

@@ -233,11 +233,7 @@ def _turned(season: list[float], by: int) -> list[float]:
 
 
 def _decode(data: bytes, slots_late: int) -> Recalled:
-    """Read a record.
-
-    Raises:
-        UnicodeDecodeError, msgspec.MsgspecError: it is not one that `_encode` has made.
-    """
+    """Read a record. Raises UnicodeDecodeError, msgspec.MsgspecError if it is not one that `_encode` has made."""
     record = msgspec.json.decode(data, type=_Record)
     for each in record.times:
         each.exec_ns = dict(sorted(each.exec_ns.items()))

@@ -138,14 +138,9 @@ class ModelFolder:
 
     @staticmethod
     def from_json(text: str, parent: Path) -> ModelFolder:
-        """Take a folder for what it was when it was written down; its files are looked for, but not read.
+        """Take a folder for what `to_json` wrote down; its files are looked for below `parent`, but not read.
 
-        Args:
-            text: what `to_json` made.
-            parent: where the folder lies now.
-
-        Raises:
-            ModelError: the text is something else, or a file is missing or has another size.
+        Raises ModelError if the text is something else, or a file is missing or has another size.
         """
         try:
             record = json.loads(text)
@@ -205,16 +200,8 @@ def read_versions(
 ) -> tuple[ModelFolder, ...]:
     """Read and check a model's folder; hashes every file that is not known, so it takes time.
 
-    Args:
-        folder: its last component is the model's name.
-        digests: know files that were read before.
-        triton_json: Triton's configuration as JSON; it holds in place of `config.pbtxt`, and before `config.toml`.
-
-    Returns:
-        Each version that is served, in ascending order.
-
-    Raises:
-        ModelError: what is wrong with it.
+    Triton's configuration as JSON holds in place of `config.pbtxt`, and before `config.toml`. Returns each version that
+    is served, ascending. Raises ModelError that says what is wrong.
     """
     check_name(folder.name)
     try:
@@ -409,11 +396,7 @@ def _read_toml(text: str) -> dict[str, Any]:
 
 
 def _parse_settings(table: dict[str, Any]) -> ModelSettings:
-    """Check settings.
-
-    Raises:
-        ModelError: names all that cannot be.
-    """
+    """Check settings. Raises ModelError that names all that cannot be."""
     values: dict[str, Any] = {}
     faults = ModelFaults()
     for key, value in table.items():

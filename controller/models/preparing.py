@@ -50,9 +50,7 @@ class PreparingModels:
     def place(self, model_id: ModelId, sizes: Callable[[], Iterable[tuple[int, ModelId]]]) -> int:
         """How many models come before one; 0 while a worker is at it.
 
-        Args:
-            model_id: the model.
-            sizes: lists the models that are being prepared, as they were offered, each with its bytes.
+        `sizes` lists them as offered, each with its bytes.
         """
         if model_id in self._begun_ns:
             return 0

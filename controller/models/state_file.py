@@ -56,8 +56,7 @@ class StateFile:
     def __init__(self, path: Path | None) -> None:
         """Open the file, or make it; None: tables in memory, which go with the process.
 
-        Raises:
-            ConfigError: another process uses it, it is damaged, or it cannot be written to.
+        Raises ConfigError if another process uses it, it is damaged, or it cannot be written to.
         """
         #: None: nothing outlives the process.
         self.path = path
@@ -76,8 +75,7 @@ class StateFile:
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do some work in the thread, after all that was asked for before.
 
-        Raises:
-            StoreError: SQLite failed, and what the work was to write is not written.
+        Raises StoreError if SQLite failed, and what the work was to write is not written.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -125,8 +123,7 @@ def begin_term(connection: sqlite3.Connection) -> Term:
 def sync_path(path: str | Path) -> None:
     """Have the disk take a file, or the entries of a folder.
 
-    Raises:
-        OSError: it cannot be read, or the disk does not take it.
+    Raises OSError if it cannot be read, or the disk does not take it.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -136,11 +133,7 @@ def sync_path(path: str | Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder that is there still when the machine loses its power.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder that is there still when the machine loses its power. Raises OSError if it cannot be made."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # One that is there may have been made just now, by a process that was killed.

@@ -81,8 +81,7 @@ class SequenceSettings:
 def read_state(value: object) -> dict[str, StateSetting]:
     """Read the table `[state]`: INPUT = "OUTPUT", or { output = "OUTPUT", initial = "FILE" }.
 
-    Raises:
-        ModelError: it is something else.
+    Raises ModelError if it is something else.
     """
     expected = 'a table of INPUT = "OUTPUT" or INPUT = { output = "OUTPUT", initial = "FILE" }'
     if not isinstance(value, dict):
@@ -104,8 +103,7 @@ def read_state(value: object) -> dict[str, StateSetting]:
 def read_sequence(value: object) -> SequenceSettings:
     """Read the table `[sequence]`: `idle_s`, `max`, and inputs by control.
 
-    Raises:
-        ModelError: it is something else.
+    Raises ModelError if it is something else.
     """
     known = ("idle_s", "max", *CONTROLS)
     if not isinstance(value, dict) or value.keys() - set(known):
@@ -157,15 +155,7 @@ def find_state(
 ) -> tuple[tuple[StatePair, ...], tuple[Control, ...]]:
     """Find the state pairs and controls of a model: the declared ones, or if none is, the usual ones.
 
-    Args:
-        declared: by input.
-        sequence: what `[sequence]` says; None: nothing.
-        initial: by input, the bytes of its file.
-        inputs: the model's, as a worker found them.
-        outputs: the model's.
-
-    Raises:
-        ModelError: names all that does not fit the model.
+    Raises ModelError that names all that does not fit the model.
     """
     faults: list[str] = []
     ins = {spec.name: index for index, spec in enumerate(inputs)}
@@ -218,8 +208,7 @@ def find_state(
 def pack_number(datatype: str, value: float, count: int = 1) -> bytes:
     """Make the bytes of a number, several times; integers leave out what is behind the point.
 
-    Raises:
-        ValueError, OverflowError, struct.error: the datatype has no such number.
+    Raises ValueError or OverflowError or struct.error if the datatype has no such number.
     """
     letter = DATATYPES[datatype].letter
     return struct.pack(f"<{count}{letter}", *[value if letter in "efd" else int(value)] * count)
@@ -370,12 +359,7 @@ CONTROL_KINDS: Final[Mapping[ControlKind, str]] = {
 def settings_of_triton(batching: Any, kind_name: Any) -> dict[str, Any]:  # noqa: ANN401  messages and enums of protobuf
     """Make the settings `state` and `sequence` of Triton's `sequence_batching`.
 
-    Args:
-        batching: the message.
-        kind_name: gives a control's kind its name.
-
-    Raises:
-        ModelError: it has what cannot be.
+    `kind_name` gives a control's kind its name. Raises ModelError if it has what cannot be.
     """
     state, faults = dict[str, Any](), list[str]()
     for pair in batching.state:

@@ -95,11 +95,7 @@ class StreamPlan:
 
 
 def read_stream(value: object) -> StreamSettings:
-    """Read the table `[stream]`.
-
-    Raises:
-        ModelError: it is something else.
-    """
+    """Read the table `[stream]`. Raises ModelError if it is something else."""
     if not isinstance(value, dict) or value.keys() - set(_KEYS):
         raise ModelError(f"stream is {value!r}, expected a table with some of {', '.join(_KEYS)}")
     found = dict(value)
@@ -145,14 +141,7 @@ def find_stream(
 ) -> StreamPlan | None:
     """Find how a model answers several times. Returns None if it answers once.
 
-    Args:
-        settings: what `[stream]` says; None: nothing.
-        state: the model's pairs.
-        inputs: the model's, as a worker found them.
-        outputs: the model's.
-
-    Raises:
-        ModelError: names all that does not fit the model.
+    Raises ModelError that names all that does not fit the model.
     """
     if settings is None:
         return None

@@ -66,18 +66,9 @@ class TritonConfig:
     def checked(
         self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, one_row: bool = False
     ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Compare a model's inputs and outputs with what was claimed.
+        """Compare a model's inputs and outputs with what was claimed. Returns both as clients see them.
 
-        Args:
-            inputs: the model's.
-            outputs: the model's.
-            one_row: each run has one row.
-
-        Returns:
-            Both as clients see them.
-
-        Raises:
-            ModelError: names every difference.
+        With `one_row` each run has one row. Raises ModelError that names every difference.
         """
         faults: list[str] = []
         seen = (
@@ -94,15 +85,9 @@ class TritonConfig:
 
 
 def read_triton_config(text: str, name: str, *, is_code: bool = False) -> TritonConfig:
-    """Read a configuration, in protobuf's text format or as JSON.
+    """Read a configuration, in protobuf's text format or as JSON; empty: there is no such file.
 
-    Args:
-        text: empty if the folder has no configuration.
-        name: of the model's folder.
-        is_code: the model is no ONNX file.
-
-    Raises:
-        ModelError: names what cannot be.
+    With `is_code` the model is no ONNX file. Raises ModelError that names what cannot be.
     """
     ignored: list[str] = []
     try:

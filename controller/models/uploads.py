@@ -65,12 +65,9 @@ class Uploads:
     """A folder for uploads, which together have a limit, and their rows in the state file."""
 
     def __init__(self, directory: Path, state: StateFile, *, bytes_max: int) -> None:
-        """Keep uploads below `directory`.
+        """Keep uploads below a directory of their own, which is made.
 
-        Args:
-            directory: made if it does not exist; not shared.
-            state: keeps the records.
-            bytes_max: what all uploads that are there, or under way, may have together.
+        All that are there or under way have so many bytes at most.
         """
         self._directory = directory
         self._state = state
@@ -91,8 +88,7 @@ class Uploads:
     def grow(self, upload: Upload, num_bytes: int = _BLOCK_BYTES) -> None:
         """Make room for bytes that are about to be written; by default for a new file.
 
-        Raises:
-            NoRoomError: no room is left.
+        Raises NoRoomError if no room is left.
         """
         if self._num_bytes + num_bytes > self._bytes_max:
             raise NoRoomError(
@@ -110,13 +106,9 @@ class Uploads:
     ) -> None:
         """Let names be served by a new upload from the next start on, and others no longer by old ones.
 
-        Args:
-            new: the upload, with its folder, once for each version; None: the new models' files are not ours.
-            replaced: names, each with the upload that has served it.
-            generations: of each new name, or name and version, which of its models this is, counted from 1.
-
-        Raises:
-            StoreError: the disk does not take it, and nothing has changed.
+        The upload comes with its folder, once for each version; None: the new models' files are not ours. Generations
+        count the models of each new name, or name and version, from 1. Raises StoreError if nothing has changed,
+        because of the disk.
         """
         old = [(name, upload.number) for name, upload in replaced]
         row: tuple[int, str, int] | None = None
@@ -151,8 +143,7 @@ class Uploads:
     async def forget(self, models: Sequence[tuple[str, Upload]]) -> None:
         """Take names, each with its upload, from what the next start brings back.
 
-        Raises:
-            StoreError: the disk does not take it, and some of the models' files are there still.
+        Raises StoreError if the disk does not take it, and some of the models' files are there still.
         """
         rows = [(name, upload.number) for name, upload in models]
 
@@ -197,9 +188,7 @@ class Uploads:
     async def restore(self) -> list[KeptUpload]:
         """Find what earlier runs have kept, and clear away what they left half done. Call it first.
 
-        Raises:
-            StoreError: the records cannot be read.
-            OSError: the folder cannot be read.
+        Raises StoreError if the records cannot be read; OSError if the folder cannot be read.
         """
         uploads: dict[int, tuple[str, int]] = {}
         names: dict[int, list[str]] = {}

@@ -202,9 +202,8 @@ class Verdicts:
     ) -> bool:
         """Note that a worker has a model ready, and tell the scheduler.
 
-        Returns:
-            False when the worker is to forget the model, because it was removed, or because another
-            worker that has it ready describes its tensors differently.
+        Returns False when the worker is to forget the model, because it was removed, or because another worker that has
+        it ready describes its tensors differently.
         """
         model = self._by_id.get(event.model_id)
         if model is None:

@@ -40,8 +40,7 @@ class ServedVersions:
     def choose(self, found: Sequence[str]) -> list[str]:
         """Choose among the version folders that were found. Returns them in ascending order.
 
-        Raises:
-            ModelError: none of those that are listed is there, or there are too many.
+        Raises ModelError if none of those that are listed is there, or there are too many.
         """
         numbers = {int(version): version for version in found}
         chosen = sorted(number for number in numbers if not self.listed or number in self.listed)
@@ -58,11 +57,7 @@ class ServedVersions:
 
 
 def read_served(table: object) -> ServedVersions:
-    """Read the table `[versions]`.
-
-    Raises:
-        ModelError: it says something else.
-    """
+    """Read the table `[versions]`. Raises ModelError if it says something else."""
     serve = table.get("serve") if isinstance(table, dict) and len(table) == 1 else None
     if serve == "all":
         return ServedVersions()
@@ -92,11 +87,7 @@ class Routing:
 
     @staticmethod
     def read(aliases: object, traffic: object, shadow: object) -> Routing:
-        """Check what a configuration says.
-
-        Raises:
-            ModelError: names what cannot be.
-        """
+        """Check what a configuration says. Raises ModelError that names what cannot be."""
         named = _table("aliases", aliases, "ALIAS = VERSION")
         if len(named) > ALIASES_MAX:
             raise ModelError(f"aliases: found {len(named)}, expected {ALIASES_MAX} at most")
@@ -176,11 +167,7 @@ class Routing:
 
     @staticmethod
     def from_json(text: str) -> Routing:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ModelError: it is something else.
-        """
+        """Read what `to_json` wrote. Raises ModelError if it is something else."""
         try:
             aliases, traffic, shadow = json.loads(text)
         except ValueError as error:
@@ -271,11 +258,9 @@ class Versions(Generic[E]):
         return list(self._served.values())
 
     def find(self, named: str, ready: Collection[str]) -> E | None:
-        """Find what a version or alias stands for. None: it is not served.
+        """Find what a version or alias stands for; empty: what most requests without one are for.
 
-        Args:
-            named: may be empty, for the version that most requests without one are for.
-            ready: versions that can answer.
+        None: it is not served. `ready` are the versions that can answer.
         """
         if not named:
             shares = self.shares(ready)

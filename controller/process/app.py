@@ -101,11 +101,9 @@ class Controller(Ports):
     learned: Learned
 
     async def drain(self, limit_s: float, *, notice_s: float) -> None:
-        """Be ready no more, then admit nothing more, finish what is admitted, and leave workers and fronts waiting.
+        """Be ready no more but serve on, then admit nothing more and finish what is admitted.
 
-        Args:
-            limit_s: how long to wait for what is admitted.
-            notice_s: how long to serve on after the first of these.
+        Workers and fronts are left waiting.
         """
         self.runtime.draining = True
         await asyncio.sleep(notice_s)
@@ -132,13 +130,8 @@ async def running(
 ) -> AsyncIterator[Controller]:
     """Start a controller in the running event loop; stop it, without draining, at the end.
 
-    Args:
-        config: its settings.
-        term: the generation in which it leads; by default the next of its state folder, if it has one.
-        clock: the present in ns, at the pace of the monotonic clock.
-
-    Raises:
-        ConfigError: the port is taken, or a directory cannot be used.
+    It leads in the generation of `term`; by default the next of its state folder, if it has one. The clock goes at the
+    pace of the monotonic one. Raises ConfigError if the port is taken, or a directory cannot be used.
     """
     async with AsyncExitStack() as stack:
         telemetry = Telemetry(config.telemetry_capacity)

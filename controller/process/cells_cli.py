@@ -144,8 +144,7 @@ def _wait_until_listed(cells: str, address: str, model: str) -> None:
 def _read(cells: str, *, again: bool = False) -> list[Entry]:
     """Read a directory once, or again after a moment, so that rows of controllers that are gone are left out.
 
-    Raises:
-        ConfigError: it cannot be read.
+    Raises ConfigError if it cannot be read.
     """
     from controller.front.cells.rows import decoded
     from controller.process.lease.places import open_directory

@@ -69,11 +69,7 @@ class SchedulerFlags:
     ] = 1
 
     def config(self) -> SchedulerConfig:
-        """The settings of a scheduler.
-
-        Raises:
-            ConfigError: one of them is impossible.
-        """
+        """The settings of a scheduler. Raises ConfigError if one of them is impossible."""
         from controller.core import EdfMhConfig, SchedulerConfig
         from controller.process.schedulers import kind_of
 

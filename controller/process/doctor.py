@@ -121,12 +121,9 @@ class HostState:
 
 
 def look(root: Path = Path("/"), *, redis: str = "", cache: Path | None = None) -> HostState:
-    """Read what a host is like; takes half a second.
+    """Read what a host is like, below `root`; takes half a second.
 
-    Args:
-        root: where /proc, /sys and /dev are.
-        redis: HOST:PORT or redis://HOST:PORT of a server that is to answer.
-        cache: the folder of compiled models; None: the user's.
+    A Redis, HOST:PORT or redis://HOST:PORT, is to answer. The folder of compiled models is the user's if none is given.
     """
     ticks, until_s = core_ticks(root), time.monotonic() + _LOOK_S
     late_ns = _sleeps_late_ns()

@@ -92,8 +92,7 @@ class FrontJoinFlags:
     def access(self) -> Access:
         """What is shown, and TLS: the files are read again for each attempt to join.
 
-        Raises:
-            ConfigError: a file cannot be read, or one is missing.
+        Raises ConfigError if a file cannot be read, or one is missing.
         """
         from clockwright.client.channel import Access
 

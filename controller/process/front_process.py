@@ -63,12 +63,7 @@ async def serving(
 ) -> AsyncIterator[Front]:
     """Serve in the running event loop, once the controller is there.
 
-    Args:
-        config: the front's settings.
-        clock: the present in ns, at the pace of the monotonic clock.
-
-    Raises:
-        ConfigError: the port is taken, or the controller takes no front of this version.
+    Raises ConfigError if the port is taken, or the controller takes no front of this version.
     """
     async with AsyncExitStack() as stack:
         slabs = Slabs(config.shared_memory_bytes)
@@ -157,17 +152,10 @@ async def _find_backend(
 
 
 async def serve(config: FrontConfig, *, started: Callable[[Front], None] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; a second signal stops at once.
+    """Serve until SIGTERM or SIGINT; a second signal stops at once. Returns the process's exit code.
 
-    Args:
-        config: its settings.
-        started: is called with the front once connections are accepted.
-
-    Returns:
-        The process's exit code.
-
-    Raises:
-        ConfigError: it cannot start, or the controller has changed to a version that takes no such front.
+    `started` is called once connections are accepted. Raises ConfigError if it cannot start, or the controller has
+    changed to a version that takes no such front.
     """
     with signals_to_end() as signals:
         told = asyncio.create_task(signals.get())

@@ -28,11 +28,7 @@ class LocalFronts(LocalProcesses[FrontConfig]):
     def __init__(
         self, number: int, flags: Flags[FrontConfig], rest: RestFlags, logs: LogFlags
     ) -> None:
-        """Plan so many.
-
-        Raises:
-            ConfigError: the port is in use.
-        """
+        """Plan so many. Raises ConfigError if the port is in use."""
         super().__init__(logs)
         held, self.port = _hold(flags["port"])
         self._held = [held]
@@ -67,11 +63,7 @@ class LocalFronts(LocalProcesses[FrontConfig]):
 
 
 def _hold(port: int) -> tuple[socket.socket, int]:
-    """Hold a port without listening on it.
-
-    Raises:
-        ConfigError: the port is in use.
-    """
+    """Hold a port without listening on it. Raises ConfigError if the port is in use."""
     host = "127.0.0.1"
     try:
         # With SO_REUSEPORT alone, fronts of another server would get half of the connections.

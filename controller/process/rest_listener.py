@@ -37,19 +37,8 @@ async def rest_listener(
 ) -> AsyncIterator[int | None]:
     """Serve REST meanwhile, for the same clients, by the same rules and within the same bounds as gRPC.
 
-    Args:
-        config: with or without a port for it.
-        guard: looks after the certificate.
-        server: of gRPC.
-        handlers: what answers each method.
-        stop_grace_s: requests that are open at the end get this long.
-        shared: other processes may listen on the port too.
-
-    Yields:
-        The port; None if REST is not served.
-
-    Raises:
-        ConfigError: the port is taken, or the certificate cannot be used.
+    Requests that are open at the end get the grace. Yields the port; None: REST is not served. Raises ConfigError if
+    the port is taken, or the certificate cannot be used.
     """
     app = RestApp(server, only_here=is_loopback(config.host))
     app.serve(handlers)

@@ -38,9 +38,8 @@ _NUMBERS = ("lookahead_ns", "max_outstanding", "margin_ns")
 def kind_of(name: str) -> PolicyKind:
     """The policy of a name, built in or brought; a built-in one's name always means that one.
 
-    Raises:
-        ConfigError: no policy has that name, or it cannot be loaded; also, from the kind's `make`, one that
-            was brought lacks something.
+    Raises ConfigError if no policy has that name, or it cannot be loaded; also, from the kind's `make`, one that was
+    brought lacks something.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -87,9 +86,5 @@ def _lacking(policy: object) -> Iterator[str]:
 
 
 def make_scheduler(config: SchedulerConfig) -> Scheduler:
-    """A scheduler with the policy that `config` names.
-
-    Raises:
-        ConfigError: as for `kind_of`.
-    """
+    """A scheduler with the policy that `config` names. Raises ConfigError as for `kind_of`."""
     return Scheduler(config, kind_of(config.policy))

@@ -27,14 +27,7 @@ def use_tls(
 ) -> None:
     """Have doors show their certificate, and those who connect once it has changed the new one.
 
-    Args:
-        doors: which.
-        config: names the files.
-        guard: looks whether they change.
-        protocol: what is spoken behind TLS, by its name in ALPN.
-
-    Raises:
-        ConfigError: the files cannot be used.
+    `protocol` is spoken behind TLS, by its name in ALPN. Raises ConfigError if the files cannot be used.
     """
     certificate, key = config.tls_certificate, config.tls_key
     if certificate is None or key is None:

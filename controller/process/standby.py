@@ -73,12 +73,7 @@ async def standing_by(
 ) -> AsyncIterator[tuple[Http2Server, int, int | None]]:
     """Listen where the controller will. Yields the server, its port, and the port of REST or None.
 
-    Args:
-        config: the controller's settings.
-        guard: knows the callers, and looks after the certificate.
-
-    Raises:
-        ConfigError: the port is taken, or a file cannot be used.
+    Raises ConfigError if the port is taken, or a file cannot be used.
     """
     slabs = Slabs(0)
     door = AdmissionLimits(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes)

@@ -40,19 +40,10 @@ def up(
     fronts: LocalFronts | None = None,
     words: str = "",
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C.
+    """Serve until SIGTERM or Ctrl-C, with local workers and fronts, which are started here and have left in the end.
 
-    Args:
-        config: the controller's settings.
-        workers: local ones, which are started here and have left when this returns; may be none.
-        fronts: likewise; None: the controller serves clients itself.
-        words: what there is to say of the workers, in one line.
-
-    Returns:
-        The exit code: 0, or 1 when no local worker can work with its settings.
-
-    Raises:
-        ConfigError: the controller cannot start.
+    `words` say in one line what there is to say of the workers. Returns the exit code: 0, or 1 when no local worker can
+    work with its settings. Raises ConfigError if the controller cannot start.
     """
     # This process, its workers and its fronts authenticate with a key of their own.
     key = secrets.token_urlsafe(32)
@@ -173,12 +164,8 @@ async def show_preparation(
 ) -> None:
     """Show the models being prepared, until all are ready or refused, or the controller stops.
 
-    Args:
-        console: where it is shown.
-        channel: to the controller; closed in the end.
-        key: lets it in.
-        clients: HOST:PORT that clients are told, in the line that says that all is ready.
-        workers: of this host; the models wait for all of them that live.
+    They wait for all local workers that live. The channel to the controller is closed in the end. `clients` is the
+    HOST:PORT in the line that says that all is ready.
     """
     shown = Access(key=key).metadata
     async with channel:

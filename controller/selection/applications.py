@@ -77,14 +77,8 @@ class Applications:
     ) -> None:
         """Start empty; `restore` brings back the applications in the store.
 
-        Args:
-            runtime: runs the models.
-            catalogue: of the models.
-            config: the settings.
-            state: keeps the applications, unless the settings name another store.
-
-        Raises:
-            ConfigError: the store cannot be opened.
+        Raises ConfigError if that cannot be opened. They are kept in the state file, unless the settings name another
+        store.
         """
         config = config or SelectionConfig()
         self._catalogue = catalogue
@@ -102,8 +96,7 @@ class Applications:
     async def restore(self) -> None:
         """Bring back the applications of the store, and write changes to it from now on.
 
-        Raises:
-            ConfigError: the store cannot be reached or read.
+        Raises ConfigError if the store cannot be reached or read.
         """
         try:
             await self._store.open()
@@ -150,11 +143,9 @@ class Applications:
     async def put(self, application: Application, *, replace: bool = False) -> LiveApplication:
         """Add an application, or change one. It keeps what it has learned unless its policy changes.
 
-        Raises:
-            ModelError: the name is taken, or a model does not exist or does not fit.
-            NoRoomError: there are too many applications.
-            ConfigError: the policy or its options are wrong.
-            StoreError: it cannot be written; nothing has changed.
+        Raises ModelError if the name is taken, or a model does not exist or does not fit; NoRoomError if there are too
+        many applications; ConfigError if the policy or its options are wrong; StoreError if it cannot be written;
+        nothing has changed.
         """
         name = application.name
         check_name(name)
@@ -190,9 +181,8 @@ class Applications:
     async def remove(self, name: str) -> None:
         """Remove an application with all it has learned.
 
-        Raises:
-            UnknownModelError: no application has that name.
-            StoreError: it cannot be erased; nothing has changed.
+        Raises UnknownModelError if no application has that name; StoreError if it cannot be erased; nothing has
+        changed.
         """
         async with self._states.changing:
             running = self._known(name)
@@ -205,15 +195,9 @@ class Applications:
     async def erase(self, name: str, context: str) -> bool:
         """Forget a context: its state, in memory and in the store, and its queries without feedback.
 
-        The global state keeps what the context's feedback has taught it.
-
-        Returns:
-            Whether the context had a state.
-
-        Raises:
-            UnknownModelError: the application does not exist.
-            BadRequestError: the context is empty; the global state goes with its application.
-            StoreError: it cannot be erased; nothing has changed.
+        The global state keeps what the context's feedback has taught it. Returns whether the context had a state.
+        Raises UnknownModelError if the application does not exist; BadRequestError if the context is empty; the global
+        state goes with its application; StoreError if it cannot be erased; nothing has changed.
         """
         self._known(name)
         if not context:
@@ -293,8 +277,7 @@ class Applications:
     async def weights(self, running: LiveApplication, context: str) -> tuple[dict[str, float], str]:
         """Weights and remark of a context's state, or of the global one where it has none.
 
-        Raises:
-            StoreError: the state is not in memory, and the store cannot be read.
+        Raises StoreError if the state is not in memory, and the store cannot be read.
         """
         return _weights(running, await self._states.read(running, context))
 
@@ -303,8 +286,7 @@ class Applications:
     ) -> tuple[dict[str, float], str]:
         """As `weights`, without waiting for the store.
 
-        Raises:
-            StoreError: the state is not in memory; a later call may find it there.
+        Raises StoreError if the state is not in memory; a later call may find it there.
         """
         return _weights(running, self._states.at_hand(running, context))
 
@@ -323,12 +305,8 @@ class Applications:
     ) -> list[FeedbackResult]:
         """Learn from feedback, in order. An item that fails leaves the others alone.
 
-        Args:
-            items: the feedback.
-            asker: the caller; queries of other callers do not exist for it.
-
-        Raises:
-            BadRequestError: an item is malformed; nothing has been learned from any.
+        Queries of other callers than `asker` do not exist for it. Raises BadRequestError if an item is malformed:
+        nothing has been learned from any.
         """
         for index, item in enumerate(items):
             _check_feedback(index, item)

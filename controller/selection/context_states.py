@@ -91,10 +91,8 @@ class ContextStates:
     async def read(self, running: LiveApplication, context: str) -> Any:  # noqa: ANN401
         """Read the state of a context; the global one where it has none.
 
-        No other task runs between the end of this and the caller's next `await`.
-
-        Raises:
-            StoreError: the state is not in memory, and the store cannot be read.
+        No other task runs between the end of this and the caller's next `await`. Raises StoreError if the state is not
+        in memory, and the store cannot be read.
         """
         if not self.is_at_hand(running, context):
             # A caller that stops waiting must not cancel the read for others, nor for the next query.
@@ -104,8 +102,7 @@ class ContextStates:
     def at_hand(self, running: LiveApplication, context: str) -> Any:  # noqa: ANN401
         """Give the state of a context, the global one where it has none, without waiting for the store.
 
-        Raises:
-            StoreError: the state is not in memory. It is being read, and a later call may find it.
+        Raises StoreError if the state is not in memory. It is being read, and a later call may find it.
         """
         if not self.is_at_hand(running, context):
             self._reading_of(running, context, _LOOKS_READS_MAX)
@@ -174,11 +171,7 @@ class ContextStates:
             reading.exception()  # Its waiters may have stopped waiting; the store's failure is logged once.
 
     async def restore(self, running: LiveApplication) -> None:
-        """Give an application its global state from the store.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Give an application its global state from the store. Raises StoreError if the store cannot be read."""
         record = await self._store.load((running.application.name, GLOBAL))
         restored = _restored(running, record)
         if restored is not None:
@@ -210,11 +203,7 @@ class ContextStates:
         self._contexts.set(running.application.name, context, _Held(running, state))
 
     def forget(self, application: str, context: str | None = None) -> bool:
-        """Forget a context, or all of an application, in memory.
-
-        Returns:
-            Whether the context was in memory.
-        """
+        """Forget a context, or all of an application, in memory. Returns whether the context was in memory."""
         found = context is not None and self._contexts.find(application, context) is not None
         self._contexts.erase(application, context)
         return found

@@ -120,14 +120,9 @@ class Ensemble:
         inputs: Sequence[Buffer],
         over: Callable[[], object],
     ) -> None:
-        """Prepare a query; `ask` sends it.
+        """Prepare a query; `ask` sends it. Without a cache each model is asked.
 
-        Args:
-            members: takes the requests.
-            cache: is looked into before a model is asked; None: it never is.
-            ask: every request.
-            inputs: tensor bytes per input; kept until all have answered or been left behind.
-            over: called once, in a later turn of the event loop than `wait`, unless the ensemble is left before.
+        `over` is called once, in a later turn of the event loop than `wait`, unless the ensemble is left before.
         """
         #: Outputs of each member that has answered.
         self.answers: dict[str, Outputs] = {}

@@ -42,11 +42,7 @@ class GuardedPolicy:
     """Passes every call to a policy, and turns every failure into `PolicyError`."""
 
     def __init__(self, name: str, policy: Policy[Any]) -> None:
-        """Guard a policy.
-
-        Raises:
-            PolicyError: it fails when it is asked for its attributes.
-        """
+        """Guard a policy. Raises PolicyError if it fails when it is asked for its attributes."""
         self._name = name
         self._policy = policy
         self._num_failures = 0

@@ -39,9 +39,7 @@ class LiveApplication:
     def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:
         """Start with an untrained state.
 
-        Raises:
-            ConfigError: an option of the policy does not fit the application.
-            PolicyError: the policy fails.
+        Raises ConfigError if an option of the policy does not fit the application; PolicyError if the policy fails.
         """
         self.application = application
         self.policy = GuardedPolicy(application.policy, policy)

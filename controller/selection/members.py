@@ -47,8 +47,7 @@ class Members:
     ) -> RequestId:
         """Ask a member; `asked` is told, as `PortStage` says.
 
-        Raises:
-            BadRequestError: the sizes of the inputs do not fit it.
+        Raises BadRequestError if the sizes of the inputs do not fit it.
         """
         if isinstance(member, Pipeline):
             return self._pipelines.ask(member, ask, inputs, asked)
@@ -59,8 +58,7 @@ class Members:
     def work(self, member: Entry, inputs: Sequence[Buffer], rows: int) -> int:
         """Find what rows come to for a member whose dimensions are open.
 
-        Raises:
-            BadRequestError: the sizes do not fit it.
+        Raises BadRequestError if the sizes do not fit it.
         """
         if isinstance(member, Pipeline):
             return rows

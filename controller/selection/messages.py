@@ -22,8 +22,7 @@ OPTIONS_CHARS_MAX = 64 << 10
 def read_application(message: pb.Application) -> Application:
     """Turn a message into settings.
 
-    Raises:
-        BadRequestError: a setting is wrong; names the field, what was found and what is expected.
+    Raises BadRequestError if a setting is wrong; names the field, what was found and what is expected.
     """
     if len(message.options_json) > OPTIONS_CHARS_MAX:
         raise BadRequestError(
@@ -88,8 +87,7 @@ def write_application(application: Application) -> pb.Application:
 def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
     """Turn a message into feedback; `Applications.feedback` checks the rest.
 
-    Raises:
-        BadRequestError: no query has an id of that length.
+    Raises BadRequestError if no query has an id of that length.
     """
     check_name_length("query_id", item.query_id)
     kind = item.WhichOneof("verdict")
@@ -105,8 +103,7 @@ async def application_info(
 ) -> pb.ApplicationInfo:
     """Describe an application, with the weights of a context, or the global ones where it has none.
 
-    Raises:
-        StoreError: the weights are not in memory, and the store cannot be read.
+    Raises StoreError if the weights are not in memory, and the store cannot be read.
     """
     weights, remark = await applications.weights(running, context)
     return _application_info(applications, running, weights, remark)

@@ -36,17 +36,9 @@ class Shadows:
     def follow(
         self, model: Entry, share: float, ask: Ask, inputs: Sequence[Buffer], sink: Sink
     ) -> Sink:
-        """Choose whether a request that is about to be asked gets a copy.
+        """Choose whether a request that is about to be asked gets a copy, as a share of them does.
 
-        Args:
-            model: gets the copies, and takes the same tensors.
-            share: of the requests.
-            ask: the request.
-            inputs: its own.
-            sink: is told of its answer.
-
-        Returns:
-            What is to be told instead.
+        The model takes the same tensors. Returns the sink that is to be told instead.
         """
         if self._random() >= share or ask.rows > model.largest_batch:
             return sink

@@ -96,16 +96,10 @@ class TelemetryFiles:
         file_bytes: int | None = FILE_BYTES,
         wall_zero_ns: Callable[[], int] = _wall_zero_ns,
     ) -> None:
-        """Open both files, with a header line where they are new.
+        """Open both files, with a header line where they are new. One process at a time writes to the folder.
 
-        Args:
-            directory: made when it does not exist. One process at a time writes to it.
-            capacity: rows of each table that may wait to be written; beyond it the oldest are dropped.
-            file_bytes: size at which a table goes on in a new file; None: never, and nothing is deleted.
-            wall_zero_ns: Unix time, in ns, of the zero of the clock that the rows' times are on.
-
-        Raises:
-            ConfigError: the directory cannot be written to, or another process writes to it.
+        Beyond the capacity the oldest rows that wait are dropped. A table goes on in a new file at a size; None: never.
+        Raises ConfigError if the folder cannot be written to, or another process writes to it.
         """
         self._failed = False
         try:
@@ -146,8 +140,7 @@ class TelemetryFiles:
     def write_slice(self, max_rows: int = 64) -> bool:
         """Make the text of at most `max_rows` rows of each table; 64 take a fraction of a millisecond.
 
-        Returns:
-            Whether there is more to do before the next `flush`.
+        Returns whether there is more to do before the next `flush`.
         """
         more = [table.format(max_rows) for table in (self.requests, self.actions)]
         return any(more)
@@ -204,20 +197,10 @@ class TableFile(Generic[_Row]):
         file_bytes: int | None,
         wall_zero_ns: Callable[[], int],
     ) -> None:
-        """Open the file, or make it.
+        """Open the newest file of the table, or make it.
 
-        Args:
-            path: the newest file of the table.
-            columns: its header.
-            time_ns: the time of a row that is given by the wall clock too.
-            values: the cells of a row behind those of the run and the wall clock.
-            run: the number of this run.
-            capacity: as for `TelemetryFiles`, like the two that follow.
-            file_bytes: size of a file.
-            wall_zero_ns: Unix time of the rows' time 0.
-
-        Raises:
-            OSError: it cannot be written to, and not because the disk is full.
+        `time_ns` is the time of a row that is given by the wall clock too; `values` are its cells behind those of the
+        run and the wall clock. Raises OSError if it cannot be written to, and not because the disk is full.
         """
         self._path = path
         self._header = ",".join(columns).encode() + b"\r\n"
@@ -259,8 +242,7 @@ class TableFile(Generic[_Row]):
     def format(self, max_rows: int) -> bool:
         """Make text of some rows, unless the text before could not be written.
 
-        Returns:
-            Whether rows are left that could be formatted now.
+        Returns whether rows are left that could be formatted now.
         """
         if self._stuck:
             return False
@@ -283,8 +265,7 @@ class TableFile(Generic[_Row]):
     def flush(self) -> OSError | None:
         """Write the text; what the disk does not take stays, to the byte.
 
-        Returns:
-            Why not all of it could be written.
+        Returns why not all of it could be written.
         """
         with self._text_lock:
             try:
@@ -306,11 +287,7 @@ class TableFile(Generic[_Row]):
             return None
 
     def close(self) -> int:
-        """Close the file.
-
-        Returns:
-            Rows that were not written, or not to their end.
-        """
+        """Close the file. Returns rows that were not written, or not to their end."""
         if self._file is not None:
             os.close(self._file)
         return len(self._pending) + self._num_in_text
@@ -337,11 +314,9 @@ class TableFile(Generic[_Row]):
 
 
 def table_files(directory: Path, name: str) -> list[Path]:
-    """The files of a table in a telemetry folder, the oldest first; `NAME.csv` is the last one.
+    """The files of a table (`requests` or `actions`) in a telemetry folder, the oldest first.
 
-    Args:
-        directory: the folder.
-        name: `requests` or `actions`.
+    `NAME.csv` is the last one.
     """
     found = [
         path for path in directory.glob(f"{name}.*.csv") if re.search(r"\.\d+\.csv$", path.name)

@@ -27,9 +27,8 @@ class Journey:
 def where_it_went(way: Journey) -> tuple[int, int, int, int, int, int]:
     """Split a latency into parts that add up to it, in ns.
 
-    Returns:
-        All waiting that is none of the others; waiting for weights (cold starts only); the steps input, exec and
-        output on the worker; and the ways between controller and worker, there and back.
+    Returns all waiting that is none of the others; waiting for weights (cold starts only); the steps input, exec and
+    output on the worker; and the ways between controller and worker, there and back.
     """
     input_ns, exec_ns, output_ns = map(_duration_ns, (way.input, way.exec, way.output))
     # The clock offset may be a little wrong. It must not make the parts add up to more than the whole.

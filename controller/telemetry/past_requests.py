@@ -165,15 +165,9 @@ class PastRequests:
         *,
         by_front: bool = False,
     ) -> None:
-        """Record a refusal that does not reach the scheduler.
+        """Record a refusal that does not reach the scheduler, with what would have let the request succeed, in words.
 
-        Args:
-            ask: the request.
-            model_name: what was asked.
-            departure_ns: when it was refused.
-            told: why.
-            remedy: what would have let it succeed, in words.
-            by_front: its front has refused it by itself, for what it was told before.
+        `by_front`: its front has refused it by itself, for what it was told before.
         """
         self._refused.append(
             RefusedRequest(
@@ -212,9 +206,7 @@ class PastRequests:
     ) -> Iterator[RequestId | RefusedRequest]:
         """Find the requests of a name: first their numbers, then the records of those refused, each the latest first.
 
-        Args:
-            name: what clients called them.
-            may_see: says of a tenant whether its requests may be seen.
+        `may_see` says of a tenant whether its requests may be seen.
         """
         for named, request_id, tenant in reversed(self._named):
             if named == name and may_see(tenant):

@@ -230,9 +230,8 @@ class Telemetry:
     ) -> None:
         """From now on pass every row to a counter, in batches.
 
-        Args:
-            take: counts requests, and actions that came after those of them which they answered.
-            forget: hears of a model that is removed when all its rows so far are counted.
+        Requests, and actions that came after those they answered. `forget` hears of a model that is removed when all
+        its rows so far are counted.
         """
         self._take, self._forget = take, forget
 

@@ -93,12 +93,7 @@ class TelemetryWriter:
     """The process that writes, and the rows on their way to it. It belongs to an event loop."""
 
     def __init__(self, directory: Path, *, capacity: int = CAPACITY) -> None:
-        """Write to a folder; `start` begins.
-
-        Args:
-            directory: made when it does not exist. One process at a time writes to it.
-            capacity: rows that may wait for the writer; beyond it the oldest are dropped.
-        """
+        """Write to a folder, which is made; `start` begins. Beyond the capacity the oldest rows are dropped."""
         self._directory = directory
         self._waiting: deque[RequestRow | ActionRow] = deque()
         self._capacity = capacity
@@ -114,11 +109,7 @@ class TelemetryWriter:
         self._waiting.append(row)
 
     async def start(self) -> None:
-        """Start the process.
-
-        Raises:
-            ConfigError: the folder cannot be written to, or another process writes to it.
-        """
+        """Start the process. Raises ConfigError if the folder cannot be written to, or another process writes to it."""
         await self._spawn()
         self._task = asyncio.create_task(self._hand_on())
 

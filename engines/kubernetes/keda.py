@@ -36,12 +36,7 @@ class Scaler:
     """The services, by their methods."""
 
     def __init__(self, wanted: WantedFeed, *, takes_away: bool) -> None:
-        """Answer from what is heard.
-
-        Args:
-            wanted: hears it.
-            takes_away: this process ends Pods, so that KEDA has to end none.
-        """
+        """Answer from what is heard. `takes_away`: this process ends Pods, so that KEDA has to end none."""
         self._wanted = wanted
         self._takes_away = takes_away
 

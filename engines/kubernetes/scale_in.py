@@ -49,14 +49,7 @@ class ScaleIn:
         *,
         settle_s: float = SETTLE_S,
     ) -> None:
-        """Do nothing yet.
-
-        Args:
-            wanted: what the controller wants.
-            api: of the cluster.
-            namespace: where the Deployments are.
-            settle_s: how long a controller has to lead before it is followed.
-        """
+        """Do nothing yet. A controller has to lead for `settle_s` before it is followed."""
         self._wanted, self._api = wanted, api
         self._settle_s = settle_s
         self._pods = f"/api/v1/namespaces/{namespace}/pods"

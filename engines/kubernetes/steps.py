@@ -63,10 +63,7 @@ class NextStep:
 def next_step(pods: Sequence[Pod], *, replicas: int, wanted: int) -> NextStep | None:
     """Decide on the next step. Returns None if there is nothing to do now.
 
-    Args:
-        pods: of one Deployment.
-        replicas: how many the Deployment asks for.
-        wanted: how many there should be, at least.
+    The Pods are of one Deployment, which asks for `replicas`; at least `wanted` there should be.
     """
     pod = None if replicas <= wanted else _choose(pods)
     for other in pods:

@@ -61,12 +61,7 @@ class WantedFeed:
     """The latest that was heard."""
 
     def __init__(self, address: str, access: Access) -> None:
-        """Hear nothing yet.
-
-        Args:
-            address: HOST:PORT of the controller.
-            access: what is shown to it: a key that may operate it.
-        """
+        """Hear nothing yet; `access` has a key that may operate the controller."""
         self._address, self._access = address, access
         #: None: the controller does not lead, or does not answer; `problem` says which.
         self.heard: Heard | None = None

@@ -23,11 +23,8 @@ _REASON_CHARS = 2000
 def run(command: Sequence[str], environment: Mapping[str, str], call: str) -> str:
     """Run one call.
 
-    Returns:
-        What the program has answered, in base64, as the call is.
-
-    Raises:
-        RuntimeError: it failed; says with which words.
+    Returns what the program has answered, in base64, as the call is. Raises RuntimeError if it failed; says with which
+    words.
     """
     done = subprocess.run(
         command,

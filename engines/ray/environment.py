@@ -39,8 +39,7 @@ _HELP = (
 def ray_python(said: Path | None = None) -> Path:
     """Find a Python that has Ray: the one that is said, that of the environment, or the one of `ray` on the path.
 
-    Raises:
-        ConfigError: none was found; says how to make one.
+    Raises ConfigError if none was found; says how to make one.
     """
     found = said or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if found is None and (command := shutil.which("ray")):
@@ -58,8 +57,7 @@ def ray_python(said: Path | None = None) -> Path:
 def check_cluster(address: str) -> None:
     """Check that something listens at a cluster's address: Ray itself would try for two minutes.
 
-    Raises:
-        ConfigError: nothing does, or the address is none.
+    Raises ConfigError if nothing does, or the address is none.
     """
     if address == "auto":
         return
@@ -80,10 +78,7 @@ def check_cluster(address: str) -> None:
 def inside(python: Path, module: str, *, shown: bool = False) -> Iterator[subprocess.Popen[str]]:
     """Run a module of this package in Ray's environment, with a pipe to its standard input.
 
-    Args:
-        python: of `ray_python`.
-        module: its name in this package.
-        shown: what it prints is for people; otherwise standard output is a pipe, too.
+    What it prints is for people if `shown`; otherwise standard output is a pipe, too.
     """
     with tempfile.TemporaryDirectory(prefix="clockwright-ray-") as folder:
         target = Path(folder) / "engines" / "ray"

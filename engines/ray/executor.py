@@ -28,14 +28,9 @@ class RayExecutor(Executor):
     """Calls as tasks of a cluster, as many at a time as it has cores."""
 
     def __init__(self, address: str, python: Path | None = None) -> None:
-        """Connect.
+        """Connect to a cluster; a Python that has Ray is looked for if none is given.
 
-        Args:
-            address: of the cluster.
-            python: one that has Ray; None: it is looked for.
-
-        Raises:
-            ConfigError: Ray, or the cluster, was not found.
+        Raises ConfigError if Ray, or the cluster, was not found.
         """
         check_cluster(address)
         self._stack = ExitStack()

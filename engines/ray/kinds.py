@@ -111,11 +111,7 @@ class KindsFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_kinds(path: Path) -> KindsFile:
-    """Read a file.
-
-    Raises:
-        ConfigError: it cannot be read, or nothing can be placed by it; says where.
-    """
+    """Read a file. Raises ConfigError if it cannot be read, or nothing can be placed by it; says where."""
     try:
         file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), KindsFile)
         _check(file)

@@ -34,8 +34,7 @@ _NICE = 15
 def up(wish: Mapping[str, Any]) -> int:
     """Put a keeper in the place of the one that is there, and say what it does until all is ready.
 
-    Returns:
-        The exit code: 0, or 1 where something can never be ready.
+    Returns the exit code: 0, or 1 where something can never be ready.
     """
     import ray
 

@@ -35,14 +35,9 @@ class CompileCache:
     """The folder of compiled models and profiles."""
 
     def __init__(self, folder: Path, *, target: str) -> None:
-        """Open or make the folder.
+        """Open or make the folder, which several workers may share. Raises OSError if it cannot be made.
 
-        Args:
-            folder: the cache's folder; several workers may share it.
-            target: what compiled code depends on besides the model: format, runtime, processor.
-
-        Raises:
-            OSError: the folder cannot be made.
+        `target` is what compiled code depends on besides the model: format, runtime, processor.
         """
         self._target = target
         #: By key, the state in which files matched their hashes: for a thousand copies of a model the files
@@ -61,9 +56,7 @@ class CompileCache:
     ) -> str:
         """Hash everything that a compiled model depends on, except the batch sizes.
 
-        Args:
-            contents: the sha256 of each of the model's files, by path.
-            fixed_dimensions: the sizes given at registration.
+        Contents are the sha256 of each of the model's files, by path.
         """
         dimensions = sorted(fixed_dimensions.items())
         return self._hash(["model", sorted(contents.items()), dimensions])
@@ -159,13 +152,9 @@ class CompileCache:
         *,
         clock_mhz: int,
     ) -> None:
-        """Remember how long each way to run an architecture took.
+        """Remember how long each way to run an architecture took, by batch size.
 
-        Args:
-            architecture_id: the architecture.
-            gpu_kind: the kind of GPU that ran it.
-            exec_ns: durations by batch size and way; None for a way that does not work.
-            clock_mhz: the GPU's clock at that time, for people to read; 0 if not known.
+        A way that does not work has None. The GPU's clock at that time is for people to read; 0 if not known.
         """
         table = {"exec_ns": exec_ns, "gpu_kind": gpu_kind, "clock_mhz": clock_mhz}
         self._write(self._profile_path(architecture_id, gpu_kind), table)

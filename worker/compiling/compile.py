@@ -149,15 +149,13 @@ class Target(Protocol):
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
         """Bring graph and weights into the form that the engine serves.
 
-        Raises:
-            ModelError: the engine cannot serve the graph.
+        Raises ModelError if the engine cannot serve the graph.
         """
 
     def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
         """Open the graph for runs on this machine. A run that fails raises a ModelError with the engine's message.
 
-        Raises:
-            ModelError: the engine does not accept the graph; carries its words.
+        Raises ModelError if the engine does not accept the graph; carries its words.
         """
 
     def choose_threads(
@@ -165,8 +163,7 @@ class Target(Protocol):
     ) -> int:
         """Choose the number of threads that runs the graph best at these batch sizes.
 
-        Raises:
-            ModelError: the engine does not accept the graph; carries its words.
+        Raises ModelError if the engine does not accept the graph; carries its words.
         """
 
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
@@ -506,8 +503,7 @@ class _RowRuns:
     def run(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         """Run one row. Returns the shapes of the outputs.
 
-        Raises:
-            ModelError: the run failed; carries the runtime's words.
+        Raises ModelError if the run failed; carries the runtime's words.
         """
         specs = [at_sizes(spec, sizes) for spec in self._inputs]
         original = _Original(
@@ -532,21 +528,10 @@ def _open(
     is_whole: bool,
     most: int,
 ) -> CompiledModel:
-    """Describe a model that was compiled at some sizes for all that it takes.
+    """Describe a model that was compiled at some sizes for all sizes that it takes.
 
-    Args:
-        compiled: at some sizes.
-        lifted: its graph and weights.
-        sizes: all that it takes.
-        taken: the shapes of its outputs at those.
-        inputs: with their open dimensions.
-        limits: what there is room for.
-        by_value: see `RowFlow`.
-        is_whole: a request is one run.
-        most: integers to try are below this.
-
-    Raises:
-        ModelError: no size leaves room, or an output has not always as many dimensions.
+    `taken` are the shapes of its outputs at those; integers to try are below `most`. Raises ModelError if no size
+    leaves room, or an output has not always as many dimensions.
     """
     outputs = [tensor.spec for tensor in compiled.outputs]
     while True:
@@ -585,8 +570,7 @@ def _open(
 def describe_model(source: ModelSource) -> CompiledModel:
     """Read a model's inputs and outputs, for a device that computes nothing.
 
-    Raises:
-        ModelError: the model cannot be served. Faults that only a run shows are not found.
+    Raises ModelError if the model cannot be served. Faults that only a run shows are not found.
     """
     faults = ModelFaults()
     model = read_model(source, faults)
@@ -851,14 +835,7 @@ class _Original:
         outputs: Mapping[str, str],
         texts: tuple[tuple[str, ...], ...] = (),
     ) -> None:
-        """Take a session.
-
-        Args:
-            session: the model's.
-            inputs: what it takes.
-            outputs: the datatypes of what it gives, by name.
-            texts: the lists of texts that it knows.
-        """
+        """Take the model's session, its inputs, the datatypes of its outputs by name, and the texts that it knows."""
         #: The lists of texts that samples are drawn from.
         self.texts = texts
         self._session = session
@@ -874,11 +851,7 @@ class _Original:
         return list(shapes)
 
     def run(self, batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
-        """Run a batch.
-
-        Raises:
-            ModelError: the run failed; carries the runtime's words.
-        """
+        """Run a batch. Raises ModelError if the run failed; carries the runtime's words."""
         found = self._run([batch_size] * len(inputs), inputs)
         self._shapes[batch_size, tuple(shape for shape, _ in found)] = None
         return [array for _, array in found]
@@ -886,8 +859,7 @@ class _Original:
     def find_fill(self) -> int:
         """Find what to write into integers, so that the model runs; and texts, if it reads numbers in them.
 
-        Raises:
-            ModelError: it fails on all that was tried; carries the runtime's words of the first try.
+        Raises ModelError if it fails on all that was tried; carries the runtime's words of the first try.
         """
         specs = [tensor.spec for tensor in self._inputs]
         failed: ModelError | None = None
@@ -952,8 +924,7 @@ class _Original:
     def output_specs(self) -> list[TensorSpec]:
         """Read output specs off what runs returned: shapes in files are often missing, and sometimes wrong.
 
-        Raises:
-            ModelError: an output has no fixed shape, or rows of no fixed shape.
+        Raises ModelError if an output has no fixed shape, or rows of no fixed shape.
         """
         specs = []
         for index, (name, datatype) in enumerate(self._outputs.items()):
@@ -1075,8 +1046,7 @@ def _compare(
 ) -> None:
     """Compare the answers of the compiled graph with the reference.
 
-    Raises:
-        ModelError: the engine fails, or answers something else.
+    Raises ModelError if the engine fails, or answers something else.
     """
     for size, inputs in samples.items():
         outputs = run(size, inputs)

@@ -127,8 +127,7 @@ class CompiledModels:
     ) -> FittingModel:
         """Find or make a compiled model, and say which batch sizes of it fit.
 
-        Raises:
-            ModelError: the model cannot be served here; the message says why.
+        Raises ModelError if the model cannot be served here; the message says why.
         """
         offer.check_onnx()
         folder, compiled, from_cache = await self._find_or_make(offer, fetch, progress)

@@ -127,10 +127,8 @@ class Compiler:
     ) -> CompiledModel:
         """Do what `worker.compiling.compile.compile_model` does; a hang is a ModelError too.
 
-        `precision` and `engines` are a GPU's; a precision of None is for onnxruntime on this processor.
-
-        Raises:
-            CompilerKilledError: a signal ended the process.
+        `precision` and `engines` are a GPU's; a precision of None is for onnxruntime on this processor. Raises
+        CompilerKilledError if a signal ended the process.
         """
         job = {**_describe(source, "compile"), "folder": str(folder), "limits": asdict(limits)}
         if precision is not None:

@@ -30,14 +30,9 @@ def draw_known(
     random: np.random.Generator,
     rows: int = 1,
 ) -> Bytes:
-    """Draw rows of an input of texts; any texts if the model knows none.
+    """Draw rows of one of the inputs, which is of texts; any texts if the model knows none.
 
-    Args:
-        lists: what the model knows.
-        specs: all its inputs. Exporters write a list per column of text, in the order of the columns.
-        index: which input is drawn.
-        random: draws.
-        rows: how many.
+    Exporters write a list per column of text, in the order of the columns.
     """
     count = prod(specs[index].row_shape)
     if not lists:

@@ -117,8 +117,7 @@ def lift_weights(
 def canonicalise(model: onnx.ModelProto) -> dict[str, str]:
     """Rename all values by position and drop what does not affect the computation.
 
-    Returns:
-        The new names of the top graph's values, by their old names.
+    Returns the new names of the top graph's values, by their old names.
     """
     names: dict[str, str] = {}
     graph = model.graph

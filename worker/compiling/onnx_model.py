@@ -357,8 +357,7 @@ def input_specs(
 def tensor_spec_type(value: ValueInfoProto, role: str) -> str:
     """The datatype of an input or output.
 
-    Raises:
-        ModelError: the value is no tensor, or its datatype cannot be served.
+    Raises ModelError if the value is no tensor, or its datatype cannot be served.
     """
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -380,8 +379,7 @@ def tensor_spec(
 ) -> TensorSpec:
     """The spec of an input or output, which may have open dimensions if `vary` is given.
 
-    Raises:
-        ModelError: the tensor cannot be served, or a dimension other than the batch is open.
+    Raises ModelError if the tensor cannot be served, or a dimension other than the batch is open.
     """
     datatype = tensor_spec_type(value, role)
     row_shape = []
@@ -408,8 +406,7 @@ def tensor_spec(
 def describe_outputs(model: onnx.ModelProto, rows: RowAxes) -> list[TensorSpec]:
     """Find the output specs by ONNX's shape inference, without running the model.
 
-    Raises:
-        ModelError: a shape cannot be inferred.
+    Raises ModelError if a shape cannot be inferred.
     """
     names = [value.name for value in model.graph.output]
     try:

@@ -106,8 +106,7 @@ class SizeSearch:
     def find(self) -> Sizes:
         """Find the smallest, some, and the largest sizes. Returns those to begin with.
 
-        Raises:
-            ModelError: the model takes none that was tried, or not its owner's.
+        Raises ModelError if the model takes none that was tried, or not its owner's.
         """
         first = next(filter(self._takes, self._starts()), None)
         if first is None:
@@ -338,15 +337,7 @@ def _bounded(
     """Find how large tensors get.
 
     Their elements are a number times a power of each size. So their number for each row of work is largest where each
-    size is smallest or largest.
-
-    Args:
-        spec: the tensor's.
-        row_shape: of the new spec.
-        axis: of the new spec.
-        symbols: of its open dimensions.
-        at: whole shapes of one row, by the sizes.
-        sizes: what the model takes.
+    size is smallest or largest. `at` has whole shapes of one row, by the sizes.
     """
     vary = Variable(0, tuple(symbols), (), sizes.unit, empty=sizes.empty)
     made = TensorSpec(spec.name, spec.datatype, row_shape, axis, vary)

@@ -143,10 +143,7 @@ def follow_rows(
 ) -> RowFlow:
     """Find out whether a graph makes one thing of all rows, and which shapes follow from values.
 
-    Args:
-        model: is not changed.
-        sizes: those to look at of other open dimensions, by their symbols.
-        rows: where its inputs have the batch; by default where they say.
+    `sizes` are those to look at of other open dimensions, by their symbols. Where inputs have the batch they say.
     """
     rows = rows or find_rows(model.graph)
     if model.functions:
@@ -218,9 +215,8 @@ def _find_counts(
 ) -> dict[str, bool]:
     """Compute the small values that no row changes, for both batch sizes.
 
-    Returns:
-        For each value, whether the number of rows changes it: a size, the places of all rows. A value with the same
-        elements for each row is not changed.
+    Returns for each value, whether the number of rows changes it: a size, the places of all rows. A value with the same
+    elements for each row is not changed.
     """
     small = [
         each for each in model.graph.initializer if math.prod(each.dims) <= _MAX_KNOWN_ELEMENTS

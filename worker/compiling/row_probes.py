@@ -71,14 +71,7 @@ class RowProbes:
     ) -> str:
         """Say how a row's answer in a batch depends on more than the row; empty if it does not.
 
-        Args:
-            run: the engine to ask.
-            outputs: what it gives.
-            batch_size: rows of the batch, more than one.
-            coarse: whether the model computes with numbers of few bits.
-
-        Raises:
-            ModelError: the engine fails.
+        With `coarse` the model computes with numbers of few bits. Raises ModelError if the engine fails.
         """
         kept = [self._kept[place % 2] for place in range(batch_size)]
         strange = (self._unlike_rows * batch_size)[:batch_size]

@@ -38,21 +38,12 @@ Durations = Mapping[int, Mapping[int, int]]
 
 
 def choose_threads(launches: Mapping[int, Launches]) -> int:
-    """Try numbers of threads and choose one.
-
-    Args:
-        launches: by number of threads, which ascends; each with the same batches.
-    """
+    """Try numbers of threads, which ascend, on the same batches and choose one."""
     return judge(*_try_all(launches))
 
 
 def judge(counted: Durations, shortest: Durations) -> int:
-    """Choose a number of threads.
-
-    Args:
-        counted: the least ns of runs that count, by threads and rows; lacks what none counts of.
-        shortest: the least ns of all runs.
-    """
+    """Choose a number of threads by the least ns of runs that count, and of all, by threads and rows."""
     if any(counted[count].keys() != each.keys() for count, each in shortest.items()):
         fewest = min(shortest)
         return max(shortest) if min(shortest[fewest].values()) > _LONG_NS else fewest

@@ -66,12 +66,7 @@ class Bounds:
     """Makes the groups of a container's processes."""
 
     def __init__(self, name: str, root: Path = Path("/")) -> None:
-        """Set up; makes nothing.
-
-        Args:
-            name: the container's, for the log.
-            root: where the machine's files are; a test has others.
-        """
+        """Set up; makes nothing. `name` is for the log; a test has another root of the file system."""
         self._name = name
         self._root = root
         self._has_told = False
@@ -79,8 +74,7 @@ class Bounds:
     def open(self, spec: ContainerSpec) -> ControlGroup | None:
         """Make a group with the bounds that a declaration states.
 
-        Returns:
-            The group; None: none is possible. Where there are bounds, the log says so once.
+        Returns the group; None: none is possible. Where there are bounds, the log says so once.
         """
         wanted: dict[str, str] = {}
         if spec.memory_mib is not None:
@@ -117,11 +111,7 @@ class Bounds:
         return group
 
     def _parent(self) -> Path:
-        """Find the group in which groups are made.
-
-        Raises:
-            OSError: there is no cgroup v2.
-        """
+        """Find the group in which groups are made. Raises OSError if there is no cgroup v2."""
         mounts = (self._root / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
         mounted = [line.split()[4] for line in mounts if " - cgroup2 " in line]
         own = (self._root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -133,11 +123,7 @@ class Bounds:
 
 
 def _enable(parent: Path, controllers: set[str]) -> None:
-    """Have the groups in one be bounded in these ways.
-
-    Raises:
-        OSError: they cannot be.
-    """
+    """Have the groups in one be bounded in these ways. Raises OSError if they cannot be."""
     control = parent / "cgroup.subtree_control"
     if missing := controllers - set(control.read_text(encoding="ascii").split()):
         there = (parent / "cgroup.controllers").read_text(encoding="ascii").split()

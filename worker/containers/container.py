@@ -61,13 +61,7 @@ class Container(ABC):
     """One of them. A long-lived thread must call `start`; the other methods take one caller at a time."""
 
     def __init__(self, spec: ContainerSpec, folder: Path, memory: SharedMemory) -> None:
-        """Set up; starts nothing.
-
-        Args:
-            spec: the container's declaration.
-            folder: the version's folder.
-            memory: holds the rows.
-        """
+        """Set up; starts nothing."""
         self._spec = spec
         self._folder = folder
         self._memory = memory
@@ -88,9 +82,8 @@ class Container(ABC):
     def wait_ready(self, limit_s: float) -> None:
         """Wait until it can run batches.
 
-        Raises:
-            ModelError: it cannot, or that took longer than `limit_s`.
-            ContainerAwayError: it does not answer at its address.
+        Raises ModelError if it cannot, or that took longer than `limit_s`; ContainerAwayError if it does not answer at
+        its address.
         """
 
     def run(self, rows: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -144,9 +137,8 @@ class Container(ABC):
     def _run_tensors(self, inputs: Sequence[Tensor], rows: int) -> Sequence[Tensor]:
         """Run rows. Returns the outputs, in the order of the declaration.
 
-        Raises:
-            ContainerFailedError: it could not run the batch.
-            ContainerDiedError: it crashed, or hung and was ended.
+        Raises ContainerFailedError if it could not run the batch; ContainerDiedError if it crashed, or hung and was
+        ended.
         """
 
     def stop(self) -> None:

@@ -69,15 +69,9 @@ def main() -> int:
 
 
 def load(folder: Path, name: str, method: str) -> Predict:
-    """Load the code, which runs it.
+    """Load the code, which runs it: a file of the version's folder, or `package.module:name`, and its method.
 
-    Args:
-        folder: the version's folder; the code may import files from it.
-        name: a file, or `package.module:name`.
-        method: the method or function to call.
-
-    Raises:
-        ModelError: the code cannot be loaded, or there is nothing to call.
+    The code may import files from the folder. Raises ModelError if it cannot be loaded, or there is nothing to call.
     """
     # The folder's files are hashed, so no bytecode may appear among them.
     sys.dont_write_bytecode = True
@@ -117,13 +111,8 @@ def load(folder: Path, name: str, method: str) -> Predict:
 def name_outputs(result: object, outputs: Sequence[TensorSpec], rows: int) -> list[Array]:
     """Bring what the code returned into the order of the outputs, fit to be copied.
 
-    Args:
-        result: one array for one output; a sequence of arrays, or a dictionary by name, for several.
-        outputs: the declared outputs.
-        rows: the batch's number of rows.
-
-    Raises:
-        ValueError: the result is not what was declared.
+    It is one array for one output; a sequence of arrays, or a dictionary by name, for several. Raises ValueError if it
+    is not what was declared.
     """
     if isinstance(result, Mapping):
         if set(result) != {spec.name for spec in outputs}:

@@ -98,16 +98,9 @@ class ContainerDevice(Device[ContainerModel]):
     def __init__(
         self, folder: Path, *, limits: Limits, io_pool_bytes: int, start_limit_s: float
     ) -> None:
-        """Take the memory that rows cross in.
+        """Take the memory that rows cross in, for a model whose name is that of the folder.
 
-        Args:
-            folder: the model's folder; its last component is the model's name.
-            limits: what there is room for.
-            io_pool_bytes: the size of all IO slots together.
-            start_limit_s: how long loading the code may take.
-
-        Raises:
-            ConfigError: the folder declares no container.
+        All IO slots have a size together. Raises ConfigError if the folder declares no container.
         """
         self._folder = folder.resolve()
         try:
@@ -273,11 +266,7 @@ class ContainerDevice(Device[ContainerModel]):
 
 
 def _check_contents(offer: Offer, version_folder: Path) -> None:
-    """Check that the controller offers the files that the operator placed here.
-
-    Raises:
-        ModelError: a file differs.
-    """
+    """Check that the controller offers the files that the operator placed here. Raises ModelError if a file differs."""
     for file in offer.files:
         try:
             found = sha256_of(version_folder / file.name) or "no such file"
@@ -308,9 +297,7 @@ def _profile(
 ) -> int:
     """Measure a batch of zeros and empty texts, which are legal values anywhere, at the largest sizes, in ns.
 
-    Raises:
-        ModelError: the code cannot run it.
-        ContainerAwayError: what runs elsewhere went away, or is busy.
+    Raises ModelError if the code cannot run it; ContainerAwayError if what runs elsewhere went away, or is busy.
     """
     layout = IoLayout.of(spec.inputs, spec.outputs, size)
     # The measurement of another size left its outputs in this memory.

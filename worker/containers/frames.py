@@ -63,16 +63,9 @@ class FrameConnection:
         self._number = 0
 
     def send(self, kind: Kind, *body: Buffer, deadline_s: float | None = None) -> None:
-        """Send a frame.
+        """Send a frame, whose body is in pieces, by a time of the monotonic clock; None: never give up.
 
-        Args:
-            kind: what it says.
-            body: its body, in pieces.
-            deadline_s: when to give up, by the monotonic clock; None: never.
-
-        Raises:
-            TimeoutError: the other end did not take it in time.
-            OSError: the connection is gone.
+        Raises TimeoutError if the other end did not take it in time; OSError if the connection is gone.
         """
         self._limit(deadline_s)
         self._number += kind in _ASKING
@@ -84,11 +77,8 @@ class FrameConnection:
     ) -> tuple[Kind, bytearray]:
         """Wait for a frame. Returns what it says, and its body.
 
-        Raises:
-            ProtocolError: it is none, its body has more than `most_bytes`, or it answers another RUN.
-            TimeoutError: it did not come in time.
-            EOFError: the connection ended.
-            OSError: the connection is gone.
+        Raises ProtocolError if it is none, its body has more than `most_bytes`, or it answers another RUN; TimeoutError
+        if it did not come in time; EOFError if the connection ended; OSError if the connection is gone.
         """
         version, kind, num_bytes, number = _HEAD.unpack(self._read(_HEAD.size, deadline_s))
         if version != VERSION:
@@ -150,11 +140,7 @@ def join_tensors(tensors: Sequence[Tensor]) -> list[Buffer]:
 
 
 def split_tensors(body: Buffer) -> list[Tensor]:
-    """Read the body of a RUN or a DONE; the elements are views of it.
-
-    Raises:
-        ProtocolError: it is malformed.
-    """
+    """Read the body of a RUN or a DONE; the elements are views of it. Raises ProtocolError if it is malformed."""
     view = memoryview(body)
     try:
         (count,) = _COUNT.unpack_from(view)

@@ -16,9 +16,7 @@ from worker.containers.frames import SOCKET_VARIABLE, FrameConnection, Kind
 def settle(parent_pid: int, group: str) -> None:
     """Make this process a container: it dies with its worker, and first when memory runs out.
 
-    Args:
-        parent_pid: the worker's process.
-        group: the folder of its control group; empty: it is not bounded.
+    `group` is the folder of its control group; empty: it is not bounded.
     """
     end_with(parent_pid, signal.SIGKILL)
     with contextlib.suppress(OSError):

@@ -75,8 +75,7 @@ class OipServer(Container):
     def _check(self, metadata: pb.ModelMetadataResponse) -> None:
         """Check that the server's model is the one that was declared.
 
-        Raises:
-            ModelError: names all that differs, and how to declare it.
+        Raises ModelError that names all that differs, and how to declare it.
         """
         inputs = {tensor.name: tensor for tensor in metadata.inputs}
         outputs = {tensor.name: tensor for tensor in metadata.outputs}
@@ -124,9 +123,8 @@ class OipServer(Container):
     def _call(self, method: str, request: Any, doing: str) -> bytes:  # noqa: ANN401  protobuf's messages
         """Call the server.
 
-        Raises:
-            ContainerDiedError: it is away, or takes too long.
-            ContainerFailedError: it refuses; a ContainerBusyError if it may take the same call later.
+        Raises ContainerDiedError if it is away, or takes too long; ContainerFailedError if it refuses; a
+        ContainerBusyError if it may take the same call later.
         """
         remaining_s = self._batch_end_s - time.monotonic()
         try:

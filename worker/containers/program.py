@@ -71,14 +71,7 @@ class ProgramContainer(Container):
     def __init__(
         self, spec: ContainerSpec, folder: Path, memory: SharedMemory, bounds: Bounds
     ) -> None:
-        """Set up; starts nothing.
-
-        Args:
-            spec: the container's declaration.
-            folder: the version's folder.
-            memory: holds the rows.
-            bounds: hold its memory and processor time.
-        """
+        """Set up; starts nothing. The bounds hold its memory and processor time."""
         super().__init__(spec, folder, memory)
         self._bounds = bounds
         self._group: ControlGroup | None = None
@@ -210,11 +203,7 @@ class ProgramContainer(Container):
         return self._guard(self._spec.time_limit_s, f"running a batch of {rows}", talk)
 
     def _guard(self, limit_s: float, doing: str, talk: Callable[[], T]) -> T:
-        """Talk with the program; end it if it does not answer as it should.
-
-        Raises:
-            ContainerDiedError: says why.
-        """
+        """Talk with the program; end it if it does not answer as it should. Raises ContainerDiedError that says why."""
         with self._asking:
             process = self._process
             try:
@@ -281,12 +270,7 @@ class _Listener:
         self._socket.listen(1)
 
     def accept(self, pid: int, end_s: float) -> socket.socket:
-        """Wait until the program connects.
-
-        Raises:
-            TimeoutError: it does not.
-            EOFError: it has ended.
-        """
+        """Wait until the program connects. Raises TimeoutError if it does not; EOFError if it has ended."""
         watched = os.pidfd_open(pid)
         try:
             poll = select.poll()

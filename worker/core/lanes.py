@@ -243,8 +243,7 @@ class Core(Generic[M]):
     def submit(self, action: Action, *, now_ns: int) -> None:
         """Take an action in, and refuse it at once if it cannot run.
 
-        Raises:
-            ProtocolError: an unanswered action has the same id.
+        Raises ProtocolError if an unanswered action has the same id.
         """
         if action.action_id in self._jobs:
             raise ProtocolError(f"action {action.action_id} is submitted a second time")
@@ -301,11 +300,8 @@ class Core(Generic[M]):
         """Begin an Infer on INPUT, EXEC and OUTPUT at once, if these lanes are idle.
 
         The shell reports only the last step, by `finish_through`: where an EXEC is short, reports of steps would cost
-        more than the steps.
-
-        Returns:
-            A step, to be run as INPUT, as EXEC and as OUTPUT. None if one of the lanes has work, or the action must
-            wait or is refused; then nothing has changed.
+        more than the steps. Returns a step, to be run as INPUT, as EXEC and as OUTPUT. None if one of the lanes has
+        work, or the action must wait or is refused; then nothing has changed.
         """
         entry = self._models.get(action.model_id)
         if entry is None or action.action_id in self._jobs:
@@ -367,9 +363,8 @@ class Core(Generic[M]):
     def next_step(self, lane: Lane, *, now_ns: int) -> Step[M] | WaitUntil | None:
         """Begin the next step of a lane.
 
-        Returns:
-            A step, which counts as running and must be finished. Or the time until which to wait. Or None if the lane
-            can do nothing until an action is submitted or a step finished, as while the lane runs a step.
+        Returns a step, which counts as running and must be finished. Or the time until which to wait. Or None if the
+        lane can do nothing until an action is submitted or a step finished, as while the lane runs a step.
         """
         if self._running[lane] is not None:
             return None
@@ -482,14 +477,9 @@ class Core(Generic[M]):
         duration_ns: int,
         error: str | None = None,
     ) -> None:
-        """Report a step that `next_step` or `next_exec_ahead` returned.
+        """Report a step that `next_step` or `next_exec_ahead` returned, with the device's words if it failed.
 
-        Args:
-            step: the step that ended.
-            begin_ns: when it began.
-            end_ns: when its end was seen.
-            duration_ns: how long the device was busy with it.
-            error: the device's words if the step failed.
+        The device was busy with it for `duration_ns`; its end was seen at `end_ns`.
         """
         lane = step.lane
         job = self._running[lane]

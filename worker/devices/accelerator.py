@@ -93,8 +93,7 @@ class Accelerator(Protocol):
     def device_memory(self, num_bytes: int) -> Tensor:
         """Allocate zeroed memory until `close`: uint8, one dimension.
 
-        Raises:
-            MemoryError: the memory does not suffice; says how much is free.
+        Raises MemoryError if the memory does not suffice; says how much is free.
         """
 
     def host_memory(self, num_bytes: int, file: int | None = None) -> Tensor:

@@ -62,8 +62,7 @@ def installation() -> Installation:
 def check_installation(found: Installation, index: int) -> None:
     """Refuse a GPU that is not there.
 
-    Raises:
-        ConfigError: torch, the driver or the GPU is missing or does not fit; says which.
+    Raises ConfigError if torch, the driver or the GPU is missing or does not fit; says which.
     """
     device = f"device 'cuda:{index}'"
     if found.cuda_version is None:

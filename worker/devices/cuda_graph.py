@@ -61,11 +61,7 @@ class CudaStream(Stream):
 
 
 def load_driver(device: torch.device) -> Any:  # noqa: ANN401
-    """Import the driver's own functions, which torch does not offer.
-
-    Raises:
-        ConfigError: the package is not there.
-    """
+    """Import the driver's own functions, which torch does not offer. Raises ConfigError if the package is not there."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -90,8 +86,7 @@ class CudaWork(CapturedWork):
     def capture(self, stream: torch.cuda.Stream, pieces: Sequence[Piece | None]) -> None:
         """Hand the pieces to a stream that is being captured, which is torch's current one.
 
-        Raises:
-            RuntimeError: a copy or an event did not become the node that can be changed.
+        Raises RuntimeError if a copy or an event did not become the node that can be changed.
         """
         before: set[int] = set()
         for piece in pieces:
@@ -110,9 +105,8 @@ class CudaWork(CapturedWork):
     def instantiate(self, graph: torch.cuda.CUDAGraph) -> None:
         """Make the graph that the pieces were captured in ready to be launched.
 
-        Raises:
-            RuntimeError: its kernels call functions of the host, and each launch would call them again:
-                onnxruntime before 1.31 frees memory in such a function (onnxruntime#32081).
+        Raises RuntimeError if its kernels call functions of the host, and each launch would call them again:
+        onnxruntime before 1.31 frees memory in such a function (onnxruntime#32081).
         """
         host = self._driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST
         if any(self._type(node) == host for part in self._parts for node in part.nodes):
@@ -195,8 +189,7 @@ def _ends(copy: DeviceCopy) -> tuple[int, int]:
 def _check(result: tuple[Any, ...]) -> Any:  # noqa: ANN401
     """Return the values of a driver function without its status: None, one value or several.
 
-    Raises:
-        RuntimeError: it failed; with the driver's name for the reason.
+    Raises RuntimeError if it failed; with the driver's name for the reason.
     """
     status, *values = result
     if int(status):

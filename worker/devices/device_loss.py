@@ -23,8 +23,7 @@ class DeviceLoss:
     def guard(self) -> Iterator[None]:
         """Run a part of serving as a context, and tell its failure from the loss of the GPU.
 
-        Raises:
-            DeviceLostError: nothing can run any more, not only this part.
+        Raises DeviceLostError if nothing can run any more, not only this part.
         """
         if self.reason is not None:
             raise DeviceLostError(self.reason)

@@ -124,13 +124,9 @@ class ExecQueue:
         pages: Sequence[int],
         io_offset: int,
     ) -> ExecLaunch:
-        """Hand an EXEC over, after all earlier ones. The caller must `finish` it.
+        """Hand an EXEC over, after all earlier ones: a model's weights in pages, an IO slot.
 
-        Args:
-            kernel: the kernel to run.
-            weights: the model's.
-            pages: the pages that hold them.
-            io_offset: where its IO slot begins.
+        The caller must `finish` it.
         """
         with self._lock:
             return self._launch(kernel, weights, pages, io_offset)
@@ -138,9 +134,8 @@ class ExecQueue:
     def finish(self, kernel: CapturedKernel, launch: ExecLaunch) -> tuple[int, int]:
         """Wait for an EXEC's end.
 
-        Returns:
-            How long the device was busy with it, and how much longer it would have been if the arena had
-            not held the weights; in ns.
+        Returns how long the device was busy with it, and how much longer it would have been if the arena had not held
+        the weights; in ns.
         """
         launch.end.synchronize()
         duration_ns = launch.end.ns_since(launch.begin)

@@ -91,8 +91,7 @@ def compiled_models(
 ) -> CompiledModels:
     """Open a cache of models compiled for a GPU, on any hardware; see `TorchDevice`.
 
-    Raises:
-        OSError: the cache folder cannot be made.
+    Raises OSError if the cache folder cannot be made.
     """
     return CompiledModels(
         files,

@@ -77,14 +77,9 @@ class NvmlGpu:
     """One GPU, by NVML."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:  # noqa: ANN401
-        """Open it.
+        """Open it by torch's id, because NVML's own numbers ignore CUDA_VISIBLE_DEVICES.
 
-        Args:
-            nvml: the module `pynvml`, or a test's.
-            uuid: the GPU's id from torch, because NVML's own numbers ignore CUDA_VISIBLE_DEVICES.
-
-        Raises:
-            nvml.NVMLError: there is no driver, or no such GPU.
+        Raises NVMLError if there is no driver, or no such GPU.
         """
         self._nvml = nvml
         nvml.nvmlInit()

@@ -38,8 +38,7 @@ def pages_that_fit(
 ) -> int:
     """How many pages fit on a card with memory of its own, when everything else has its room.
 
-    Raises:
-        ConfigError: not one page fits.
+    Raises ConfigError if not one page fits.
     """
     free, total = accelerator.free_bytes(), accelerator.total_bytes()
     assert free is not None
@@ -79,17 +78,9 @@ class GpuMemory:
         host_bytes: int,
         host_file: int | None = None,
     ) -> None:
-        """Allocate everything.
+        """Allocate everything: for one model, for all IO slots, and on the host for copies of all weights.
 
-        Args:
-            accelerator: allocates the memory.
-            limits: what one model may need.
-            io_pool_bytes: the size of all IO slots together.
-            host_bytes: the size of the host's copies of all weights together.
-            host_file: the file in memory where they lie, if other workers share it.
-
-        Raises:
-            ConfigError: the memory does not suffice.
+        These lie in the file in memory, if other workers share it. Raises ConfigError if the memory does not suffice.
         """
         arena_pages = -(-limits.arena_bytes // PAGE_BYTES)
         try:

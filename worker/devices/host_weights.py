@@ -74,8 +74,7 @@ class HostWeightsStore:
     def get(self, folder: Path, compiled: CompiledModel) -> HostWeights:
         """Read a compiled model's weights into the memory, unless they lie there already.
 
-        Raises:
-            ModelError: there is no room.
+        Raises ModelError if there is no room.
         """
         known = self._blobs.get(compiled.weights_sha256)
         if known is not None:
@@ -164,11 +163,7 @@ class HostWeightsStore:
             self._lock(fcntl.F_UNLCK, *place)
 
     def _lock(self, kind: int, begin: int, end: int, *, wait: bool = False) -> None:
-        """Lock or unlock bytes of the file.
-
-        Raises:
-            BlockingIOError: another worker has a lock there.
-        """
+        """Lock or unlock bytes of the file. Raises BlockingIOError if another worker has a lock there."""
         if self._file is None:
             return
         # Locks of the open file: those of the process would go whenever it closes any other file of this memory.

@@ -240,11 +240,7 @@ class Kernels:
     def _capture(
         self, folder: Path, compiled: CompiledModel, batch_size: int, way: Way
     ) -> CapturedKernel:
-        """Capture a graph.
-
-        Raises:
-            ModelError: the engine cannot run the graph; carries the engine's words.
-        """
+        """Capture a graph. Raises ModelError if the engine cannot run the graph; carries the engine's words."""
         layout = IoLayout.of(
             [tensor.spec for tensor in compiled.inputs],
             [tensor.spec for tensor in compiled.outputs],

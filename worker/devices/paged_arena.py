@@ -58,8 +58,7 @@ class PagedArena:
     def show(self, pages: Sequence[int], num_bytes: int) -> None:
         """Have the arena begin with so many bytes of these pages; nothing else is there afterwards.
 
-        Raises:
-            OSError: the system does not move them.
+        Raises OSError if the system does not move them.
         """
         if not self.moves:
             for place, page in enumerate(pages):

@@ -30,14 +30,9 @@ def run_carrying(
     rows: Sequence[int],
     run: Callable[[list[list[Array]]], Sequence[Answer]],
 ) -> None:
-    """Run a batch, and write the outputs of its requests to the pool.
+    """Run a batch, whose requests have so many rows of work each, and write their outputs to the pool.
 
-    Args:
-        pool: the memory.
-        inputs: of the model.
-        outputs: of the model.
-        rows: of work, of each request.
-        run: takes requests, an array per input of each, which may be a view of the pool.
+    `run` takes requests, an array per input of each, which may be a view of the pool.
     """
     requests: list[list[Array]] = [[] for _ in rows]
     for spec, begin in inputs:
@@ -61,13 +56,9 @@ def run_joined(
     rows: Sequence[int],
     run: Callable[[list[Array]], Sequence[Array]],
 ) -> list[Answer]:
-    """Run requests whose rows have one shape, all in one run.
+    """Run requests whose rows have one shape, an array per input each, all in one run.
 
-    Args:
-        requests: an array per input of each.
-        outputs: of the model.
-        rows: of each request.
-        run: takes the inputs of some rows, which it may keep and change; raises a ModelError if it fails.
+    `run` takes the inputs of some rows, which it may keep and change; raises a ModelError if it fails.
     """
 
     def together(some: Sequence[int]) -> Sequence[Answer]:
@@ -103,8 +94,7 @@ def _tensors(outputs: Sequence[TensorSpec], rows: int, answer: Answer) -> list[b
 def _tensor(spec: TensorSpec, rows: int, array: Array) -> bytes:
     """Put an output behind its size.
 
-    Raises:
-        ModelError: there is no room for it, or the model's description says otherwise.
+    Raises ModelError if there is no room for it, or the model's description says otherwise.
     """
     if not spec.allows(array.shape):
         raise ModelError(

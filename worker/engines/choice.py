@@ -42,11 +42,7 @@ _NOISE = 0.02
 
 
 def parse_engine(name: str) -> Engine:
-    """Find an engine by its name.
-
-    Raises:
-        ConfigError: no engine has that name.
-    """
+    """Find an engine by its name. Raises ConfigError if no engine has that name."""
     try:
         return Engine(name)
     except ValueError:

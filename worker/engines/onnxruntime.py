@@ -178,8 +178,7 @@ def private_kernel(
 ) -> tuple[OrtKernel, list[Bytes], list[Bytes]]:
     """Bind a kernel to memory of its own, apart from the memory of serving.
 
-    Returns:
-        The kernel, its inputs and its outputs (zeros so far), each in the model's order.
+    Returns the kernel, its inputs and its outputs (zeros so far), each in the model's order.
     """
     inputs = tensor_bytes([tensor.spec for tensor in compiled.inputs], batch_size)
     outputs = tensor_bytes([tensor.spec for tensor in compiled.outputs], batch_size)
@@ -200,18 +199,9 @@ def run_unshaped(
     inputs: Sequence[tuple[BoundTensor, int, Bytes]],
     output_names: Sequence[str],
 ) -> list[tuple[tuple[int, ...], Bytes]]:
-    """Run a batch whose output shapes are not known yet.
+    """Run a batch whose output shapes are not known yet: inputs come with their number of rows.
 
-    Args:
-        session: the model's.
-        inputs: the inputs, each with its number of rows and their bytes.
-        output_names: the outputs that are wanted.
-
-    Returns:
-        The shape and the bytes of each output.
-
-    Raises:
-        ModelError: the run failed; carries the runtime's words.
+    Returns the shape and the bytes of each output that is wanted. Raises ModelError that carries the runtime's words.
     """
     if has_texts(session):
         feed = {
@@ -281,8 +271,7 @@ class TextKernel:
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Run a batch of the model's inputs. Returns its outputs.
 
-        Raises:
-            ModelError: the run failed; carries the runtime's words.
+        Raises ModelError if the run failed; carries the runtime's words.
         """
         feed = {**dict(zip(self._inputs, inputs, strict=True)), **self._weights}
         return _run_arrays(self._session, feed, self._outputs)

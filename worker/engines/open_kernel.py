@@ -32,13 +32,7 @@ class OpenKernel:
     def __init__(
         self, session: ort.InferenceSession, compiled: CompiledModel, weights: Bytes
     ) -> None:
-        """Bind the weights.
-
-        Args:
-            session: the compiled graph's session.
-            compiled: the graph's metadata; has open sizes.
-            weights: the memory that begins with the weights blob at every run.
-        """
+        """Bind the weights: memory that begins with their blob at every run. The graph has open sizes."""
         assert compiled.open is not None
         self._open: OpenSizes = compiled.open
         self._session = session

@@ -208,8 +208,7 @@ def _run_branch(node: Node, values: _Values) -> None:
 def check_operators(model: onnx.ModelProto) -> None:
     """Refuse a graph with operators that the torch engine does not have.
 
-    Raises:
-        ModelError: names all of them, and says what helps.
+    Raises ModelError that names all of them, and says what helps.
     """
     unknown = {
         f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
@@ -277,8 +276,7 @@ def _chain(
 ) -> list[int] | None:
     """Find a convolution, the addition behind it if any, and a ReLU; None if others read between them.
 
-    Returns:
-        Their positions.
+    Returns their positions.
     """
     chain = [begin]
     for expected in ("Add", "Relu"):

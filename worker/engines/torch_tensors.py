@@ -10,14 +10,9 @@ from worker.models.model_files import BoundTensor, WeightTensor
 
 
 def weight_views(blob: Tensor, weights: Sequence[WeightTensor]) -> dict[str, Tensor]:
-    """View the weights by name, without a copy.
+    """View the weights by name, without a copy, in a blob of uint8 that may be longer.
 
-    Args:
-        blob: uint8, one dimension; begins with the weights blob and may be longer.
-        weights: the tensors and their places in the blob.
-
-    Raises:
-        ModelError: torch has no type like a weight's.
+    Raises ModelError if torch has no type like a weight's.
     """
     return {weight.name: _weight_view(blob, weight) for weight in weights}
 
@@ -32,15 +27,9 @@ def _weight_view(blob: Tensor, weight: WeightTensor) -> Tensor:
 
 
 def typed_view(memory: Tensor, tensor: BoundTensor, batch_size: int) -> Tensor:
-    """View a batch of an input or output, without a copy.
+    """View a batch of an input or output, without a copy, in memory of uint8 that may be longer.
 
-    Args:
-        memory: uint8, one dimension; begins with the batch and may be longer.
-        tensor: the input or output.
-        batch_size: its number of rows.
-
-    Raises:
-        ModelError: torch has no such type.
+    Raises ModelError if torch has no such type.
     """
     spec = tensor.spec
     kind = _torch_type(tensor.element_type, f"tensor {spec.name!r}")

@@ -22,8 +22,7 @@ class FileStore:
     def __init__(self, folder: Path) -> None:
         """Open or make the folder, and throw away files that killed processes left half done.
 
-        Raises:
-            OSError: the folder cannot be made.
+        Raises OSError if the folder cannot be made.
         """
         self._folder = folder / "files"
         self._scratch = folder / "scratch"

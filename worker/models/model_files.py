@@ -77,8 +77,7 @@ class Limits:
     def check_weights(self, weights_bytes: int) -> None:
         """Refuse weights that do not fit.
 
-        Raises:
-            ModelError: names the room that is too small, and how to get more.
+        Raises ModelError that names the room that is too small, and how to get more.
         """
         if weights_bytes > self.arena_bytes:
             raise ModelError(
@@ -123,8 +122,7 @@ class Limits:
     def refuse_batch(self, size: int, num_bytes: int) -> NoReturn:
         """Refuse a model whose smallest batch has no room.
 
-        Raises:
-            ModelError: always; names the room, and how to get more.
+        Raises ModelError always; names the room, and how to get more.
         """
         raise ModelError(
             f"inputs and outputs of a batch of {size} have {num_bytes} bytes, more than an action's "
@@ -298,8 +296,7 @@ class CompiledModel:
     def from_json(text: str) -> CompiledModel:
         """Read what `to_json` wrote.
 
-        Raises:
-            ValueError: the text is something else, or a tensor in it leads outside its memory.
+        Raises ValueError if the text is something else, or a tensor in it leads outside its memory.
         """
         try:
             compiled = msgspec.json.decode(text, type=CompiledModel)

@@ -33,11 +33,7 @@ class Precision(enum.Enum):
 
 
 def parse_precision(name: str) -> Precision:
-    """Find a precision by its name.
-
-    Raises:
-        ConfigError: no precision has that name.
-    """
+    """Find a precision by its name. Raises ConfigError if no precision has that name."""
     try:
         return Precision(name)
     except ValueError:

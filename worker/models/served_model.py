@@ -84,11 +84,9 @@ class ServedModel(LoadedModel):
         )
 
     def payload_problem(self, action: Infer, payload: Sequence[Buffer]) -> str | None:
-        """Say what is wrong with an Infer's payload. Returns None if it fits.
+        """Say what is wrong with an Infer's payload, per request and per input.
 
-        Args:
-            action: its `rows` say how much belongs to each request.
-            payload: the inputs, per request and per input.
+        Returns None if it fits the action's rows.
         """
         expected = len(action.rows) * len(self.inputs)
         if len(payload) != expected:
@@ -151,8 +149,7 @@ class Offer:
     def check_onnx(self) -> None:
         """Refuse an offer without an ONNX model before any file is fetched.
 
-        Raises:
-            OtherWorkersError: the model is code; says which worker would serve it.
+        Raises OtherWorkersError if the model is code; says which worker would serve it.
         """
         if MODEL_FILE not in self.contents:
             raise OtherWorkersError(

@@ -24,12 +24,7 @@ class BatchClients:
     """Tells which work is theirs, and on which GPUs it may run."""
 
     def __init__(self, slo_ns: int, *, limited: bool = True) -> None:
-        """Begin with a limit of one GPU.
-
-        Args:
-            slo_ns: an SLO this long or longer is a batch client's.
-            limited: else their work runs on every lane that is idle.
-        """
+        """Begin with a limit of one GPU for SLOs this long or longer; unless `limited`, on every lane that is idle."""
         self.slo_ns = slo_ns
         #: Workers with batch work in flight.
         self.workers: dict[WorkerState, None] = {}

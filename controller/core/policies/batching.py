@@ -47,13 +47,7 @@ class Batching(Protocol):
     cap: float
 
     def learn(self, rows: int, latency_ns: int, slo_ns: int) -> None:
-        """A batch came back.
-
-        Args:
-            rows: in the batch.
-            latency_ns: from sending it to its result.
-            slo_ns: the smallest SLO among its requests.
-        """
+        """A batch came back so long after it was sent; the SLO is the smallest among its requests."""
 
 
 def make_batching(name: str, sizes: Sequence[int]) -> Batching:

@@ -39,10 +39,7 @@ _LOOK_NS = 2 * NS_PER_MS
 def least_recently_used(worker: WorkerState, num_pages: int, *, wanted: bool) -> list[Copy] | None:
     """Copies not in use that free `num_pages` pages; None when they cannot be freed.
 
-    Args:
-        worker: the GPU to make room on.
-        num_pages: to be free afterwards.
-        wanted: copies for which requests wait may go, too.
+    Copies for which requests wait may go, too, if `wanted`.
     """
     found: list[Copy] = []
     missing = num_pages - worker.num_free_pages
@@ -137,10 +134,7 @@ class NextUse:
     def expected(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
         """The timer without a copy that is expected soonest, if all that it would displace is farther away.
 
-        Args:
-            worker: its load lane has nothing else to do.
-            begin_ns: when a load would begin.
-            now_ns: the present.
+        The worker's load lane has nothing else to do; a load would begin at `begin_ns`.
         """
         soon = self._soon
         worker.ahead_ns = now_ns + _LOOK_NS

@@ -18,11 +18,7 @@ class LoadQueue:
     __slots__ = ("_key_of", "_order", "num_models")
 
     def __init__(self, key_of: Callable[[Model, int], float | None]) -> None:
-        """Make an empty one.
-
-        Args:
-            key_of: the key that a queued model has at a time, None when it needs no load any more.
-        """
+        """Make an empty one. `key_of` gives a queued model's key at a time; None: it needs no load any more."""
         self._key_of = key_of
         #: (key, sequence, model).
         self._order = SortedList()
@@ -53,12 +49,7 @@ class LoadQueue:
         self.num_models -= 1
 
     def at(self, place: int, now_ns: int) -> Model | None:
-        """The model at a place, 0 for the first. Returns None behind the last. Models that need no load leave.
-
-        Args:
-            place: what stands before it is in order.
-            now_ns: the present.
-        """
+        """The model at a place, 0 for the first. Returns None behind the last. Models that need no load leave."""
         order = self._order
         while place < self.num_models:
             old, _, model = order[place]

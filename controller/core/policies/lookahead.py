@@ -56,15 +56,7 @@ def adapt_lookahead(
     longest_ns: int,
     now_ns: int,
 ) -> None:
-    """Set both lanes' look-ahead after an Infer of the worker.
-
-    Args:
-        worker: the GPU that ran it; `exec_end_ns` is the end of the EXEC before.
-        sent: the Infer.
-        event: its result.
-        longest_ns: the look-ahead's upper bound, whatever is measured.
-        now_ns: the present.
-    """
+    """Set both lanes' look-ahead after an Infer of the worker, whose `exec_end_ns` is the end of the EXEC before."""
     if event.unread_ns > NO_MATTER_NS:
         shorter_ns = worker.exec_lookahead_ns * 7 // 8
         worker.exec_lookahead_ns = worker.load_lookahead_ns = max(shorter_ns, SHORTEST_LOOKAHEAD_NS)

@@ -14,9 +14,7 @@ _FROM, _FULL = 0.02, 0.08
 def pressure_of(dropped: float, gain: float) -> float:
     """How much the waiting work counts; 0: not at all, the most urgent is next.
 
-    Args:
-        dropped: share of the requests dropped of late, 0 to 1.
-        gain: under full force the work counts (1 + gain * dropped) times.
+    Under full force it counts (1 + gain * dropped) times, where a share of 0 to 1 was dropped of late.
     """
     if dropped <= _FROM:
         return 0.0

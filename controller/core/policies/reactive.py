@@ -125,11 +125,9 @@ class ReactivePolicy(Policy):
     """Containers that send what waits, up to a cap."""
 
     def __init__(self, caps: CapRule, batch_delay_ns: int = 0) -> None:
-        """Make it of a rule.
+        """Make it of a rule for sizes.
 
-        Args:
-            caps: how large batches are.
-            batch_delay_ns: a batch that is not full waits until its oldest request has waited this long.
+        A batch that is not full waits until its oldest request has waited `batch_delay_ns`.
         """
         # A container sends whatever it has; the GPU's backlog is not its business.
         self.lookahead_ns = _FOREVER_NS // 2

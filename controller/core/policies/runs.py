@@ -86,11 +86,9 @@ def _best_multi_row_batch(copy: Copy, begin_ns: int) -> Batch | None:
 def _fill(queue: list[Request], first: int, estimates: Estimates) -> tuple[int, int]:
     """Largest compiled size that whole requests from `first` on fill exactly.
 
-    Where none does, because the first request's rows are no compiled size, the smallest that
-    holds it, with as many of the following requests as fit: the only case in which a batch is padded.
-
-    Returns:
-        Index of the size, and how many requests go in.
+    Where none does, because the first request's rows are no compiled size, the smallest that holds it, with as many of
+    the following requests as fit: the only case in which a batch is padded. Returns index of the size, and how many
+    requests go in.
     """
     sizes = estimates.sizes
     total = 0

@@ -29,12 +29,9 @@ class AdmissionLimits:
         max_bytes: int,
         count: Callable[[Refusal, int], object] = lambda _, __: None,
     ) -> None:
-        """Let so much in.
+        """Let so much in; bytes are of all messages that are open or on their way in.
 
-        Args:
-            max_requests: requests that are open at once.
-            max_bytes: bytes of all messages that are open or on their way in.
-            count: is told of refusals, and how many.
+        `count` is told how many are refused.
         """
         self.max_requests = max_requests
         self.max_bytes = max_bytes
@@ -70,11 +67,7 @@ class AdmissionLimits:
         return self.num_bytes <= self.max_bytes
 
     def enter(self, num_bytes: int) -> None:
-        """Let a request in, which is to `leave`.
-
-        Raises:
-            RefusedError: there is no room.
-        """
+        """Let a request in, which is to `leave`. Raises RefusedError if there is no room."""
         if num_bytes >= self.refused_from:
             raise self.no_memory()
         if self.num_requests >= self.max_requests:
@@ -87,8 +80,7 @@ class AdmissionLimits:
     def grow(self, num_bytes: int) -> None:
         """Let a request that has entered take up more, which is to `leave` with it.
 
-        Raises:
-            RefusedError: there is no room.
+        Raises RefusedError if there is no room.
         """
         if self.num_bytes + num_bytes > self.max_bytes:
             raise self.no_room(num_bytes)

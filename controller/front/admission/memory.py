@@ -28,9 +28,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def available_bytes(cgroup: Path = _CGROUP, cgroups: Path = _CGROUPS) -> int:
     """How much memory there is for this process: the least limit of its control groups, or the machine's memory.
 
-    Args:
-        cgroup: the kernel's list of this process's groups.
-        cgroups: where groups are mounted, of version 2 or 1.
+    `cgroup` is the kernel's list of this process's groups; they are mounted at `cgroups`, of version 2 or 1.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with suppress(OSError):
@@ -71,13 +69,7 @@ class MemoryWatch:
         *,
         used_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
-        """Begin with a look.
-
-        Args:
-            door: refuses.
-            limit_bytes: more is never to be in use; None: all that is available.
-            used_bytes: says how much is in use.
-        """
+        """Begin with a look. More than `limit_bytes`, or all that is available, is never to be in use."""
         self.pressure = MemoryPressure(available_bytes() if limit_bytes is None else limit_bytes)
         self._door = door
         self._used_bytes = used_bytes

@@ -38,11 +38,7 @@ class MemoryPressure:
     """Follows how much memory is in use."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Begin with enough of it.
-
-        Args:
-            limit_bytes: more is never to be in use.
-        """
+        """Begin with enough of it; more than the limit is never to be in use."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.state = MemoryState.AMPLE

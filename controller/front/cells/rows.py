@@ -144,8 +144,7 @@ def encode(entry: Entry) -> bytes:
 def decode(key: str, data: bytes) -> Entry | None:
     """Read an entry. Returns None if its kind is none that is known here: a later version's.
 
-    Raises:
-        StoreError: the bytes are none of that kind.
+    Raises StoreError if the bytes are none of that kind.
     """
     kind = _KINDS.get(key.partition("/")[0])
     if kind is None:

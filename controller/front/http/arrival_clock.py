@@ -31,11 +31,7 @@ class ArrivalClock:
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        """Begin to mark turns, until `stop`.
-
-        Args:
-            clock: the present in ns.
-        """
+        """Begin to mark turns, until `stop`."""
         #: The present in ns.
         self.clock = clock
         self._loop = asyncio.get_running_loop()

@@ -102,10 +102,6 @@ def is_local(peer: str) -> bool:
 
 
 def check_local(peer: str, method: str) -> None:
-    """Look whether a client, named as gRPC does it, is on this machine.
-
-    Raises:
-        NotAllowedError: it is not.
-    """
+    """Look whether a client, named as gRPC does it, is on this machine. Raises NotAllowedError if it is not."""
     if not is_local(peer):
         raise NotAllowedError(f"{method} is for clients on this machine, found one at {peer}")

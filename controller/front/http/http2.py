@@ -226,15 +226,9 @@ class Gate(Protocol):
     like_bytes: int
 
     def judge(self, request: CallHeaders, data: bytes, begin: int, end: int) -> bytes | bool:
-        """Judge a call.
+        """Judge a call by its headers and its message, from `begin` to `end` in the data.
 
         Returns the end of the call, from `status_block`; or, if it is let in, whether it was judged.
-
-        Args:
-            request: its headers.
-            data: bytes in which its message lies.
-            begin: where the message begins.
-            end: where it ends.
         """
 
     def refused_alike(self, count: int) -> None:
@@ -304,11 +298,9 @@ class Http2Connection:
         max_message_bytes: int,
         allocate: Callable[[int], memoryview] = lambda num_bytes: memoryview(bytearray(num_bytes)),
     ) -> None:
-        """Begin with a peer that has sent nothing yet.
+        """Begin with a peer that has sent nothing yet. The longest message counts compressed or not.
 
-        Args:
-            max_message_bytes: longest message that is taken, compressed or not.
-            allocate: makes room for a message that comes in parts; its initial content does not matter.
+        `allocate` makes room for a message that comes in parts; its initial content does not matter.
         """
         self._allocate = allocate
         self._max_message_bytes = max_message_bytes

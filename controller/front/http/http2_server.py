@@ -1326,11 +1326,7 @@ class Http2Server:
         return _PAUSE_NS_EACH * len(self._peers)
 
     def serve(self, handlers: Mapping[Method, Any]) -> None:
-        """Serve these methods.
-
-        Args:
-            handlers: what answers each: a coroutine function, an `OnStream`, or `Directly`.
-        """
+        """Serve these methods: by a coroutine function each, an `OnStream`, or `Directly`."""
         for method, handler in handlers.items():
             served = self.methods[method.path] = ServedMethod(method, handler)
             self.early_refusals = served.early_refusals or self.early_refusals
@@ -1397,14 +1393,9 @@ class Http2Server:
     # --- life ---------------------------------------------------------------------------------
 
     def add_insecure_port(self, address: str, *, shared: bool = False) -> int:
-        """Listen on HOST:PORT; port 0 takes any free one, which is returned.
+        """Listen on HOST:PORT; port 0 takes any free one, which is returned. Raises ConfigError if that cannot be.
 
-        Args:
-            address: where.
-            shared: other processes of this user may listen there too, and get connections each.
-
-        Raises:
-            ConfigError: the address cannot be used.
+        With `shared`, other processes of this user may listen there too, and get connections each.
         """
         try:
             return self._listener.add(address, shared=shared)

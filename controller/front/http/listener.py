@@ -57,14 +57,9 @@ class Listener:
         self._sockets: dict[socket.socket, int | None] = {}
 
     def add(self, address: str, *, shared: bool) -> int:
-        """Listen on HOST:PORT; port 0 takes any free one, which is returned.
+        """Listen on HOST:PORT; port 0 takes any free one, which is returned. Raises OSError if that cannot be.
 
-        Args:
-            address: where.
-            shared: other processes of this user may listen there too, and get connections each.
-
-        Raises:
-            OSError: the address cannot be used.
+        With `shared`, other processes of this user may listen there too, and get connections each.
         """
         for sock in listening_sockets(address, shared=shared):
             self._sockets[sock] = None

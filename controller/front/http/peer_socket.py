@@ -129,14 +129,10 @@ class PeerSocket:
     # --- in -----------------------------------------------------------------------------------
 
     def receive(self, direct: memoryview | None) -> tuple[Buffer, int, int] | None:
-        """Read what is there.
+        """Read what is there. The next bytes belong into `direct`, unless they are sealed; None: nowhere yet.
 
-        Args:
-            direct: where the next bytes belong, unless they are sealed; None: nowhere yet.
-
-        Returns:
-            The bytes behind those in `direct`, how many lie there, and when the first of all came, at the latest; None:
-            there is nothing, or the connection is over, as `lost` was told.
+        Returns the bytes behind those in `direct`, how many lie there, and when the first of all came, at the latest;
+        None: there is nothing, or the connection is over, as `lost` was told.
         """
         num_wanted = self._read_bytes
         if num_wanted is None:

@@ -245,10 +245,8 @@ class RestApp:
     def __init__(self, server: Http2Server, *, only_here: bool = False) -> None:
         """Answer nothing yet.
 
-        Args:
-            server: answers the same methods in gRPC; its bounds, clock and credentials hold for both.
-            only_here: only clients of this machine reach it, so that any other machine's name shows an attack
-                (DNS rebinding).
+        The server answers the same methods in gRPC; its bounds, clock and credentials hold for both. `only_here`: only
+        clients of this machine reach it, so that any other machine's name shows an attack (DNS rebinding).
         """
         self._clock = server.clock
         self._door = server.door
@@ -352,10 +350,8 @@ class RestApp:
     async def _wait_for_turn(self, headers: Mapping[str, str], origin: Origin) -> None:
         """Wait until a busy event loop has time for a request.
 
-        Its body is not read yet. So where no header says its SLO, a usual one counts, from now on.
-
-        Raises:
-            RefusedError: the loop has none in time.
+        Its body is not read yet. So where no header says its SLO, a usual one counts, from now on. Raises RefusedError
+        if the loop has none in time.
         """
         slo_ns, arrival_ns = UNSTATED_SLO_NS, self._clock()
         if (slo_ms := _read_ms(headers, SLO_HEADER)) is not None:
@@ -385,11 +381,8 @@ class RestApp:
     ) -> Buffer:
         """Receive a body, and keep at most the bytes that the limits allow.
 
-        Raises:
-            HttpError: it is too large, or packed in an unknown way.
-            BadRequestError: it is packed wrongly.
-            RefusedError: there is no room for it.
-            _GoneError: the client hung up.
+        Raises HttpError if it is too large, or packed in an unknown way; BadRequestError if it is packed wrongly;
+        RefusedError if there is no room for it; _GoneError if the client hung up.
         """
         length = headers.get("content-length", "")
         # Nothing is kept of a body that is known to be too large.
@@ -511,8 +504,7 @@ class RestApp:
     async def _pause(self, gone: asyncio.Event) -> None:
         """Let others have their turn; of all who read what is long, one goes on in each.
 
-        Raises:
-            _GoneError: the client hung up.
+        Raises _GoneError if the client hung up.
         """
         async with self._slicing:
             await asyncio.sleep(0)
@@ -539,12 +531,7 @@ class RestApp:
     async def _ask(
         self, method: Method, request: Message, origin: Origin, caller: Caller
     ) -> Message:
-        """Have a method answered.
-
-        Raises:
-            HttpError: this server does not have it.
-            Exception: as its handler does.
-        """
+        """Have a method answered. Raises HttpError if this server does not have it; Exception as its handler does."""
         handler = self._handlers.get(method)
         if handler is None:
             raise HttpError(501, f"this server does not have {method.name}")
@@ -568,10 +555,8 @@ def _give_up(call: _RestCall) -> None:
 async def _parts(receive: Callable[[], Awaitable[Any]], encoding: str) -> AsyncIterator[bytes]:
     """Receive a body in parts, unpacked; each part comes at once, so that the caller can stop early.
 
-    Raises:
-        HttpError: the encoding is unknown.
-        BadRequestError: it is packed wrongly.
-        _GoneError: the client hung up.
+    Raises HttpError if the encoding is unknown; BadRequestError if it is packed wrongly; _GoneError if the client hung
+    up.
     """
     unpacker = None
     encoding = encoding.strip().lower().removeprefix("x-")
@@ -651,8 +636,7 @@ def _too_large(found: str, bytes_max: int) -> HttpError:
 def read_headers(found: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Index headers by name; those that come twice become one, as HTTP has it.
 
-    Raises:
-        HttpError: one of those comes twice that say who asks, whom, or what the body is.
+    Raises HttpError if one of those comes twice that say who asks, whom, or what the body is.
     """
     headers: dict[str, str] = {}
     for name, value in found:
@@ -673,8 +657,7 @@ _ONCE = frozenset(
 def check_site(headers: Mapping[str, str], *, only_here: bool) -> None:
     """Refuse requests of another site's page: the browser may reach a server that the site cannot.
 
-    Raises:
-        HttpError: the page is another's, or a name stands for this machine that is not its own.
+    Raises HttpError if the page is another's, or a name stands for this machine that is not its own.
     """
     host = headers.get("host", "")
     origin = headers.get("origin")
@@ -758,8 +741,7 @@ _UNSUPPORTED: Final = tuple(
 def _find(verb: str, raw_path: bytes) -> tuple[Route, Method, dict[str, str]]:
     """Find the route of a path, its method, and what its placeholders stand for.
 
-    Raises:
-        HttpError: no route has this path and verb.
+    Raises HttpError if no route has this path and verb.
     """
     # Each for itself: a slash may be part of a name, and be no path then.
     segments = [unquote_to_bytes(each).decode(errors="replace") for each in _split(raw_path)]

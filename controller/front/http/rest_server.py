@@ -133,15 +133,7 @@ class RestServer:
         return [each for each in self.state.connections if isinstance(each, _Connection)]
 
     def add_port(self, address: str, *, shared: bool = False) -> int:
-        """Listen on HOST:PORT; port 0 takes any free one, which is returned.
-
-        Args:
-            address: where.
-            shared: other processes of this user may listen there too, and get connections each.
-
-        Raises:
-            OSError: the address cannot be used.
-        """
+        """Listen on HOST:PORT; as `Listener.add`."""
         return self._listener.add(address, shared=shared)
 
     async def start(self) -> None:

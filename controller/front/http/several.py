@@ -36,17 +36,7 @@ class SeveralAnswers:
         *,
         at_once: bool,
     ) -> None:
-        """Begin without answers.
-
-        Args:
-            arrival_ns: as `Call` says, and so is the caller.
-            caller: asks.
-            headers: the client's.
-            request: has each answer while it is given.
-            clock: the server's.
-            crowded: makes the refusal of too much, as `AdmissionLimits`.
-            at_once: all answers are one response.
-        """
+        """Begin without answers. The request has each answer while it is given; with `at_once` all are one response."""
         self.arrival_ns = arrival_ns
         self.caller = caller
         self.when_gone: Callable[[], object] | None = None

@@ -74,8 +74,7 @@ class TlsSession:
     def receive(self, ciphertext: Buffer) -> bytes:
         """Take in what a socket brought; returns what is readable of it.
 
-        Raises:
-            ssl.SSLError: the bytes are no TLS, were altered, or the peers do not agree. `take_output` says so.
+        Raises ssl.SSLError if the bytes are no TLS, were altered, or the peers do not agree. `take_output` says so.
         """
         self._incoming.write(ciphertext)
         parts = []

@@ -45,15 +45,9 @@ class Levels:
 
 
 def worth_of(message: pb.ModelInferRequest, levels: Levels | None, weight: float) -> float:
-    """Find what an answer is worth.
+    """Find what an answer is worth; `weight` is what its client says, its class aside.
 
-    Args:
-        message: the request.
-        levels: of its model; None: it has none.
-        weight: what its client says, its class aside.
-
-    Raises:
-        BadRequestError: a parameter is no whole number, or negative.
+    `levels` is None: its model has none. Raises BadRequestError if a parameter is no whole number, or negative.
     """
     parameters = message.parameters
     if levels is not None and "priority" in parameters:

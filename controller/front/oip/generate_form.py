@@ -77,8 +77,7 @@ class GenerateRequest(JsonRequest):
     def plain_answer(self) -> dict[str, list[Any]]:
         """Give the answer's outputs, by name the elements of each.
 
-        Raises:
-            BadRequestError: there is more than JSON is for.
+        Raises BadRequestError if there is more than JSON is for.
         """
         assert self.answer is not None
         asked, servable, outputs, _ = self.answer
@@ -110,8 +109,7 @@ def read_generate(
 ) -> GenerateRequest:
     """Read a request whose tensors are plain JSON; the arguments are those of `json_form.read_request`.
 
-    Raises:
-        BadRequestError: it is no object, or too large.
+    Raises BadRequestError if it is no object, or too large.
     """
     if len(body) > PLAIN_BYTES_MAX:
         raise BadRequestError(
@@ -148,11 +146,7 @@ def joined(answers: list[dict[str, list[Any]]]) -> dict[str, Any]:
 
 
 def _read_tensor(message: pb.ModelInferRequest, spec: TensorSpec, value: object) -> Buffer:
-    """Add an input to a message. Returns its bytes.
-
-    Raises:
-        BadRequestError: the value does not fit it.
-    """
+    """Add an input to a message; returns its bytes. Raises BadRequestError if the value does not fit it."""
     where = f"input {quote(spec.name)}: "
     values: list[Any] = [value]
     # The sizes of a list of lists.

@@ -141,8 +141,7 @@ class JsonRequest:
     def parsed(self, servable: Servable | None = None) -> ParsedRequest:
         """Say what `parse_request` says of a message; in full where the servable is given.
 
-        Raises:
-            BadRequestError: a name is too long, or a row has no input of its own.
+        Raises BadRequestError if a name is too long, or a row has no input of its own.
         """
         message = self.message
         if servable is None:
@@ -175,8 +174,7 @@ class JsonRequest:
     def write_answer(self) -> tuple[bytes, Sequence[Buffer]]:
         """Write the answer's JSON, and the tensors that stand behind it.
 
-        Raises:
-            BadRequestError: there is more than JSON is for.
+        Raises BadRequestError if there is more than JSON is for.
         """
         assert self.answer is not None
         return write_answer(*self.answer, form=self.form)
@@ -319,17 +317,9 @@ def write_answer(
     *,
     form: AnswerForm,
 ) -> tuple[bytes, Sequence[Buffer]]:
-    """Write an answer's JSON, and the tensors that stand behind it.
+    """Write an answer's JSON, and the tensors that stand behind it, as `form` says.
 
-    Args:
-        asked: the request.
-        servable: answered it.
-        outputs: bytes of all outputs of the servable.
-        parameters: of the answer, next to the outputs.
-        form: which of them stand behind the JSON.
-
-    Raises:
-        BadRequestError: there is more than JSON is for.
+    Raises BadRequestError if there is more than JSON is for.
     """
     written: list[dict[str, Any]] = []
     binary: list[Buffer] = []
@@ -375,11 +365,7 @@ def check_elements(name: str, number: int) -> None:
 
 
 def read_json(text: Buffer, decode: Any) -> Any:  # noqa: ANN401  what the decoder makes
-    """Decode JSON.
-
-    Raises:
-        BadRequestError: it is none, or another than is expected.
-    """
+    """Decode JSON. Raises BadRequestError if it is none, or another than is expected."""
     if not text:
         raise BadRequestError("found an empty body, expected JSON")
     try:
@@ -416,8 +402,7 @@ def stated_ms(parameters: Mapping[str, Parameter]) -> float:
 def _read_parameters(text: msgspec.Raw, where: str) -> dict[str, Parameter]:
     """Read parameters, if there are any.
 
-    Raises:
-        BadRequestError: they are no object, or one of those known here is no plain value.
+    Raises BadRequestError if they are no object, or one of those known here is no plain value.
     """
     if bytes(text) in (b"", b"null"):
         return {}
@@ -513,11 +498,7 @@ def _read_slice(
 
 
 def numbers_of(numbers: list[Any], dtype: np.dtype[Any], datatype: str, where: str) -> NDArray[Any]:
-    """Make an array of numbers.
-
-    Raises:
-        BadRequestError: one is out of the datatype's range.
-    """
+    """Make an array of numbers. Raises BadRequestError if one is out of the datatype's range."""
     try:
         with np.errstate(over="raise"):
             return np.array(numbers, dtype=dtype)
@@ -539,8 +520,7 @@ def _shown(number: float) -> str:
 def _slices(text: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Cut lists of lists of numbers or strings at commas between them.
 
-    Returns:
-        Each slice with the brackets that stand open around it, and the brackets and commas of its own.
+    Returns each slice with the brackets that stand open around it, and the brackets and commas of its own.
     """
     has_strings = b'"' in text
     # The same number of bytes, in which each quotation mark begins or ends a string.
@@ -568,11 +548,7 @@ def _data_decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
 
 
 def write_data(name: str, datatype: str, raw: Buffer) -> list[Any]:
-    """Give a tensor's elements as JSON has them.
-
-    Raises:
-        BadRequestError: they are bytes that are not UTF-8.
-    """
+    """Give a tensor's elements as JSON has them. Raises BadRequestError if they are bytes that are not UTF-8."""
     if datatype != "BYTES":
         return elements_of(datatype, raw).tolist()  # type: ignore[no-any-return]
     try:

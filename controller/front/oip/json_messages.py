@@ -49,8 +49,7 @@ class RestRequest:
 def fill(message: Message, asked: RestRequest) -> None:
     """Fill in a message from the body's fields, and then the path's.
 
-    Raises:
-        BadRequestError: the message has no such fields, as of the next ones.
+    Raises BadRequestError if the message has no such fields, as of the next ones.
     """
     try:
         json_format.ParseDict(asked.fields, message)
@@ -126,8 +125,7 @@ def set_parameters(
 ) -> None:
     """Put parameters into a message's map.
 
-    Raises:
-        BadRequestError: there are too many, or one cannot be said in a message.
+    Raises BadRequestError if there are too many, or one cannot be said in a message.
     """
     if not parameters:
         return

@@ -203,8 +203,7 @@ class Servable:
     def stepped(self, step: AskedStep) -> Servable:
         """The servable as a step sees it; if state is wanted, with all outputs.
 
-        Raises:
-            BadRequestError: it has no sequences.
+        Raises BadRequestError if it has no sequences.
         """
         if self.steps is None:
             why = (
@@ -320,8 +319,7 @@ def _peek_number(parameter: bytes, unit_ns: int) -> int | None:
 def parse_request(data: Buffer) -> ParsedRequest:
     """Parse a serialised ModelInferRequest; tensors of big messages are not copied.
 
-    Raises:
-        BadRequestError: the bytes are no such message, or a name in it is too long.
+    Raises BadRequestError if the bytes are no such message, or a name in it is too long.
     """
     try:
         raw: Sequence[Buffer]
@@ -344,8 +342,7 @@ def parse_request(data: Buffer) -> ParsedRequest:
 def context_of(message: pb.ModelInferRequest) -> str:
     """Read the user or session that a request is for; empty when none is named.
 
-    Raises:
-        BadRequestError: it is no text, or too long.
+    Raises BadRequestError if it is no text, or too long.
     """
     return _string(message, "context")
 
@@ -500,8 +497,7 @@ def read_step(message: pb.ModelInferRequest, servable: Servable) -> AskedStep | 
 def read_sequence_id(parameter: pb.InferParameter) -> int | str:
     """Read what a client calls its sequence; 0 and "" mean that there is no sequence.
 
-    Raises:
-        BadRequestError: it is something else.
+    Raises BadRequestError if it is something else.
     """
     kind = parameter.WhichOneof("parameter_choice")
     if kind not in ("int64_param", "uint64_param", "string_param"):
@@ -543,10 +539,8 @@ def unpack_outputs(
 ) -> Sequence[Buffer]:
     """Read the sizes of outputs that carry them, and put them into the request. Returns the outputs without them.
 
-    Raises:
-        RefusedError: the request failed, others of its batch perhaps not.
-        BadRequestError: an output is larger than its place in shared memory.
-        ValueError: they are no outputs of the servable.
+    Raises RefusedError if the request failed, others of its batch perhaps not; BadRequestError if an output is larger
+    than its place in shared memory; ValueError if they are no outputs of the servable.
     """
     unpacked = [spec.unpack(raw) for spec, raw in zip(servable.outputs, outputs, strict=True)]
     specs = tuple(unpacked[index][0] for index in asked.outputs)
@@ -590,8 +584,7 @@ def _weight(message: pb.ModelInferRequest) -> float:
 def leave_work_ahead(asked: CheckedRequest) -> None:
     """Shorten the SLO of a request by the time that its pipeline needs after the answer, if any.
 
-    Raises:
-        BadRequestError: no time is left.
+    Raises BadRequestError if no time is left.
     """
     if asked.work_ahead_ns >= asked.slo_ns:
         raise BadRequestError(
@@ -604,8 +597,7 @@ def leave_work_ahead(asked: CheckedRequest) -> None:
 def check_decision(asked: CheckedRequest, servable: Servable) -> None:
     """Check that a request can be decided within the time, if its client asks for certainty.
 
-    Raises:
-        BadRequestError: it asks an application or a pipeline, or the answer is due by then.
+    Raises BadRequestError if it asks an application or a pipeline, or the answer is due by then.
     """
     if asked.decide_within_ns and (servable.has_contexts or servable.is_pipeline):
         what = "pipeline" if servable.is_pipeline else "application"
@@ -629,14 +621,10 @@ def request_slo_ns(
 ) -> tuple[int, str]:
     """Find the latency objective of a request.
 
-    In order: parameter `slo_ms` (number or numeric string); Triton's `timeout` (microseconds); what is
-    left of the RPC deadline; the model's default; the server's.
-
-    Returns:
-        The SLO, and which of them it came from: `slo_ms`, `timeout`, `rpc_deadline`, `model`, `default`.
-
-    Raises:
-        BadRequestError: a parameter is of the wrong type, not a positive number, or beyond a day.
+    In order: parameter `slo_ms` (number or numeric string); Triton's `timeout` (microseconds); what is left of the RPC
+    deadline; the model's default; the server's. Returns the SLO, and which of them it came from: `slo_ms`, `timeout`,
+    `rpc_deadline`, `model`, `default`. Raises BadRequestError if a parameter is of the wrong type, not a positive
+    number, or beyond a day.
     """
     return stated_slo_ns(message) or unstated_slo_ns(
         rpc_remaining_s, model_slo_ns=model_slo_ns, default_slo_ns=default_slo_ns
@@ -682,10 +670,7 @@ def encode_response(
 ) -> Sequence[Buffer]:
     """Serialise a ModelInferResponse; gives it in parts, of which outputs are some, as they are.
 
-    Args:
-        asked: the request.
-        outputs: bytes of all outputs of the servable that was asked, `asked.rows` rows each; those asked for are sent.
-        parameters: the explanation, if asked for.
+    `outputs` has bytes of all outputs of the servable that was asked; those asked for are sent.
     """
     header = asked.answer_header
     if asked.request_id or parameters:
@@ -751,9 +736,8 @@ def _read_inputs(
 ) -> tuple[int, list[Buffer], Sequence[tuple[int, SharedPart]]]:
     """Check the inputs.
 
-    Returns:
-        The number of rows, or of rows of work; the bytes of each input, in the servable's order; which of them lie
-        in shared memory, and where: their bytes are none, or what carries their size.
+    Returns the number of rows, or of rows of work; the bytes of each input, in the servable's order; which of them lie
+    in shared memory, and where: their bytes are none, or what carries their size.
     """
     tensors = request.message.inputs
     raw = request.raw
@@ -841,17 +825,10 @@ def _read_inputs(
 
 
 def check_texts(spec: TensorSpec, tensor: Buffer, rows: int, largest_batch: int) -> None:
-    """Check an input of datatype BYTES.
+    """Check an input of datatype BYTES: `tensor` are its bytes behind its size.
 
-    Args:
-        spec: the input's.
-        tensor: its bytes behind its size.
-        rows: of the request, or rows of work.
-        largest_batch: more rows are run in several batches, each of which has room for so much text.
-
-    Raises:
-        BadRequestError: the lengths of its elements do not add up, there are more or fewer elements than its shape
-            says, or there is not so much room.
+    More rows than the largest batch are run in several, each of which has room for so much text. Raises BadRequestError
+    if lengths of elements do not add up, their number is not its shape's, or there is not so much room.
     """
     where = f"input {quote(spec.name)}: "
     sized, content = spec.unpack(tensor)
@@ -1152,13 +1129,8 @@ def _wants_explanation(message: pb.ModelInferRequest) -> bool:
 def _check_unknown(name: str, number: int, known: tuple[str, ...], where: str = "") -> None:
     """Refuse a parameter that is unsupported, or spelt almost as one of ours; a typo must not pass for the default.
 
-    What else clients say is for models of another make, as with Triton, and changes no answer here.
-
-    Args:
-        name: of the parameter.
-        number: of all parameters there.
-        known: the names to compare with.
-        where: what the request says it of.
+    What else clients say is for models of another make, as with Triton, and changes no answer here. `where` is what the
+    request says it of.
     """
     if number > _WITH_UNKNOWN_MAX:
         raise BadRequestError(

@@ -22,14 +22,7 @@ class NoAnswerError(RefusedError):
     def __init__(
         self, refusal: Refusal, model_id: ModelId, figures: dict[str, int], *, detail: str = ""
     ) -> None:
-        """Refuse a request.
-
-        Args:
-            refusal: why.
-            model_id: what was asked.
-            figures: the times that led to it, in ns, by name.
-            detail: what the figures do not say: the engine's words, for example.
-        """
+        """Refuse a request. Figures are the times that led to it, in ns; `detail` is what they do not say."""
         super().__init__(refusal, f"model {model_id}", figures=figures)
         self.model_id = model_id
         self.detail = detail

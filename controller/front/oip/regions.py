@@ -107,13 +107,9 @@ class Regions:
         request_bytes_max: int,
         objects: Path = _OBJECTS,
     ) -> None:
-        """Begin with none.
+        """Begin with none. All regions have so many bytes at most, and inputs are copied to slabs.
 
-        Args:
-            slabs: where inputs are copied to.
-            num_bytes_max: bytes of all regions.
-            request_bytes_max: bytes that one request may take from them.
-            objects: the folder of the system's shared memory objects.
+        `objects` is the folder of the system's shared memory objects.
         """
         self.request_bytes_max = request_bytes_max
         self._slabs = slabs

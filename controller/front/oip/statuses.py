@@ -101,11 +101,7 @@ def failed_of(error: Exception, *, method: str) -> Failed:
 
 
 def told_error(failed: Failed) -> ToldStatusError:
-    """Make the error of what `failed_of` said.
-
-    Raises:
-        ProtocolError: gRPC knows no such status.
-    """
+    """Make the error of what `failed_of` said. Raises ProtocolError if gRPC knows no such status."""
     code = _CODES_BY_NUMBER.get(failed.code)
     if code is None:
         raise ProtocolError(f"status {failed.code}, which gRPC does not know")

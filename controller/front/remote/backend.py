@@ -109,11 +109,7 @@ class Backend(Protocol[D]):
         """
 
     def ask(self, described: D, ask: Ask, inputs: Sequence[Buffer], sink: Waits) -> RequestId:
-        """Ask for an answer inside the SLO; as `PortStage.ask`.
-
-        Raises:
-            ToldStatusError: it would be refused.
-        """
+        """Ask for an answer inside the SLO; as `PortStage.ask`. Raises ToldStatusError if it would be refused."""
 
     def withdraw(self, request_id: RequestId) -> None:
         """Cancel a request, as `PortStage.withdraw` does."""
@@ -163,15 +159,9 @@ class LocalBackend:
         quotas: Quotas | None = None,
         sequences: SequenceConfig = SequenceConfig(),  # noqa: B008  it is frozen
     ) -> None:
-        """Call the parts of the controller directly.
+        """Call the parts of the controller directly. A change of quotas needs a new generation of the catalogue.
 
-        Args:
-            runtime: answers requests to models.
-            catalogue: knows the models.
-            applications: know the applications, which clients ask like models.
-            default_slo_ns: SLO of requests that name no SLO, to models that have none.
-            quotas: of tenants; a change needs a new generation of the catalogue. None: no tenant has a quota.
-            sequences: how many there may be.
+        The SLO is of requests that name none, to models that have none.
         """
         self.clock = runtime.clock
         self._quotas = quotas if quotas is not None else Quotas()
@@ -352,9 +342,7 @@ class LocalBackend:
     def keep_early(self, told: RefusedEarly, offset_ns: int) -> None:
         """Record a request that a front refused because of a quota, so that `clockwright explain` finds it.
 
-        Args:
-            told: the request, and what its tenant may have.
-            offset_ns: how far the front's clock is ahead of this one.
+        The front's clock is ahead of this one by `offset_ns`.
         """
         ask = told.ask
         ask.arrival_ns -= offset_ns
@@ -390,8 +378,7 @@ class LocalBackend:
     def application(self, name: str, version: str) -> LiveApplication | None:
         """Find the application that a client names. Returns None if no application has the name.
 
-        Raises:
-            UnknownModelError: it has another version.
+        Raises UnknownModelError if it has another version.
         """
         running = self._applications.find(name)
         if running is not None and version and version != running.version:
@@ -404,9 +391,7 @@ class LocalBackend:
     def model(self, name: str, version: str) -> Entry:
         """Find the model that a client names.
 
-        Raises:
-            UnknownModelError: no such model or version.
-            BadRequestError: no name is given.
+        Raises UnknownModelError if there is no such model or version; BadRequestError if no name is given.
         """
         if not name:
             raise BadRequestError("model_name: found none, expected the name of a model")

@@ -188,11 +188,7 @@ class _Attempt(_Waiting):
         return self._sink.is_step()
 
     def send(self, cell: _Cell, found: RemoteDescription) -> None:
-        """Ask a controller.
-
-        Raises:
-            ToldStatusError: it would refuse the request.
-        """
+        """Ask a controller. Raises ToldStatusError if it would refuse the request."""
         # The link writes into the record where the tensors are.
         ask = msgspec.structs.replace(self._ask, target=found.number)
         self.cell = cell
@@ -266,12 +262,7 @@ class CellsBackend:
     ) -> None:
         """Begin without a controller; `follow` connects to those of the directory.
 
-        Args:
-            choices: what the directory says.
-            slabs: as `RemoteBackend`'s, like what follows.
-            joining: the credentials that the front sends.
-            knows_callers: the front authenticates its clients.
-            clock: the present in ns.
+        The arguments are as `RemoteBackend`'s.
         """
         self.clock = clock
         self.slabs = slabs
@@ -357,8 +348,7 @@ class CellsBackend:
     ) -> ControllerConnection | None:
         """The link for calls that a controller answers itself: one that has a model, where one is named.
 
-        Returns:
-            None if it was not connected in time.
+        Returns None if it was not connected in time.
         """
         return await self._cell_for(model()).find_link(limit_s)
 
@@ -391,8 +381,7 @@ class CellsBackend:
     ) -> RequestId:
         """Ask the controller that is chosen for a request; as `PortStage.ask`.
 
-        Raises:
-            ToldStatusError: it would be refused.
+        Raises ToldStatusError if it would be refused.
         """
         cell = self._choose(described, ask)
         name, version = described.name, described.version

@@ -87,13 +87,7 @@ class ControllerConnection:
     ) -> None:
         """Begin without a controller; `run` connects to it.
 
-        Args:
-            controller: where it is, as for `read_addresses`.
-            slabs: where large inputs lie, for the workers of this host to read.
-            listener: told of the link's events.
-            joining: the credentials that the front sends.
-            knows_callers: the front authenticates its clients.
-            clock: the front's, in ns.
+        Where it is: as for `read_addresses`. `joining` are the credentials that the front sends.
         """
         self._clock = clock
         #: The controller's, once it was there.
@@ -174,11 +168,7 @@ class ControllerConnection:
             self._listener.joined()
 
     async def run(self) -> None:
-        """Keep a controller attached, for good.
-
-        Raises:
-            ConfigError: it takes no front of this version.
-        """
+        """Keep a controller attached, for good. Raises ConfigError if it takes no front of this version."""
         backoff_s = _BACKOFF_S
         told = ""
         async with LeaderSearch(

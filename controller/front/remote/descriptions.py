@@ -49,11 +49,7 @@ class Description:
         return self.described.servable.name
 
     def check(self, ask: Ask) -> AskSize:
-        """Check again that a request fits, as its front did. Returns its size.
-
-        Raises:
-            ProtocolError: it does not.
-        """
+        """Check again that a request fits, as its front did; returns its size. Raises ProtocolError if it does not."""
         rows, servable = ask.rows, self.described.servable
         if (ask.streaming is None) == bool(servable.max_steps):
             what = "several answers" if ask.streaming is not None else "one answer"

@@ -74,9 +74,8 @@ class FedRequests:
     def broke(self, worker: int) -> tuple[list[tuple[int, Feeding]], list[int]]:
         """The connection to a worker broke.
 
-        Returns:
-            The requests that were fed to it and are not told, whose inputs may have been swallowed; and those that
-            are told, whose outputs never come.
+        Returns the requests that were fed to it and are not told, whose inputs may have been swallowed; and those that
+        are told, whose outputs never come.
         """
         fed = [
             (ask_id, feeding)

@@ -111,15 +111,9 @@ class FrontAsks:
         *,
         is_local: bool,
     ) -> None:
-        """Begin with none.
+        """Begin with none. Workers call the front by its number; `workers` are those without memory shared with it.
 
-        Args:
-            number: what workers call the front.
-            data: its connection.
-            memory: shared with it.
-            workers: those without memory shared with it, now and later.
-            shared: common to all fronts.
-            is_local: it shares memory with the workers of this host.
+        With `is_local` it shares memory with the workers of this host.
         """
         self.number = number
         self.is_local = is_local
@@ -254,11 +248,7 @@ class FrontAsks:
         return self._memory.look(ask_id, place, num_bytes, functools.partial(self.free, ask_id))
 
     def take(self, asks: Sequence[Ask], frame: Frame) -> None:
-        """Take requests in.
-
-        Raises:
-            ProtocolError: one cannot be.
-        """
+        """Take requests in. Raises ProtocolError if one cannot be."""
         offset_ns = self.offset_ns
         if offset_ns is None:
             raise ProtocolError("a request before the front's clock is known")

@@ -254,18 +254,10 @@ class FrontLinks:
         knows_callers: bool = False,
         term: Term = Term(),  # noqa: B008  it is frozen
     ) -> None:
-        """Take fronts.
+        """Take fronts. They and the workers map each other's memory, and connect to the same listener.
 
-        Args:
-            backend: answers their requests.
-            catalogue: tells when descriptions change.
-            workers: they and fronts map each other's memory, and connect to the same listener.
-            heartbeats: how often each side sends one.
-            door: bounds the open requests of all fronts together.
-            entrance: of this event loop, for all its requests.
-            message_bytes_max: bytes of the largest request.
-            knows_callers: clients need credentials, at fronts as well.
-            term: the generation in which this controller leads.
+        The limits bound the open requests of all fronts together; with `knows_callers` clients need credentials there,
+        too.
         """
         self._knows_callers = knows_callers
         self.clock = backend.clock

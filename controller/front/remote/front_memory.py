@@ -57,12 +57,9 @@ class SharedMemories:
         self._workers.unshare(memory)
 
     def keep_while_alive(self, process: int, views: dict[int, list[Buffer]], instance: str) -> None:
-        """Keep views until a front's process has ended, or the front says which outputs it still reads.
+        """Keep views, by request, until a front's process has ended, or the front says which outputs it still reads.
 
-        Args:
-            process: descriptor that tells of its end; -1: not known.
-            views: by request.
-            instance: the front.
+        `process` is a descriptor that tells of its end; -1: it is not known.
         """
         views = self.take_kept(instance) | views
         if process < 0:
@@ -91,14 +88,9 @@ class FrontMemory:
         process: int,
         lent: dict[int, list[Buffer]],
     ) -> None:
-        """Begin with the outputs that the front still reads.
+        """Begin with the outputs that the front still reads, by request; `instance` is the same whenever it attaches.
 
-        Args:
-            memories: of this host.
-            name: the front's.
-            instance: the same whenever the front attaches.
-            process: descriptor that tells of its end; -1: not known.
-            lent: outputs that it reads, by request.
+        `process` is a descriptor that tells of its end; -1: it is not known.
         """
         self._memories = memories
         self._name = name
@@ -163,8 +155,7 @@ class FrontMemory:
     def take(self, offer: frames.LentMemory, data: FrameSocket) -> None:
         """Map the front's memory here and in the workers, and offer the front theirs.
 
-        Raises:
-            ProtocolError: it was handed over already, or not at all.
+        Raises ProtocolError if it was handed over already, or not at all.
         """
         if self._memory is not None or not data.files:
             raise ProtocolError("memory that was handed over already, or not at all")
@@ -182,8 +173,7 @@ class FrontMemory:
     def look(self, ask_id: int, place: int, num_bytes: int, over: Callable[[], object]) -> Buffer:
         """Give a view of an input in the front's memory; `over` is called, in any thread, when the view is freed.
 
-        Raises:
-            ProtocolError: it is not mapped.
+        Raises ProtocolError if it is not mapped.
         """
         if self._memory is None:
             raise ProtocolError(f"request {ask_id}: inputs in memory that is not mapped")

@@ -250,11 +250,7 @@ def encode_one(message: LentMemory) -> bytes:
 
 
 def decode_from_front(header: Buffer) -> FromFront:
-    """Read what a front sent.
-
-    Raises:
-        ProtocolError: no front of this version sends that.
-    """
+    """Read what a front sent. Raises ProtocolError if no front of this version sends that."""
     try:
         return _from_front.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -262,11 +258,7 @@ def decode_from_front(header: Buffer) -> FromFront:
 
 
 def decode_from_controller(header: Buffer) -> FromController:
-    """Read what a controller sent.
-
-    Raises:
-        ProtocolError: no controller of this version sends that.
-    """
+    """Read what a controller sent. Raises ProtocolError if no controller of this version sends that."""
     try:
         return _from_controller.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -278,15 +270,9 @@ def cut_payload(
     entries: Sequence[Ask] | Sequence[Answered],
     look: Callable[[int, int, int], Buffer],
 ) -> Iterator[list[Buffer]]:
-    """Cut a payload into the tensors of each entry, but for those that lie elsewhere.
+    """Cut a payload into the tensors of each entry, but for those that lie elsewhere, which `look` finds.
 
-    Args:
-        frame: with the payload.
-        entries: all of its message.
-        look: finds a tensor by its entry's id, place and length.
-
-    Raises:
-        ProtocolError: the lengths are not those of the payload.
+    Raises ProtocolError if the lengths are not those of the payload.
     """
     payload = memoryview(frame[1])
     begin = 0
@@ -315,8 +301,7 @@ def cut_payload(
 def cut_hand_on(message: HandOn, frame: Frame) -> list[Buffer] | None:
     """Cut the inputs to pass on out of their frame. Returns None if the request is withdrawn.
 
-    Raises:
-        ProtocolError: the lengths are not those of the payload.
+    Raises ProtocolError if the lengths are not those of the payload.
     """
     payload = memoryview(frame[1])
     if sum(message.lengths or ()) != len(payload):

@@ -33,11 +33,7 @@ class OpenRequests(Generic[R]):
     """The books. A request that is sent has a tenant."""
 
     def __init__(self, *, grace_ns: int) -> None:
-        """Begin empty.
-
-        Args:
-            grace_ns: a request that is sent may be overdue by so much: the controller refuses it in its own words.
-        """
+        """Begin empty. A sent request may be overdue by the grace: the controller refuses it in its own words."""
         self._grace_ns = grace_ns
         self._last_id = 0
         #: When each is due, its tenant, and whether some of its answers came: then it cannot begin again.
@@ -63,8 +59,7 @@ class OpenRequests(Generic[R]):
     def take(self, ask_id: int) -> tuple[R, str] | None:
         """Remove a request that the controller has answered, or that is withdrawn.
 
-        Returns:
-            The request and its tenant. None if it is over.
+        Returns the request and its tenant. None if it is over.
         """
         entry = self._sent.pop(ask_id, None)
         return None if entry is None else (entry[0], entry[2])

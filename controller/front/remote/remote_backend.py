@@ -146,11 +146,7 @@ class _Refusals:
         self._denied[denial] += 1
 
     def judge(self, name: str, ask: Ask, now_ns: int) -> None:
-        """Refuse what the controller would refuse because of a quota.
-
-        Raises:
-            ToldStatusError: it would.
-        """
+        """Refuse what the controller would refuse because of a quota. Raises ToldStatusError if it would."""
         exceeded = self.quotas.judge(ask.tenant, now_ns, ask.slo_ns)
         if exceeded is not None:
             if ask.name and len(self._early) < frames.EARLY_TOLD_MAX:
@@ -266,11 +262,7 @@ class RemoteBackend:
         return self.link if await self.link.wait_for_channel(limit_s) is not None else None
 
     async def run(self) -> None:
-        """Keep a controller attached, for good.
-
-        Raises:
-            ConfigError: it takes no front of this version.
-        """
+        """Keep a controller attached, for good. Raises ConfigError if it takes no front of this version."""
         sweeper = asyncio.create_task(self._sweep())
         try:
             await self.link.run()
@@ -318,11 +310,7 @@ class RemoteBackend:
     def ask(
         self, described: RemoteDescription, ask: Ask, inputs: Sequence[Buffer], sink: Waits
     ) -> RequestId:
-        """Ask the controller.
-
-        Raises:
-            ToldStatusError: it would refuse the request.
-        """
+        """Ask the controller. Raises ToldStatusError if it would refuse the request."""
         due_ns = ask.arrival_ns + ask.slo_ns
         if not self.link.joined:
             self._book.hold(sink, due_ns)

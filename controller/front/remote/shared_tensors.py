@@ -23,12 +23,7 @@ class SharedTensors:
     """Which tensors are lent, and to whom."""
 
     def __init__(self, slabs: Slabs, returned: Callable[[], object]) -> None:
-        """Begin with none.
-
-        Args:
-            slabs: where large inputs lie.
-            returned: called when an output is not read any more, if that happens in the thread that made this.
-        """
+        """Begin with none. `returned` is called when an output is not read any more, if that happens in this thread."""
         self._slabs = slabs
         self._is_returned = returned
         #: The controller has mapped our memory for inputs.
@@ -50,8 +45,7 @@ class SharedTensors:
     def find(self, ask_id: int, inputs: Sequence[Buffer]) -> list[int] | None:
         """Find where inputs lie that the controller can read in place, and keep them until it has read them.
 
-        Returns:
-            A place for each, -1 outside shared memory. None if the controller can read no input in place.
+        Returns a place for each, -1 outside shared memory. None if the controller can read no input in place.
         """
         arena = self._slabs.inputs
         if arena is None or not self.is_mapped:
@@ -87,8 +81,7 @@ class SharedTensors:
     def look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
         """Find an output by its place; one that comes from its worker is empty.
 
-        Raises:
-            ProtocolError: it lies in memory that is not mapped.
+        Raises ProtocolError if it lies in memory that is not mapped.
         """
         if place == APART:
             return b""

@@ -41,14 +41,9 @@ class WorkerSockets:
         silence_limit_ms: int,
         needs_tls: bool,
     ) -> None:
-        """Know none yet.
+        """Know none yet. Outputs go to `take` as they come; `broke` hears of a worker that cannot be reached any more.
 
-        Args:
-            take: given outputs as they come.
-            broke: told of a worker that cannot be reached any more.
-            outputs_bytes_max: bytes of the outputs of one request.
-            silence_limit_ms: how long TCP waits for a sign of life.
-            needs_tls: do not connect to workers without TLS, because the controller uses it.
+        The outputs of one request have so many bytes at most. If the controller uses TLS, so do connections to workers.
         """
         self._take = take
         self._broke = broke

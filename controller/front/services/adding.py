@@ -39,8 +39,7 @@ class ModelAdder:
     async def upload(self) -> AsyncIterator[Upload]:
         """Begin an upload; its files go at the end unless a model has them.
 
-        Raises:
-            NoRoomError: too many are under way, or the disk cannot take the files.
+        Raises NoRoomError if too many are under way, or the disk cannot take the files.
         """
         if self._num_adding >= ADDING_MAX:
             words = f"found {self._num_adding} models that are being added, expected {ADDING_MAX} at most"
@@ -59,10 +58,8 @@ class ModelAdder:
     def create(self, upload: Upload, name: str, path: str) -> BinaryIO:
         """Begin a file of a model's folder.
 
-        Raises:
-            BadRequestError: the path leads out of the folder, or was sent before.
-            NoRoomError: uploads have their limit.
-            OSError: the disk cannot take it.
+        Raises BadRequestError if the path leads out of the folder, or was sent before; NoRoomError if uploads have
+        their limit; OSError if the disk cannot take it.
         """
         self._uploads.grow(upload)
         return _create(upload.folder / name, path)

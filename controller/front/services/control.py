@@ -73,22 +73,9 @@ class ControlService:
         knows_callers: bool = False,
         has_tls: bool = False,
     ) -> None:
-        """Serve one controller.
+        """Serve one controller. The policy is a name, for people; the SLO is of models that have none of their own.
 
-        Args:
-            runtime: the controller's, like the next four.
-            catalogue: knows the models.
-            links: know the workers.
-            applications: know the applications.
-            fronts: know the fronts that are processes of their own.
-            policy: name of the scheduler's policy, for people.
-            default_slo_ns: SLO of models that have none of their own.
-            adder: adds models from files that are sent.
-            quotas: of tenants.
-            memory: how much of it this process takes.
-            wanted: says how many workers there should be.
-            knows_callers: clients have to show something.
-            has_tls: clients on other machines have to use TLS.
+        With `knows_callers` clients need credentials, and with `has_tls` those on other machines TLS.
         """
         self._memory = memory
         self._quotas = quotas
@@ -498,11 +485,7 @@ def _front_info(link: FrontLink, now_ns: int) -> pb.FrontInfo:
 
 
 def _read_quota(message: pb.Quota) -> Quota:
-    """Read a quota, in whose message 0 stands for what is not bounded.
-
-    Raises:
-        ConfigError: a bound cannot be.
-    """
+    """Read a quota, in whose message 0 stands for what is not bounded. Raises ConfigError if a bound cannot be."""
     bounds = {name: getattr(message, name) for name in BOUNDS}
     return Quota(**{name: value for name, value in bounds.items() if value})
 

@@ -96,15 +96,9 @@ class EarlyRefusals:
         arrival_ns: int,
         now_ns: int,
     ) -> WordsKept | None:
-        """Judge a request that was read. Returns the refusal if it is in vain.
+        """Judge a request that was read, well-formed or not, from `begin` to `end`.
 
-        Args:
-            data: bytes that hold its message, well-formed or not.
-            begin: where the message begins.
-            end: where it ends.
-            timeout_ns: of its call.
-            arrival_ns: when it came.
-            now_ns: the present.
+        Returns the refusal if it is in vain.
         """
         backend = self._backend
         template = self._templates.laid_out(data, begin, end, backend.generation)

@@ -67,13 +67,9 @@ class Forwarding:
         door: AdmissionLimits,
         client_shm: bool,
     ) -> None:
-        """Hand calls on.
+        """Hand calls on. The front is not ready when its limits are shut for want of memory.
 
-        Args:
-            find_link: waits so many seconds at most for the controller, where there are several for one that has a model,
-                and gives the link to it; None where it is not there.
-            door: is shut when the front has no memory for requests: then it is not ready.
-            client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
+        `find_link` waits so many seconds at most for the controller, where there are several for one that has a model.
         """
         self._find_link = find_link
         self._door = door

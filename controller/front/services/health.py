@@ -33,12 +33,10 @@ class HealthService:
         names: Sequence[str] = (INFERENCE,),
         lives: str = INFERENCE,
     ) -> None:
-        """Answer for a server.
+        """Answer for a server, and services of it by name.
 
-        Args:
-            is_serving: asked for each call, and again and again for those who watch.
-            names: of its services.
-            lives: a name that serves as long as the process lives, unless it is one of those.
+        `is_serving` is asked for each call, and again and again for those who watch. The name `lives` serves as long as
+        the process lives.
         """
         self._is_serving = is_serving
         self._names = {"", *names}

@@ -152,9 +152,8 @@ class ServedRequest:
     def ask(self, asked: CheckedRequest, described: Any) -> None:  # noqa: ANN401  it is the backend's
         """Ask what was found right.
 
-        Raises:
-            DeniedError: it names a tenant that is not its caller's.
-            BadRequestError: it cannot be decided within the time that it names, or leaves no time for what is ahead.
+        Raises DeniedError if it names a tenant that is not its caller's; BadRequestError if it cannot be decided within
+        the time that it names, or leaves no time for what is ahead.
         """
         call = self._call
         tenant = call.caller.tenant
@@ -386,14 +385,7 @@ class InferenceService:
         regions: Regions | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Serve for a controller.
-
-        Args:
-            backend: the controller.
-            door: bounds what is open at once.
-            regions: clients' own shared memory; None: they may have none.
-            tracing: follows some requests; None: none are traced.
-        """
+        """Serve for a controller; without regions clients may have no shared memory, without tracing none are traced."""
         #: The controller, and what bounds what is open at once.
         self.backend = backend
         self.door = door
@@ -448,11 +440,9 @@ class InferenceService:
     def start(self, served: ServedRequest, call: Call, data: Buffer | JsonRequest) -> None:
         """Check one request and have it served.
 
-        Raises:
-            RefusedError: it has waited for too long, or no worker can serve it.
-            UnknownModelError: no such model or version.
-            BadRequestError: the request does not fit its model.
-            DeniedError: it names a tenant that is not its caller's.
+        Raises RefusedError if it has waited for too long, or no worker can serve it; UnknownModelError if there is no
+        such model or version; BadRequestError if the request does not fit its model; DeniedError if it names a tenant
+        that is not its caller's.
         """
         backend = self.backend
         timeout_ns = call.timeout_ns
@@ -555,10 +545,8 @@ class InferenceService:
     def _find_shared(self, asked: CheckedRequest, owner: str) -> Sequence[RegionSpan | None]:
         """Find where outputs belong in clients' shared memory.
 
-        Raises:
-            NotAllowedError: clients may have none.
-            UnknownRegionError: there is no such region.
-            BadRequestError: the region is smaller.
+        Raises NotAllowedError if clients may have none; UnknownRegionError if there is no such region; BadRequestError
+        if the region is smaller.
         """
         regions = self._shared_memory()
         return [
@@ -569,10 +557,8 @@ class InferenceService:
     def _read_shared(self, asked: CheckedRequest, servable: Servable, owner: str) -> int:
         """Fetch inputs from clients' shared memory; returns how many bytes that are.
 
-        Raises:
-            RefusedError: there is no room for them.
-            UnknownRegionError: there is no such region.
-            BadRequestError: the region is smaller, or holds no such tensor.
+        Raises RefusedError if there is no room for them; UnknownRegionError if there is no such region; BadRequestError
+        if the region is smaller, or holds no such tensor.
         """
         regions = self._shared_memory()
         num_bytes = sum(part.num_bytes for _, part in asked.shared_inputs)
@@ -604,11 +590,7 @@ class InferenceService:
     def slo_ns(self, data: Buffer, timeout_ns: int | None, begin: int, end: int) -> tuple[int, int]:
         """Find the SLO of a serialised request without a look at its tensors, and how many bytes of it were looked at.
 
-        Args:
-            data: bytes that hold the message, well-formed or not.
-            timeout_ns: of its call.
-            begin: where the message begins.
-            end: where it ends.
+        It lies in `data` from `begin` to `end`, well-formed or not; the time limit is its call's.
         """
         num_bytes = end - begin
         start, peeked = self._peeked.get(num_bytes, _NOTHING_PEEKED)

@@ -28,12 +28,9 @@ _WITHDRAWN = ActionError.WITHDRAWN.name
 
 
 def recent_requests(telemetry: Telemetry, *, since_ns: int, now_ns: int) -> pb.RecentRequests:
-    """Sum up the requests that ended lately; those that clients withdrew do not count.
+    """Sum up the requests that ended lately, since the controller's start at most.
 
-    Args:
-        telemetry: the controller's.
-        since_ns: when the controller started.
-        now_ns: the present.
+    Those that clients withdrew do not count.
     """
     since_ns = max(since_ns, now_ns - _WINDOW_NS)
     rows = telemetry.requests_since(since_ns, _ROWS_MAX)
@@ -75,14 +72,7 @@ def recent_requests(telemetry: Telemetry, *, since_ns: int, now_ns: int) -> pb.R
 def recent_actions(
     telemetry: Telemetry, kinds: Mapping[WorkerId, str], *, since_ns: int, now_ns: int
 ) -> dict[WorkerId, pb.RecentActions]:
-    """Sum up the actions of each worker that ended lately; as `recent_requests`.
-
-    Args:
-        telemetry: the controller's.
-        kinds: kind of each worker that is connected; others are left out.
-        since_ns: when the controller started.
-        now_ns: the present.
-    """
+    """Sum up the actions that ended lately, of each worker whose kind is given; as `recent_requests`."""
     since_ns = max(since_ns, now_ns - _WINDOW_NS)
     rows = telemetry.actions_since(since_ns, _ROWS_MAX)
     if len(rows) == _ROWS_MAX:
@@ -135,11 +125,8 @@ def kind_info(row: KindStatistics) -> pb.KindInfo:
 def _over_others(groups: Iterable[Sequence[ActionRow]]) -> dict[WorkerId, float]:
     """How many times as long each worker's EXECs took as those of others.
 
-    Args:
-        groups: EXECs of one kind of worker, of one model, in one batch size each.
-
-    Returns:
-        It by worker; who has run nothing that another has run too is missing.
+    Who ran nothing that another ran, too, is missing. A group has the EXECs of one kind of worker, of one model, in one
+    batch size.
     """
     compared_ns, others_ns = Counter[WorkerId](), Counter[WorkerId]()
     for group in groups:

@@ -68,19 +68,10 @@ class RepositoryService:
         name: str = "clockwright",
         fill_statistics: Callable[[ModelId, pb.ModelStatistics], None] | None = None,
     ) -> None:
-        """Serve one controller.
+        """Serve one controller, which calls itself `name`.
 
-        Args:
-            runtime: the controller's, like the others.
-            catalogue: knows the models.
-            backend: describes what a client names.
-            applications: know the applications.
-            adder: adds models from files that are sent.
-            door: is shut when there is no memory for requests.
-            client_shm: clients may keep tensors in shared memory of theirs.
-            name: what the server calls itself.
-            fill_statistics: fills in what the metrics count of a model; None: only telemetry's counts are
-                known.
+        `fill_statistics` fills in what the metrics count of a model. The limits are shut when there is no memory for
+        requests; then the server is not ready.
         """
         self._runtime = runtime
         self._catalogue = catalogue

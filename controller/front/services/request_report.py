@@ -35,16 +35,10 @@ _PARTS = {
 def explain_request(
     runtime: Runtime, asked: str, may_see: Callable[[str], bool]
 ) -> pb.ExplainResponse:
-    """Explain a request of the last moments.
+    """Explain a request of the last moments, by its client's name for it or the server's number.
 
-    Args:
-        runtime: where it was served.
-        asked: what its client called it, or the number that the server gave it.
-        may_see: says of a tenant whether its requests may be seen.
-
-    Raises:
-        BadRequestError: no request has such a name.
-        UnknownRequestError: no request has that name or number, it is too long ago, or is another tenant's.
+    `may_see` says of a tenant whether its requests may be seen. Raises BadRequestError if no request has such a name;
+    UnknownRequestError if none has that name or number, it is too long ago, or is another tenant's.
     """
     check_name_length("request_id", asked)
     for found in runtime.past.find_named(asked, may_see):

@@ -259,15 +259,8 @@ class Templates:
     ) -> tuple[CheckedRequest, Askable] | None:
         """Find what a message asks, in few steps, where it is laid out like one before.
 
-        Args:
-            data: the message.
-            generation: as `find`.
-            rpc_remaining_s: as `Template.fill`.
-            default_slo_ns: as `Template.fill`.
-
-        Returns:
-            What `cut_request`, `find` and `Template.fill` return together, and the servable; None: no template
-            is known yet.
+        The arguments are `Template.fill`'s. Returns what `cut_request`, `find` and `Template.fill` return together, and
+        the servable; None: no template is known.
         """
         num_bytes = len(data)
         layout = self._layouts.get(num_bytes)
@@ -299,12 +292,7 @@ class Templates:
         return self._layouts[num_bytes].key_bytes
 
     def find(self, cut: CutRequest, *, generation: int) -> Template | None:
-        """Find the template of a message.
-
-        Args:
-            cut: the message.
-            generation: the backend's; with another one than before all templates are forgotten.
-        """
+        """Find a message's template. With another generation of the backend than before all templates are forgotten."""
         if generation != self._generation:
             self._generation = generation
             self._clear()

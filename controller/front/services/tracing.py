@@ -250,7 +250,6 @@ class Tracing:
 def open_tracing(collector: str, *, share: float, clock: Callable[[], int]) -> Tracing | None:
     """Begin what the settings ask for; None: they name no collector, and nothing is traced.
 
-    Raises:
-        ConfigError: OpenTelemetry is not installed.
+    Raises ConfigError if OpenTelemetry is not installed.
     """
     return Tracing(collector, share=share, clock=clock) if collector else None

@@ -56,13 +56,7 @@ class CellPublisher:
     ) -> None:
         """Tell nothing yet.
 
-        Args:
-            store: of the directory.
-            address: HOST:PORT at which fronts and clients reach this controller.
-            runtime: knows the lanes.
-            catalogue: knows the models.
-            applications: have names like models.
-            fronts: are counted: each of them may send requests of one row.
+        Fronts and clients reach this controller at `address`; each front may send requests of one row.
         """
         self._store = store
         self._address = address
@@ -165,8 +159,7 @@ class CellPublisher:
     def tidy(self) -> None:
         """Remove what is left of controllers that are gone: they would have removed it if they had ended in order.
 
-        Raises:
-            StoreError: the store cannot be reached.
+        Raises StoreError if the store cannot be reached.
         """
         changed, gone = self._store.changes()
         for key in (*changed, *gone):

@@ -30,14 +30,7 @@ class CellReader:
         read: Callable[[], None] = lambda: None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            store: of the directory.
-            choices: takes in what is read.
-            read: called after each reading.
-            clock: the present in ns.
-        """
+        """Read nothing yet. `choices` take in what is read, and `read` is called after each reading."""
         self._store = store
         self._choices = choices
         self._read = read

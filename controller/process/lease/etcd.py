@@ -34,11 +34,7 @@ class EtcdTls:
     key: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Read the files as they are now.
-
-        Raises:
-            OSError: they cannot be read, or do not belong together.
-        """
+        """Read the files as they are now. Raises OSError if they cannot be read, or do not belong together."""
         context = ssl.create_default_context(cafile=self.ca)
         if self.certificate is not None:
             # A key with a passphrase would be asked for on the terminal.
@@ -50,13 +46,7 @@ class EtcdGateway:
     """The JSON gateway of a cluster's members, of which any may answer. Used by one thread at a time."""
 
     def __init__(self, endpoints: Sequence[str], where: str, tls: EtcdTls | None = None) -> None:
-        """Set the place.
-
-        Args:
-            endpoints: HOST:PORT of members.
-            where: what it is asked for, for messages.
-            tls: TLS for all of them; None: no TLS.
-        """
+        """Set the place: HOST:PORT of members. `where` is for messages; without `tls` there is no TLS."""
         #: In messages.
         self.where = where
         #: The one that answered last comes first.
@@ -67,8 +57,7 @@ class EtcdGateway:
     def call(self, method: str, request: dict[str, Any]) -> dict[str, Any]:
         """Call a method of the key-value service.
 
-        Raises:
-            StoreError: no member answered as it should; the outcome is unknown.
+        Raises StoreError if no member answered as it should; the outcome is unknown.
         """
         body = json.dumps(request)
         try:
@@ -109,13 +98,7 @@ class LeaseKey:
     """A record under a key."""
 
     def __init__(self, endpoints: Sequence[str], key: str, tls: EtcdTls | None = None) -> None:
-        """Set the place; as `EtcdGateway`.
-
-        Args:
-            endpoints: HOST:PORT of members, of which any may answer.
-            key: the record's.
-            tls: TLS for all of them; None: no TLS.
-        """
+        """Set the place: HOST:PORT of members, of which any may answer, and the record's key."""
         self._where = f"etcd {','.join(endpoints)}/{key}"
         self._gateway = EtcdGateway(endpoints, f"lease {self._where}", tls)
         self._key = as_base64(key)
@@ -161,13 +144,7 @@ class EtcdDirectory:
     """Entries under keys that begin alike."""
 
     def __init__(self, endpoints: Sequence[str], prefix: str, tls: EtcdTls | None = None) -> None:
-        """Set the place; as `EtcdGateway`.
-
-        Args:
-            endpoints: HOST:PORT of members, of which any may answer.
-            prefix: what the keys begin with, without the stroke behind it.
-            tls: TLS for all of them; None: no TLS.
-        """
+        """Set the place: HOST:PORT of members, and what the keys begin with, without the stroke behind it."""
         where = f"directory etcd {','.join(endpoints)}/{prefix}"
         self._gateway = EtcdGateway(endpoints, where, tls)
         self._prefix = f"{prefix}/"

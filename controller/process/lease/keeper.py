@@ -36,12 +36,7 @@ class LeaseKeeper:
     """One controller's hold on the lease. The store is used in a thread, by one call at a time."""
 
     def __init__(self, store: LeaseStore, holder: str) -> None:
-        """Start without the lease; `take` stands by.
-
-        Args:
-            store: of the record.
-            holder: this controller's name, by `holder_name`.
-        """
+        """Start without the lease; `take` stands by. The holder is this controller's name, by `holder_name`."""
         self._store = store
         self._lease = Lease(holder, lineage=secrets.token_hex(8))
         #: Why the store does not answer; empty when it does.

@@ -133,12 +133,7 @@ class Lease:
         return LeaseRecord(found.term.next(), self._holder)
 
     def put(self, record: LeaseRecord, *, asked_ns: int) -> None:
-        """Record that a proposal was written.
-
-        Args:
-            record: from `propose`.
-            asked_ns: the `now_ns` of the proposal.
-        """
+        """Record that a proposal was written; `asked_ns` is the `now_ns` of the proposal."""
         if self.standing is Standing.LOST:
             return
         self.standing = Standing.LEADING

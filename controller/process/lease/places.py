@@ -23,11 +23,7 @@ _EXPECTED = {"lease": EXPECTED, "cells": EXPECTED_OF_CELLS}
 
 
 def open_store(setting: str) -> LeaseStore:
-    """Make the store of a lease's setting, without connecting to it.
-
-    Raises:
-        ConfigError: the setting is malformed.
-    """
+    """Make the store of a lease's setting, without connecting to it. Raises ConfigError if the setting is malformed."""
     if (found := _lease_object(setting)) is not None:
         return found
     place = _place("lease", setting)
@@ -52,8 +48,7 @@ def _lease_object(setting: str) -> LeaseObject | None:
 def open_directory(setting: str) -> DirectoryStore:
     """Make the store of a directory's setting, without connecting to it; a path is that of a folder.
 
-    Raises:
-        ConfigError: the setting is malformed.
+    Raises ConfigError if the setting is malformed.
     """
     place = _place("cells", setting)
     if isinstance(place, Path):

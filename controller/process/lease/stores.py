@@ -32,17 +32,12 @@ class LeaseStore(Protocol):
     """Keeps the record. Called from one thread at a time, but not always the same one."""
 
     def read(self) -> FoundRecord:
-        """Read the record.
-
-        Raises:
-            StoreError: the store cannot be reached, or holds something else.
-        """
+        """Read the record. Raises StoreError if the store cannot be reached, or holds something else."""
 
     def swap(self, found: FoundRecord, record: LeaseRecord) -> bool:
         """Replace the record that was found, unless it changed. Returns whether it was replaced.
 
-        Raises:
-            StoreError: the store cannot be reached; the outcome is unknown.
+        Raises StoreError if the store cannot be reached; the outcome is unknown.
         """
 
     def close(self) -> None:
@@ -55,8 +50,7 @@ class DirectoryStore(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Write an entry, whether there is one or not.
 
-        Raises:
-            StoreError: the store cannot be reached; the outcome is unknown.
+        Raises StoreError if the store cannot be reached; the outcome is unknown.
         """
 
     def remove(self, key: str) -> None:
@@ -65,8 +59,7 @@ class DirectoryStore(Protocol):
     def changes(self) -> tuple[dict[str, bytes], frozenset[str]]:
         """Read the entries that were written since the last call, at first all; and the keys of those that are gone.
 
-        Raises:
-            StoreError: the store cannot be reached, or holds something else.
+        Raises StoreError if the store cannot be reached, or holds something else.
         """
 
     def close(self) -> None:
@@ -86,11 +79,7 @@ def encode(record: LeaseRecord) -> bytes:
 
 
 def decode(data: bytes, *, where: str) -> LeaseRecord:
-    """Read a record.
-
-    Raises:
-        StoreError: the bytes are not a record.
-    """
+    """Read a record. Raises StoreError if the bytes are not a record."""
     try:
         fields = json.loads(data)
         lineage, generation = fields["lineage"], fields["generation"]

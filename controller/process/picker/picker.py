@@ -109,13 +109,7 @@ class Picker:
     def __init__(
         self, choices: Choices, *, default_slo_ns: int, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """Choose by what the directory says.
-
-        Args:
-            choices: the directory.
-            default_slo_ns: SLO of calls that state none.
-            clock: the present in ns.
-        """
+        """Choose by what the directory says; the SLO is of calls that state none."""
         #: What the directory says.
         self.choices = choices
         self._default_slo_ns = default_slo_ns
@@ -302,16 +296,10 @@ async def serving(
     default_slo_ns: int,
     clock: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[RunningPicker]:
-    """Serve in the running event loop.
+    """Serve in the running event loop, by a directory as of `--cells`.
 
-    Args:
-        config: where, and who may call.
-        cells: the directory, as of `--cells`.
-        default_slo_ns: SLO of calls that state none.
-        clock: by which rows expire, in ns.
-
-    Raises:
-        ConfigError: the port is taken, or a setting is wrong.
+    Raises ConfigError if a setting or the port is wrong. The SLO is of calls that state none; rows expire by the clock,
+    in ns.
     """
     async with AsyncExitStack() as stack:
         choices = Choices()

@@ -70,11 +70,7 @@ class Application:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> Application:
-        """Turn what `dump` made back into settings.
-
-        Raises:
-            ConfigError: the data is malformed.
-        """
+        """Turn what `dump` made back into settings. Raises ConfigError if the data is malformed."""
         try:
             combination = Rule(data["combination"])
             return cls(**{**data, "models": tuple(data["models"]), "combination": combination})

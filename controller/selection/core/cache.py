@@ -69,12 +69,9 @@ class PredictionCache(Generic[V, F]):
     """Values (of type V), and computations in progress (of type F)."""
 
     def __init__(self, *, capacity_bytes: int, ttl_ns: int) -> None:
-        """Start empty.
+        """Start empty. The size is of inputs, values and bookkeeping; 0 switches it off, single flight included.
 
-        Args:
-            capacity_bytes: size of inputs, values and bookkeeping; 0 switches the cache off, single flight
-                included.
-            ttl_ns: a value is forgotten this long after it was computed.
+        A value is forgotten `ttl_ns` after it was computed.
         """
         self._capacity_bytes = capacity_bytes
         self._ttl_ns = ttl_ns
@@ -103,9 +100,8 @@ class PredictionCache(Generic[V, F]):
     def request(self, key: Key, *, deadline_ns: int, now_ns: int) -> V | F | None:
         """Look a prediction up.
 
-        Returns:
-            The value; or the computation on its way that was promised by `deadline_ns`; or None, when the
-            caller is to compute the value, and to announce that with `begin`.
+        Returns the value; or the computation on its way that was promised by `deadline_ns`; or None, when the caller is
+        to compute the value, and to announce that with `begin`.
         """
         if not self.on:
             return None

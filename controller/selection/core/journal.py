@@ -84,9 +84,7 @@ class Journal:
     def __init__(self, *, capacity: int, ttl_ns: int) -> None:
         """Start empty.
 
-        Args:
-            capacity: queries kept; the oldest leave first.
-            ttl_ns: feedback this long after the answer is no longer taken.
+        The oldest queries leave first; feedback that comes `ttl_ns` after the answer is no longer taken.
         """
         self._capacity = capacity
         self._ttl_ns = ttl_ns

@@ -98,11 +98,7 @@ class Policy(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def load(self, data: Mapping[str, Any]) -> S:
-        """Turn what `dump` made back into a state.
-
-        Raises:
-            ValueError: the data is not a state of this policy.
-        """
+        """Turn what `dump` made back into a state. Raises ValueError if the data is not a state of this policy."""
 
     @abc.abstractmethod
     def weights(self, state: S) -> dict[str, float]:

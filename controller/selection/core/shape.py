@@ -136,8 +136,7 @@ def shape_of(
 ) -> Shape:
     """Derive an application's shape from the tensors of its first model.
 
-    Raises:
-        MisfitError: that model cannot serve such an application.
+    Raises MisfitError if that model cannot serve such an application.
     """
     if odd := [spec for spec in (*inputs, *outputs) if spec.axis != 0]:
         raise MisfitError(
@@ -179,8 +178,7 @@ def reading_of(
 ) -> Reading:
     """Find out how a model's outputs are read.
 
-    Raises:
-        MisfitError: the model's inputs are not the application's, or an output that is combined is missing.
+    Raises MisfitError if the model's inputs are not the application's, or an output that is combined is missing.
     """
     inputs, outputs = _in_rows(inputs, outputs)
     _compare("inputs", inputs, shape.inputs)

@@ -40,13 +40,8 @@ class Store:
     ) -> None:
         """Open a file; `open` has yet to be called, which reaches a Redis.
 
-        Args:
-            where: a state file, which stays its owner's; the path of one of the store's own, made if need
-                be; the URL of a Redis; None: in memory, gone with the process.
-            contexts_max: about this many are kept if they are in memory; None: all are.
-
-        Raises:
-            ConfigError: it cannot be opened, is of another kind, or is no URL of a Redis.
+        A state file stays its owner's; else it is the path of one of the store's own, the URL of a Redis, or None: in
+        memory, where about `contexts_max` are kept. Raises ConfigError if it cannot be opened, or is something else.
         """
         #: What is closed with the store, if anything.
         self._file: StateFile | None = None
@@ -66,11 +61,7 @@ class Store:
         self.name = f"selection store {self._database.name}"
 
     async def open(self) -> None:
-        """Reach the database, which comes first.
-
-        Raises:
-            ConfigError: it does not answer, or is of another version.
-        """
+        """Reach the database, which comes first. Raises ConfigError if it does not answer, or is of another version."""
         await self._run(self._database.open)
 
     async def load(self, address: Address) -> dict[str, Any] | None:
@@ -83,8 +74,7 @@ class Store:
     ) -> dict[Address, Exception]:
         """Write records. The store's thread makes each of them, so they are made of immutable values.
 
-        Returns:
-            The records that could not be made, and why; all others are written.
+        Returns the records that could not be made, and why; all others are written.
         """
         return await self._run(lambda: self._save(changes))
 

@@ -22,8 +22,7 @@ class Database(Protocol):
     def open(self) -> None:
         """Reach it, before anything else is asked.
 
-        Raises:
-            ConfigError: it does not answer, or is of another version.
+        Raises ConfigError if it does not answer, or is of another version.
         """
 
     def load(self, address: Address) -> str | None:

@@ -56,11 +56,7 @@ class RedisDatabase(Database):
     faults: tuple[type[Exception], ...] = (redis.RedisError, OSError, UnicodeError)
 
     def __init__(self, url: str) -> None:
-        """Read a URL, without connecting.
-
-        Raises:
-            ConfigError: it is malformed.
-        """
+        """Read a URL, without connecting. Raises ConfigError if it is malformed."""
         self.name = _without_password(url)
         self._away_until_s = -1.0
         self._fault = ""

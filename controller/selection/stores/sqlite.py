@@ -21,10 +21,7 @@ class SqliteDatabase(Database):
     ) -> None:
         """Take the connection of a state file, whose thread alone may call the methods.
 
-        Args:
-            connection: the file's.
-            name: for messages.
-            rows_max: about this many contexts are kept; None: all are. For a file in memory.
+        About `rows_max` contexts are kept of a file in memory; None: all are. The name is for messages.
         """
         self.name = name
         self._rows_max = rows_max

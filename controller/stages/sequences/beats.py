@@ -54,15 +54,9 @@ class BeatLoad:
 
 
 def step_cost(capacity: Capacity, beat: StreamBeat, streams: int) -> tuple[int, int]:
-    """Find what a step takes in the best batch that fits.
+    """Find what a step takes in the best batch that fits, with the streams of this beat on all workers.
 
-    Args:
-        capacity: of the beat's model.
-        beat: when steps come.
-        streams: of this beat, on all workers.
-
-    Returns:
-        Nanoseconds per step, and the batch size; 0 if none fits.
+    Returns nanoseconds per step, and the batch size; 0 if none fits.
     """
     each = -(-streams // max(len(capacity.workers), 1))
     within_ns = min(beat.every_ns, beat.slo_ns)
@@ -77,12 +71,9 @@ def step_cost(capacity: Capacity, beat: StreamBeat, streams: int) -> tuple[int, 
 def load_with(
     beat: StreamBeat, live: Mapping[StreamBeat, int], capacities: Mapping[ModelId, Capacity]
 ) -> BeatLoad:
-    """How busy the workers of a model are with one more stream.
+    """How busy the workers of a model are with one more stream of a beat.
 
-    Args:
-        beat: the new stream's.
-        live: how many streams there are of each beat, without it.
-        capacities: by model; those without a worker are left out.
+    `live` counts the streams of each beat without it; models without a worker are left out of `capacities`.
     """
     mine = capacities.get(beat.model)
     if mine is None or not mine.workers:

@@ -142,22 +142,11 @@ class Book(Generic[T]):
         refused: RefusedError | None = None,
         now_ns: int,
     ) -> Turn[T]:
-        """Let a step wait for its turn, which `next` gives it.
+        """Let a step of a sequence wait for its turn, which `next` gives it with the request.
 
-        Args:
-            key: the sequence.
-            model: what runs the step.
-            request: what is given back with the turn.
-            start: it is the first of its sequence.
-            end: it is the last.
-            latest_ns: it is refused if its turn has not come by then.
-            beat: when the steps come, if the first one says so.
-            refused: why there is no time for that.
-            now_ns: the present.
-
-        Raises:
-            BadRequestError: no such sequence is live, and this is no first step.
-            RefusedError: there are too many sequences, too many steps wait, or there is no time for the beat.
+        Until `latest_ns` at most. The first one may say when steps come, or why there is no time for that. Raises
+        BadRequestError if no such sequence is live, and this is no first step; RefusedError if there are too many, too
+        many steps wait, or there is no time.
         """
         sequence = self._sequences.get(key)
         if sequence is None:
@@ -196,8 +185,7 @@ class Book(Generic[T]):
     def next(self, sequence: Sequence[T], now_ns: int) -> tuple[Turn[T] | None, list[Turn[T]]]:
         """Begin the next step of a sequence if it has one and none runs.
 
-        Returns:
-            The step, and those before it that are refused because no sequence is live (`must_start`).
+        Returns the step, and those before it that are refused because no sequence is live (`must_start`).
         """
         refused: list[Turn[T]] = []
         while sequence.running is None and sequence.queue:
@@ -220,15 +208,7 @@ class Book(Generic[T]):
         return sequence.running, refused
 
     def answered(self, turn: Turn[T], state: tuple[bytes, ...]) -> int:
-        """The step that runs is answered; `next` is to follow.
-
-        Args:
-            turn: the step.
-            state: that it left, the sequence's own.
-
-        Returns:
-            How many steps of the sequence have counted.
-        """
+        """The step that runs is answered, and left a state; `next` is to follow. Returns how many steps have counted."""
         sequence = turn.sequence
         self._over(turn)
         sequence.num_steps += 1

@@ -94,14 +94,9 @@ class DrivenStage(Generic[S]):
         streams_max: int = STREAMS_MAX,
         input_bytes_max: int = INPUT_BYTES_MAX,
     ) -> None:
-        """Begin with no requests.
+        """Begin with no requests. So many streams may be open, whose inputs and states have so many bytes at most.
 
-        Args:
-            inner: the next stage.
-            runtime: has the clock, and keeps what is refused.
-            sequences: knows whether there is time for a beat, and the beats that there are.
-            streams_max: open at a time.
-            input_bytes_max: of all their inputs and states.
+        `sequences` knows whether there is time for a beat, and the beats that there are.
         """
         self._inner: PortStage[Any] = inner
         self._runtime = runtime

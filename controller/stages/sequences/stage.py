@@ -85,14 +85,7 @@ class SequenceStage(Generic[S]):
         catalogue: Models,
         config: SequenceConfig = SequenceConfig(),  # noqa: B008  it is frozen
     ) -> None:
-        """Begin with no sequences.
-
-        Args:
-            inner: the next stage.
-            runtime: keeps what is refused, and knows how long models take.
-            catalogue: says when a model is another.
-            config: bounds.
-        """
+        """Begin with no sequences. The runtime keeps what is refused; the catalogue says when a model is another."""
         self._inner = inner
         self._runtime = runtime
         self._catalogue = catalogue

@@ -23,15 +23,9 @@ class Tokens:
         temperature: float,
         seed: int | None,
     ) -> None:
-        """Begin with the first token of the prompt.
+        """Begin with the first token of the prompt, which comes with its size.
 
-        Args:
-            prompt: with its size.
-            given: the spec of the prompt, and so on.
-            told: of a token as clients get it.
-            logits: of the model's output.
-            temperature: 0: the most likely token is chosen.
-            seed: of the choice; None: another each time.
+        At temperature 0 the most likely token is chosen. Without a seed each choice is another.
         """
         _, content = given.unpack(prompt)
         self._dtype = np.dtype(DATATYPES[given.datatype].dtype)

@@ -34,8 +34,7 @@ def _gather_elements(node: Node, table: Tensor, indices: Tensor) -> Tensor:
 def _rows(table: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, Tensor]:
     """View a table as rows, and find which ones the last dimension of some indices means.
 
-    Returns:
-        The table with all dimensions that are indexed as one, and the positions there, one dimension.
+    Returns the table with all dimensions that are indexed as one, and the positions there, one dimension.
     """
     begin, end = batch_dims, batch_dims + indices.shape[-1]
     flat = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)

@@ -53,11 +53,7 @@ class Node:
         return ModelError(f"operator {self.op_type}: {problem}, which the torch engine cannot run")
 
     def element_type(self, number: int) -> torch.dtype:
-        """The type to compute in, by ONNX's number.
-
-        Raises:
-            ModelError: torch has no such type.
-        """
+        """The type to compute in, by ONNX's number. Raises ModelError if torch has no such type."""
         found = TORCH_TYPES.get(number)
         if found is None:
             raise self.refuse(f"element type {TensorProto.DataType.Name(number)}")

@@ -76,8 +76,7 @@ def _is_torchs(node: Node, directions: int) -> bool:
 def _by_torch(node: Node, x: Tensor, given: _Tensors, states: _Tensors) -> list[Tensor]:
     """Run all steps in one call.
 
-    Returns:
-        The states after each step, shape (step, direction, batch, hidden), and the last ones.
+    Returns the states after each step, shape (step, direction, batch, hidden), and the last ones.
     """
     parameters: list[Tensor] = []
     order = _GATES[node.op_type]

@@ -82,11 +82,7 @@ class PipelineSpec:
 
 
 def parse_pipeline(table: object) -> PipelineSpec:
-    """Read a declaration.
-
-    Raises:
-        ModelError: names all that is wrong with it.
-    """
+    """Read a declaration. Raises ModelError that names all that is wrong with it."""
     faults = ModelFaults()
     if not isinstance(table, Mapping):
         raise ModelError(f"pipeline is {table!r}, expected a table")

@@ -71,9 +71,8 @@ class Passage:
     def take(self, tensor: Buffer, rows: int) -> Buffer:
         """Give the tensor the form that is expected, without a copy where no header is put before it.
 
-        Raises:
-            RefusedError: it stands for a request that failed.
-            ValueError: it is larger than what is expected, or not what its header says.
+        Raises RefusedError if it stands for a request that failed; ValueError if it is larger than what is expected, or
+        not what its header says.
         """
         source, target = self.source, self.target
         if not source.vary:
@@ -110,8 +109,7 @@ class Ending:
     def holds(self, tensor: Buffer) -> bool:
         """Whether it is so for every number of the output, in every row.
 
-        Raises:
-            RefusedError, ValueError: as `Passage.take`.
+        Raises RefusedError or ValueError as `Passage.take`.
         """
         content = self.spec.unpack(tensor)[1] if self.spec.vary else memoryview(tensor).cast("B")
         compare = _COMPARISONS[self.condition.comparison]
@@ -142,9 +140,8 @@ class FittedStage:
     def work(self, inputs: Sequence[Buffer], rows: int, largest_batch: int) -> int:
         """Find what the rows of a request come to: as many rows of work, if dimensions of the model are open.
 
-        Raises:
-            BadRequestError: its sizes do not fit each other or the model, or are too large for a batch.
-            RefusedError, ValueError: as `Passage.take`.
+        Raises BadRequestError if its sizes do not fit each other or the model, or are too large for a batch;
+        RefusedError or ValueError as `Passage.take`.
         """
         return work_of(self.takes, inputs, rows, largest_batch)
 
@@ -168,15 +165,7 @@ class PipelineGraph:
 
 
 def fit(spec: PipelineSpec, models: Sequence[DescribedModel]) -> PipelineGraph:
-    """Fit the stages together.
-
-    Args:
-        spec: the declaration.
-        models: of each stage; described.
-
-    Raises:
-        ModelError: names all that does not fit, and what to write.
-    """
+    """Fit the stages together; `models` are theirs, and described. Raises ModelError that names all that does not fit."""
     faults, one_row = ModelFaults(), False
     for stage, model in zip(spec.stages, models, strict=True):
         where = f"stage {stage.name!r}"

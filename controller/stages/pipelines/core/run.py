@@ -50,11 +50,7 @@ class PipelineRun:
         return ready
 
     def inputs(self, index: int) -> list[Buffer]:
-        """The inputs of a stage, in its model's order.
-
-        Raises:
-            RefusedError, ValueError: as `Passage.take`.
-        """
+        """The inputs of a stage, in its model's order. Raises RefusedError, ValueError as `Passage.take`."""
         stage = self.graph.stages[index]
         found = [
             each.take(
@@ -72,8 +68,7 @@ class PipelineRun:
     def answered(self, index: int, outputs: Sequence[Buffer]) -> None:
         """Take the outputs of a stage, which may end the pipeline.
 
-        Raises:
-            RefusedError, ValueError: the output that decides is none.
+        Raises RefusedError or ValueError if the output that decides is none.
         """
         self._outputs[index] = outputs
         ending = self.graph.stages[index].ending
