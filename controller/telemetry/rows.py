@@ -12,7 +12,7 @@ from clockwright.units import ActionId, ModelId, RequestId, WorkerId
 from clockwright.wire.actions import StepTime
 
 
-class RequestRow(msgspec.Struct, gc=False):
+class RequestRow(msgspec.Struct, gc=False, array_like=True):
     """One request, complete once it was answered, refused or cancelled."""
 
     #: The controller's number of the request; `clockwright explain` takes it.
@@ -53,7 +53,7 @@ class RequestRow(msgspec.Struct, gc=False):
     weight: float = 1.0
 
 
-class ActionRow(msgspec.Struct, gc=False):
+class ActionRow(msgspec.Struct, gc=False, array_like=True):
     """One action, complete once its result arrived or its worker was lost."""
 
     #: The controller's number of the action.

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import marshal
 import os
 import signal
 import struct
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
+
+import msgspec
 
 from clockwright.errors import ConfigError
 from clockwright.process import how_it_ended
-from clockwright.wire.actions import StepTime
 from controller.telemetry.files import TelemetryFiles
 from controller.telemetry.rows import ActionRow, RequestRow
 from controller.telemetry.tables import CAPACITY
@@ -48,45 +46,8 @@ _RESTART_PAUSE_S_MAX: Final = 60.0
 # How often the writer's text goes to the disk, in pauses.
 _FLUSH_PAUSES: Final = 10
 
-_STEPS: Final = ("load", "input", "exec", "output")
-_REQUEST_FIELDS: Final = RequestRow.__struct_fields__
-_ACTION_FIELDS: Final = tuple(name for name in ActionRow.__struct_fields__ if name not in _STEPS)
-_request_values = attrgetter(*_REQUEST_FIELDS)
-_action_values = attrgetter(*_ACTION_FIELDS)
-
-#: The values of a row's fields; those of an action's steps are in tuples behind them.
-Record = tuple[Any, ...]
-
-
-def records_of(rows: Sequence[RequestRow | ActionRow]) -> tuple[list[Record], list[Record]]:
-    """Make records of rows: those of requests, and those of actions."""
-    requests: list[Record] = []
-    actions: list[Record] = []
-    for row in rows:
-        if isinstance(row, RequestRow):
-            requests.append(_request_values(row))
-        else:
-            steps = (row.load, row.input, row.exec, row.output)
-            actions.append((*_action_values(row), *map(_step_values, steps)))
-    return requests, actions
-
-
-def _step_values(step: StepTime | None) -> tuple[int, int, int] | None:
-    return None if step is None else (step.begin_ns, step.end_ns, step.duration_ns)
-
-
-def request_of(record: Record) -> RequestRow:
-    """Make the row that a record was made of."""
-    return RequestRow(**dict(zip(_REQUEST_FIELDS, record, strict=True)))
-
-
-def action_of(record: Record) -> ActionRow:
-    """Make the row that a record was made of."""
-    values = dict(zip((*_ACTION_FIELDS, *_STEPS), record, strict=True))
-    for name in _STEPS:
-        if values[name] is not None:
-            values[name] = StepTime(*values[name])
-    return ActionRow(**values)
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(tuple[list[RequestRow], list[ActionRow]]).decode
 
 
 class TelemetryWriter:
@@ -206,7 +167,8 @@ class TelemetryWriter:
     def _write_slice(self, pipe: asyncio.StreamWriter) -> None:
         waiting = self._waiting
         rows = [waiting.popleft() for _ in range(min(len(waiting), _SLICE_ROWS))]
-        data = marshal.dumps(records_of(rows))
+        requests = [row for row in rows if isinstance(row, RequestRow)]
+        data = _encode((requests, [row for row in rows if isinstance(row, ActionRow)]))
         pipe.write(_LENGTH.pack(len(data)) + data)
 
 
@@ -217,13 +179,13 @@ def write(source: BinaryIO, files: TelemetryFiles) -> None:
             files.flush()
         else:
             try:
-                requests, actions = marshal.loads(source.read(_LENGTH.unpack(length)[0]))
-            except (EOFError, ValueError):
+                requests, actions = _decode(source.read(_LENGTH.unpack(length)[0]))
+            except msgspec.DecodeError:
                 return  # The controller was killed while it wrote.
-            for record in requests:
-                files.requests.add(request_of(record))
-            for record in actions:
-                files.actions.add(action_of(record))
+            for request in requests:
+                files.requests.add(request)
+            for action in actions:
+                files.actions.add(action)
         # Behind a flush these are rows that have waited for room on the disk, though none may come for long.
         while files.write_slice(_SLICE_ROWS):
             pass

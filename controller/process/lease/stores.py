@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from clockwright.errors import StoreError
 from clockwright.wire.leadership import Term
@@ -66,31 +68,28 @@ class DirectoryStore(Protocol):
         """Close the store."""
 
 
+class _Record(msgspec.Struct):
+    lineage: str
+    generation: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+    holder: str
+    renewals: int
+    released: bool
+
+
 def encode(record: LeaseRecord) -> bytes:
     """Make a record's bytes."""
-    fields = {
-        "lineage": record.term.lineage,
-        "generation": record.term.generation,
-        "holder": record.holder,
-        "renewals": record.renewals,
-        "released": record.released,
-    }
-    return json.dumps(fields).encode()
+    term = record.term
+    fields = (term.lineage, term.generation, record.holder, record.renewals, record.released)
+    return msgspec.json.encode(_Record(*fields))
 
 
 def decode(data: bytes, *, where: str) -> LeaseRecord:
     """Read a record. Raises StoreError if the bytes are not a record."""
     try:
-        fields = json.loads(data)
-        lineage, generation = fields["lineage"], fields["generation"]
-        holder, renewals, released = fields["holder"], fields["renewals"], fields["released"]
-    except (ValueError, TypeError, KeyError):
-        fields = None
-    if (
-        fields is None
-        or not (isinstance(lineage, str) and isinstance(holder, str))
-        or not (isinstance(generation, int) and 0 < generation < 1 << 63)
-        or not (isinstance(renewals, int) and isinstance(released, bool))
-    ):
-        raise StoreError(f"lease {where}: found {data[:80]!r}, expected a record of a lease")
-    return LeaseRecord(Term(lineage, generation), holder, renewals, released)
+        found = msgspec.json.decode(data, type=_Record)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise StoreError(
+            f"lease {where}: found {data[:80]!r}, expected a record of a lease"
+        ) from None
+    term = Term(found.lineage, found.generation)
+    return LeaseRecord(term, found.holder, found.renewals, found.released)
