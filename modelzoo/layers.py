@@ -137,11 +137,9 @@ def max_pool(
     return _pool(graph, "MaxPool", x, kernel, stride, padding, ceil)
 
 
-def average_pool(
-    graph: Graph, x: Value, kernel: int, *, stride: int, padding: int = 0, ceil: bool = False
-) -> Value:
+def average_pool(graph: Graph, x: Value, kernel: int, *, stride: int, padding: int = 0) -> Value:
     """Mean of each window, padding not counted."""
-    return _pool(graph, "AveragePool", x, kernel, stride, padding, ceil)
+    return _pool(graph, "AveragePool", x, kernel, stride, padding, ceil=False)
 
 
 def global_pool(graph: Graph, x: Value) -> Value:

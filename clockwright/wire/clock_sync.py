@@ -58,8 +58,8 @@ class ClockSync:
         "round_trip_ns",
     )
 
-    def __init__(self, window_size: int = WINDOW_SIZE) -> None:
-        self._backward = MinimumFilter(window_size)
+    def __init__(self) -> None:
+        self._backward = MinimumFilter()
         self._forward: int | None = None
         #: Bound of the error of `offset_ns` when it was estimated.
         self._error_ns = 0

@@ -106,11 +106,10 @@ class Parts:
 class Page:
     """Makes pages of one controller."""
 
-    def __init__(self, parts: Parts, *, names_max: int = NAMES_MAX) -> None:
-        """Begin to count, from the next request on; `names_max` models, and tenants, are counted apart."""
+    def __init__(self, parts: Parts) -> None:
+        """Begin to count, from the next request on."""
         self._parts = parts
-        self._names_max = names_max
-        self.tally = Tally(parts.runtime.telemetry, self._describe, names_max=names_max)
+        self.tally = Tally(parts.runtime.telemetry, self._describe)
         self._changes = Changes()
         self._busy = Changes()
         self._process = ProcessFigures()
@@ -204,7 +203,7 @@ class Page:
         waiting: Counter[ModelTally] = Counter()
         copies: Counter[ModelTally] = Counter()
         # Models without requests are listed too, if there is room for all.
-        has_room = len(served) <= self._names_max
+        has_room = len(served) <= NAMES_MAX
         for begin in range(0, len(served), _MODELS_BETWEEN_LOOKS):
             entries = served[begin : begin + _MODELS_BETWEEN_LOOKS]
             states += [catalogue.state(entry) for entry in entries]
@@ -384,7 +383,7 @@ class Page:
         # Admitted, refused, open requests, open bytes.
         sums: dict[str, list[int]] = {}
         for number, (tenant, use) in enumerate(self._parts.quotas.uses()):
-            known = tenant if number < self._names_max and tenant != OTHER else OTHER
+            known = tenant if number < NAMES_MAX and tenant != OTHER else OTHER
             found = sums.setdefault(labels_of(tenant=known), [0, 0, 0, 0])
             for index, value in enumerate(
                 (use.num_admitted, use.num_refused, use.num_open, use.num_bytes)

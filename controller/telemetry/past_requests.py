@@ -102,11 +102,10 @@ class PastRequests:
         self,
         *,
         num_refused: int = NUM_REFUSED,
-        num_queries: int = NUM_QUERIES,
     ) -> None:
         self._refused: deque[RefusedRequest] = deque(maxlen=num_refused)
         self._named: deque[tuple[str, RequestId, str]] = deque(maxlen=NUM_NAMED)
-        self._queries: deque[QueryMade] = deque(maxlen=num_queries)
+        self._queries: deque[QueryMade] = deque(maxlen=NUM_QUERIES)
         #: Each tells of a query that is open; None: it is not.
         self.find_open: list[Callable[[RequestId], QueryMade | None]] = []
 

@@ -16,18 +16,13 @@ class NotSupportedError(Exception):
 def driver(**answers: Any) -> Any:  # noqa: ANN401
     """NVML of a card in good health, but for what is said otherwise."""
     facts: dict[str, Any] = {
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 << 30, free=79 << 30),
         "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,  # idle, which is no complaint
         "nvmlDeviceGetName": b"NVIDIA A GPU",
-        "nvmlSystemGetDriverVersion": "580.1",
         "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:3B:00.0"),
-        "nvmlDeviceGetCurrPcieLinkGeneration": 5,
-        "nvmlDeviceGetMaxPcieLinkGeneration": 5,
         "nvmlDeviceGetCurrPcieLinkWidth": 16,
         "nvmlDeviceGetMaxPcieLinkWidth": 16,
         "nvmlDeviceGetClockInfo": 1980,
         "nvmlDeviceGetMaxClockInfo": 1980,
-        "nvmlDeviceGetTemperature": 40,
         "nvmlDeviceGetTotalEccErrors": 0,
         **answers,
     }

@@ -44,8 +44,7 @@ def facts_of(**answers: Any) -> GpuFacts:  # noqa: ANN401
 def test_a_card_in_good_health_has_all_facts_and_no_complaint() -> None:
     facts = facts_of()
     assert None not in asdict(facts).values()
-    assert (facts.name, facts.driver, facts.bus_id) == ("NVIDIA A GPU", "580.1", "0000:3b:00.0")
-    assert (facts.memory_bytes, facts.free_bytes) == (80 << 30, 79 << 30)
+    assert (facts.name, facts.bus_id) == ("NVIDIA A GPU", "0000:3b:00.0")
     assert complaints(facts) == []
 
 
@@ -53,11 +52,10 @@ def test_what_a_card_does_not_say_is_unknown_and_no_fault() -> None:
     refused = NotSupportedError("not supported")
     facts = facts_of(
         nvmlDeviceGetTotalEccErrors=refused,
-        nvmlDeviceGetMemoryInfo=refused,
         nvmlDeviceGetCurrentClocksThrottleReasons=None,  # the module has no such function
         nvmlDeviceGetCurrPcieLinkWidth=refused,
     )
-    assert (facts.uncorrected_errors, facts.memory_bytes, facts.free_bytes) == (None, None, None)
+    assert facts.uncorrected_errors is None
     assert complaints(facts) == []
 
 

@@ -50,19 +50,13 @@ class GpuFacts:
     """One reading of a GPU; None where the GPU does not answer."""
 
     name: str | None
-    driver: str | None
     #: The address on the bus, written as in sysfs: 0000:3b:00.0.
     bus_id: str | None
-    memory_bytes: int | None
-    free_bytes: int | None
-    #: PCIe generation and lanes, now and at most: an idle GPU saves power with a slower link.
-    pcie_generation: int | None
-    pcie_generation_max: int | None
+    #: Lanes of PCIe, now and at most: an idle GPU saves power with a slower link.
     pcie_width: int | None
     pcie_width_max: int | None
     sm_clock_mhz: int | None
     sm_clock_mhz_max: int | None
-    temperature_c: int | None
     #: Whether the GPU has nothing to do; its clocks may be low for that reason alone.
     idle: bool
     #: Why the clocks are lower than they could be, in words.
@@ -91,18 +85,10 @@ class NvmlGpu:
         """Ask the driver now. Takes a few milliseconds, hundreds after a long pause."""
         nvml, gpu = self._nvml, self._handle
         self._lost = False
-        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu))
         reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)) or 0
         return GpuFacts(
             name=self._ask(lambda: _text(nvml.nvmlDeviceGetName(gpu))),
-            driver=self._ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
             bus_id=self._ask(lambda: _sysfs_name(_text(nvml.nvmlDeviceGetPciInfo(gpu).busId))),
-            memory_bytes=memory and int(memory.total),
-            free_bytes=memory and int(memory.free),
-            pcie_generation=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu))),
-            pcie_generation_max=self._ask(
-                lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu))
-            ),
             pcie_width=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu))),
             pcie_width_max=self._ask(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu))),
             sm_clock_mhz=self._ask(
@@ -110,9 +96,6 @@ class NvmlGpu:
             ),
             sm_clock_mhz_max=self._ask(
                 lambda: int(nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM))
-            ),
-            temperature_c=self._ask(
-                lambda: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
             ),
             idle=bool(reasons & _IDLE),
             throttled=tuple(word for bit, word in THROTTLE_REASONS.items() if reasons & bit),

@@ -123,7 +123,6 @@ class Tracing:
         *,
         share: float,
         clock: Callable[[], int],
-        generator: random.Random | None = None,
     ) -> None:
         """Begin.
 
@@ -131,7 +130,6 @@ class Tracing:
             collector: HOST:PORT, or a URL with http:// or https://, of a service that takes OTLP over gRPC.
             share: of the requests that come without a context, 0 to 1.
             clock: the server's, in ns.
-            generator: draws those; None: a new one.
 
         Raises:
             ConfigError: OpenTelemetry is not installed.
@@ -149,7 +147,7 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
         self.clock = clock
         self._share = share
-        self._random = generator or random.Random()
+        self._random = random.Random()
         self._waiting: queue.Queue[Any] = queue.Queue(_WAITING_MAX)
         self._num_dropped = 0
         # What clients have traced in the present second, and when that began.
