@@ -9,11 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from clockwright.units import ActionId, ModelId, WorkerId
 from controller.metrics.histogram import Buckets, Histogram
-from controller.metrics.text import escape
+from controller.metrics.text import labels_of
 from controller.telemetry.rows import ActionRow, RequestRow
 from controller.telemetry.tables import CANCELLED, OK, Counts, Telemetry
 
@@ -51,64 +52,44 @@ ERRORS: Final = Buckets(
 PREDICTED: Final = ("departure", "exec", "load")
 
 
+@dataclass(slots=True, eq=False)
 class SizeTally:
     """Totals of a model's batches of one size."""
 
-    __slots__ = ("batches", "exec_ns", "input_ns", "output_ns")
-
-    def __init__(self) -> None:
-        self.batches = 0
-        #: Times of their steps.
-        self.input_ns = 0
-        self.exec_ns = 0
-        self.output_ns = 0
+    batches: int = 0
+    #: Times of their steps.
+    input_ns: int = 0
+    exec_ns: int = 0
+    output_ns: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class ModelTally:
     """Totals of one model, or of all without a name here."""
 
-    __slots__ = (
-        "batches",
-        "by_size",
-        "durations",
-        "evictions",
-        "exec_ns",
-        "generations",
-        "input_ns",
-        "labels",
-        "last_ns",
-        "loads",
-        "output_ns",
-        "past",
-        "queue_ns",
-        "refused_ns",
-        "rows",
-    )
-
-    def __init__(self, name: str, version: str) -> None:
-        #: Its labels, as between the braces of a line.
-        self.labels = f'model="{escape(name)}",version="{escape(version)}"'
-        #: Telemetry's counts of each present generation of the model.
-        self.generations: dict[ModelId, Counts] = {}
-        #: The same of past generations, and of all models without a name here.
-        self.past = Counts()
-        #: When the last request was answered or refused; 0: never.
-        self.last_ns = 0
-        #: Sum of the times to refusal.
-        self.refused_ns = 0
-        self.durations = Histogram(DURATIONS)
-        #: Batches, and rows in them.
-        self.batches = 0
-        self.rows = 0
-        #: Times of all requests together: before their batch began, and of its steps.
-        self.queue_ns = 0
-        self.input_ns = 0
-        self.exec_ns = 0
-        self.output_ns = 0
-        #: By rows of a batch.
-        self.by_size: dict[int, SizeTally] = {}
-        self.loads = 0
-        self.evictions = 0
+    #: Its labels, as between the braces of a line.
+    labels: str
+    #: Telemetry's counts of each present generation of the model.
+    generations: dict[ModelId, Counts] = field(default_factory=dict)
+    #: The same of past generations, and of all models without a name here.
+    past: Counts = field(default_factory=Counts)
+    #: When the last request was answered or refused; 0: never.
+    last_ns: int = 0
+    #: Sum of the times to refusal.
+    refused_ns: int = 0
+    durations: Histogram = field(default_factory=lambda: Histogram(DURATIONS))
+    #: Batches, and rows in them.
+    batches: int = 0
+    rows: int = 0
+    #: Times of all requests together: before their batch began, and of its steps.
+    queue_ns: int = 0
+    input_ns: int = 0
+    exec_ns: int = 0
+    output_ns: int = 0
+    #: By rows of a batch.
+    by_size: dict[int, SizeTally] = field(default_factory=dict)
+    loads: int = 0
+    evictions: int = 0
 
     @property
     def answered(self) -> int:
@@ -129,17 +110,15 @@ class ModelTally:
         return unanswered
 
 
+@dataclass(slots=True, eq=False)
 class WorkerTally:
     """Totals of one worker."""
 
-    __slots__ = ("actions", "exec_ns", "load_ns")
-
-    def __init__(self) -> None:
-        #: Time in which its lanes were busy.
-        self.exec_ns = 0
-        self.load_ns = 0
-        #: Actions by type and error.
-        self.actions: Counter[tuple[str, str]] = Counter()
+    #: Time in which its lanes were busy.
+    exec_ns: int = 0
+    load_ns: int = 0
+    #: Actions by type and error.
+    actions: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class Tally:
@@ -162,7 +141,7 @@ class Tally:
         #: Models that are counted apart, by name and version: the first with requests.
         self.models: dict[tuple[str, str], ModelTally] = {}
         #: All others together.
-        self.others = ModelTally(OTHER, "")
+        self.others = ModelTally(labels_of(model=OTHER, version=""))
         self.workers: dict[WorkerId, WorkerTally] = {}
         self.slacks = Histogram(SLACKS)
         self.refusals: dict[str, Histogram] = {}
@@ -245,7 +224,8 @@ class Tally:
             if described[0] == OTHER or len(self.models) >= self.names_max:
                 model = self.others
             else:
-                model = self.models[described] = ModelTally(*described)
+                model = ModelTally(labels_of(model=described[0], version=described[1]))
+                self.models[described] = model
         if model is not self.others:
             model.generations[model_id] = counts
         self._by_id[model_id] = model

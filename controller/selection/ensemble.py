@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from clockwright.errors import BadRequestError, Refusal
 from clockwright.units import NS_PER_S, RequestId
@@ -18,36 +19,24 @@ from controller.port import Answered, Ask, Refused, Told
 from controller.selection.core.cache import Key, PredictionCache
 from controller.selection.members import Members
 
+_NOT_ASKED = RequestId(0)
 #: Tensor bytes per output, in the model's order.
 Outputs = tuple[bytes, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Flight:
     """A request under way, which is the sink of its answer, and all ensembles that wait for it."""
 
-    __slots__ = (
-        "_cache",
-        "_is_answered",
-        "_left",
-        "_member",
-        "_members",
-        "_waiting",
-        "key",
-        "request_id",
-    )
-
-    def __init__(
-        self, members: Members, member: Entry, cache: Cache | None, key: Key | None
-    ) -> None:
-        #: Its number.
-        self.request_id = RequestId(0)
-        self._members = members
-        self._member = member
-        self._cache = cache
-        self.key = key
-        self._waiting: dict[tuple[Ensemble, str], bool] = {}
-        self._left: list[tuple[Ensemble, str]] = []
-        self._is_answered = False
+    _members: Members
+    _member: Entry
+    _cache: Cache | None
+    key: Key | None
+    #: Its number.
+    request_id: RequestId = _NOT_ASKED
+    _waiting: dict[tuple[Ensemble, str], bool] = field(default_factory=dict)
+    _left: list[tuple[Ensemble, str]] = field(default_factory=list)
+    _is_answered: bool = False
 
     def join(self, ensemble: Ensemble, member: str, *, first: bool) -> None:
         """Have an ensemble told when the request ends; `first`: the ensemble made the request."""

@@ -8,6 +8,7 @@ still open there are a few at most; beyond that, none are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -63,16 +64,15 @@ class Shadows:
         self._num_bytes -= self._open.pop(request_id)
 
 
+@dataclass(slots=True, eq=False)
 class _Followed:
     """A request that gets a copy once it is answered."""
 
-    __slots__ = ("_ask", "_inputs", "_model", "_shadows", "_sink")
-
-    def __init__(
-        self, shadows: Shadows, model: Entry, ask: Ask, inputs: Sequence[Buffer], sink: Sink
-    ) -> None:
-        self._shadows, self._model, self._ask = shadows, model, ask
-        self._inputs, self._sink = inputs, sink
+    _shadows: Shadows
+    _model: Entry
+    _ask: Ask
+    _inputs: Sequence[Buffer]
+    _sink: Sink
 
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
         """Pass the answer on, and then ask the shadow."""

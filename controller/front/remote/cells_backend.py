@@ -39,6 +39,7 @@ _FORGOTTEN_NS = 30 * NS_PER_S
 CELLS_MAX = 64
 # gRPC's status NOT_FOUND: there is no such model.
 _NOT_FOUND = 5
+_NOT_ASKED = RequestId(0)
 # What has to be equal for a request that was checked against one description to fit another.
 _CHECKED = ("version", "inputs", "outputs", "steps", "max_steps", "generates", "has_contexts")
 
@@ -100,13 +101,11 @@ class _Cell(RemoteBackend):
         return super()._is_held_back(told) and self._cells.is_alone(self)
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """What waits as long as a client does."""
 
-    __slots__ = ("_sink",)
-
-    def __init__(self, sink: Waits) -> None:
-        self._sink = sink
+    _sink: Waits
 
     @property
     def due_ns(self) -> int:
@@ -118,16 +117,13 @@ class _Waiting:
         return self._sink.done()
 
 
+@dataclass(slots=True, eq=False)
 class _Describing(_Waiting):
     """A request that waits for a cell's description. If the cell lacks the model, another one is looked for."""
 
-    __slots__ = ("_address", "_choices", "_name")
-
-    def __init__(self, choices: Choices, address: str, name: str, sink: Waits) -> None:
-        super().__init__(sink)
-        self._choices = choices
-        self._address = address
-        self._name = name
+    _choices: Choices
+    _address: str
+    _name: str
 
     def is_step(self) -> bool:
         """It was not asked yet."""
@@ -142,46 +138,24 @@ class _Describing(_Waiting):
         self._sink.told(request_id, told, outputs)
 
 
+@dataclass(slots=True, eq=False)
 class _Attempt(_Waiting):
     """A request at one of the controllers: the sink of what that one says."""
 
-    __slots__ = (
-        "_ask",
-        "_cells",
-        "_described",
-        "_inputs",
-        "_is_last",
-        "_next",
-        "_refused",
-        "at",
-        "cell",
-        "number",
-    )
-
-    def __init__(
-        self,
-        cells: CellsBackend,
-        described: CellDescription,
-        ask: Ask,
-        inputs: Sequence[Buffer],
-        sink: Waits,
-        number: RequestId,
-    ) -> None:
-        super().__init__(sink)
-        self._cells = cells
-        self._described = described
-        self._ask = ask
-        self._inputs = inputs
-        #: What the front calls it.
-        self.number = number
-        #: The controller that has it, and what that link calls it.
-        self.cell: _Cell | None = None
-        self.at = RequestId(0)
-        #: No other controller gets it any more: one has, or answers were given.
-        self._is_last = False
-        #: The refusal after which another is about to get it, which describes the model first.
-        self._next: _Cell | None = None
-        self._refused: Refused | None = None
+    _cells: CellsBackend
+    _described: CellDescription
+    _ask: Ask
+    _inputs: Sequence[Buffer]
+    #: What the front calls it.
+    number: RequestId
+    #: The controller that has it, and what that link calls it.
+    cell: _Cell | None = None
+    at: RequestId = _NOT_ASKED
+    #: No other controller gets it any more: one has, or answers were given.
+    _is_last: bool = False
+    #: The refusal after which another is about to get it, which describes the model first.
+    _next: _Cell | None = None
+    _refused: Refused | None = None
 
     def is_step(self) -> bool:
         """Whether it was asked as a step of a sequence."""
@@ -394,7 +368,7 @@ class CellsBackend:
             self._await(cell, sink, name, version, lambda: ask.arrival_ns + ask.slo_ns)
             return RequestId(0)
         self._last_number += 1
-        attempt = _Attempt(self, described, ask, inputs, sink, RequestId(self._last_number))
+        attempt = _Attempt(sink, self, described, ask, inputs, RequestId(self._last_number))
         self._open[attempt.number] = attempt
         try:
             attempt.send(cell, found)
@@ -485,7 +459,7 @@ class CellsBackend:
         self, cell: _Cell, sink: Waits, name: str, version: str, until: Callable[[], int]
     ) -> None:
         """Let a request wait for a cell's description; then it begins again."""
-        cell.describe(_Describing(self._choices, cell.address, name, sink), name, version, until)
+        cell.describe(_Describing(sink, self._choices, cell.address, name), name, version, until)
 
 
 def _alike(found: Servable, expected: Servable, rows: int) -> bool:
