@@ -85,20 +85,17 @@ def check_version(found: int, what: str) -> None:
         )
 
 
+@dataclass(eq=False)
 class Expected:
     """Peers that have asked for a connection and not connected yet, by name: only the latest call of each counts."""
 
-    def __init__(
-        self, what: str, listener: SocketListener, heartbeats: HeartbeatConfig, term: Term
-    ) -> None:
-        """Expect no peer yet.
+    #: What the peers are, for messages.
+    what: str
+    listener: SocketListener
+    heartbeats: HeartbeatConfig
+    term: Term
 
-        `what` they are is for messages, and `term` is the generation in which this controller leads.
-        """
-        self._what = what
-        self._listener = listener
-        self._heartbeats = heartbeats
-        self._term = term
+    def __post_init__(self) -> None:
         self._tokens: dict[str, bytes] = {}
 
     def expect(self, name: str, connected: Callable[[socket.socket], None]) -> Welcome:
@@ -111,21 +108,21 @@ class Expected:
             self._tokens.pop(name, None)
             connected(sock)
 
-        token = self._tokens[name] = self._listener.expect(take)
+        token = self._tokens[name] = self.listener.expect(take)
         asyncio.get_running_loop().call_later(DIAL_LIMIT_S, self._expect_no_more, name, token)
         return Welcome(
-            heartbeat_interval_ms=self._heartbeats.interval_ms,
-            silence_limit_ms=self._heartbeats.silence_limit_ms,
-            socket_path=self._listener.path,
-            socket_port=self._listener.port,
+            heartbeat_interval_ms=self.heartbeats.interval_ms,
+            silence_limit_ms=self.heartbeats.silence_limit_ms,
+            socket_path=self.listener.path,
+            socket_port=self.listener.port,
             token=token,
-            lineage=self._term.lineage,
-            generation=self._term.generation,
+            lineage=self.term.lineage,
+            generation=self.term.generation,
         )
 
     def forget(self, name: str) -> None:
         """Do not expect a peer any more."""
-        self._listener.forget(self._tokens.pop(name, b""))
+        self.listener.forget(self._tokens.pop(name, b""))
 
     def close(self) -> None:
         """Expect no peer any more."""
@@ -134,5 +131,5 @@ class Expected:
 
     def _expect_no_more(self, name: str, token: bytes) -> None:
         if self._tokens.get(name) == token:
-            log.warning("%s %s has not connected for %g s", self._what, name, DIAL_LIMIT_S)
+            log.warning("%s %s has not connected for %g s", self.what, name, DIAL_LIMIT_S)
             self.forget(name)

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Protocol
 
 from clockwright.errors import Denial, DeniedError
@@ -72,20 +72,16 @@ class Pages(Protocol):
         """Make a page, in pieces, in Prometheus' format or in OpenMetrics'."""
 
 
+@dataclass(eq=False)
 class MonitoringApp:
     """Serves pages. It lives in the controller's event loop."""
 
-    def __init__(
-        self, pages: Pages, authoriser: Authoriser, *, only_here: bool, site: Site | None = None
-    ) -> None:
-        """Serve pages, and a site.
-
-        `only_here`: clients of this machine alone reach it, as in `front.http.rest.RestApp`.
-        """
-        self._pages = pages
-        self._site = site
-        self._authoriser = authoriser
-        self._only_here = only_here
+    pages: Pages
+    authoriser: Authoriser
+    _: KW_ONLY
+    #: Clients of this machine alone reach it, as in `front.http.rest.RestApp`.
+    only_here: bool
+    site: Site | None = None
 
     async def __call__(
         self,
@@ -122,15 +118,14 @@ class MonitoringApp:
     async def _reply(self, scope: Mapping[str, Any]) -> tuple[Reply, Caller | None]:
         """Answer a request. Returns the caller too, if the path needs one.
 
-        Raises:
-            HttpError: the path does not exist, or the request is not allowed.
+        Raises HttpError if the path does not exist, or the request is not allowed.
         """
         origin: Origin = scope["extensions"]["clockwright"]
         if origin.connection.crowded is not None:
             raise HttpError(503, str(origin.connection.crowded))
         headers = read_headers(scope["headers"])
         path = scope["raw_path"].decode("latin-1")
-        site = self._site if self._site is not None and self._site.has(path) else None
+        site = self.site if self.site is not None and self.site.has(path) else None
         if site is None and path != _PATH:
             raise HttpError(404, f"expected {_PATH}")
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
@@ -142,10 +137,10 @@ class MonitoringApp:
         if method is not None:
             if site is not None and headers.get("sec-fetch-site", "") not in _OWN_SITE:
                 raise HttpError(403, "Sec-Fetch-Site: expected a page of this server")
-            check_site(headers, only_here=self._only_here)
+            check_site(headers, only_here=self.only_here)
             shown = credentials_of(headers.items(), origin.connection.certificate)
             try:
-                caller = self._authoriser.admit(method, shown, now_s=time.time())
+                caller = self.authoriser.admit(method, shown, now_s=time.time())
             except DeniedError as error:
                 if error.denial is Denial.NOT_ALLOWED:
                     raise HttpError(403, str(error)) from None
@@ -156,7 +151,7 @@ class MonitoringApp:
                 query = scope["query_string"].decode("latin-1")
                 return await site.reply(path, query), caller
             openmetrics = "application/openmetrics-text" in headers.get("accept", "")
-            page = await self._pages.make(openmetrics=openmetrics)
+            page = await self.pages.make(openmetrics=openmetrics)
         except Exception:
             # This is a bug of ours, which must not end the controller, nor be hidden.
             log.exception("page %s cannot be made", path)

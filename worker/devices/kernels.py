@@ -15,6 +15,7 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import torch
@@ -43,49 +44,36 @@ _PROFILE_RUNS = 10
 _PROFILE_BUDGET_NS = NS_PER_S // 2
 
 
+@dataclass(eq=False)
 class Kernels:
     """The captured kernels that some model holds. Belongs to the setup thread."""
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        memory: GpuMemory,
-        execs: ExecQueue,
-        cache: CompileCache,
-        loss: DeviceLoss,
-        monitor: GpuMonitor | None,
-        *,
-        gpu_kind: str,
-        ways: tuple[Way, ...],
-        place: Place | None,
-        workspace_bytes: int,
-    ) -> None:
-        """Start without kernels. All device memory that is taken from now on counts as workspace.
+    #: Captures kernels.
+    accelerator: Accelerator
+    #: Holds the arena and the static batch.
+    memory: GpuMemory
+    #: Runs a kernel to measure it.
+    execs: ExecQueue
+    #: Remembers what was measured.
+    cache: CompileCache
+    #: Judges the exceptions of engines.
+    loss: DeviceLoss
+    #: Reads the GPU's clock, if anything can.
+    monitor: GpuMonitor | None
+    _: KW_ONLY
+    #: The kind of GPU that measurements hold for.
+    gpu_kind: str
+    #: The ways that are tried.
+    ways: tuple[Way, ...]
+    #: Where onnxruntime computes; not None if `ways` has it.
+    place: Place | None
+    #: What kernels may take in addition to the memory that is taken by now.
+    workspace_bytes: int
 
-        Args:
-            accelerator: captures kernels.
-            memory: holds the arena and the static batch.
-            execs: runs a kernel to measure it.
-            cache: remembers what was measured.
-            loss: judges the exceptions of engines.
-            monitor: reads the GPU's clock, if anything can.
-            gpu_kind: the kind of GPU that measurements hold for.
-            ways: those to try.
-            place: where onnxruntime computes; not None if `ways` has it.
-            workspace_bytes: what kernels may take in addition to the memory that is taken by now.
-        """
-        self._accelerator = accelerator
-        self._memory = memory
-        self._execs = execs
-        self._cache = cache
-        self._loss = loss
-        self._monitor = monitor
-        self._kind = f"{gpu_kind}/torch {torch.__version__}"
-        self._ways = ways
-        self._place = place
-        self._most_bytes = workspace_bytes
+    def __post_init__(self) -> None:
+        self._kind = f"{self.gpu_kind}/torch {torch.__version__}"
         #: The device memory that this process keeps apart from the workspace.
-        self._fixed_bytes = accelerator.reserved_bytes()
+        self._fixed_bytes = self.accelerator.reserved_bytes()
         self._kernels: weakref.WeakValueDictionary[tuple[str, int], CapturedKernel] = (
             weakref.WeakValueDictionary()
         )
@@ -98,20 +86,19 @@ class Kernels:
     ) -> dict[int, CapturedKernel]:
         """Find or capture an architecture's kernels; by batch size.
 
-        Raises:
-            ModelError: no way runs the architecture, or it wants too large a workspace.
+        Raises ModelError if no way runs the architecture, or it wants too large a workspace.
         """
         try:
             return self._set_up(folder, compiled, batch_sizes)
         except ModelError:
             # What the refused model took for its rehearsals.
-            self._accelerator.trim()
+            self.accelerator.trim()
             raise
 
     def _set_up(
         self, folder: Path, compiled: CompiledModel, batch_sizes: Sequence[int]
     ) -> dict[int, CapturedKernel]:
-        known = self._cache.read_trials(compiled.architecture_id, self._kind)
+        known = self.cache.read_trials(compiled.architecture_id, self._kind)
         trials = dict(known)
         workspace_bytes = self._workspace_bytes
         kernels = {}
@@ -123,34 +110,33 @@ class Kernels:
                 kernel, trials[size] = self._fastest_kernel(
                     folder, compiled, size, known.get(size, {})
                 )
-                if self._workspace_bytes > max(self._most_bytes, workspace_bytes):
+                if self._workspace_bytes > max(self.workspace_bytes, workspace_bytes):
                     # Rehearsals took memory too, and kernels need none of that; others find room in what stays.
-                    self._accelerator.trim()
+                    self.accelerator.trim()
                     if self._workspace_bytes > workspace_bytes:
                         self._check_workspace(size, self._workspace_bytes)
                 self._kernels[key] = kernel
             kernels[size] = kernel
         if trials != known:
             clock_mhz = min(kernel.clock_mhz for kernel in kernels.values())
-            self._cache.write_trials(
+            self.cache.write_trials(
                 compiled.architecture_id, self._kind, trials, clock_mhz=clock_mhz
             )
         return {size: kernels[size] for size in sorted(kernels)}
 
     @property
     def _workspace_bytes(self) -> int:
-        return self._accelerator.reserved_bytes() - self._fixed_bytes
+        return self.accelerator.reserved_bytes() - self._fixed_bytes
 
     def _check_workspace(self, batch_size: int, num_bytes: int) -> None:
         """Refuse a model that makes the workspace too large.
 
-        Raises:
-            ModelError: says how large the workspace is, and what to do.
+        Raises ModelError that says how large the workspace is, and what to do.
         """
-        if num_bytes > self._most_bytes:
+        if num_bytes > self.workspace_bytes:
             raise ModelError(
                 f"with a batch of {batch_size} kernels work in {num_bytes >> 20} MiB, expected at most "
-                f"{self._most_bytes >> 20} MiB (--workspace-mib); offer it with smaller batches"
+                f"{self.workspace_bytes >> 20} MiB (--workspace-mib); offer it with smaller batches"
             )
 
     # --- the contest ----------------------------------------------------------------------------
@@ -174,17 +160,17 @@ class Kernels:
             The kernel, and how long an EXEC takes in each way; None for a way that does not work. The way that was
             the fastest before is taken again without measuring the others.
         """
-        works = {way: exec_ns for way in self._ways if (exec_ns := known.get(way.value))}
-        if works and known.keys() >= {way.value for way in self._ways}:
+        works = {way: exec_ns for way in self.ways if (exec_ns := known.get(way.value))}
+        if works and known.keys() >= {way.value for way in self.ways}:
             try:
                 kernel, _ = self._try([fastest(works)], folder, compiled, batch_size)
                 return kernel, dict(known)
             except ModelError as error:
-                if self._loss.reason is not None:
+                if self.loss.reason is not None:
                     raise
                 logger.warning("architecture %s: %s", compiled.architecture_id[:12], error)
-        kernel, taken = self._try(self._ways, folder, compiled, batch_size)
-        if len(self._ways) > 1:
+        kernel, taken = self._try(self.ways, folder, compiled, batch_size)
+        if len(self.ways) > 1:
             logger.info(
                 "architecture %s, batch %d: %s",
                 compiled.architecture_id[:12],
@@ -198,8 +184,7 @@ class Kernels:
     ) -> tuple[CapturedKernel, dict[Way, int | None]]:
         """Capture a graph in some ways; returns the fastest kernel, and what each way takes.
 
-        Raises:
-            ModelError: none works; carries the words of the last.
+        Raises ModelError if none works; carries the words of the last.
         """
         made: dict[Way, CapturedKernel] = {}
         problem: ModelError | None = None
@@ -208,7 +193,7 @@ class Kernels:
                 made[way] = self._capture(folder, compiled, batch_size, way)
             except ModelError as error:
                 problem = error
-                if self._loss.reason is not None:
+                if self.loss.reason is not None:
                     raise
         samples: dict[Way, list[int]] = {way: [] for way in made}
         # The ways take turns, so that a clock that moves is no advantage to any.
@@ -217,18 +202,18 @@ class Kernels:
             if way not in made or (samples[way] and time.monotonic_ns() > end_ns):
                 continue
             try:
-                samples[way].append(self._execs.measure(made[way], compiled.num_pages))
+                samples[way].append(self.execs.measure(made[way], compiled.num_pages))
             except Exception as error:  # onnxruntime's exceptions have no common base
-                self._loss.judge(error)
+                self.loss.judge(error)
                 problem = ModelError(f"a batch of {batch_size} failed: {plain_words(error)}")
-                if self._loss.reason is not None:
+                if self.loss.reason is not None:
                     raise problem from None
                 del made[way]
         if not made:
             assert problem is not None
             raise problem
         # Read the clock at once: that of an idle GPU falls.
-        clock_mhz = self._monitor.look().clock_mhz if self._monitor else 0
+        clock_mhz = self.monitor.look().clock_mhz if self.monitor else 0
         for way, kernel in made.items():
             kernel.exec_ns = sorted(samples[way])[len(samples[way]) // 2]
             kernel.clock_mhz = clock_mhz
@@ -248,8 +233,8 @@ class Kernels:
         )
         graph = (folder / GRAPH_FILE).read_bytes()
         if way is Way.ONNXRUNTIME:
-            assert self._place is not None
-            return self._onnxruntime_kernel(graph, compiled, batch_size, layout, self._place)
+            assert self.place is not None
+            return self._onnxruntime_kernel(graph, compiled, batch_size, layout, self.place)
         return self._torch_kernel(graph, compiled, batch_size, layout, way)
 
     def _torch_kernel(
@@ -260,11 +245,11 @@ class Kernels:
         layout: IoLayout,
         way: Way,
     ) -> CapturedKernel:
-        program = Program(graph, self._accelerator.device, join=way is Way.TORCH_JOINED)
-        weights = weight_views(self._memory.arena.view(-1).view(torch.uint8), compiled.weights)
+        program = Program(graph, self.accelerator.device, join=way is Way.TORCH_JOINED)
+        weights = weight_views(self.memory.arena.view(-1).view(torch.uint8), compiled.weights)
         inputs, outputs = (
             [
-                typed_view(self._memory.batch[offset:], tensor, batch_size)
+                typed_view(self.memory.batch[offset:], tensor, batch_size)
                 for tensor, offset in zip(tensors, offsets, strict=True)
             ]
             for tensors, offsets in (
@@ -286,16 +271,16 @@ class Kernels:
 
         def rehearse() -> None:
             run_aside()
-            if self._workspace_bytes > self._most_bytes:
+            if self._workspace_bytes > self.workspace_bytes:
                 # A part may be that of algorithms that lost a search. What the pool of captured kernels takes it keeps,
                 # so a model that wants too much is refused here.
-                self._accelerator.trim()
+                self.accelerator.trim()
                 before = self._workspace_bytes
                 run_aside()
                 self._check_workspace(batch_size, self._workspace_bytes - before)
 
         try:
-            captured = self._execs.capture(
+            captured = self.execs.capture(
                 work,
                 rehearsal=rehearse,
                 tensor_cores=program.precision.tensor_cores,
@@ -303,7 +288,7 @@ class Kernels:
                 num_pages=compiled.num_pages,
             )
         except (RuntimeError, TypeError, IndexError, ValueError) as error:  # what torch raises
-            self._loss.judge(error)
+            self.loss.judge(error)
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
         return CapturedKernel(way, work, captured, layout, constants)
 
@@ -324,7 +309,7 @@ class Kernels:
                 session,
                 compiled,
                 batch_size,
-                weights_address=self._memory.arena.data_ptr(),
+                weights_address=self.memory.arena.data_ptr(),
                 input_addresses=[begin + offset for offset in layout.input_offsets],
                 output_addresses=[begin + offset for offset in layout.output_offsets],
                 memory=batch,
@@ -332,10 +317,10 @@ class Kernels:
             )
 
         try:
-            kernel = bound_to(self._memory.batch)
+            kernel = bound_to(self.memory.batch)
             # The rehearsal reads zeros, which are legal indices anywhere.
-            aside = bound_to(self._accelerator.device_memory(layout.num_bytes))
-            captured = self._execs.capture(
+            aside = bound_to(self.accelerator.device_memory(layout.num_bytes))
+            captured = self.execs.capture(
                 kernel.launch,
                 rehearsal=aside.launch,
                 tensor_cores=False,
@@ -343,6 +328,6 @@ class Kernels:
                 num_pages=compiled.num_pages,
             )
         except Exception as error:  # onnxruntime's exceptions have no common base
-            self._loss.judge(error)
+            self.loss.judge(error)
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
         return CapturedKernel(Way.ONNXRUNTIME, kernel.launch, captured, layout, kernel)

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from controller.front.http.arrival_clock import ArrivalClock
@@ -27,32 +28,23 @@ _RECEIVE_BUFFER_BYTES = 4 << 20
 _SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 
 
+@dataclass(eq=False)
 class Listener:
     """Accepts connections. It lives in one event loop."""
 
-    def __init__(
-        self,
-        arrivals: ArrivalClock,
-        *,
-        max_connections: Callable[[], int],
-        num_open: Callable[[], int],
-        make_room: Callable[[], bool],
-        accepted: Callable[[socket.socket, tuple[Any, ...], int], None],
-    ) -> None:
-        """Listen nowhere yet.
+    #: Knows since when connections may have waited.
+    arrivals: ArrivalClock
+    _: KW_ONLY
+    #: Gives how many are wanted; some more are accepted, to be told why they are refused.
+    max_connections: Callable[[], int]
+    #: Counts those that are open.
+    num_open: Callable[[], int]
+    #: Ends an idle one; gives whether there was any.
+    make_room: Callable[[], bool]
+    #: Takes a connection, its address, and a time before its first byte came.
+    accepted: Callable[[socket.socket, tuple[Any, ...], int], None]
 
-        Args:
-            arrivals: knows since when connections may have waited.
-            max_connections: gives how many are wanted; some more are accepted, to be told why they are refused.
-            num_open: counts those that are open.
-            make_room: ends an idle one; gives whether there was any.
-            accepted: takes a connection, its address, and a time before its first byte came.
-        """
-        self._arrivals = arrivals
-        self._max_connections = max_connections
-        self._num_open = num_open
-        self._make_room = make_room
-        self._accepted = accepted
+    def __post_init__(self) -> None:
         # Every connection that is not accepted came later than this, per socket; None: no connection waits.
         self._sockets: dict[socket.socket, int | None] = {}
 
@@ -79,10 +71,10 @@ class Listener:
         self._sockets.clear()
 
     def _accept(self, listening: socket.socket) -> None:
-        self._arrivals.used()
+        self.arrivals.used()
         floor_ns = self._sockets[listening]
         if floor_ns is None:
-            floor_ns = self._sockets[listening] = self._arrivals.bound_ns
+            floor_ns = self._sockets[listening] = self.arrivals.bound_ns
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, address = listening.accept()
@@ -99,15 +91,15 @@ class Listener:
                 loop.remove_reader(listening)
                 loop.call_later(0.1, self._accept_again, listening)
                 return
-            most = self._max_connections()
-            while self._num_open() >= most and self._make_room():
+            most = self.max_connections()
+            while self.num_open() >= most and self.make_room():
                 pass
-            if self._num_open() >= most + _SPARE_CONNECTIONS:
+            if self.num_open() >= most + _SPARE_CONNECTIONS:
                 sock.close()
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._accepted(sock, address, floor_ns)
+            self.accepted(sock, address, floor_ns)
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._sockets:
@@ -117,8 +109,7 @@ class Listener:
 def listening_sockets(address: str, *, shared: bool) -> list[socket.socket]:
     """Listen on HOST:PORT, on all addresses of the host and on one port; the arguments are those of `Listener.add`.
 
-    Raises:
-        OSError: the address cannot be used.
+    Raises OSError if the address cannot be used.
     """
     host, _, port_text = address.rpartition(":")
     port = int(port_text)

@@ -16,7 +16,7 @@ import os
 import stat
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -58,8 +58,7 @@ class RegionSpan:
     def read(self, room: memoryview) -> None:
         """Fill room for as many bytes.
 
-        Raises:
-            BadRequestError: the object has become shorter, or is another user's now.
+        Raises BadRequestError if the object has become shorter, or is another user's now.
         """
         self._check()
         position = 0
@@ -72,8 +71,7 @@ class RegionSpan:
     def write(self, data: Buffer) -> None:
         """Write no more bytes than there are.
 
-        Raises:
-            BadRequestError: the object has become shorter, or is another user's now, or there is no memory.
+        Raises BadRequestError if the object has become shorter, or is another user's now, or there is no memory.
         """
         self._check()
         view, position = memoryview(data), 0
@@ -96,25 +94,17 @@ class RegionSpan:
         )
 
 
+@dataclass(eq=False)
 class Regions:
     """What clients have registered."""
 
-    def __init__(
-        self,
-        slabs: Slabs,
-        *,
-        num_bytes_max: int,
-        request_bytes_max: int,
-        objects: Path = _OBJECTS,
-    ) -> None:
-        """Begin with none. All regions have so many bytes at most, and inputs are copied to slabs.
+    slabs: Slabs
+    _: KW_ONLY
+    num_bytes_max: int
+    request_bytes_max: int
+    objects: Path = _OBJECTS
 
-        `objects` is the folder of the system's shared memory objects.
-        """
-        self.request_bytes_max = request_bytes_max
-        self._slabs = slabs
-        self._num_bytes_max = num_bytes_max
-        self._objects = objects
+    def __post_init__(self) -> None:
         # By owner (`Caller.owner`) and name.
         self._regions: dict[tuple[str, str], Region] = {}
 
@@ -123,11 +113,9 @@ class Regions:
     ) -> None:
         """Take a part of an object as a region of its owner.
 
-        Raises:
-            BadRequestError: the name or key is none, there is no such object, or it is too small, no memory,
-                or another user's.
-            NameTakenError: there is a region of that name.
-            NoRoomError: there are too many regions, or too many bytes in them, in all or of this owner.
+        Raises BadRequestError if the name or key is none, there is no such object, or it is too small, no memory, or
+        another user's; NameTakenError if there is a region of that name; NoRoomError if there are too many regions, or
+        too many bytes in them, in all or of this owner.
         """
         if not name:
             raise BadRequestError("name: found none, expected a name for the region")
@@ -139,10 +127,10 @@ class Regions:
         if not num_bytes:
             raise BadRequestError("byte_size: found 0, expected 1 or more")
         total = sum(region.num_bytes for region in self._regions.values())
-        if total + num_bytes > self._num_bytes_max:
+        if total + num_bytes > self.num_bytes_max:
             raise NoRoomError(
                 f"byte_size: found {num_bytes} besides {total} of other regions, expected"
-                f" {self._num_bytes_max} at most in all (--shared-memory-mib)"
+                f" {self.num_bytes_max} at most in all (--shared-memory-mib)"
             )
         # Without known tenants, all regions have one owner.
         if owner:
@@ -168,8 +156,7 @@ class Regions:
     def unregister(self, name: str, *, owner: str = "") -> None:
         """Forget a region, or all of its owner for the empty name. Requests that name it already go on with it.
 
-        Raises:
-            UnknownRegionError: no region of that name is registered.
+        Raises UnknownRegionError if no region of that name is registered.
         """
         for region in self.list(name, owner=owner):
             del self._regions[owner, region.name]
@@ -177,8 +164,7 @@ class Regions:
     def list(self, name: str, *, owner: str = "") -> list[Region]:
         """Give a region, or all of its owner for the empty name.
 
-        Raises:
-            UnknownRegionError: no region of that name is registered.
+        Raises UnknownRegionError if no region of that name is registered.
         """
         if name:
             return [self._find(name, owner)]
@@ -187,9 +173,7 @@ class Regions:
     def find(self, part: SharedPart, *, owner: str = "") -> RegionSpan:
         """Find a part of a region.
 
-        Raises:
-            UnknownRegionError: there is no such region.
-            BadRequestError: the region is smaller.
+        Raises UnknownRegionError if there is no such region; BadRequestError if the region is smaller.
         """
         region = self._find(part.region, owner)
         if part.offset + part.num_bytes > region.num_bytes:
@@ -203,22 +187,21 @@ class Regions:
     def read(self, part: SharedPart, *, owner: str = "") -> Buffer:
         """Copy a part of a region to where inputs lie; as `find` and `RegionSpan.read`."""
         stretch = self.find(part, owner=owner)
-        room = self._slabs.room(part.num_bytes)
+        room = self.slabs.room(part.num_bytes)
         stretch.read(room)
         return room
 
     def _check_share(self, num_bytes: int, total: int, own: Sequence[Region]) -> None:
         """Leave as much free for others as an owner has: no owner can take all, and a new one finds some.
 
-        Raises:
-            NoRoomError: one more region of so many bytes would leave less.
+        Raises NoRoomError if one more region of so many bytes would leave less.
         """
         free = REGIONS_MAX - len(self._regions)
         if len(own) + 1 > free - 1:
             raise NoRoomError(
                 f"found {len(own)} regions of this tenant and room for {free}, expected as much room as it has regions"
             )
-        own_bytes, free_bytes = sum(region.num_bytes for region in own), self._num_bytes_max - total
+        own_bytes, free_bytes = sum(region.num_bytes for region in own), self.num_bytes_max - total
         if own_bytes + num_bytes > free_bytes - num_bytes:
             raise NoRoomError(
                 f"byte_size: found {num_bytes} besides {own_bytes} of this tenant's regions and room for {free_bytes},"
@@ -248,7 +231,7 @@ class Regions:
         # What is no object may be a pipe or a device: neither waited for nor taken as a terminal.
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         try:
-            return os.open(self._objects / name, flags)
+            return os.open(self.objects / name, flags)
         except OSError as error:
             raise BadRequestError(
                 f"key: found {quote(key)}, which cannot be opened: {error.strerror}"

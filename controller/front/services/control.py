@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, BinaryIO, Final
 
 from clockwright import __version__
@@ -53,44 +54,28 @@ _CONTENT_FIELD = 3
 _RENEW_INTERVAL_S: Final = 10.0
 
 
+@dataclass(eq=False)
 class ControlService:
     """Answers operators from the catalogue, the links, the scheduler's statistics and telemetry."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        catalogue: Catalogue,
-        links: WorkerLinks,
-        applications: Applications,
-        fronts: FrontLinks,
-        *,
-        policy: str,
-        default_slo_ns: int,
-        adder: ModelAdder,
-        quotas: QuotaBook,
-        memory: MemoryPressure,
-        wanted: WorkersWanted,
-        knows_callers: bool = False,
-        has_tls: bool = False,
-    ) -> None:
-        """Serve one controller. The policy is a name, for people; the SLO is of models that have none of their own.
+    runtime: Runtime
+    catalogue: Catalogue
+    links: WorkerLinks
+    applications: Applications
+    fronts: FrontLinks
+    _: KW_ONLY
+    policy: str
+    default_slo_ns: int
+    adder: ModelAdder
+    quotas: QuotaBook
+    memory: MemoryPressure
+    wanted: WorkersWanted
+    knows_callers: bool = False
+    has_tls: bool = False
 
-        With `knows_callers` clients need credentials, and with `has_tls` those on other machines TLS.
-        """
-        self._memory = memory
-        self._quotas = quotas
-        self._wanted = wanted
+    def __post_init__(self) -> None:
         self._num_watchers = 0
-        self._knows_callers, self._has_tls = knows_callers, has_tls
-        self._runtime = runtime
-        self._catalogue = catalogue
-        self._links = links
-        self._applications = applications
-        self._fronts = fronts
-        self._policy = policy
-        self._default_slo_ns = default_slo_ns
-        self._adder = adder
-        self._started_ns = runtime.clock()
+        self._started_ns = self.runtime.clock()
 
     def handlers(self) -> dict[Method, Any]:
         """What answers the methods of the service."""
@@ -100,41 +85,41 @@ class ControlService:
 
     async def status(self, _: pb.StatusRequest, _caller: Caller) -> pb.StatusResponse:
         """Totals of the controller since it started."""
-        models = self._catalogue.models
-        total = self._runtime.telemetry.total
-        states = [self._catalogue.state(model) for model in models]
-        load = self._runtime.cluster_load()
+        models = self.catalogue.models
+        total = self.runtime.telemetry.total
+        states = [self.catalogue.state(model) for model in models]
+        load = self.runtime.cluster_load()
         return pb.StatusResponse(
             version=__version__,
-            policy=self._policy,
-            uptime_ns=self._runtime.clock() - self._started_ns,
+            policy=self.policy,
+            uptime_ns=self.runtime.clock() - self._started_ns,
             ready=(
-                self._catalogue.ready
-                and not self._runtime.draining
-                and self._memory.state is not MemoryState.ALL_REFUSED
+                self.catalogue.ready
+                and not self.runtime.draining
+                and self.memory.state is not MemoryState.ALL_REFUSED
             ),
-            draining=self._runtime.draining,
-            num_workers=sum(link.joined for link in self._links.links),
+            draining=self.runtime.draining,
+            num_workers=sum(link.joined for link in self.links.links),
             num_models=len(models),
             num_models_ready=states.count(ModelState.READY),
-            requests=total.requests + self._runtime.num_waiting,
+            requests=total.requests + self.runtime.num_waiting,
             answered=total.answered,
             refusals=_reasons(total.refusals),
             counters=total.by_name(),
-            waiting=self._runtime.num_waiting,
+            waiting=self.runtime.num_waiting,
             kinds=[kind_info(kind) for kind in load.kinds],
             dropped_without_worker_rps=load.dropped_without_worker_rps,
-            fronts=[_front_info(front, self._runtime.clock()) for front in self._fronts.links],
-            memory_bytes=self._memory.used_bytes,
-            memory_limit_bytes=self._memory.limit_bytes,
-            memory_state=self._memory.state.value,
-            knows_callers=self._knows_callers,
-            has_tls=self._has_tls,
+            fronts=[_front_info(front, self.runtime.clock()) for front in self.fronts.links],
+            memory_bytes=self.memory.used_bytes,
+            memory_limit_bytes=self.memory.limit_bytes,
+            memory_state=self.memory.state.value,
+            knows_callers=self.knows_callers,
+            has_tls=self.has_tls,
             denials=_reasons(
-                {reason.value: count for reason, count in self._runtime.telemetry.denials.items()}
+                {reason.value: count for reason, count in self.runtime.telemetry.denials.items()}
             ),
             recent=recent_requests(
-                self._runtime.telemetry, since_ns=self._started_ns, now_ns=self._runtime.clock()
+                self.runtime.telemetry, since_ns=self._started_ns, now_ns=self.runtime.clock()
             ),
         )
 
@@ -142,15 +127,15 @@ class ControlService:
         self, request: pb.ListWorkersRequest, _caller: Caller
     ) -> pb.ListWorkersResponse:
         """All workers, or the one that is named."""
-        links = self._links.links
+        links = self.links.links
         if request.worker_id:
             links = [self._link(request.worker_id)]
-        statistics = {row.worker_id: row for row in self._runtime.statistics().workers}
+        statistics = {row.worker_id: row for row in self.runtime.statistics().workers}
         recent = recent_actions(
-            self._runtime.telemetry,
-            {link.worker_id: link.register.gpu_kind for link in self._links.links},
+            self.runtime.telemetry,
+            {link.worker_id: link.register.gpu_kind for link in self.links.links},
             since_ns=self._started_ns,
-            now_ns=self._runtime.clock(),
+            now_ns=self.runtime.clock(),
         )
         response = pb.ListWorkersResponse()
         for link in links:
@@ -164,16 +149,16 @@ class ControlService:
         self, request: pb.ListModelsRequest, _caller: Caller
     ) -> pb.ListModelsResponse:
         """All models, or the one that is named."""
-        models = self._catalogue.models
+        models = self.catalogue.models
         if request.model_id:
-            models = self._catalogue.versions(request.model_id)
+            models = self.catalogue.versions(request.model_id)
             if not models:
                 raise UnknownModelError(f"there is no model {quote(request.model_id)}")
         return pb.ListModelsResponse(models=self._model_infos(models))
 
     async def explain(self, request: pb.ExplainRequest, _caller: Caller) -> pb.ExplainResponse:
         """Explain the outcome of a request of any tenant."""
-        return explain_request(self._runtime, request.request_id, lambda _: True)
+        return explain_request(self.runtime, request.request_id, lambda _: True)
 
     async def explain_own(self, request: pb.ExplainRequest, caller: Caller) -> pb.ExplainResponse:
         """Explain the outcome of a request of the caller's tenant."""
@@ -184,7 +169,7 @@ class ControlService:
                 "no request is known to be the caller's own: who has no tenant, which keys and tokens give, asks as an"
                 " operator (Explain, v2/requests/ID)"
             )
-        return explain_request(self._runtime, request.request_id, lambda tenant: tenant == own)
+        return explain_request(self.runtime, request.request_id, lambda tenant: tenant == own)
 
     # --- doing --------------------------------------------------------------------------------
 
@@ -194,7 +179,7 @@ class ControlService:
         """Drain a worker; return once it has left."""
         link = self._link(request.worker_id)
         is_asked = request.unless_last and link.joined and not link.draining
-        if is_asked and (words := self._runtime.why_not_without(link.worker_id)):
+        if is_asked and (words := self.runtime.why_not_without(link.worker_id)):
             raise ModelError(words)
         link.drain()
         await link.left.wait()
@@ -209,7 +194,7 @@ class ControlService:
             text = f"found {WATCHERS_MAX} who watch the workers wanted, expected fewer"
             raise RefusedError(Refusal.OVERLOADED, text)
         self._num_watchers += 1
-        wanted = self._wanted
+        wanted = self.wanted
         wanted.look()
         try:
             while not wanted.is_over:
@@ -225,32 +210,26 @@ class ControlService:
     ) -> pb.ReleaseWorkerResponse:
         """Drain the worker of a kind that is cheapest to lose, or a named one."""
         name = WorkerId(request.worker) if request.worker else None
-        worker_id, words = self._wanted.release(GpuKind(request.gpu_kind), name)
+        worker_id, words = self.wanted.release(GpuKind(request.gpu_kind), name)
         return pb.ReleaseWorkerResponse(worker=worker_id, reason=words)
 
     async def add_model(self, stream: CallStream, _caller: Caller) -> None:
         """Add a model; answer once a worker is ready for it. After an error nothing has changed."""
-        async with self._adder.upload() as upload:
+        async with self.adder.upload() as upload:
             name, replace = await self._receive(stream, upload)
-            if not replace and self._catalogue.find(name) is not None:
+            if not replace and self.catalogue.find(name) is not None:
                 raise NameTakenError(f"there is a model {name} already")
-            models = await self._catalogue.add(upload.folder / name, replace=replace, upload=upload)
+            models = await self.catalogue.add(upload.folder / name, replace=replace, upload=upload)
             response = pb.AddModelResponse(models=self._model_infos(models))
         await stream.write(response.SerializeToString())
 
     async def _receive(self, messages: CallStream, upload: Upload) -> tuple[str, bool]:
         """Write the files of a model's folder.
 
-        Returns:
-            The model's name, and whether it is to replace another.
-
-        Raises:
-            ModelError: no model may have that name.
-            BadRequestError: a path leads out of the folder, or there are no files.
-            NoRoomError: uploads have their limit.
-            ProtocolError: something is no message.
-            DecodeError: likewise.
-            OSError: the disk cannot take the files.
+        Returns the model's name, and whether it is to replace another. Raises ModelError if no model may have that
+        name; BadRequestError if a path leads out of the folder, or there are no files; NoRoomError if uploads have
+        their limit; ProtocolError if something is no message; DecodeError likewise; OSError if the disk cannot take the
+        files.
         """
         name, replace, path, num_files = "", False, "", 0
         file: BinaryIO | None = None
@@ -268,13 +247,13 @@ class ControlService:
                         raise BadRequestError(f"path: more than {FILES_MAX} files")
                     if file is not None:
                         file.close()
-                    file = self._adder.create(upload, name, path)
+                    file = self.adder.create(upload, name, path)
                 if file is None:
                     raise BadRequestError(
                         "path: expected in the message that begins a file, found none"
                     )
                 for content in contents[-1:]:  # The last of a field counts.
-                    await self._adder.write(upload, file, content)
+                    await self.adder.write(upload, file, content)
         finally:
             if file is not None:
                 file.close()
@@ -286,19 +265,19 @@ class ControlService:
         self, request: pb.RemoveModelRequest, _caller: Caller
     ) -> pb.RemoveModelResponse:
         """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
-        await asyncio.shield(self._catalogue.remove(request.model_id))
+        await asyncio.shield(self.catalogue.remove(request.model_id))
         return pb.RemoveModelResponse()
 
     async def pin_model(self, request: pb.PinModelRequest, _caller: Caller) -> pb.PinModelResponse:
         """Pin a model, or let it go."""
-        models = await asyncio.shield(self._catalogue.pin(request.model_id, pinned=request.pinned))
+        models = await asyncio.shield(self.catalogue.pin(request.model_id, pinned=request.pinned))
         return pb.PinModelResponse(models=self._model_infos(models))
 
     async def route_model(
         self, request: pb.RouteModelRequest, _caller: Caller
     ) -> pb.RouteModelResponse:
         """Change which versions of a model requests get, or take the last change back."""
-        catalogue, name = self._catalogue, request.model_id
+        catalogue, name = self.catalogue, request.model_id
         maps = {each: dict(getattr(request, each)) for each in ("aliases", "traffic", "shadow")}
         if request.roll_back == any(maps.values()):
             raise BadRequestError(
@@ -315,41 +294,40 @@ class ControlService:
     ) -> pb.PutApplicationResponse:
         """Add an application, or change one."""
         application = read_application(request.application)
-        if self._applications.find(application.name) is not None and not request.replace:
+        if self.applications.find(application.name) is not None and not request.replace:
             raise NameTakenError(f"there is an application {application.name} already")
         try:
             running = await asyncio.shield(
-                self._applications.put(application, replace=request.replace)
+                self.applications.put(application, replace=request.replace)
             )
         except ConfigError as error:
             # Options of a policy are the caller's fault, not the process's.
             raise BadRequestError(str(error)) from None
-        info = await application_info(self._applications, running, "")
+        info = await application_info(self.applications, running, "")
         return pb.PutApplicationResponse(application=info)
 
     async def remove_application(
         self, request: pb.RemoveApplicationRequest, _caller: Caller
     ) -> pb.RemoveApplicationResponse:
         """Remove an application with all it has learned."""
-        await asyncio.shield(self._applications.remove(request.name))
+        await asyncio.shield(self.applications.remove(request.name))
         return pb.RemoveApplicationResponse()
 
     async def list_applications(
         self, request: pb.ListApplicationsRequest, _caller: Caller
     ) -> pb.ListApplicationsResponse:
         """All applications, or the one that is named."""
-        found = self._applications.all
+        found = self.applications.all
         if request.name:
-            running = self._applications.find(request.name)
+            running = self.applications.find(request.name)
             if running is None:
                 raise UnknownModelError(f"there is no application {quote(request.name)}")
             found = [running]
         check_name_length("context", request.context)
         applications = [
-            await application_info(self._applications, running, request.context)
-            for running in found
+            await application_info(self.applications, running, request.context) for running in found
         ]
-        cache = self._applications.cache_statistics()
+        cache = self.applications.cache_statistics()
         return pb.ListApplicationsResponse(
             applications=applications,
             cache_hits=cache.hits,
@@ -367,7 +345,7 @@ class ControlService:
                 await asyncio.sleep(0)
         response = pb.FeedbackResponse()
         for index, result in enumerate(
-            await self._applications.feedback(items, asker=caller.owner), 1
+            await self.applications.feedback(items, asker=caller.owner), 1
         ):
             if index % _FEEDBACK_SLICE == 0:
                 await asyncio.sleep(0)
@@ -385,9 +363,7 @@ class ControlService:
     ) -> pb.EraseContextResponse:
         """Have an application forget a user, session or tenant."""
         check_name_length("context", request.context)
-        erased = await asyncio.shield(
-            self._applications.erase(request.application, request.context)
-        )
+        erased = await asyncio.shield(self.applications.erase(request.application, request.context))
         return pb.EraseContextResponse(erased=erased)
 
     # --- quotas -------------------------------------------------------------------------------
@@ -396,22 +372,22 @@ class ControlService:
         """Give a tenant a quota, from the next request on."""
         try:
             quota = _read_quota(request.quota)
-            await asyncio.shield(self._quotas.set(request.tenant, quota))
+            await asyncio.shield(self.quotas.set(request.tenant, quota))
         except ConfigError as error:
             raise BadRequestError(str(error)) from None
         weights = {} if quota.weight == 1 else {request.tenant: quota.weight}
-        return pb.SetQuotaResponse(remark=self._quotas.remark(weights))
+        return pb.SetQuotaResponse(remark=self.quotas.remark(weights))
 
     async def remove_quota(
         self, request: pb.RemoveQuotaRequest, _caller: Caller
     ) -> pb.RemoveQuotaResponse:
         """Take a tenant's quota away."""
-        await asyncio.shield(self._quotas.remove(request.tenant))
+        await asyncio.shield(self.quotas.remove(request.tenant))
         return pb.RemoveQuotaResponse()
 
     async def list_quotas(self, _: pb.ListQuotasRequest, _caller: Caller) -> pb.ListQuotasResponse:
         """All quotas, and what their tenants have now."""
-        book = self._quotas
+        book = self.quotas
         response = pb.ListQuotasResponse(file="" if book.file is None else str(book.file))
         if (others := book.quotas.quotas.get(OTHERS)) is not None:
             response.quotas.add(tenant=OTHERS, quota=_quota_message(others))
@@ -429,39 +405,39 @@ class ControlService:
     # --- rows ---------------------------------------------------------------------------------
 
     def _link(self, worker_id: str) -> WorkerLink:
-        link = self._links.find(WorkerId(worker_id))
+        link = self.links.find(WorkerId(worker_id))
         if link is None:
-            known = ", ".join(link.worker_id for link in self._links.links[:10]) or "none"
+            known = ", ".join(link.worker_id for link in self.links.links[:10]) or "none"
             raise UnknownWorkerError(f"there is no worker {quote(worker_id)}; connected: {known}")
         return link
 
     def _model_infos(self, models: list[Entry]) -> list[pb.ModelInfo]:
-        statistics = self._runtime.statistics()
+        statistics = self.runtime.statistics()
         rows = {row.model_id: row for row in statistics.models}
         return [self._model_info(model, rows.get(model.model_id)) for model in models]
 
     def _model_info(self, model: Entry, row: ModelStatistics | None) -> pb.ModelInfo:
-        counts = self._runtime.telemetry.by_model.get(model.model_id, Counts())
+        counts = self.runtime.telemetry.by_model.get(model.model_id, Counts())
         info = pb.ModelInfo(
             model_id=model.name,
             version=model.version,
-            state=self._catalogue.state(model).value,
-            reason=self._catalogue.reason(model),
+            state=self.catalogue.state(model).value,
+            reason=self.catalogue.reason(model),
             architecture_id=model.architecture_id or "",
-            slo_ns=model.slo_ns or self._default_slo_ns,
+            slo_ns=model.slo_ns or self.default_slo_ns,
             weights_bytes=model.weights_bytes,
             one_by_one=model.one_by_one,
-            pinned=self._catalogue.is_pinned(model),
+            pinned=self.catalogue.is_pinned(model),
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,
             refusals=_reasons(counts.refusals),
             counters=counts.by_name(),
-            share=self._catalogue.shares(model.name).get(model.version, 0.0),
+            share=self.catalogue.shares(model.name).get(model.version, 0.0),
         )
-        aliases = self._catalogue.routing(model.name).aliases
+        aliases = self.catalogue.routing(model.name).aliases
         info.aliases.extend(alias for alias in aliases if aliases[alias] == model.version)
-        shadow = self._catalogue.shadow(model.name)
+        shadow = self.catalogue.shadow(model.name)
         if shadow is not None and shadow[0] is model:
             info.shadow = shadow[1]
         if row is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import grpc
@@ -52,36 +53,24 @@ SHARED_MEMORY_EXTENSION = "system_shared_memory"
 APPLICATION_PLATFORM = "clockwright_application"
 
 
+@dataclass(eq=False)
 class RepositoryService:
     """Answers from what there is in the controller."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        catalogue: Catalogue,
-        backend: LocalBackend,
-        applications: Applications,
-        *,
-        adder: ModelAdder,
-        door: AdmissionLimits,
-        client_shm: bool = False,
-        name: str = "clockwright",
-        fill_statistics: Callable[[ModelId, pb.ModelStatistics], None] | None = None,
-    ) -> None:
-        """Serve one controller, which calls itself `name`.
+    runtime: Runtime
+    catalogue: Catalogue
+    backend: LocalBackend
+    applications: Applications
+    _: KW_ONLY
+    adder: ModelAdder
+    #: Shut when there is no memory for requests: then the server is not ready.
+    door: AdmissionLimits
+    client_shm: bool = False
+    name: str = "clockwright"
+    #: Fills in what the metrics count of a model; None: only telemetry's counts are known.
+    fill_statistics: Callable[[ModelId, pb.ModelStatistics], None] | None = None
 
-        `fill_statistics` fills in what the metrics count of a model. The limits are shut when there is no memory for
-        requests; then the server is not ready.
-        """
-        self._runtime = runtime
-        self._catalogue = catalogue
-        self._backend = backend
-        self._applications = applications
-        self._adder = adder
-        self._door = door
-        self._client_shm = client_shm
-        self._name = name
-        self._fill_statistics = fill_statistics
+    def __post_init__(self) -> None:
         self.health = HealthService(self._is_serving)
 
     def handlers(self) -> dict[Method, Any]:
@@ -99,33 +88,31 @@ class RepositoryService:
         return pb.ServerReadyResponse(ready=await self._is_serving())
 
     async def _is_serving(self) -> bool:
-        return self._catalogue.ready and not self._runtime.draining and not self._door.is_shut
+        return self.catalogue.ready and not self.runtime.draining and not self.door.is_shut
 
     async def model_ready(self, request: pb.ModelReadyRequest, _caller: Caller) -> Message:
         """Say whether a model or an application serves."""
         try:
-            if application := self._backend.application(request.name, request.version):
-                state = self._applications.state(application)
+            if application := self.backend.application(request.name, request.version):
+                state = self.applications.state(application)
                 return pb.ModelReadyResponse(ready=state is ModelState.READY)
-            model = self._backend.model(request.name, request.version)
+            model = self.backend.model(request.name, request.version)
         except UnknownModelError:
             return pb.ModelReadyResponse(
                 ready=False
             )  # Triton, too, answers so for an unknown model.
-        return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
+        return pb.ModelReadyResponse(ready=self.catalogue.state(model) is ModelState.READY)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, _caller: Caller) -> Message:
         """Say which extensions work."""
         extensions = [*EXTENSIONS]
-        if self._client_shm:
+        if self.client_shm:
             extensions.append(SHARED_MEMORY_EXTENSION)
-        return pb.ServerMetadataResponse(
-            name=self._name, version=__version__, extensions=extensions
-        )
+        return pb.ServerMetadataResponse(name=self.name, version=__version__, extensions=extensions)
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, _caller: Caller) -> Message:
         """Say what a model or an application takes and gives."""
-        servable = self._backend.find(request.name, request.version).servable
+        servable = self.backend.find(request.name, request.version).servable
 
         def tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
             shape = spec.shape(servable.stated_rows)
@@ -135,7 +122,7 @@ class RepositoryService:
 
         return pb.ModelMetadataResponse(
             name=servable.name,
-            versions=[each.version for each in self._catalogue.versions(servable.name)]
+            versions=[each.version for each in self.catalogue.versions(servable.name)]
             or [servable.version],
             platform=APPLICATION_PLATFORM
             if servable.has_contexts
@@ -148,7 +135,7 @@ class RepositoryService:
 
     async def model_config(self, request: pb.ModelConfigRequest, _caller: Caller) -> Message:
         """Describe a model or an application as Triton's configurations do."""
-        described = self._backend.find(request.name, request.version)
+        described = self.backend.find(request.name, request.version)
         servable, model = described.servable, described.subject
         tensors = (*servable.inputs, *servable.outputs)
         folder = model.folder if isinstance(model, Entry) else None
@@ -176,7 +163,7 @@ class RepositoryService:
             ],
         )
         parameters: dict[str, str] = {
-            "slo_ms": f"{(servable.slo_ns or self._backend.default_slo_ns) / NS_PER_MS:g}"
+            "slo_ms": f"{(servable.slo_ns or self.backend.default_slo_ns) / NS_PER_MS:g}"
         }
         if isinstance(model, Pipeline):
             config.platform = ENSEMBLE
@@ -217,20 +204,20 @@ class RepositoryService:
         self, request: pb.ModelStatisticsRequest, _caller: Caller
     ) -> Message:
         """Outcomes of the requests to one model, or to each; other methods report on applications."""
-        models = self._catalogue.models
+        models = self.catalogue.models
         if request.name:
-            models = [self._backend.model(request.name, request.version)]
+            models = [self.backend.model(request.name, request.version)]
             if not request.version:
-                models = self._catalogue.versions(request.name)
+                models = self.catalogue.versions(request.name)
         response = pb.ModelStatisticsResponse()
         for model in models:
             told = response.model_stats.add(name=model.name, version=model.version)
-            counts = self._runtime.telemetry.by_model.get(model.model_id)
+            counts = self.runtime.telemetry.by_model.get(model.model_id)
             if counts is not None:
                 told.inference_stats.success.count = counts.answered
                 told.inference_stats.fail.count = counts.refusals.total()
-            if self._fill_statistics is not None:
-                self._fill_statistics(model.model_id, told)
+            if self.fill_statistics is not None:
+                self.fill_statistics(model.model_id, told)
         return response
 
     # --- the model repository -----------------------------------------------------------------
@@ -240,16 +227,16 @@ class RepositoryService:
     ) -> Message:
         """List models and applications."""
         index = pb.RepositoryIndexResponse()
-        for model in self._catalogue.models:
-            state = self._catalogue.state(model)
+        for model in self.catalogue.models:
+            state = self.catalogue.state(model)
             index.models.add(
                 name=model.name,
                 version=model.version,
                 state=state.value,
-                reason=self._catalogue.reason(model),
+                reason=self.catalogue.reason(model),
             )
-        for running in self._applications.all:
-            state = self._applications.state(running)
+        for running in self.applications.all:
+            state = self.applications.state(running)
             index.models.add(
                 name=running.application.name,
                 version=running.version,
@@ -270,9 +257,9 @@ class RepositoryService:
         try:
             config, files = _read_load(request)
             if files:
-                await self._adder.add(name, files, config)
+                await self.adder.add(name, files, config)
             else:
-                await self._catalogue.reload(name, config)
+                await self.catalogue.reload(name, config)
         except (BadRequestError, ModelError, NoRoomError, StoreError) as error:
             # Triton's clients look for the first words; and for code and words of what no disk can store.
             told = f"failed to load {quote(name)}: "
@@ -286,7 +273,7 @@ class RepositoryService:
         self, request: pb.RepositoryModelUnloadRequest, _caller: Caller
     ) -> Message:
         """Remove a model."""
-        await asyncio.shield(self._catalogue.remove(_model_named(request)))
+        await asyncio.shield(self.catalogue.remove(_model_named(request)))
         return pb.RepositoryModelUnloadResponse()
 
 
@@ -345,8 +332,7 @@ def _model_named(
 def _read_load(request: pb.RepositoryModelLoadRequest) -> tuple[str, dict[str, bytes]]:
     """Read a load's parameters: a configuration as JSON, and files by their path in the model's folder.
 
-    Raises:
-        BadRequestError: there are others, or one is not what it should be.
+    Raises BadRequestError if there are others, or one is not what it should be.
     """
     config, files = "", {}
     for key, value in sorted(request.parameters.items()):

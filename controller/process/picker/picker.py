@@ -17,7 +17,7 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -103,17 +103,15 @@ class _Picking:
     begun: bytes = b""
 
 
+@dataclass(eq=False)
 class Picker:
     """Chooses for gateways."""
 
-    def __init__(
-        self, choices: Choices, *, default_slo_ns: int, clock: Callable[[], int] = time.monotonic_ns
-    ) -> None:
-        """Choose by what the directory says; the SLO is of calls that state none."""
-        #: What the directory says.
-        self.choices = choices
-        self._default_slo_ns = default_slo_ns
-        self._clock = clock
+    choices: Choices
+    _: KW_ONLY
+    #: SLO of calls that state none.
+    default_slo_ns: int
+    clock: Callable[[], int] = time.monotonic_ns
 
     def handlers(self) -> dict[Method, Any]:
         """What answers the method."""
@@ -202,8 +200,8 @@ class Picker:
     def _pick(self, picking: _Picking, kind: str) -> Any:  # noqa: ANN401
         """Choose, and make the answer to the headers, or to the body."""
         picking.is_picked = True
-        now_ns = self._clock()
-        slo_ns = picking.slo_ns if picking.slo_ns is not None else self._default_slo_ns
+        now_ns = self.clock()
+        slo_ns = picking.slo_ns if picking.slo_ns is not None else self.default_slo_ns
         address, refused = "", RefusedError(Refusal.NO_WORKER, "no controller is there")
         if picking.model == _ANY:
             live = [row.address for row in self.choices.live(now_ns)]
