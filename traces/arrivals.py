@@ -649,7 +649,6 @@ class _Active:
 
 
 def _split(pending: list[Arrivals], until_ns: int) -> tuple[Arrivals, Arrivals]:
-    """Sort all pending arrivals by time, and cut them at a time."""
     columns = [np.concatenate(column) for column in zip(*pending, strict=True)]
     # The sort is stable: requests of one instant keep the order of their sources.
     order = np.argsort(columns[0], kind="stable")

@@ -150,7 +150,6 @@ def _one_of(path: Path, header: Sequence[str], known: dict[str, int]) -> str | N
 def _whole(
     path: Path, number: int, cell: dict[str, str], column: str, units: dict[str, int]
 ) -> int:
-    """Read a time in nanoseconds."""
     text = cell[column]
     try:
         # A float lacks the digits for a clock's nanoseconds.

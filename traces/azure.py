@@ -159,7 +159,6 @@ def _header(path: Path, line: str) -> list[str]:
 
 
 def _cut(path: Path, number: int, line: str, num_minutes: int) -> list[str]:
-    """Cut a row into its four names and the counts."""
     found, expected = line.count(",") + 1, len(_ID_COLUMNS) + num_minutes
     if found != expected:
         raise format_error(path, number, f"found {found} cells, expected {expected}")
@@ -182,7 +181,6 @@ def _read_counts(
 
 
 def _bad_count(path: Path, number: int, text: str, first_label: int) -> TraceFormatError:
-    """Find the cell that is wrong."""
     for label, cell in enumerate(text.split(","), first_label):
         digits = cell.strip()
         if not (digits.isascii() and digits.isdigit() and int(digits) <= _COUNT_MAX):

@@ -230,7 +230,6 @@ def _turns(weights: Sequence[Fraction]) -> list[int]:
 
 
 def _flat(summary: LoadSummary) -> dict[str, Any]:
-    """Make a row of a table: `latency_ms_p99` and `refused_COLD` are columns."""
     row: dict[str, Any] = {}
     for key, value in asdict(summary).items():
         match key:

@@ -352,7 +352,6 @@ async def _messages(
     workload: Workload,
     style: AskingStyle,
 ) -> list[_Message]:
-    """Ask the server for its models' inputs."""
     # Models that take the same share their payloads.
     known: dict[bytes, ModelInputs] = {}
     messages: list[_Message] = []

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from clockwright.errors import ProtocolError
@@ -61,37 +62,27 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _UNSENT_BYTES_MAX = 1 << 30
 
 
+@dataclass(eq=False)
 class ControllerSocket:
     """One connection, from dialling to its end."""
 
-    def __init__(
-        self,
-        actions: ActionThread,
-        host: str,
-        welcome: Welcome,
-        tls: ssl.SSLContext | None,
-        take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
-        hear: Callable[[messages.ToWorker, Buffer, int], None],
-    ) -> None:
-        """Dial, and serve until `over`.
+    #: Reads the connection.
+    actions: ActionThread
+    #: The controller's.
+    host: str
+    #: Says where to dial, and with which token.
+    welcome: Welcome
+    #: How to speak TLS over TCP; None: not at all.
+    tls: ssl.SSLContext | None
+    #: Called by the thread `actions` with orders of the controller, as `decode_order` gives them.
+    take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None]
+    #: Called by the event loop with the controller's other messages, their payload, and when they came.
+    hear: Callable[[messages.ToWorker, Buffer, int], None]
 
-        Args:
-            actions: reads the connection.
-            host: the controller's.
-            welcome: says where to dial, and with which token.
-            tls: how to speak TLS over TCP; None: not at all.
-            take: called by the thread `actions` with orders of the controller, as `decode_order` gives them.
-            hear: called by the event loop with the controller's other messages, their payload, and when they came.
-        """
-        self._actions = actions
-        self._host = host
-        self._welcome = welcome
-        self._tls = tls
-        self._take = take
-        self._hear = hear
+    def __post_init__(self) -> None:
         self._has_heard = False
         #: Orders of earlier generations are refused, and end the connection.
-        self.oldest = welcome.generation
+        self.oldest = self.welcome.generation
         self._loop = asyncio.get_running_loop()
         #: Why the connection has ended; an exception where the controller broke the protocol.
         self.over: asyncio.Future[str] = self._loop.create_future()
@@ -164,10 +155,10 @@ class ControllerSocket:
                 self._receive, self._is_sealed = partial(self._receive_sealed, sock), True
             else:
                 self._receive = sock.recv_into
-            self._actions.listen(sock, self._readable)
+            self.actions.listen(sock, self._readable)
             if self._is_sealed:
                 # Bytes that TLS has decrypted already are no news of the socket.
-                self._actions.call_at(0, self._readable)
+                self.actions.call_at(0, self._readable)
             return
         except Exception as error:
             reason = _reason_of(error)
@@ -180,8 +171,8 @@ class ControllerSocket:
 
     def _dial(self) -> socket.socket:
         sock = self._connect()
-        prepare(sock, silence_limit_ms=self._welcome.silence_limit_ms)
-        sock.sendall(greeting(self._welcome.token))
+        prepare(sock, silence_limit_ms=self.welcome.silence_limit_ms)
+        sock.sendall(greeting(self.welcome.token))
         sock.settimeout(0)
         with self._lock:
             self._sock = sock
@@ -192,17 +183,17 @@ class ControllerSocket:
         return sock
 
     def _connect(self) -> socket.socket:
-        port, path = self._welcome.socket_port, self._welcome.socket_path
+        port, path = self.welcome.socket_port, self.welcome.socket_path
         try:
-            return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S, tls=self._tls)
+            return dial(self.host, port, path, limit_s=_DIAL_LIMIT_S, tls=self.tls)
         except OSError as error:
-            raise ProtocolError(f"cannot connect to {self._host}:{port}: {error}") from None
+            raise ProtocolError(f"cannot connect to {self.host}:{port}: {error}") from None
 
     # --- the thread of actions ----------------------------------------------------------------------
 
     def _readable(self) -> None:
         reason: str | Exception
-        reader, take, oldest = self._reader, self._take, self._welcome.generation
+        reader, take, oldest = self._reader, self.take, self.welcome.generation
         try:
             while num_bytes := self._receive(reader.room()):
                 self._has_heard = True
@@ -223,7 +214,7 @@ class ControllerSocket:
             reason = _reason_of(error)
         sock = self._sock
         if sock is not None:
-            self._actions.ignore(sock)
+            self.actions.ignore(sock)
             while self._files:
                 os.close(self._files.popleft())
             self._tell_end(reason)
@@ -248,7 +239,7 @@ class ControllerSocket:
                 memory.inputs.pop(message.number, None)
         else:
             received_ns = time.monotonic_ns()
-            self._loop.call_soon_threadsafe(self._hear, message, frame[1], received_ns)
+            self._loop.call_soon_threadsafe(self.hear, message, frame[1], received_ns)
 
     # --- with the lock held ---------------------------------------------------------------------
 
@@ -296,7 +287,6 @@ class ControllerSocket:
                 self._flush()
 
     def _end(self, reason: str | Exception) -> None:
-        """The thread has ended."""
         self.close()
         with self._lock:
             if self._sock is not None:
@@ -341,7 +331,6 @@ def _map(offer: MemoryOffer, files: deque[int]) -> Memory | None:
 
 
 def _map_further(offer: FurtherMemory, files: deque[int], memory: Memory | None) -> bool:
-    """Map a front's memory. Returns whether that worked."""
     if memory is None or not files:
         return False
     inputs = _map_file(files.popleft(), offer.num_bytes, to_write=False)

@@ -20,6 +20,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO, Generic
 
@@ -55,29 +56,21 @@ Chunk = tuple[ModelChunk, Buffer]
 Contents = tuple[object, ...]
 
 
+@dataclass(eq=False)
 class Offers(Generic[M]):
     """The offers of one link."""
 
-    def __init__(
-        self,
-        device: Device[M],
-        files: FileStore,
-        send: Callable[[FromWorker], None],
-        ready: Callable[[M, bytes], None],
-    ) -> None:
-        """Set up; `run` does the work.
+    #: Judges and prepares models.
+    device: Device[M]
+    #: The store that received files go to.
+    files: FileStore
+    #: Sends a message to the controller, in order.
+    send: Callable[[FromWorker], None]
+    #: Called with a prepared model and a digest of its offer, before the controller is told. From then on actions
+    #: for the model must be accepted.
+    ready: Callable[[M, bytes], None]
 
-        Args:
-            device: judges and prepares models.
-            files: the store that received files go to.
-            send: sends a message to the controller, in order.
-            ready: called with a prepared model and a digest of its offer, before the controller is told. From then on
-                actions for the model must be accepted.
-        """
-        self._device = device
-        self._files = files
-        self._send = send
-        self._ready = ready
+    def __post_init__(self) -> None:
         #: Digests of the offers that are open.
         self._digests: dict[ModelId, bytes] = {}
         #: Offers, and how often each has failed by what may have passed; the smallest first.
@@ -128,7 +121,7 @@ class Offers(Generic[M]):
 
     async def run(self) -> None:
         """Answer offers until cancelled."""
-        places = [asyncio.create_task(self._run_one()) for _ in range(self._device.at_once)]
+        places = [asyncio.create_task(self._run_one()) for _ in range(self.device.at_once)]
         try:
             done, _ = await asyncio.wait(places, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
@@ -164,7 +157,7 @@ class Offers(Generic[M]):
     async def _answer(self, offer: Offer, num_tries: int) -> None:
         def progress(stage: str) -> None:
             logger.info("model %s: %s", offer.model_id, stage)
-            self._send(ModelProgress(offer.model_id, stage))
+            self.send(ModelProgress(offer.model_id, stage))
 
         async def fetch(files: Sequence[OfferedFile]) -> None:
             if files:
@@ -175,7 +168,7 @@ class Offers(Generic[M]):
         for_others = again = False
         model: M | None = None
         try:
-            model = await self._device.prepare(offer, fetch, progress)
+            model = await self.device.prepare(offer, fetch, progress)
         except (CompilerKilledError, OSError) as error:
             again, num_left = isinstance(error, OSError), len(RETRY_PAUSES_S) - num_tries
             pause_s = RETRY_PAUSES_S[-max(num_left, 1)]
@@ -202,20 +195,20 @@ class Offers(Generic[M]):
         if model is None:
             level = logging.INFO if for_others else logging.WARNING
             logger.log(level, "model %s: refused: %s", offer.model_id, reason)
-            self._send(ModelRefused(offer.model_id, reason or "", for_others))
+            self.send(ModelRefused(offer.model_id, reason or "", for_others))
             return
-        self._ready(model, digest)
+        self.ready(model, digest)
         logger.info("model %s: ready, %d pages", offer.model_id, model.num_pages)
         if model.one_by_one:
             logger.warning("model %s: rows run one by one: %s", offer.model_id, model.one_by_one)
-        self._send(describe(model))
+        self.send(describe(model))
 
     async def _fetch(self, model_id: ModelId, files: Sequence[OfferedFile]) -> None:
         """Receive files into the store. Raises ModelError if a file is not the one that was offered."""
         wanted = {file.sha256: file for file in files}
         incoming: dict[str, _Incoming] = {}
         chunks = self._chunks[model_id] = asyncio.Queue()
-        self._send(ModelNeeded(model_id, tuple(wanted)))
+        self.send(ModelNeeded(model_id, tuple(wanted)))
         try:
             while wanted:
                 message, payload = await chunks.get()
@@ -224,7 +217,7 @@ class Offers(Generic[M]):
                     if sha256 not in wanted:
                         continue
                     if sha256 not in incoming:
-                        incoming[sha256] = _Incoming(self._files, wanted[sha256])
+                        incoming[sha256] = _Incoming(self.files, wanted[sha256])
                     file = incoming[sha256]
                     await asyncio.to_thread(file.add, message.offset, payload)
                     num_bytes = file.num_bytes
@@ -243,7 +236,7 @@ class Offers(Generic[M]):
                 file.close()
 
     def _acknowledge(self, message: ModelChunk, num_bytes: int = 0) -> None:
-        self._send(ChunkReceived(message.model_id, message.sha256, num_bytes))
+        self.send(ChunkReceived(message.model_id, message.sha256, num_bytes))
 
 
 class _Incoming:

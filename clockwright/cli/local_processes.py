@@ -100,7 +100,6 @@ class LocalProcesses(ABC, Generic[C]):
         self._watchers[name] = watcher
 
     def _command(self, controller: str, name: str) -> list[str]:
-        """The command line of one."""
         return [
             *(sys.executable, "-m", "clockwright.cli", *self._arguments(controller, name)),
             *self._logs.spell(),

@@ -338,7 +338,6 @@ def make_frame(header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
 
 
 def _cut(action_id: int, payload: Buffer, lengths: Sequence[int]) -> Sequence[Buffer]:
-    """Cut a payload into tensors."""
     if sum(lengths) != len(payload):
         raise ProtocolError(
             f"action {action_id}: tensors of {sum(lengths)} bytes in a payload of {len(payload)}"

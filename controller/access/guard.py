@@ -124,7 +124,6 @@ class Guard:
         log.info("read access rules again: %d keys and certificates", len(self._grants))
 
     def _read(self) -> None:
-        """Read all of it, or change nothing."""
         config = self._config
         grants: tuple[Grant, ...] = ()
         worker_token_sha256 = b""

@@ -170,7 +170,6 @@ def _refusal(words: str) -> Reply:
 
 
 async def _told(make: Callable[[], Awaitable[bytes]]) -> bytes:
-    """Make a look; where something is not there, that is said in its place, once or again and again."""
     try:
         return await make()
     except ClockwrightError as error:

@@ -378,7 +378,6 @@ class DashboardViews:
         return told, load, recent, workers
 
     async def _count_states(self) -> None:
-        """Count the models by state, if that is long ago or models are on their way."""
         now_s = time.monotonic()
         is_loading = self._num_by_state[ModelState.LOADING]
         if now_s - self._states_at_s < _STATES_KEPT_S and not is_loading:

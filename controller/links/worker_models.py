@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from clockwright.errors import ProtocolError
@@ -105,34 +105,27 @@ class Claims:
         )
 
 
+@dataclass(eq=False)
 class WorkerModels:
     """Offers models to one worker, sends their files, and takes its answers."""
 
-    def __init__(
-        self,
-        worker_id: WorkerId,
-        claims: Claims,
-        keeps: Sequence[Held],
-        data: FrameSocket,
-        *,
-        know: Callable[[ModelId, tuple[TensorSpec, ...]], object],
-        forget: Callable[[ModelId], object],
-    ) -> None:
-        """Offer nothing yet. `know` hears of each model that is ready and its outputs before an Infer may come.
+    worker_id: WorkerId
+    claims: Claims
+    #: What the worker was told to keep.
+    keeps: Sequence[Held]
+    data: FrameSocket
+    _: KW_ONLY
+    #: Hears of each model that is ready and its outputs before an Infer may come.
+    know: Callable[[ModelId, tuple[TensorSpec, ...]], object]
+    #: Hears of each model that the worker is to forget.
+    forget: Callable[[ModelId], object]
 
-        `keeps` is what the worker was told to keep, and `forget` hears of each model that it is to forget.
-        """
-        self.worker_id = worker_id
+    def __post_init__(self) -> None:
         #: Models that the worker cannot serve, and why. It may say later that it can: what it lacked has come.
         self.refused: dict[ModelId, str] = {}
         #: It is to leave, so nothing is told of its models any more.
         self.draining = False
-        self._claims = claims
-        self._catalogue = claims.catalogue
-        self._keeps = keeps
-        self._data = data
-        self._know = know
-        self._forget = forget
+        self._catalogue = self.claims.catalogue
         #: Models that were offered to the worker, which has not answered yet.
         self._unanswered: set[ModelId] = set()
         #: Heartbeat intervals since it last said something of any of them.
@@ -143,9 +136,9 @@ class WorkerModels:
 
     def take_over(self) -> bool:
         """Tell the catalogue of what the worker held already. Returns False if models have changed meanwhile."""
-        keeps, self._keeps = self._keeps, ()
+        keeps, self.keeps = self.keeps, ()
         for held in keeps:
-            if not self._claims.is_wanted(held):
+            if not self.claims.is_wanted(held):
                 return False
             self._accept(held.ready, resident=held.resident)
         return True
@@ -153,7 +146,7 @@ class WorkerModels:
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
         self._unanswered.add(model.model_id)
-        self._data.send(messages.frame(_offer(model)))
+        self.data.send(messages.frame(_offer(model)))
 
     def withdraw(self, model: Entry) -> None:
         """Take an offer back unless it was accepted. The scheduler forgets models that were ready."""
@@ -164,8 +157,8 @@ class WorkerModels:
     def forget_model(self, model_id: ModelId) -> None:
         """Tell the worker to drop a model."""
         self._unanswered.discard(model_id)
-        self._forget(model_id)
-        self._data.send(messages.frame(ModelDrop(model_id)))
+        self.forget(model_id)
+        self.data.send(messages.frame(ModelDrop(model_id)))
 
     def take(self, message: messages.FromWorker) -> None:
         """Take what the worker says of models. Raises ProtocolError if the protocol does not allow it."""
@@ -229,7 +222,7 @@ class WorkerModels:
             await self._permits.acquire()
             self._num_unacknowledged += 1
             chunk = ModelChunk(transfer.model_id, file.sha256, offset, last)
-            self._data.send(messages.frame(chunk, content))
+            self.data.send(messages.frame(chunk, content))
             offset += len(content)
 
     def _take_needed(self, needed: ModelNeeded) -> None:
@@ -256,7 +249,7 @@ class WorkerModels:
         model = self._catalogue.find_id(model_id)
         if model is None or model.folder is None:
             return  # The model was removed a moment ago.
-        if fault := self._claims.fault_of(ready, model.folder):
+        if fault := self.claims.fault_of(ready, model.folder):
             self._refused(model_id, fault)
             self.forget_model(model_id)
         else:
@@ -275,7 +268,7 @@ class WorkerModels:
             exec_ns={
                 batch.batch_size: batch.exec_ns
                 for batch in ready.batches
-                if total_bytes(ready.outputs, batch.batch_size) <= self._claims.message_bytes_max
+                if total_bytes(ready.outputs, batch.batch_size) <= self.claims.message_bytes_max
             },
             clock_mhz=ready.clock_mhz,
             output_row_bytes=usual_row_bytes(ready.outputs),
@@ -284,7 +277,7 @@ class WorkerModels:
         if self.draining:
             return
         # Before the scheduler knows: it may send an Infer at once.
-        self._know(model_id, ready.outputs)
+        self.know(model_id, ready.outputs)
         known = self._catalogue.model_ready(
             event,
             inputs=ready.inputs,

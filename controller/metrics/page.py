@@ -440,7 +440,6 @@ def _failures(model: ModelTally) -> str:
 
 
 def _outcomes(model: ModelTally) -> str:
-    """The lines of all finished requests."""
     numbers = {OK: model.answered, **model.unanswered}
     return "".join(
         [

@@ -221,7 +221,6 @@ class ServedNames(Verdicts):
         versions.put(model)
 
     def _drop(self, model: Entry) -> None:
-        """Serve a model no more."""
         del self._by_key[model.key]
         if (versions := self._versions.get(model.name)) is not None:
             versions.drop(model)
@@ -689,7 +688,6 @@ def name_of(model_id: str) -> str:
 
 
 def _each(folders: Sequence[ModelFolder], names: Iterable[str]) -> list[tuple[str, ModelFolder]]:
-    """Each version by each name."""
     return [(name, folder) for name in names for folder in folders]
 
 

@@ -23,7 +23,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from clockwright.errors import ModelError, NoRoomError, StoreError
@@ -61,17 +61,18 @@ class KeptUpload:
     fault: str = ""
 
 
+@dataclass(eq=False)
 class Uploads:
     """A folder for uploads, which together have a limit, and their rows in the state file."""
 
-    def __init__(self, directory: Path, state: StateFile, *, bytes_max: int) -> None:
-        """Keep uploads below a directory of their own, which is made.
+    #: Not shared; it is made.
+    directory: Path
+    state: StateFile
+    _: KW_ONLY
+    #: What all uploads that are there, or under way, may have together.
+    bytes_max: int
 
-        All that are there or under way have so many bytes at most.
-        """
-        self._directory = directory
-        self._state = state
-        self._bytes_max = bytes_max
+    def __post_init__(self) -> None:
         self._num_bytes = 0
         self._uploads: set[Upload] = set()
         self._last_number = 0
@@ -81,7 +82,7 @@ class Uploads:
     def begin(self) -> Upload:
         """Begin an upload. The caller makes its folder, and discards it."""
         self._last_number += 1
-        upload = Upload(self._last_number, self._directory / str(self._last_number))
+        upload = Upload(self._last_number, self.directory / str(self._last_number))
         self._uploads.add(upload)
         return upload
 
@@ -90,10 +91,10 @@ class Uploads:
 
         Raises NoRoomError if no room is left.
         """
-        if self._num_bytes + num_bytes > self._bytes_max:
+        if self._num_bytes + num_bytes > self.bytes_max:
             raise NoRoomError(
                 f"uploaded models have {self._num_bytes} bytes, and {num_bytes} more were found; expected"
-                f" {self._bytes_max} in all at most (--upload-limit-mib)"
+                f" {self.bytes_max} in all at most (--upload-limit-mib)"
             )
         self._num_bytes += num_bytes
         upload.num_bytes += num_bytes
@@ -117,7 +118,7 @@ class Uploads:
             upload, folders = new
             text = "\n".join([folder.to_json() for folder in folders])
             row, names = (upload.number, text, upload.num_bytes), folders[0].instance_names
-            if self._state.path is not None:
+            if self.state.path is not None:
                 try:
                     await asyncio.to_thread(_sync, upload.folder)
                 except OSError as error:
@@ -136,7 +137,7 @@ class Uploads:
                     "INSERT OR REPLACE INTO generation VALUES (?, ?)", list(generations.items())
                 )
 
-        await self._state.run(write)
+        await self.state.run(write)
 
     # --- going ----------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class Uploads:
                 _delete(connection, rows)
 
         try:
-            await self._state.run(write)
+            await self.state.run(write)
         except StoreError as error:
             if any(upload.folder.exists() for _, upload in models):
                 raise
@@ -199,17 +200,17 @@ class Uploads:
             for name, number in connection.execute("SELECT * FROM model ORDER BY name"):
                 names.setdefault(number, []).append(name)
 
-        await self._state.run(read)
-        self._directory.mkdir(exist_ok=True)
-        if self._state.path is not None:
+        await self.state.run(read)
+        self.directory.mkdir(exist_ok=True)
+        if self.state.path is not None:
             # Or a folder that was just made goes, with all that it confirms, when the machine loses its power.
-            await asyncio.to_thread(sync_path, self._directory.parent)
-        found = await asyncio.to_thread(lambda: {path.name for path in self._directory.iterdir()})
+            await asyncio.to_thread(sync_path, self.directory.parent)
+        found = await asyncio.to_thread(lambda: {path.name for path in self.directory.iterdir()})
         records = []
         for number, (text, num_bytes) in sorted(uploads.items()):
             if str(number) in found and number in names:
                 found.remove(str(number))
-                upload = Upload(number, self._directory / str(number), num_bytes)
+                upload = Upload(number, self.directory / str(number), num_bytes)
                 self._uploads.add(upload)
                 self._num_bytes += num_bytes
                 records.append((upload, names[number], text))
@@ -219,12 +220,11 @@ class Uploads:
         for name in found:
             with suppress(ValueError):
                 self._last_number = max(self._last_number, int(name.removesuffix(_GONE)))
-            await asyncio.to_thread(shutil.rmtree, self._directory / name, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, self.directory / name, ignore_errors=True)
         self._last_number = max(self._last_number, *uploads, *names, 0)
         return kept
 
     async def _clear(self, numbers: Iterable[int]) -> None:
-        """Delete rows of uploads whose files have gone."""
         rows = [(number,) for number in numbers]
         if not rows:
             return
@@ -235,7 +235,7 @@ class Uploads:
                 connection.executemany("DELETE FROM upload WHERE number = ?", rows)
 
         try:
-            await self._state.run(write)
+            await self.state.run(write)
         except StoreError as error:
             log.warning("%s; rows of models that are gone stay until the next start", error)
 

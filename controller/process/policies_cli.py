@@ -115,7 +115,6 @@ def known() -> list[PolicyHelp]:
 
 
 def _flag_help() -> dict[str, str]:
-    """What the flags of `up` say of themselves."""
     from dataclasses import fields
     from typing import get_type_hints
 

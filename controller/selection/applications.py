@@ -360,18 +360,15 @@ class Applications:
         return FeedbackResult(item.query_id, joined.status, joined.losses, weights)
 
     def _find(self, query_id: str, asker: str) -> AnsweredQuery | None:
-        """Find a query of this caller."""
         record = self._journal.find(query_id, now_ns=self._clock())
         return record if record is not None and record.asker == asker else None
 
 
 def _record(running: LiveApplication) -> dict[str, Any]:
-    """Make the store's record of an application."""
     return {"application": running.application.dump(), "revision": running.revision}
 
 
 def _weights(running: LiveApplication, state: Any) -> tuple[dict[str, float], str]:  # noqa: ANN401
-    """Return a state's weights of the models, and its remark."""
     weights: dict[str, float] = {}
     remarks = []
     # The message names it if the policy fails here.

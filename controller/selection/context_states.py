@@ -260,7 +260,6 @@ class ContextStates:
                 log.exception("changed states were not written")
 
     def _note_absence(self, error: StoreError) -> None:
-        """Log once that the store is away."""
         if not self._away:
             self._away = True
             log.error("%s; serving from memory, which is written when it is back", error)

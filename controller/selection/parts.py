@@ -142,7 +142,6 @@ class PartStage:
             self._withdraw(self._forget(whole))
 
     def _forget(self, whole: _Whole) -> list[RequestId]:
-        """Forget a request. Returns its open parts."""
         self._wholes.pop(whole.request_id, None)
         return [part for part in whole.parts if self._open.pop(part, None) is not None]
 
@@ -152,7 +151,6 @@ class PartStage:
 
 
 def _cut(spec: TensorSpec, tensor: Buffer, rows: int, begin: int, end: int) -> Buffer:
-    """Take some rows of a tensor."""
     if spec.axis is None:
         return tensor
     if spec.vary is not None:

@@ -195,7 +195,6 @@ class Queries:
             asyncio.get_running_loop().call_soon(self._fail, asking, error)
 
     def _begin(self, asking: _Open, state: Any) -> None:  # noqa: ANN401
-        """Choose models, and ask them."""
         running, ask, policy = asking.running, asking.ask, asking.running.policy
         models = [self._catalogue.member(model) for model in running.application.models]
         asking.state, asking.shape = state, running.look_at(models)
@@ -224,7 +223,6 @@ class Queries:
         asking.sink.told(asking.request_id, told, outputs)
 
     def _fail(self, asking: _Open, error: Exception) -> None:
-        """Answer a query that could not begin."""
         if self._open.pop(asking.request_id, None) is None:
             return
         if asking.asked is not None:
@@ -348,7 +346,6 @@ class Queries:
         return None if asking is None or asking.asked is None else self._made(asking, OPEN, "")
 
     def _note(self, asking: _Open, outcome: str, detail: str = "") -> None:
-        """Record for `explain` how a query ended."""
         self._runtime.past.queried(self._made(asking, outcome, detail))
 
     def _made(self, asking: _Open, outcome: str, detail: str) -> QueryMade:
@@ -431,7 +428,6 @@ class Queries:
         return Answered(due_ns, parameters), outputs
 
     def _enter(self, asking: _Open) -> str:
-        """Add the query to the journal. Returns its id."""
         # An id allows feedback, so it must not be possible to guess another query's id from it.
         query_id = secrets.token_hex(QUERY_ID_BYTES)
         running, choice, at_ns = asking.running, asking.choice, self._runtime.clock()

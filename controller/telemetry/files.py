@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Generic, Self, TypeVar
@@ -54,7 +55,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _request_values(row: RequestRow) -> Iterator[object]:
-    """Values of a row in the order of `_REQUEST_FIELDS`."""
     return (_cell(getattr(row, name)) for name in _REQUEST_FIELDS)
 
 
@@ -182,34 +182,25 @@ class TelemetryFiles:
         self.close()
 
 
+@dataclass(eq=False)
 class TableFile(Generic[_Row]):
     """One table's rows on their way to the disk: first as rows, then as text."""
 
-    def __init__(
-        self,
-        path: Path,
-        columns: list[str],
-        time_ns: Callable[[_Row], int],
-        values: Callable[[_Row], Iterator[object]],
-        *,
-        run: int,
-        capacity: int,
-        file_bytes: int | None,
-        wall_zero_ns: Callable[[], int],
-    ) -> None:
-        """Open the newest file of the table, or make it.
+    path: Path
+    columns: list[str]
+    #: The time of a row that is given by the wall clock too.
+    time_ns: Callable[[_Row], int]
+    #: The cells of a row behind those of the run and the wall clock.
+    values: Callable[[_Row], Iterator[object]]
+    _: KW_ONLY
+    run: int
+    capacity: int
+    file_bytes: int | None
+    wall_zero_ns: Callable[[], int]
 
-        `time_ns` is the time of a row that is given by the wall clock too; `values` are its cells behind those of the
-        run and the wall clock. Raises OSError if it cannot be written to, and not because the disk is full.
-        """
-        self._path = path
-        self._header = ",".join(columns).encode() + b"\r\n"
-        self._time_ns = time_ns
-        self._values = values
-        self._run = run
-        self._capacity = capacity
-        self._file_bytes = file_bytes
-        self._wall_zero_ns = wall_zero_ns
+    def __post_init__(self) -> None:
+        """Open the newest file, or make it. Raises OSError if that fails, and not because the disk is full."""
+        self._header = ",".join(self.columns).encode() + b"\r\n"
         #: Since the count was last read.
         self._dropped = 0
         self._pending: deque[_Row] = deque()
@@ -219,9 +210,9 @@ class TableFile(Generic[_Row]):
         self._num_in_text = 0
         self._stuck = False
         self._file: int | None = None
-        if path.exists():
-            _cut_torn_row(path)
-            if path.stat().st_size and not _begins_with(path, self._header):
+        if self.path.exists():
+            _cut_torn_row(self.path)
+            if self.path.stat().st_size and not _begins_with(self.path, self._header):
                 self._rename()
         # A disk that is full may have room again; nothing else that goes wrong now mends itself.
         if (error := self.flush()) is not None and error.errno not in _FULL:
@@ -229,7 +220,7 @@ class TableFile(Generic[_Row]):
 
     def add(self, row: _Row) -> None:
         """Take a row. Where too many wait, the oldest is dropped."""
-        if len(self._pending) >= self._capacity:
+        if len(self._pending) >= self.capacity:
             self._pending.popleft()
             self._dropped += 1
         self._pending.append(row)
@@ -248,14 +239,14 @@ class TableFile(Generic[_Row]):
             return False
         num_rows = min(max_rows, len(self._pending))
         if num_rows:
-            zero_ns = self._wall_zero_ns()
+            zero_ns = self.wall_zero_ns()
             text = io.StringIO(newline="")
             writer = csv.writer(text)
             for _ in range(num_rows):
                 row = self._pending.popleft()
-                time_utc = _EPOCH + timedelta(microseconds=(zero_ns + self._time_ns(row)) // 1000)
+                time_utc = _EPOCH + timedelta(microseconds=(zero_ns + self.time_ns(row)) // 1000)
                 writer.writerow(
-                    (self._run, time_utc.isoformat(timespec="microseconds"), *self._values(row))
+                    (self.run, time_utc.isoformat(timespec="microseconds"), *self.values(row))
                 )
             with self._text_lock:
                 self._text += text.getvalue().encode()
@@ -293,22 +284,22 @@ class TableFile(Generic[_Row]):
         return len(self._pending) + self._num_in_text
 
     def _open(self) -> None:
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         if not os.fstat(self._file).st_size:
             self._text[:0] = self._header
 
     def _is_full(self) -> bool:
-        if self._file_bytes is None or self._file is None:
+        if self.file_bytes is None or self._file is None:
             return False
         size = os.fstat(self._file).st_size
-        return size > len(self._header) and size + len(self._text) > self._file_bytes
+        return size > len(self._header) and size + len(self._text) > self.file_bytes
 
     def _rename(self) -> None:
         """Keep the file under the next number, and delete the oldest."""
-        older = table_files(self._path.parent, self._path.stem)[:-1]
+        older = table_files(self.path.parent, self.path.stem)[:-1]
         number = 1 + max((_number(path) for path in older), default=0)
-        self._path.rename(self._path.with_suffix(f".{number}.csv"))
-        if self._file_bytes is not None:
+        self.path.rename(self.path.with_suffix(f".{number}.csv"))
+        if self.file_bytes is not None:
             for path in older[: max(0, len(older) + 1 - NUM_OLDER_FILES)]:
                 path.unlink(missing_ok=True)
 

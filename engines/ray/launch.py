@@ -192,7 +192,6 @@ def _wished(wish: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _lacking(said: Mapping[str, Any], wish: Mapping[str, Any]) -> dict[str, int]:
-    """How many of each group are not ready."""
     wanted = said["wanted"] or {}
     ready = {group: len(_addresses_of(said, group)) for group in ("controller", "front")}
     ready |= {f"worker-{name}": kind["ready"] for name, kind in wanted.items()}

@@ -205,7 +205,6 @@ def _can_join(wish: Wish, known: Known, groups: Mapping[str, list[str]]) -> bool
 
 
 def _missing(group: str, names: Iterable[str], number: int) -> list[str]:
-    """Name the actors that bring a group to a number, by the lowest free numbers."""
     taken = set(names)
     missing: list[str] = []
     index = 0

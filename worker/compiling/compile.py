@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -482,22 +482,17 @@ def _bind(specs: Sequence[TensorSpec], element_types: Mapping[str, int]) -> list
     return [BoundTensor(spec, spec.name, element_types[spec.name]) for spec in specs]
 
 
+@dataclass(eq=False)
 class _RowRuns:
     """Runs single rows of a model of many sizes."""
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        inputs: Sequence[TensorSpec],
-        element_types: Mapping[str, int],
-        outputs: Mapping[str, str],
-        texts: tuple[tuple[str, ...], ...],
-    ) -> None:
-        self._session = session
-        self._inputs = inputs
-        self._element_types = element_types
-        self._outputs = outputs
-        self._texts = texts
+    session: ort.InferenceSession
+    inputs: Sequence[TensorSpec]
+    element_types: Mapping[str, int]
+    outputs: Mapping[str, str]
+    texts: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
         self._fill: int | None = None
 
     def run(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -505,14 +500,14 @@ class _RowRuns:
 
         Raises ModelError if the run failed; carries the runtime's words.
         """
-        specs = [at_sizes(spec, sizes) for spec in self._inputs]
+        specs = [at_sizes(spec, sizes) for spec in self.inputs]
         original = _Original(
-            self._session, _bind(specs, self._element_types), self._outputs, self._texts
+            self.session, _bind(specs, self.element_types), self.outputs, self.texts
         )
         if self._fill is None:
             self._fill = original.find_fill()
-            self._texts = original.texts
-        original.run(1, sample_inputs(specs, 1, self._fill, self._texts))
+            self.texts = original.texts
+        original.run(1, sample_inputs(specs, 1, self._fill, self.texts))
         return original.shapes
 
 
@@ -825,22 +820,18 @@ def _float_type(spec: TensorSpec) -> str | None:
     return datatype.dtype if datatype is not None and datatype.is_float else None
 
 
+@dataclass(eq=False)
 class _Original:
     """The model as its owner wrote it, on onnxruntime."""
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        inputs: Sequence[BoundTensor],
-        outputs: Mapping[str, str],
-        texts: tuple[tuple[str, ...], ...] = (),
-    ) -> None:
-        """Take the model's session, its inputs, the datatypes of its outputs by name, and the texts that it knows."""
-        #: The lists of texts that samples are drawn from.
-        self.texts = texts
-        self._session = session
-        self._inputs = inputs
-        self._outputs = outputs
+    session: ort.InferenceSession
+    inputs: Sequence[BoundTensor]
+    #: The datatypes, by name.
+    outputs: Mapping[str, str]
+    #: The lists of texts that samples are drawn from.
+    texts: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
         #: The batch sizes of runs, each with the shapes of the outputs that came.
         self._shapes: dict[tuple[int, tuple[tuple[int, ...], ...]], None] = {}
 
@@ -861,7 +852,7 @@ class _Original:
 
         Raises ModelError if it fails on all that was tried; carries the runtime's words of the first try.
         """
-        specs = [tensor.spec for tensor in self._inputs]
+        specs = [tensor.spec for tensor in self.inputs]
         failed: ModelError | None = None
         has_texts = any(spec.datatype == "BYTES" for spec in specs)
         for texts, fill in product((self.texts, (NUMERALS,))[: 1 + has_texts], _FILLS):
@@ -884,7 +875,7 @@ class _Original:
             symbols: the first dimension of each input, by the input's name; not all are equal.
         """
         names = list(dict.fromkeys(symbols.values()))
-        specs = [tensor.spec for tensor in self._inputs]
+        specs = [tensor.spec for tensor in self.inputs]
         rows = [2 + names.index(symbols[spec.name]) for spec in specs]
         samples = [sample_inputs([spec], num)[0] for spec, num in zip(specs, rows, strict=True)]
         try:
@@ -898,8 +889,8 @@ class _Original:
         )
 
     def _run(self, rows: Sequence[int], inputs: list[Bytes]) -> list[tuple[tuple[int, ...], Bytes]]:
-        tensors = list(zip(self._inputs, rows, inputs, strict=True))
-        return run_unshaped(self._session, tensors, list(self._outputs))
+        tensors = list(zip(self.inputs, rows, inputs, strict=True))
+        return run_unshaped(self.session, tensors, list(self.outputs))
 
     def by_value(self, suspected: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Find the outputs whose shapes follow from values, as the graph or runs tell; -1: a dimension does.
@@ -908,7 +899,7 @@ class _Original:
             suspected: what the graph tells, by output.
         """
         found = {}
-        for index, name in enumerate(self._outputs):
+        for index, name in enumerate(self.outputs):
             shapes = [shapes[index] for size, shapes in self._shapes if size == 1]
             told = suspected.get(name, ())
             if name in suspected or len(set(shapes)) > 1:
@@ -927,7 +918,7 @@ class _Original:
         Raises ModelError if an output has no fixed shape, or rows of no fixed shape.
         """
         specs = []
-        for index, (name, datatype) in enumerate(self._outputs.items()):
+        for index, (name, datatype) in enumerate(self.outputs.items()):
             shapes = dict.fromkeys((size, shapes[index]) for size, shapes in self._shapes)
             if (spec := _fitting_spec(name, datatype, list(shapes))) is None:
                 found = ", ".join(f"{list(shape)} for {size} rows" for size, shape in shapes)

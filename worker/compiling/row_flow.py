@@ -379,7 +379,6 @@ def _bodies(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes of a graph and of all graphs inside it."""
     for node in graph.node:
         yield node
         yield from _inner_nodes(node)

@@ -186,7 +186,6 @@ class ContainerDevice(Device[ContainerModel]):
         architecture: str,
         progress: Callable[[str], None],
     ) -> tuple[Container, dict[int, int]]:
-        """Start a container and measure it."""
         progress("starting")
         loop = asyncio.get_running_loop()
         # A container of an earlier stream is stopped first; that stream's last step may still wait for it.

@@ -82,7 +82,6 @@ def run_joined(
 
 
 def _tensors(outputs: Sequence[TensorSpec], rows: int, answer: Answer) -> list[bytes]:
-    """Make a request's outputs, each with its size before it."""
     if not isinstance(answer, str):
         try:
             return [_tensor(spec, rows, array) for spec, array in zip(outputs, answer, strict=True)]

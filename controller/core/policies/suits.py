@@ -113,7 +113,6 @@ class Suits:
             return
 
     def _leave_out(self, suit: _Suit) -> None:
-        """Forget what was found for a model."""
         for kind, before in suit.slowness.items():
             total, models = self._means[kind]
             self._means[kind] = total - before, models - 1

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -303,7 +304,6 @@ class _Call:
         self._peer.call_over(self.stream_id)
 
     def _stop(self) -> None:
-        """Tell the handler of the call to stop."""
         if self.when_gone is not None:
             self.when_gone()
 
@@ -1241,40 +1241,26 @@ class _ReadGate:
             self._num_busy += count
 
 
+@dataclass(eq=False, kw_only=True)
 class Http2Server:
     """Serves methods of gRPC on sockets of its own. It lives in one event loop."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], int],
-        door: AdmissionLimits,
-        max_message_bytes: int,
-        max_connections: int,
-        slabs: Slabs,
-        authoriser: Authoriser,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """Make a server that listens nowhere yet.
+    #: The present in ns, at the pace of the monotonic clock.
+    clock: Callable[[], int]
+    #: Is told the bytes of messages that are coming in, and says when there is no room.
+    door: AdmissionLimits
+    #: Longest message that is taken.
+    max_message_bytes: int
+    #: Connections beyond which calls of methods that are answered directly, and of their services, are refused.
+    max_connections: int
+    #: Where large messages are received.
+    slabs: Slabs
+    #: Says who may call what.
+    authoriser: Authoriser
+    #: Is required of clients on other machines; None: TLS is off. Set `tls` again to change it for new connections.
+    tls: ssl.SSLContext | None = None
 
-        Args:
-            clock: the present in ns, at the pace of the monotonic clock.
-            door: is told the bytes of messages that are coming in, and says when there is no room.
-            max_message_bytes: longest message that is taken.
-            max_connections: connections beyond which calls of methods that are answered directly, and of
-                their services, are refused.
-            slabs: where large messages are received.
-            authoriser: says who may call what.
-            tls: is required of clients on other machines; None: TLS is off. Set `tls` again to change it for
-                new connections.
-        """
-        self.clock = clock
-        self.door = door
-        self.max_message_bytes = max_message_bytes
-        self.max_connections = max_connections
-        self.slabs = slabs
-        self.authoriser = authoriser
-        self.tls = tls
+    def __post_init__(self) -> None:
         #: How long it takes from the look at whether answers are in time until they are with the kernel: the longest of
         #: the last few.
         self.sending_ns = 0
@@ -1282,11 +1268,11 @@ class Http2Server:
         self.num_calls = 0
         #: What every connection receives into, one at a time.
         self.buffer = memoryview(bytearray(READ_BYTES_MORE))
-        self.turns = ArrivalClock(clock)
+        self.turns = ArrivalClock(self.clock)
         self.entrance = Entrance(
-            clock,
+            self.clock,
             self.turns,
-            door,
+            self.door,
             soon=asyncio.get_running_loop().call_soon,
             used_ns=thread_used_ns(),
         )

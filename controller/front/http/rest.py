@@ -546,7 +546,6 @@ class RestApp:
 
 
 def _give_up(call: _RestCall) -> None:
-    """Withdraw a request whose client is gone."""
     if call.when_gone is not None:
         call.when_gone()
     call.fail(RefusedError(Refusal.LATE, "the client hung up"))

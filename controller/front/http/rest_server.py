@@ -511,6 +511,5 @@ def _without_upgrade(data: bytes) -> bytes:
 
 
 def _name_of(address: tuple[Any, ...]) -> str:
-    """Name a client as gRPC does."""
     host, port = address[:2]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

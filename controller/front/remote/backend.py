@@ -307,7 +307,6 @@ class LocalBackend:
         return LocalDescription(servable, model, stages, shadow=shadow)
 
     def _pipeline(self, model: Pipeline) -> LocalDescription:
-        """Describe a pipeline whose models are not refused."""
         models, folder, graph = self._catalogue.look_at(model), model.folder, model.graph
         if graph is None or folder is None:
             words = f"pipeline {model.name}: no worker has looked at all of its models yet"

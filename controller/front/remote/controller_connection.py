@@ -291,7 +291,6 @@ class ControllerConnection:
         return reason, joined
 
     def _detach(self) -> None:
-        """The link to the controller is lost."""
         self._data = self.channel = None
         self._reachable.clear()
         was_joined, self.joined = self.joined, False

@@ -297,7 +297,6 @@ class FrontAsks:
         size: AskSize,
         description: Description,
     ) -> None:
-        """Have a request answered that is let in."""
         if description.keeps_inputs(ask):
             if ask.places:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
@@ -331,7 +330,6 @@ class FrontAsks:
         self._tell(Refused(Refusal.LATE, figures, ask_id=ask.ask_id))
 
     def _held(self, ask: Ask, inputs: Sequence[Buffer]) -> list[Buffer]:
-        """Make handles for the inputs of a request."""
         places = ask.places or [-1] * len(inputs)
         held = [
             HeldInput(self, ask.ask_id, length, None if place == APART else tensor)

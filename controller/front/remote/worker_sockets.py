@@ -11,6 +11,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.data_socket import dial, pinned_context, prepare
@@ -29,27 +30,22 @@ _BACKOFF_S, _BACKOFF_S_MAX = 0.02, 2.0
 _UNREAD_BYTES_MAX = 256 << 20
 
 
+@dataclass(eq=False)
 class WorkerSockets:
     """The workers that one controller has announced."""
 
-    def __init__(
-        self,
-        take: Callable[[Feeding, Sequence[Buffer]], object],
-        broke: Callable[[int], object],
-        *,
-        outputs_bytes_max: int,
-        silence_limit_ms: int,
-        needs_tls: bool,
-    ) -> None:
-        """Know none yet. Outputs go to `take` as they come; `broke` hears of a worker that cannot be reached any more.
+    #: Given outputs as they come.
+    take: Callable[[Feeding, Sequence[Buffer]], object]
+    #: Hears of a worker that cannot be reached any more.
+    broke: Callable[[int], object]
+    _: KW_ONLY
+    #: Bytes of the outputs of one request.
+    outputs_bytes_max: int
+    silence_limit_ms: int
+    #: Workers without TLS are left out, because the controller uses it.
+    needs_tls: bool
 
-        The outputs of one request have so many bytes at most. If the controller uses TLS, so do connections to workers.
-        """
-        self._take = take
-        self._broke = broke
-        self._outputs_bytes_max = outputs_bytes_max
-        self._silence_limit_ms = silence_limit_ms
-        self._needs_tls = needs_tls
+    def __post_init__(self) -> None:
         self._dialling: dict[int, asyncio.Task[None]] = {}
         #: Workers that are gone, and whose last outputs may still be on their way.
         self._leaving: set[asyncio.Task[None]] = set()
@@ -83,7 +79,7 @@ class WorkerSockets:
             dialling.add_done_callback(self._leaving.discard)
         else:
             dialling.cancel()
-            self._broke(number)
+            self.broke(number)
 
     def send(self, feeding: Feeding, tensors: Sequence[Buffer] | None) -> bool:
         """Send inputs, or None if the request is withdrawn. Returns whether the worker can be reached."""
@@ -104,7 +100,6 @@ class WorkerSockets:
         self._sockets.clear()
 
     async def _keep(self, worker: WorkerThere) -> None:
-        """Keep a worker connected."""
         backoff_s = _BACKOFF_S
         told = False
         while True:
@@ -125,7 +120,7 @@ class WorkerSockets:
 
     async def _connect(self, worker: WorkerThere) -> str:
         """Serve one connection; says why it ended."""
-        if self._needs_tls and not worker.certificate_sha256:
+        if self.needs_tls and not worker.certificate_sha256:
             return "speaks no TLS"
         try:
             sock = await asyncio.to_thread(
@@ -140,7 +135,7 @@ class WorkerSockets:
             return f"cannot be reached: {error}"
         sock.setblocking(False)
         with suppress(OSError):
-            prepare(sock, silence_limit_ms=self._silence_limit_ms)
+            prepare(sock, silence_limit_ms=self.silence_limit_ms)
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         data = FrameSocket(
             sock,
@@ -150,7 +145,7 @@ class WorkerSockets:
             unsent_bytes_max=_UNREAD_BYTES_MAX,
         )
         data.reader.header_bytes_max = HEADER_BYTES_MAX
-        data.reader.payload_bytes_max = self._outputs_bytes_max
+        data.reader.payload_bytes_max = self.outputs_bytes_max
         data.send_now([greeting(worker.token)])
         self._sockets[worker.number] = data
         try:
@@ -162,9 +157,9 @@ class WorkerSockets:
         self._sockets.pop(number, None)
         if not ended.done():
             ended.set_result(reason)
-        self._broke(number)
+        self.broke(number)
 
     def _take_frames(self, number: int, received: Sequence[Frame]) -> None:
         for frame in received:
             outputs, tensors = decode_outputs(frame)
-            self._take((number, outputs.action_id, outputs.index), tensors)
+            self.take((number, outputs.action_id, outputs.index), tensors)

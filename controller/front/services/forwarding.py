@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -57,23 +58,18 @@ class FoundLink(Protocol):
     shown: Sequence[tuple[str, str]]
 
 
+@dataclass(eq=False)
 class Forwarding:
     """The methods of a controller that is elsewhere."""
 
-    def __init__(
-        self,
-        find_link: Callable[[float, Callable[[], str]], Awaitable[FoundLink | None]],
-        *,
-        door: AdmissionLimits,
-        client_shm: bool,
-    ) -> None:
-        """Hand calls on. The front is not ready when its limits are shut for want of memory.
+    #: Waits so many seconds at most for the controller, where there are several for one that has a model.
+    find_link: Callable[[float, Callable[[], str]], Awaitable[FoundLink | None]]
+    _: KW_ONLY
+    #: Shut when there is no memory for requests: then the front is not ready.
+    door: AdmissionLimits
+    client_shm: bool
 
-        `find_link` waits so many seconds at most for the controller, where there are several for one that has a model.
-        """
-        self._find_link = find_link
-        self._door = door
-        self._client_shm = client_shm
+    def __post_init__(self) -> None:
         #: The front is about to end: it is not ready, and serves.
         self.is_leaving = False
         self.health = HealthService(self._is_serving)
@@ -106,7 +102,7 @@ class Forwarding:
         hold_s = hold_s if remaining_s is None else min(hold_s, remaining_s)
         # Who sends a stream sends it as it comes.
         first = None if method.takes_stream else await stream.read()
-        link = await self._find_link(hold_s, lambda: _model_in(method, first))
+        link = await self.find_link(hold_s, lambda: _model_in(method, first))
         if link is None:
             raise RefusedError(Refusal.NO_WORKER, "the controller cannot be reached")
         # The client's own headers stay here: the front has found out who it is, and says so.
@@ -137,11 +133,11 @@ class Forwarding:
 
     @property
     def _is_closing(self) -> bool:
-        return self._door.is_shut or self.is_leaving
+        return self.door.is_shut or self.is_leaving
 
     async def _is_serving(self) -> bool:
         """Whether the front can serve, and its controller says of itself that it can."""
-        link = None if self._is_closing else await self._find_link(0.0, str)
+        link = None if self._is_closing else await self.find_link(0.0, str)
         if link is None:
             return False
         check = link.channel.unary_unary(f"/{HEALTH}/Check")
@@ -159,7 +155,7 @@ class Forwarding:
     def _with_own_extensions(self, message: bytes) -> bytes:
         metadata = inference_pb2.ServerMetadataResponse.FromString(message)
         theirs = [name for name in metadata.extensions if name != SHARED_MEMORY_EXTENSION]
-        metadata.extensions[:] = [*theirs, *([SHARED_MEMORY_EXTENSION] * self._client_shm)]
+        metadata.extensions[:] = [*theirs, *([SHARED_MEMORY_EXTENSION] * self.client_shm)]
         return metadata.SerializeToString()
 
 

@@ -333,7 +333,6 @@ class ServedRequest:
             self.trace.answered(told, asked)
 
     def _fail(self, error: Exception) -> None:
-        """Answer with why there is no answer."""
         self._end()
         if _is_clients_fault(error):
             self._service.backend.bad_request()

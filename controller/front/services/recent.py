@@ -152,5 +152,4 @@ def _over_others(groups: Iterable[Sequence[ActionRow]]) -> dict[WorkerId, float]
 
 
 def _rank(num: int, percent: int) -> int:
-    """Position of a percentile in a sorted list."""
     return max(0, -(-num * percent // 100) - 1)

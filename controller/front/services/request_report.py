@@ -168,7 +168,6 @@ def _query(runtime: Runtime, found: QueryMade, name: str) -> pb.ExplainResponse:
 
 
 def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
-    """Explain a request that was answered, in time or not, or withdrawn."""
     latency_ns = row.departure_ns - row.arrival_ns
     response = _begun(runtime, row, name, name_of(row.model_id), latency_ns, "outcome", "cold")
     words = response.words
@@ -223,7 +222,6 @@ def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
 
 
 def _refused(runtime: Runtime, found: RefusedRequest, name: str) -> pb.ExplainResponse:
-    """Explain a request that was refused."""
     waited_ns = found.departure_ns - found.arrival_ns
     response = _begun(runtime, found, name, name_of(found.model_id), waited_ns, *_OF_REFUSED)
     for values in found.lanes:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 from clockwright.errors import StoreError
@@ -42,32 +43,24 @@ _LOOKS: Final = 60
 _HELPED: Final = tuple(refusal.value for refusal in HELPED_ELSEWHERE)
 
 
+@dataclass(eq=False)
 class CellPublisher:
     """What one controller tells of itself."""
 
-    def __init__(
-        self,
-        store: DirectoryStore,
-        address: str,
-        runtime: Runtime,
-        catalogue: Catalogue,
-        applications: Applications,
-        fronts: FrontLinks,
-    ) -> None:
-        """Tell nothing yet.
+    store: DirectoryStore
+    #: HOST:PORT at which fronts and clients reach this controller.
+    address: str
+    runtime: Runtime
+    catalogue: Catalogue
+    applications: Applications
+    #: Each of them may send requests of one row.
+    fronts: FrontLinks
 
-        Fronts and clients reach this controller at `address`; each front may send requests of one row.
-        """
-        self._store = store
-        self._address = address
-        self._runtime = runtime
-        self._catalogue = catalogue
-        self._applications = applications
-        self._fronts = fronts
+    def __post_init__(self) -> None:
         self._serial = 0
         #: Requests that were over, and those that another cell might have served, in the last second, the oldest first.
         self._counts: list[tuple[int, int]] = [(0, 0)] * _ROWS_BACK
-        self._listed = CellModels(address=address)
+        self._listed = CellModels(address=self.address)
         self._listed_at = -1
         self._is_failing = False
         #: Looks since the row of each other controller changed.
@@ -87,39 +80,39 @@ class CellPublisher:
 
     def row(self) -> CellRow:
         """Make the row of now."""
-        total = self._runtime.telemetry.total
+        total = self.runtime.telemetry.total
         helped = sum([total.unanswered[name] for name in _HELPED])
         over, before = self._counts.pop(0)
         self._counts.append((total.requests, helped))
         self._serial += 1
         return make_row(
-            self._address,
-            self._runtime.outlook(SLO_CLASSES_NS),
+            self.address,
+            self.runtime.outlook(SLO_CLASSES_NS),
             serial=self._serial,
-            is_open=not self._runtime.draining,
+            is_open=not self.runtime.draining,
             refused=min((helped - before) / max(total.requests - over, 1), 1.0),
-            num_readers=self._fronts.num_fronts,
+            num_readers=self.fronts.num_fronts,
         )
 
     def models(self) -> CellModels:
         """List what can be asked for now."""
-        times = self._runtime.model_times()
+        times = self.runtime.model_times()
         found: dict[str, ModelTimes] = {}
         pipelines: list[Pipeline] = []
-        for model in self._catalogue.served:
+        for model in self.catalogue.served:
             if isinstance(model, Pipeline):
                 pipelines.append(model)
             elif model.ready_on and (own := times.get(model.model_id)) is not None:
                 found[model.name] = own
         for pipeline in pipelines:
-            if self._catalogue.state(pipeline) is ModelState.READY:
+            if self.catalogue.state(pipeline) is ModelState.READY:
                 found[pipeline.name] = _together([found.get(name) for name, _ in pipeline.members])
-        for running in self._applications.all:
-            if self._applications.shape(running) is not None:
+        for running in self.applications.all:
+            if self.applications.shape(running) is not None:
                 # Its models run at the same time, so they take no longer than the longest.
                 known = [found[name] for name in running.application.models if name in found]
                 found[running.application.name] = max(known, default=(0, 0.0, 0))
-        return make_models(self._address, found)
+        return make_models(self.address, found)
 
     async def _run(self) -> None:
         while not self._over.is_set():
@@ -135,7 +128,7 @@ class CellPublisher:
     def _entries(self) -> list[Entry]:
         """Make the row of now, and the list of models if it may have changed."""
         entries: list[Entry] = [self.row()]
-        generation = self._catalogue.generation
+        generation = self.catalogue.generation
         if generation != self._listed_at or self._serial % _ROWS_PER_LIST == 0:
             if (models := self.models()) != self._listed or self._listed_at < 0:
                 entries.append(models)
@@ -145,7 +138,7 @@ class CellPublisher:
     def _put(self, entries: list[Entry]) -> None:
         try:
             for entry in reversed(entries):  # the models first
-                self._store.put(key_of(entry), encode(entry))
+                self.store.put(key_of(entry), encode(entry))
             if self._serial % _ROWS_PER_LOOK == 0:
                 self.tidy()
         except StoreError as error:
@@ -161,12 +154,12 @@ class CellPublisher:
 
         Raises StoreError if the store cannot be reached.
         """
-        changed, gone = self._store.changes()
+        changed, gone = self.store.changes()
         for key in (*changed, *gone):
             kind, _, address = key.partition("/")
             if kind == "row":
                 self._unchanged.pop(address, None)
-                if key in changed and address != self._address:
+                if key in changed and address != self.address:
                     self._unchanged[address] = -1
         for address in list(self._unchanged):
             self._unchanged[address] += 1
@@ -176,16 +169,16 @@ class CellPublisher:
 
     def _remove(self, address: str) -> None:
         for kind in ("row", "models"):
-            self._store.remove(f"{kind}/{address}")
+            self.store.remove(f"{kind}/{address}")
 
     def _leave(self) -> None:
         """Remove what was told. If that fails, it expires."""
         try:
-            self._remove(self._address)
+            self._remove(self.address)
         except StoreError as error:
             log.warning("%s; its entries expire", error)
         finally:
-            self._store.close()
+            self.store.close()
 
 
 def _together(times: list[ModelTimes | None]) -> ModelTimes:

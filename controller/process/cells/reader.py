@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from clockwright.errors import StoreError
@@ -19,22 +20,19 @@ log = logging.getLogger(__name__)
 _INTERVAL_S: Final = ROW_INTERVAL_NS / 1e9
 
 
+@dataclass(eq=False)
 class CellReader:
     """Keeps a view of the directory up to date. While the store fails, the last rows hold: links say who is there."""
 
-    def __init__(
-        self,
-        store: DirectoryStore,
-        choices: Choices,
-        *,
-        read: Callable[[], None] = lambda: None,
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        """Read nothing yet. `choices` take in what is read, and `read` is called after each reading."""
-        self._store = store
-        self._choices = choices
-        self._read = read
-        self._clock = clock
+    store: DirectoryStore
+    #: Take in what is read.
+    choices: Choices
+    _: KW_ONLY
+    #: Called after each reading.
+    read: Callable[[], None] = lambda: None
+    clock: Callable[[], int] = time.monotonic_ns
+
+    def __post_init__(self) -> None:
         #: Controllers that have written a row.
         self._known: set[str] = set()
         #: Why the last reading failed; empty: it did not.
@@ -57,7 +55,7 @@ class CellReader:
             # A store is used by one thread at a time.
             self._over.set()
             await task
-            self._store.close()
+            self.store.close()
 
     async def _run(self) -> None:
         while not self._over.is_set():
@@ -67,23 +65,23 @@ class CellReader:
             await self._step()
 
     async def _step(self) -> None:
-        began_ns = self._clock()
+        began_ns = self.clock()
         try:
-            found, gone = await asyncio.to_thread(self._store.changes)
+            found, gone = await asyncio.to_thread(self.store.changes)
         except StoreError as error:
-            self._choices.hold(began_ns, self._clock())
+            self.choices.hold(began_ns, self.clock())
             self._say(str(error))
         else:
             entries, faults = decoded(found)
-            now_ns = self._clock()
+            now_ns = self.clock()
             for entry in entries:
                 if self._counts(entry):
-                    self._choices.take(entry, now_ns)
+                    self.choices.take(entry, now_ns)
             for key in gone:
                 self._known.discard(key.removeprefix("row/"))
-                self._choices.forget(key)
+                self.choices.forget(key)
             self._say("; ".join(faults))
-        self._read()
+        self.read()
 
     def _counts(self, entry: Entry) -> bool:
         """Whether an entry counts: the first row of a controller may be all that is left of one that is gone."""

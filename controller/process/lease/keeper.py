@@ -101,7 +101,6 @@ class LeaseKeeper:
             self._store.close()
 
     async def _step(self) -> Standing:
-        """Read the record once, and write what the rules say."""
         try:
             found = await asyncio.to_thread(self._store.read)
             await self._put(found)

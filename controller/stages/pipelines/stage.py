@@ -267,7 +267,6 @@ class PipelineStage:
         return None
 
     def _members(self, graph: PipelineGraph) -> list[Entry | None]:
-        """Find the model of each stage."""
         return [self._member(stage) for stage in graph.stages]
 
     def _member(self, stage: FittedStage) -> Entry | None:
@@ -472,7 +471,6 @@ class PipelineStage:
     # --- how it ends ------------------------------------------------------------------------------
 
     def _answer(self, asking: _Open, told: Answered, outputs: Sequence[Buffer]) -> None:
-        """Answer with what the stages gave."""
         run, ask = asking.run, asking.ask
         parameters: Parameters = {}
         if run.ended_by is not None:
