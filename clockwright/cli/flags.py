@@ -49,6 +49,15 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
+def access_of(
+    key_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
+) -> Access:
+    """What is shown, and TLS. Raises ConfigError if a file cannot be read, or one is missing."""
+    from clockwright.client.channel import Access
+
+    return Access(key_file=key_file, ca=ca, certificate=certificate, certificate_key=key)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallerFlags:
     """The credentials of a command that calls a server."""
@@ -76,18 +85,8 @@ class CallerFlags:
     ] = None
 
     def access(self) -> Access:
-        """Credentials and TLS: the file with the key is read for each call.
-
-        Raises ConfigError if a file cannot be read, or one is missing.
-        """
-        from clockwright.client.channel import Access
-
-        return Access(
-            key_file=self.key_file,
-            ca=self.tls_ca,
-            certificate=self.tls_cert,
-            certificate_key=self.tls_key,
-        )
+        """Credentials and TLS, as `access_of`: the file with the key is read for each call."""
+        return access_of(self.key_file, self.tls_ca, self.tls_cert, self.tls_key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +135,8 @@ class JoinFlags:
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
 
     def access(self) -> Access:
-        """What is shown, and TLS: the files are read for each attempt to join.
-
-        Raises ConfigError if a file cannot be read, or one is missing.
-        """
-        from clockwright.client.channel import Access
-
-        return Access(
-            key_file=self.worker_token_file,
-            ca=self.tls_ca,
-            certificate=self.tls_cert,
-            certificate_key=self.tls_key,
-        )
+        """Credentials and TLS, as `access_of`: the files are read for each attempt to join."""
+        return access_of(self.worker_token_file, self.tls_ca, self.tls_cert, self.tls_key)
 
 
 @dataclass(frozen=True, kw_only=True)

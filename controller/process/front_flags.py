@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clockwright.cli.flags import access_of
+
 if TYPE_CHECKING:
     from clockwright.client.channel import Access
 
@@ -90,15 +92,5 @@ class FrontJoinFlags:
     )
 
     def access(self) -> Access:
-        """What is shown, and TLS: the files are read again for each attempt to join.
-
-        Raises ConfigError if a file cannot be read, or one is missing.
-        """
-        from clockwright.client.channel import Access
-
-        return Access(
-            key_file=self.front_token_file,
-            ca=self.controller_ca,
-            certificate=self.front_cert,
-            certificate_key=self.front_key,
-        )
+        """Credentials and TLS, as `access_of`: the files are read again for each attempt to join."""
+        return access_of(self.front_token_file, self.controller_ca, self.front_cert, self.front_key)
