@@ -190,11 +190,6 @@ def check_name(name: str) -> None:
         )
 
 
-def read_model_folder(folder: Path, digests: FileDigests | None = None) -> ModelFolder:
-    """Read the highest version that is served; raises as `read_versions`."""
-    return read_versions(folder, digests)[-1]
-
-
 def read_versions(
     folder: Path, digests: FileDigests | None = None, triton_json: str = ""
 ) -> tuple[ModelFolder, ...]:

@@ -16,7 +16,7 @@ from clockwright.units import ModelId, WorkerId
 from clockwright.wire.tensors import TensorSpec
 from controller.models import catalogue
 from controller.models.entry import ModelState
-from controller.models.model_folder import ModelSettings, read_model_folder
+from controller.models.model_folder import ModelSettings, read_versions
 from controller.models.state_file import StateFile
 from controller.models.uploads import Uploads
 from controller.models.verdicts import NOT_BEGUN
@@ -32,7 +32,7 @@ def test_the_highest_version_is_served_with_all_its_files(tmp_path: Path) -> Non
     (folder / "10" / "model.onnx").write_bytes(b"ten")
     (folder / "10" / "data" / "weights.bin").write_bytes(b"w" * 100)
     (folder / "notes").mkdir()
-    read = read_model_folder(folder)
+    read = read_versions(folder)[-1]
     assert read.version == "10"
     assert [(file.name, file.num_bytes, file.sha256) for file in read.files] == [
         ("data/weights.bin", 100, hashlib.sha256(b"w" * 100).hexdigest()),
@@ -56,7 +56,7 @@ def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
     (folder / "names").mkdir()
     # As Windows writes it; a label may have what Unicode takes for the end of a line.
     (folder / "names" / "y.txt").write_bytes("\ufeffcat\r\nbär\u2028brown\r\n\r\ndog".encode())
-    read = read_model_folder(folder)
+    read = read_versions(folder)[-1]
     assert read.labels == {"y": ("cat", "bär\u2028brown", "", "dog")}
     assert read.settings == ModelSettings(
         slo_ns=12_500_000,
@@ -102,7 +102,7 @@ def test_a_wrong_config_names_the_key_what_was_found_and_what_is_expected(
 ) -> None:
     folder = make_folder(tmp_path, config=config)
     with pytest.raises(ModelError) as caught:
-        read_model_folder(folder)
+        read_versions(folder)[-1]
     assert message in str(caught.value)
 
 
@@ -112,7 +112,7 @@ def test_all_that_is_wrong_with_a_folder_is_said_at_once(tmp_path: Path) -> None
     (folder / "config.pbtxt").write_text('name: "other"\nmax_batch_size: -1\n')
     (folder / "1").rename(folder / "first")
     with pytest.raises(ModelError) as caught:
-        read_model_folder(folder)
+        read_versions(folder)[-1]
     first, *others = str(caught.value).split("; ")
     assert first.startswith("config.toml: slo_ms is -1, expected a positive number")
     assert others[0] == "batch_sizes is [], expected a list of batch sizes"
@@ -126,21 +126,21 @@ def test_a_pipeline_with_a_fault_is_not_told_to_have_a_version_folder(tmp_path: 
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "config.toml").write_text("[pipeline]\ninputs = ['x']\noutputz = {}")
     with pytest.raises(ModelError) as caught:
-        read_model_folder(tmp_path / "p")
+        read_versions(tmp_path / "p")[-1]
     assert "version folder" not in str(caught.value)
 
 
 def test_only_a_line_feed_ends_a_label(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, config="labels = { y = 'y.txt' }")
     (folder / "y.txt").write_text("a\u2028b\x0cc\r\nd\n\n", newline="")
-    assert read_model_folder(folder).labels == {"y": ("a\u2028b\x0cc", "d", "")}
+    assert read_versions(folder)[-1].labels == {"y": ("a\u2028b\x0cc", "d", "")}
 
 
 @pytest.mark.parametrize("name", ["config.toml", "1/model.onnx", "./1/../1/model.onnx"])
 def test_labels_show_no_file_of_a_model_that_is_not_for_clients(tmp_path: Path, name: str) -> None:
     folder = make_folder(tmp_path, config=f"labels = {{ y = {name!r} }}")
     with pytest.raises(ModelError, match=r"expected a file next to config\.toml"):
-        read_model_folder(folder)
+        read_versions(folder)[-1]
 
 
 def test_a_models_labels_are_bounded_together_and_each(tmp_path: Path) -> None:
@@ -148,44 +148,44 @@ def test_a_models_labels_are_bounded_together_and_each(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, config=f"labels = {{ {outputs} }}")
     (folder / "y.txt").write_text("cat\n" * 1_000)
     with pytest.raises(ModelError, match="labels: found 1052000 bytes and more, expected 1048576"):
-        read_model_folder(folder)
+        read_versions(folder)[-1]
     # An answer may have 16,384 of them.
     (folder / "y.txt").write_text("cat\n" + "ä" * 600)
     with pytest.raises(ModelError, match="'y0': found a line of 1200 bytes"):
-        read_model_folder(folder)
+        read_versions(folder)[-1]
 
 
 def test_a_folder_that_holds_no_model_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"version folder with a number.*found nothing"):
-        read_model_folder(tmp_path / "empty")
+        read_versions(tmp_path / "empty")[-1]
     (tmp_path / "versions" / "v1").mkdir(parents=True)
     with pytest.raises(ModelError, match="found v1"):
-        read_model_folder(tmp_path / "versions")
+        read_versions(tmp_path / "versions")[-1]
     (tmp_path / "torch" / "1").mkdir(parents=True)
     (tmp_path / "torch" / "1" / "model.pt").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"expected 1/model\.onnx, found model\.pt"):
-        read_model_folder(tmp_path / "torch")
+        read_versions(tmp_path / "torch")[-1]
     with pytest.raises(ModelError, match=r"1/model\.onnx is empty"):
-        read_model_folder(make_folder(tmp_path, "hollow", data=b""))
+        read_versions(make_folder(tmp_path, "hollow", data=b""))[-1]
     with pytest.raises(ModelError, match="is not a folder"):
-        read_model_folder(tmp_path / "nowhere")
+        read_versions(tmp_path / "nowhere")[-1]
 
 
 @pytest.mark.parametrize("name", ["a b", "ä", "x" * 129, ".hidden", "a@2", "-rf"])
 def test_a_name_that_could_not_be_a_file_or_an_id_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match="model name"):
-        read_model_folder(make_folder(tmp_path, name))
+        read_versions(make_folder(tmp_path, name))[-1]
 
 
 def test_links_that_lead_outside_the_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     folder = make_folder(tmp_path)
     (folder / "1" / "inside").symlink_to("model.onnx")
-    assert len(read_model_folder(folder).files) == 2
+    assert len(read_versions(folder)[-1].files) == 2
     (folder / "1" / "outside").symlink_to("../../secret")
     with pytest.raises(ModelError, match="outside leads outside the model's folder"):
-        read_model_folder(folder)
+        read_versions(folder)[-1]
 
 
 # --- the catalogue ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from clockwright.units import WEIGHT_MAX, WEIGHT_MIN
 from clockwright.v1 import inference_pb2 as pb
 from controller.core.quotas import Quota
 from controller.front.oip.classes import Levels, worth_of
-from controller.models.model_folder import read_model_folder
+from controller.models.model_folder import read_versions
 from tests.kit.catalogue_bench import make_folder
 from tests.kit.double import INFER, request
 from tests.kit.front_end import serving
@@ -77,14 +77,14 @@ def test_a_class_is_a_whole_number() -> None:
 )
 def test_levels_that_cannot_be_are_named(tmp_path: Path, config: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        read_model_folder(make_folder(tmp_path, config=config))
+        read_versions(make_folder(tmp_path, config=config))[-1]
 
 
 def test_tritons_configuration_has_levels_too(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     text = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
     (folder / "config.pbtxt").write_text(text)
-    assert read_model_folder(folder).settings.priority == (3, 2)
+    assert read_versions(folder)[-1].settings.priority == (3, 2)
 
 
 @pytest.mark.parametrize("front", ["here", "apart"])

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from controller.models.digests import FileDigests
-from controller.models.model_folder import read_model_folder
+from controller.models.model_folder import read_versions
 from controller.models.state_file import StateFile, keep_digests, read_digests
 
 LIE = "0" * 64
@@ -51,7 +51,7 @@ def test_the_state_file_keeps_what_was_seen_last(tmp_path: Path) -> None:
     (folder / "1").mkdir(parents=True)
     settled(folder / "1" / "model.onnx", b"onnx")
     digests = FileDigests()
-    read = read_model_folder(folder, digests)
+    read = read_versions(folder, digests)[-1]
     state = StateFile(tmp_path / "state.sqlite")
     for kept in ({"gone": LIE}, digests.seen):
         state.thread.submit(keep_digests, state.connection, kept).result()
@@ -59,4 +59,4 @@ def test_the_state_file_keeps_what_was_seen_last(tmp_path: Path) -> None:
     assert known == digests.seen
     state.thread.submit(state.connection.close).result()
     state.thread.shutdown()
-    assert read_model_folder(folder, FileDigests(known)) == read
+    assert read_versions(folder, FileDigests(known))[-1] == read

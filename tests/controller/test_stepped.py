@@ -8,7 +8,7 @@ import pytest
 
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import TensorSpec, Variable
-from controller.models.model_folder import ModelFolder, read_model_folder
+from controller.models.model_folder import ModelFolder, read_versions
 from controller.models.stepped import Control, StatePair, find_state
 
 AUDIO = TensorSpec("input", "FP32", (576,))
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, *, toml: str = "", pbtxt: str = "", **files: bytes) -
         file = path / name.replace("__", "/")
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(data)
-    return read_model_folder(path)
+    return read_versions(path)[-1]
 
 
 def found(
@@ -234,6 +234,6 @@ def test_a_model_that_answers_several_times_has_no_controls(tmp_path: Path) -> N
     (folder / "1" / "model.onnx").write_bytes(b"none is read here")
     (folder / "config.toml").write_text('[stream]\n[sequence]\nidle_s = 2\nstart = "START"\n')
     with pytest.raises(ModelError, match=r"found sequence.start and \[stream\], expected one"):
-        read_model_folder(folder)
+        read_versions(folder)[-1]
     (folder / "config.toml").write_text("[stream]\n[sequence]\nidle_s = 2\n")
-    assert read_model_folder(folder).settings.stream is not None
+    assert read_versions(folder)[-1].settings.stream is not None

@@ -12,7 +12,6 @@ from clockwright.wire.tensors import TensorSpec
 from controller.models.model_folder import (
     ModelFolder,
     ModelSettings,
-    read_model_folder,
     read_versions,
 )
 from controller.models.triton_config import TritonConfig, read_triton_config
@@ -63,7 +62,7 @@ def test_what_a_configuration_says_becomes_settings_and_the_rest_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        read = read_model_folder(folder(tmp_path, "1", "3", "4", pbtxt=WHOLE))
+        read = read_versions(folder(tmp_path, "1", "3", "4", pbtxt=WHOLE))[-1]
     assert read.version == "3"
     assert read.settings == ModelSettings(
         slo_ns=2_500_000,
@@ -106,7 +105,7 @@ def test_config_toml_holds_where_both_say_something_and_what_a_client_sends_befo
 ) -> None:
     toml = 'slo_ms = 50\n[dimensions]\n"x[1]" = 7\nseq = 9\n'
     path = folder(tmp_path, pbtxt=WHOLE.replace("1, 3", "1"), toml=toml)
-    read = read_model_folder(path)
+    read = read_versions(path)[-1]
     assert read.settings.slo_ns == 50_000_000
     assert read.settings.dimensions == {"x[1]": 7, "seq": 9}
     assert read.settings.max_rows == 8
@@ -177,7 +176,7 @@ def test_batches_have_sizes_of_which_sixteen_hold_the_most_rows(
 )
 def test_what_cannot_be_is_refused_in_words(tmp_path: Path, pbtxt: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        read_model_folder(folder(tmp_path, pbtxt=pbtxt))
+        read_versions(folder(tmp_path, pbtxt=pbtxt))[-1]
 
 
 def claims(text: str) -> TritonConfig:
@@ -293,10 +292,10 @@ def test_a_pipeline_has_no_settings_of_models(tmp_path: Path, setting: str) -> N
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "config.pbtxt").write_text(ENSEMBLE)
-    assert read_model_folder(folder).version == "1"
+    assert read_versions(folder)[-1].version == "1"
     (folder / "config.toml").write_text(f"cache = true\n{setting}\n")
     with pytest.raises(ModelError) as caught:
-        read_model_folder(folder)
+        read_versions(folder)[-1]
     found = setting.partition(" ")[0]
     assert f"{found} is a setting of models, expected it without [pipeline]" in str(caught.value)
 
@@ -305,6 +304,6 @@ def test_an_ensemble_has_one_version_whatever_its_policy(tmp_path: Path) -> None
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "config.pbtxt").write_text(ENSEMBLE + "version_policy: { all {} }")
-    read = read_model_folder(folder)
+    read = read_versions(folder)[-1]
     assert read.settings.versions is None
     assert "version_policy (a pipeline has one version)" in read.triton.ignored

@@ -14,7 +14,7 @@ import numpy as np
 from clockwright.units import ModelId
 from clockwright.wire.actions import ActionError
 from clockwright.wire.bulk import Buffer
-from controller.models.model_folder import ModelFolder, read_model_folder
+from controller.models.model_folder import ModelFolder, read_versions
 from tests.kit.processes import PATIENCE_S
 from tests.kit.running_lanes import RunningLanes
 from worker.containers.device import ContainerDevice, ContainerModel
@@ -40,7 +40,7 @@ class ContainerBench:
     """A container device behind a worker's real lanes."""
 
     def __init__(self, folder: Path, *, memory: int = 4 << 20) -> None:
-        self.folder: ModelFolder = read_model_folder(folder)
+        self.folder: ModelFolder = read_versions(folder)[-1]
         self.device = ContainerDevice(
             folder, limits=LIMITS, io_pool_bytes=memory, start_limit_s=PATIENCE_S
         )

@@ -42,7 +42,7 @@ from controller.front.oip.regions import Regions
 from controller.front.remote.link_frames import decode_from_front, encode_asks
 from controller.links.slabs import Slabs
 from controller.models.catalogue import Catalogue
-from controller.models.model_folder import read_model_folder
+from controller.models.model_folder import read_versions
 from controller.models.state_file import StateFile
 from controller.models.uploads import Uploads
 from controller.port import Ask
@@ -120,7 +120,7 @@ class Place:
         (folder / "1" / "model.onnx").write_bytes(b"none")
         for path, content in {name: text, **files}.items():
             (folder / path).write_text(content)
-        return refusal(lambda: read_model_folder(folder))
+        return refusal(lambda: read_versions(folder)[-1])
 
     def application(self, **fields: object) -> str:
         good: dict[str, Any] = {"name": "app", "models": ["right"]}

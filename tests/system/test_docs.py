@@ -26,7 +26,7 @@ from clockwright.containers import read_container
 from clockwright.errors import ModelError, Refusal
 from controller.access.quota_book import read_quota_file
 from controller.core.quotas import Quota
-from controller.models.model_folder import read_model_folder
+from controller.models.model_folder import read_versions
 from controller.telemetry.files import ACTION_COLUMNS, REQUEST_COLUMNS
 from docs.generated import ELSEWHERE, PARTS, on_page_markdown, whole
 from experiments.live.local_server import LocalServer
@@ -179,7 +179,7 @@ def test_whatever_code_says_in_a_page_has_a_meaning(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "table", "read"),
     [
-        ("model settings", "unknown = 1", read_model_folder),
+        ("model settings", "unknown = 1", read_versions),
         ("container settings", "[container]\nunknown = 1", read_container),
     ],
 )

@@ -21,7 +21,7 @@ from clockwright.errors import ConfigError, ModelError, Refusal
 from clockwright.wire import worker_messages as pb
 from clockwright.wire.actions import ActionError
 from clockwright.wire.tensors import TensorSpec
-from controller.models.model_folder import read_model_folder
+from controller.models.model_folder import read_versions
 from experiments.live.local_server import LocalServer
 from tests.kit.container_bench import LIMITS, ContainerBench, bench, write_container
 from tests.kit.processes import PATIENCE_S, lives, until, write_models
@@ -146,7 +146,7 @@ def test_the_controller_judges_a_folder_of_code(tmp_path: Path) -> None:
     folder = write_container(tmp_path, "moody", MOODY_TABLE, model=MOODY)
     (folder / "1" / "__pycache__").mkdir()
     (folder / "1" / "__pycache__" / "model.pyc").write_bytes(b"news")
-    read = read_model_folder(folder)
+    read = read_versions(folder)[-1]
     assert [file.name for file in read.files] == ["model.py"]
     assert read.settings.container is not None
     for head, problem in (
@@ -156,14 +156,14 @@ def test_the_controller_judges_a_folder_of_code(tmp_path: Path) -> None:
         (folder / "config.toml").write_text(f"{head}\n{MOODY_TABLE}")
         if problem:
             with pytest.raises(ModelError, match=problem):
-                read_model_folder(folder)
+                read_versions(folder)[-1]
     (folder / "1" / "model.onnx").write_bytes(b"onnx")
     with pytest.raises(ModelError, match=r"found 1/model.onnx and a \[container\]"):
-        read_model_folder(folder)
+        read_versions(folder)[-1]
     (folder / "1" / "model.onnx").unlink()
     (folder / "1" / "model.py").rename(folder / "1" / "main.py")
     with pytest.raises(ModelError, match=r"expected 1/model.py, found main.py"):
-        read_model_folder(folder)
+        read_versions(folder)[-1]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_worker_whose_container_crashes_says_so_leaves_and_attaches_again(
 ) -> None:
     monkeypatch.setattr(Backoff, "FORGET_S", math.inf)  # however slow the machine is
     folder = write_container(tmp_path, "moody", MOODY_TABLE, model=MOODY)
-    read = read_model_folder(folder)
+    read = read_versions(folder)[-1]
 
     async def offer(stream: Stream) -> None:
         await stream.welcome()
