@@ -42,12 +42,15 @@ NO_LIMIT = 1 << 62
 
 
 def prepare(
-    model: onnx.ModelProto, folder: Path, dimensions: Mapping[str, int] | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    dimensions: Mapping[str, int] | None = None,
+    batch_sizes: tuple[int, ...] = (1, 2),
 ) -> CompiledModel:
     (folder / "model").mkdir(parents=True)
     (folder / "out").mkdir()
     (folder / "model" / MODEL_FILE).write_bytes(model.SerializeToString())
-    source = ModelSource(folder / "model", dimensions or {}, (1, 2))
+    source = ModelSource(folder / "model", dimensions or {}, batch_sizes)
     return compile_model(source, folder / "out", LIMITS, lambda _: None)
 
 
@@ -129,6 +132,17 @@ def test_a_mask_of_zeros_is_not_padded(kernels: dict[str, OpenKernel]) -> None:
     requests[0][1] = np.zeros_like(requests[0][1])
     (alone,) = kernel.run(requests[:1], NO_LIMIT)
     assert_same(alone, kernel.run(requests, NO_LIMIT)[0], kernel.compiled.outputs)
+
+
+def test_rows_that_influence_each_other_are_found_though_a_batch_is_one_row(
+    tmp_path: Path,
+) -> None:
+    # It is one row of the largest, and so many smaller ones.
+    kernel = kernel_of(tmp_path, prepare(build("one_scale"), tmp_path, batch_sizes=(1,)))
+    requests = requests_of(kernel, [(1, 8), (1, 8)], 0)
+    together = kernel.run(requests, NO_LIMIT)
+    for request, answer in zip(requests, together, strict=True):
+        assert_same(kernel.run([request], NO_LIMIT)[0], answer, kernel.compiled.outputs)
 
 
 def test_padding_is_proven_not_assumed(kernels: dict[str, OpenKernel]) -> None:

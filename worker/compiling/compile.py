@@ -86,7 +86,7 @@ from worker.models.model_files import (
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 9
+COMPILE_FORMAT = 10
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
@@ -311,7 +311,9 @@ def _compile(
             raise ModelError(f"the model is too large to be serialised: {error}") from None
         element_types = _element_types(model)
         datatypes = {v.name: ONNX_DATATYPES[element_types[v.name]].name for v in model.graph.output}
-        in_batches = not fixed_batch and max(source.batch_sizes) > 1
+        # Batches of a model of open sizes hold several requests whatever their sizes, which are in rows of work.
+        wanted = {*source.batch_sizes, 2} if symbols else set(source.batch_sizes)
+        in_batches = not fixed_batch and max(wanted) > 1
         # Files are large, so the model does not stay in memory with its session, but where sizes are to be found first.
         flow = None if symbols else follow_rows(model, rows=rows)
         texts = known_texts(model.graph) if "BYTES" in {each.datatype for each in inputs} else ()
@@ -349,7 +351,7 @@ def _compile(
         outputs = original.output_specs()
         larger = [
             size
-            for size in sorted(source.batch_sizes)
+            for size in sorted(wanted)
             if in_batches and size > 1 and batch_bytes((*inputs, *outputs), size) <= limits.io_bytes
         ]
         carries = target.takes_open_sizes  # Tensors that carry their sizes may have any.
