@@ -34,7 +34,7 @@ Part = tuple[str, tuple[str, ...], float, float]
 _FILE = "tests/worker/test_gpu.py"
 # Each kind of test once, on the networks that compile fastest.
 _QUICK = (
-    "joint or fault or more_memory or FLOAT32-resnet18_v1 or FLOAT32-bert_tiny"
+    "joint or fault or more_memory or unlike_lengths or FLOAT32-resnet18_v1 or FLOAT32-bert_tiny"
     " or (float32 and (paging or overwritten))"
 )
 # A pytest that is ended never says why a test failed, so it stops by itself first, at a test's end. Plugins that the

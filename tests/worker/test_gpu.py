@@ -17,8 +17,12 @@ import torch
 
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_MS
+from experiments.bench.open_models import encoder
 from experiments.gpu.hardware import BareDevice, Room
 from modelzoo.build import build_model
+from tests.kit.open_requests import Asking, alone, assert_right, tokens
+from tests.kit.running_lanes import running
+from tests.kit.worker_models import nothing_to_fetch, offer, silent
 from worker.core.lanes import Step
 from worker.devices.cuda import CudaAccelerator, installation
 from worker.devices.gpu import TorchModel
@@ -132,6 +136,22 @@ def test_a_network_answers_as_on_onnxruntime(bench: BareDevice, name: str) -> No
     model = asyncio.run(bench.model(name, (1, 4)))
     # cuDNN may choose another algorithm than the processor's: more than rounding in the last bits.
     check_answer(bench, name, model, tolerance=max(precision.tolerance, 2e-3))
+
+
+@pytest.mark.parametrize("bench", [Precision.FLOAT32], indirect=True)
+def test_sequences_of_unlike_lengths_are_answered_as_on_onnxruntime(bench: BareDevice) -> None:
+    network = encoder(layers=1, positions=20)
+    offered = offer(bench._files, "encoder", network.SerializeToString(), (1, 2, 4))
+    model = asyncio.run(bench.device.prepare(offered, nothing_to_fetch, silent))
+    generator = np.random.default_rng(0)
+    shapes = ((1, 20), (3, 7), (1, 1), (2, 5), (1, 11))
+    requests = [tokens(generator, *shape) for shape in shapes]
+    taken = bench.device.num_allocations
+    with running(bench.device) as lanes:
+        asking = Asking(lanes, model)
+        for some in (requests, requests[:1], requests[1:4]):
+            assert_right(asking.answers(some), [alone(network, each) for each in some], 2e-3)
+    assert bench.device.num_allocations == taken
 
 
 @pytest.mark.parametrize("bench", [Precision.FLOAT32], indirect=True)

@@ -156,6 +156,14 @@ def test_padding_is_proven_not_assumed(kernels: dict[str, OpenKernel]) -> None:
     }
 
 
+def test_padding_is_tried_under_a_bound_that_is_smaller_than_what_is_usually_tried(
+    tmp_path: Path,
+) -> None:
+    compiled = prepare(encoder(layers=1), tmp_path, {"sequence": -12})
+    assert compiled.open is not None
+    assert compiled.open.pads
+
+
 #: Models of whose answers padding changes some only: of quiet rows, negative ones, very large or very short ones.
 NEARLY = {
     "most": "g (float[n,length,3] x) => (float[n,3] y) { y = ReduceMax<axes=[1],keepdims=0>(x) }",

@@ -49,7 +49,9 @@ from worker.compiling.open_sizes import (
     Shapes,
     Sizes,
     SizeSearch,
+    at_form,
     at_sizes,
+    draw_row,
     fullest,
     open_inputs,
     open_outputs,
@@ -73,6 +75,7 @@ from worker.engines.onnxruntime import (
     run_unshaped,
 )
 from worker.engines.open_kernel import OpenKernel
+from worker.models.forms import PADDED_ROOM, forms_of
 from worker.models.model_files import (
     GRAPH_FILE,
     METADATA_FILE,
@@ -83,6 +86,7 @@ from worker.models.model_files import (
     ModelSource,
     OpenSizes,
     batch_bytes,
+    sizes_to_write,
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
@@ -104,6 +108,9 @@ _PATTERNS = {
     _BACK: np.arange(-1, -9, -1),
 }
 _FILLS = (0, 1, 2, 3, _COUNTED, _ONES, _REST, _BACK)
+
+# More open dimensions than any model has.
+_OPEN_MAX = 1 << 10
 
 _CHANCE = "it answers by chance: the same row asked again is answered otherwise"
 
@@ -137,8 +144,8 @@ class Target(Protocol):
     #: Whether the runs here are one program for all batch sizes, and not the kernels that will serve.
     one_program: bool
 
-    #: Whether it serves models with open dimensions besides the batch.
-    takes_open_sizes: bool
+    #: Whether it runs any shape as it is. Otherwise it has kernels for some sizes of one open dimension, and rows are padded.
+    takes_any_size: bool
 
     #: The threads of runs that only check.
     check_threads: int
@@ -185,7 +192,7 @@ class OnnxruntimeTarget(Target):
     static: Mapping[str, Sequence[int]] = MappingProxyType({})
     is_coarse = False
     one_program = False
-    takes_open_sizes = True
+    takes_any_size = True
 
     @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
@@ -284,15 +291,17 @@ def _compile(
     faults = ModelFaults()
     model = read_model(source, faults, is_whole=is_whole)
     rows = find_rows(model.graph, is_whole=is_whole)
-    if rows.is_square and target.takes_open_sizes:
+    if rows.is_square and target.takes_any_size:
         raise _NoRowsError
     fixed_batch = not rows.is_open
     inputs = opened = list[TensorSpec]()
     given = {} if faults.found else source.fixed_dimensions
     with faults.collected():
-        inputs = opened = input_specs(model.graph, rows, given, may_be_open=target.takes_open_sizes)
+        open_max = _OPEN_MAX if target.takes_any_size else 1
+        inputs = opened = input_specs(model.graph, rows, given, open_max=open_max)
     symbols = symbols_of(opened)
-    if target.takes_open_sizes:
+    room = 1 if target.takes_any_size else PADDED_ROOM
+    if target.takes_any_size:
         guard_recurrent(model, None if symbols else shaped_by_values(model.graph))
     # Check the limits before the runtime copies the weights, and before sample inputs are made.
     with faults.collected():
@@ -327,13 +336,19 @@ def _compile(
         )
         del serialised
         found_sizes: OpenSizes | None = None
+        bounds: dict[str, int] = {}
         taken: dict[Sizes, Shapes] = {}
         if symbols:
             progress("finding sizes")
             bounds = {name: -size for name, size in source.fixed_dimensions.items() if size < 0}
             run_at = _RowRuns(reference, opened, element_types, datatypes, texts).run
             search = SizeSearch(
-                run_at, symbols, bounds, limits.io_bytes // 2, opened, list(datatypes.values())
+                run_at,
+                symbols,
+                bounds,
+                limits.io_bytes // (2 * room),
+                opened,
+                list(datatypes.values()),
             )
             sizes = dict(zip(symbols, search.find(), strict=True))
             sizes |= {name: sum_of(parts, sizes) for name, parts in sums_of(opened).items()}
@@ -354,7 +369,7 @@ def _compile(
             for size in sorted(wanted)
             if in_batches and size > 1 and batch_bytes((*inputs, *outputs), size) <= limits.io_bytes
         ]
-        carries = target.takes_open_sizes  # Tensors that carry their sizes may have any.
+        carries = target.takes_any_size  # Tensors that carry their sizes may have any.
         by_value = original.by_value(flow.by_value) if carries else {}
         probes = None
         if not by_value:  # Any numbers in place of a size could be more than there is memory for.
@@ -414,7 +429,10 @@ def _compile(
         for target, level in product(targets, LIFT_LEVELS):
             try:
                 model = onnx.load(optimised_path)
-                lifted = target.lay_out(lift_weights(model, level=level, static=target.static))
+                plain = lift_weights(model, level=level, static=target.static)
+                lifted = target.lay_out(plain)
+                if not symbols:
+                    plain = lifted  # the other may take as much memory again
                 compiled = _describe(
                     lifted,
                     inputs,
@@ -462,17 +480,22 @@ def _compile(
         found_sizes = taking(OpenSizes(0, (), ()), [()])
     if found_sizes is not None:
         progress("trying sizes")
-        compiled = _open(
-            compiled,
-            lifted,
+        plainly = _open(
+            replace(compiled, weights=plain.weights),
+            plain,
             found_sizes,
             taken,
             opened,
             limits,
             by_value,
+            room=room,
+            is_bound=any(bounds),
             is_whole=fixed_batch or has_whole,
             most=probes.most if probes is not None else 0,
         )
+        if not target.takes_any_size:
+            _check_forms(target, lifted, plain, plainly)
+        compiled = replace(plainly, weights=compiled.weights)
     limits.check_weights(compiled.weights_bytes)
     (folder / GRAPH_FILE).write_bytes(lifted.graph)
     lifted.blob.tofile(folder / WEIGHTS_FILE)
@@ -522,12 +545,15 @@ def _open(
     limits: Limits,
     by_value: Mapping[str, tuple[int, ...]],
     *,
+    room: int,
+    is_bound: bool,
     is_whole: bool,
     most: int,
 ) -> CompiledModel:
     """Describe a model that was compiled at some sizes for all sizes that it takes.
 
-    `taken` are the shapes of its outputs at those; integers to try are below `most`. Raises ModelError if no size
+    `taken` are the shapes of its outputs at those. A batch needs `room` times the bytes of its tensors. With `is_bound` its
+    owner says how large it gets, so no less will do. Integers to try are below `most`. Raises ModelError if no size
     leaves room, or an output has not always as many dimensions.
     """
     outputs = [tensor.spec for tensor in compiled.outputs]
@@ -536,10 +562,11 @@ def _open(
             open_inputs(inputs, sizes, whole=is_whole),
             open_outputs(outputs, taken, sizes, by_value, limits.io_bytes, whole=is_whole),
         )
-        if batch_bytes((*specs[0], *specs[1]), sizes.largest) <= limits.io_bytes:
+        num_bytes = room * batch_bytes((*specs[0], *specs[1]), sizes.largest)
+        if num_bytes <= limits.io_bytes:
             break
-        if len(sizes.taken) == 1:
-            limits.refuse_batch(1, batch_bytes((*specs[0], *specs[1]), sizes.largest))
+        if len(sizes.taken) == 1 or is_bound:
+            limits.refuse_batch(1, num_bytes)
         sizes = taking(sizes, sizes.taken[:-1])
     bound = [
         tuple(replace(tensor, spec=spec) for tensor, spec in zip(side, opened, strict=True))
@@ -562,6 +589,78 @@ def _open(
         architecture_id=digest.hexdigest(),
         graph_sha256=compiled.architecture_id,
     )
+
+
+def _check_forms(
+    target: Target, lifted: LiftedGraph, plain: LiftedGraph, compiled: CompiledModel
+) -> None:
+    """Have an engine of fixed shapes run each form, with a row padded as far as any, and compare with that row alone.
+
+    Args:
+        target: the engine.
+        lifted: its graph and weights.
+        plain: those of onnxruntime.
+        compiled: how that runs it.
+
+    Raises:
+        ModelError: the model cannot be padded, or the engine fails, or answers something else.
+    """
+    sizes = compiled.open
+    assert sizes is not None
+    (symbol,) = sizes.symbols
+    fixed = sizes_to_write(sizes.symbols, {})
+    if why := _why_not_padded(compiled, sizes):
+        raise ModelError(
+            f"a GPU pads rows to some sizes of {symbol!r}, and here {why}; write the size in config.toml: {fixed}, or"
+            " start a worker with --device cpu"
+        )
+    session = open_session(plain.graph, threads=target.check_threads)
+    weights = _aligned(plain.blob)
+    kernel = OpenKernel(session, compiled, weights)
+    inputs = [tensor.spec for tensor in compiled.inputs]
+    (size,) = sizes.taken[0]
+    for form in forms_of(sizes):
+        # 0 and 1 are tokens as well as a mask.
+        row = draw_row(inputs, {symbol: size}, 2, form, sizes.guarded)
+        (alone,) = kernel.run([row], 1)
+        at = at_form(replace(compiled, weights=lifted.weights), form)
+        padded = []
+        for tensor, array in zip(at.inputs, row, strict=True):
+            place = np.zeros(tensor.spec.shape(1), array.dtype)
+            place[tuple(map(slice, array.shape))] = array
+            padded.append(raw_of(place))
+        if isinstance(alone, str):
+            raise ModelError(f"a row of {symbol} {size} failed: {alone}; write a size: {fixed}")
+        for tensor, raw, wanted in zip(
+            at.outputs, target.open(lifted, at)(1, padded), alone, strict=True
+        ):
+            if (dtype := _float_type(tensor.spec)) is None:
+                continue
+            whole = array_of(tensor.spec.datatype, raw, tensor.spec.shape(1))
+            found = raw_of(whole[tuple(map(slice, wanted.shape))]).view(dtype)
+            numbers = raw_of(wanted).view(dtype)
+            rtol, atol = target.tolerances(numbers)
+            if not np.allclose(found, numbers, rtol=rtol, atol=atol, equal_nan=True):
+                raise ModelError(
+                    f"output {tensor.spec.name!r} of a row that is padded to {symbol} {form} differs from the original's;"
+                    f" write a size: {fixed}"
+                )
+        size = form + 1
+
+
+def _why_not_padded(compiled: CompiledModel, sizes: OpenSizes) -> str:
+    """Say why rows cannot be padded, and run together; empty if they can."""
+    if compiled.one_by_one:
+        return f"rows run one by one: {compiled.one_by_one}"
+    tensors = (*compiled.inputs, *compiled.outputs)
+    if any(tensor.spec.axis != 0 for tensor in tensors):
+        return "requests are one run each"
+    if not sizes.pads:
+        return "zeros behind a row change its answer"
+    for tensor, is_guarded in zip(compiled.inputs, sizes.guarded, strict=True):
+        if is_guarded and DATATYPES[tensor.spec.datatype].is_float:
+            return f"zeros behind a row of {tensor.spec.name!r} change its answer if that has no number of 1 or more, or a negative one"
+    return ""
 
 
 def describe_model(source: ModelSource) -> CompiledModel:

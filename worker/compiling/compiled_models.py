@@ -22,6 +22,7 @@ from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler, jobs_at_once
 from worker.engines.choice import Engine
 from worker.models.file_store import FileStore
+from worker.models.forms import PADDED_ROOM
 from worker.models.model_files import CompiledModel, Limits, ModelSource, carrying
 from worker.models.precision import Precision
 from worker.models.served_model import Fetch, Offer, io_bytes_of
@@ -47,11 +48,14 @@ class FittingModel:
     batch_sizes: tuple[int, ...]
     #: Whether nothing had to be fetched or compiled.
     from_cache: bool
+    #: An IO slot has room for so many times a batch's tensors.
+    room: int
 
     @property
     def io_bytes(self) -> dict[int, int]:
         """Bytes of an IO slot by batch size."""
-        return io_bytes_of((*self.inputs, *self.outputs), self.batch_sizes)
+        each = io_bytes_of((*self.inputs, *self.outputs), self.batch_sizes)
+        return {size: self.room * num_bytes for size, num_bytes in each.items()}
 
 
 class CompiledModels:
@@ -146,12 +150,15 @@ class CompiledModels:
             most = 1 if compiled.fixed_batch else max(offered)
             inputs = carrying(inputs, most)
             outputs = carrying(outputs, most, compiled.usual_bytes)
+        on_gpu = self._precision is not None
+        room = PADDED_ROOM if compiled.open is not None and on_gpu else 1
         batch_sizes = self._limits.usable_batch_sizes(
             (*inputs, *outputs),
             offered,
             fixed_batch=compiled.fixed_batch and compiled.open is None,
+            room=room,
         )
-        return FittingModel(folder, compiled, inputs, outputs, batch_sizes, from_cache)
+        return FittingModel(folder, compiled, inputs, outputs, batch_sizes, from_cache, room)
 
     def profiling(self, architecture_id: str) -> asyncio.Lock:
         """The lock of who profiles an architecture. The next finds the profile in the cache."""

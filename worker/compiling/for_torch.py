@@ -99,7 +99,7 @@ class OnnxruntimeOnGpuTarget(OnnxruntimeTarget):
 
     # Its kernels are the device's own, so further optimisations come with the session there.
     level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    takes_open_sizes = False
+    takes_any_size = False
 
     @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
@@ -124,7 +124,7 @@ class TorchTarget(Target):
     level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     static = STATIC
     one_program = True
-    takes_open_sizes = False
+    takes_any_size = False
 
     def __init__(self, precision: Precision, check_threads: int = 1) -> None:
         self._precision = precision

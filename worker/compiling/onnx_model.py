@@ -304,7 +304,7 @@ def input_specs(
     rows: RowAxes,
     given: Mapping[str, int],
     *,
-    may_be_open: bool = False,
+    open_max: int = 0,
 ) -> list[TensorSpec]:
     """The specs of all inputs. Of open sizes only the symbols are known.
 
@@ -312,7 +312,7 @@ def input_specs(
         graph: the model's.
         rows: where it has the batch.
         given: the sizes that its owner gives.
-        may_be_open: dimensions besides the batch may be open.
+        open_max: so many dimensions besides the batch may be open.
 
     Raises:
         ModelError: an input or output cannot be served, or dimensions other than the batch are open; names all.
@@ -343,7 +343,7 @@ def input_specs(
                     f"input {value.name!r} has {symbol!r} in dimension {index}, which is the batch elsewhere, expected"
                     " it once; export the model with a size or a name of its own there"
                 )
-    if missing and not may_be_open:
+    if len(missing) > open_max:
         faults.append(
             f"found open dimensions besides the batch: {', '.join(map(repr, missing))}; write their sizes in"
             f" config.toml: {sizes_to_write(missing, given)}"

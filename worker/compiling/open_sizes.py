@@ -25,6 +25,7 @@ from worker.models.model_files import (
     LARGEST_TOGETHER,
     TEXT_BATCH_BYTES,
     WORDS_BYTES,
+    CompiledModel,
     OpenSizes,
     element_bytes,
     sizes_to_write,
@@ -72,6 +73,18 @@ def at_sizes(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
     symbols = iter(spec.vary.symbols if spec.vary else ())
     shape = tuple(_size(next(symbols), sizes) if size < 0 else size for size in spec.row_shape)
     return TensorSpec(spec.name, spec.datatype, shape, spec.axis)
+
+
+def at_form(compiled: CompiledModel, form: int) -> CompiledModel:
+    """A model with one open dimension as one of that size alone, which is an architecture of its own."""
+    assert compiled.open is not None
+    sizes = dict.fromkeys(compiled.open.symbols, form)
+    inputs, outputs = (
+        tuple(replace(tensor, spec=at_sizes(tensor.spec, sizes)) for tensor in side)
+        for side in (compiled.inputs, compiled.outputs)
+    )
+    name = f"{compiled.architecture_id}-{form}"
+    return replace(compiled, architecture_id=name, inputs=inputs, outputs=outputs, open=None)
 
 
 class RanksError(ModelError):
@@ -425,6 +438,9 @@ def _lengths(sizes: OpenSizes) -> list[tuple[Sizes, Sizes]]:
     middle = [each for each in sizes.taken if max(each) >= 8] or list(sizes.taken)
     short, long = middle[0], middle[len(middle) // 2]
     if short == long:
+        # A bound may be all that was tried.
+        short = tuple(max(1, size // 2) for size in long)
+    if short == long:
         return []
     less = tuple(max(1, size - 3) for size in short)
     one = tuple(1 for _ in short)
@@ -475,21 +491,7 @@ class _PaddingTrial:
     def _row(
         self, sizes: Mapping[str, int], most: int, kinds: Mapping[int, str], seed: int
     ) -> list[Array]:
-        row: list[Array] = []
-        for index, spec in enumerate(self.inputs):
-            here = at_sizes(spec, sizes)
-            generator = np.random.default_rng([seed, index])
-            raw = _draw(here, generator, most, kinds.get(index, ""))
-            is_guarded = bool(self.guarded) and self.guarded[index]
-            if (is_guarded or index not in kinds) and any(open_places(spec)):
-                numbers = elements_of(spec.datatype, raw_of(raw)).copy()
-                if is_guarded and spec.datatype != "BOOL":
-                    numbers = abs(numbers)
-                if not (numbers >= 1).any():
-                    numbers[generator.integers(numbers.size)] = 1
-                raw = bytes_of(spec.datatype, numbers)
-            row.append(array_of(spec.datatype, raw_of(raw), here.shape(1)))
-        return row
+        return draw_row(self.inputs, sizes, most, seed, self.guarded, kinds)
 
     def _same(self, one: Answer, other: Answer) -> bool:
         if isinstance(one, str) or isinstance(other, str):
@@ -501,6 +503,41 @@ class _PaddingTrial:
             if differ(*rows, tolerance=SAME_SIZE):
                 return False
         return True
+
+
+def draw_row(
+    inputs: Sequence[TensorSpec],
+    sizes: Mapping[str, int],
+    most: int,
+    seed: int,
+    guarded: Sequence[bool] = (),
+    kinds: Mapping[int, str] = MappingProxyType({}),
+) -> list[Array]:
+    """Draw a row that a model may be padded with.
+
+    Args:
+        inputs: what the model takes.
+        sizes: of the row, by symbol.
+        most: integers are below this.
+        seed: other rows for other seeds.
+        guarded: the inputs whose rows have no negative number, and one of 1 at least.
+        kinds: what some inputs are, by their places; see `_KINDS`.
+    """
+    row: list[Array] = []
+    for index, spec in enumerate(inputs):
+        here = at_sizes(spec, sizes)
+        generator = np.random.default_rng([seed, index])
+        raw = _draw(here, generator, most, kinds.get(index, ""))
+        is_guarded = bool(guarded) and guarded[index]
+        if (is_guarded or index not in kinds) and any(open_places(spec)):
+            numbers = elements_of(spec.datatype, raw_of(raw)).copy()
+            if is_guarded and spec.datatype != "BOOL":
+                numbers = abs(numbers)
+            if not (numbers >= 1).any():
+                numbers[generator.integers(numbers.size)] = 1
+            raw = bytes_of(spec.datatype, numbers)
+        row.append(array_of(spec.datatype, raw_of(raw), here.shape(1)))
+    return row
 
 
 def _draw(spec: TensorSpec, generator: np.random.Generator, most: int, kind: str) -> Numbers:

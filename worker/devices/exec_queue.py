@@ -50,6 +50,12 @@ class CapturedKernel:
     #: How long the last gathers took.
     gathers_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_GATHERS))
 
+    @property
+    def gather_ns(self) -> int:
+        """How long a gather takes, as far as is known."""
+        gathers_ns = sorted(self.gathers_ns)
+        return gathers_ns[len(gathers_ns) // 2] if gathers_ns else 0
+
 
 # The median of so many says what a gather takes: a pause in one of them counts for nothing.
 _GATHERS = 9
@@ -70,6 +76,17 @@ class ExecLaunch(Launched):
     @override
     def is_done(self) -> bool:
         return self.end.is_done()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRow(Launched):
+    """An EXEC of several kernels, one after the other; perhaps of none."""
+
+    parts: list[tuple[CapturedKernel, ExecLaunch]]
+
+    @override
+    def is_done(self) -> bool:
+        return not self.parts or self.parts[-1][1].is_done()
 
 
 class ExecQueue:
@@ -131,6 +148,32 @@ class ExecQueue:
         with self._lock:
             return self._launch(kernel, weights, pages, io_offset)
 
+    def launch_row(
+        self,
+        kernels: Sequence[tuple[CapturedKernel, int]],
+        weights: HostWeights,
+        pages: Sequence[int],
+    ) -> LaunchRow:
+        """Hand over an EXEC of several kernels, each with where its part of the IO slot begins. The first gathers."""
+        with self._lock:
+            # Should one fail, those before it stay under way, and a LOAD to their pages waits for them.
+            return LaunchRow(
+                [
+                    (kernel, self._launch(kernel, weights, pages, offset))
+                    for kernel, offset in kernels
+                ]
+            )
+
+    def finish_row(self, row: LaunchRow) -> tuple[int, int]:
+        """Wait for the end of an EXEC of several kernels; returns what `finish` does."""
+        if not row.parts:
+            return 1, 0
+        (_, first), (_, last) = row.parts[0], row.parts[-1]
+        last.end.synchronize()
+        duration_ns = last.end.ns_since(first.begin)
+        spared_ns = [self.finish(kernel, launch)[1] for kernel, launch in row.parts]
+        return duration_ns, spared_ns[0]
+
     def finish(self, kernel: CapturedKernel, launch: ExecLaunch) -> tuple[int, int]:
         """Wait for an EXEC's end.
 
@@ -139,10 +182,9 @@ class ExecQueue:
         """
         launch.end.synchronize()
         duration_ns = launch.end.ns_since(launch.begin)
-        gathers_ns = kernel.gathers_ns
         if launch.gathers:
-            gathers_ns.append(launch.gathered.ns_since(launch.begin))
-        spared_ns = 0 if launch.gathers else sorted(gathers_ns)[len(gathers_ns) // 2]
+            kernel.gathers_ns.append(launch.gathered.ns_since(launch.begin))
+        spared_ns = 0 if launch.gathers else kernel.gather_ns
         with self._lock:
             del self._under_way[launch.number]
             self._free.append(launch)

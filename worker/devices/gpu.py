@@ -27,11 +27,13 @@ from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
 from worker.compiling.compile import COMPILE_FORMAT
 from worker.compiling.compiled_models import CompiledModels
+from worker.compiling.open_sizes import at_form
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Accelerator, Stream
 from worker.devices.device import Device, GpuHealth, Launched, QueueingDevice, WatchedDevice
 from worker.devices.device_loss import DeviceLoss
-from worker.devices.exec_queue import CapturedKernel, ExecLaunch, ExecQueue
+from worker.devices.exec_queue import CapturedKernel, ExecLaunch, ExecQueue, LaunchRow
+from worker.devices.form_batches import FormBatch, FormKernels
 from worker.devices.gpu_health import GpuMonitor
 from worker.devices.gpu_memory import GpuMemory, workspace_limit
 from worker.devices.host_io import read_outputs, write_inputs
@@ -41,7 +43,8 @@ from worker.devices.kernels import Kernels
 from worker.engines.choice import Engine, Way, ways_to_try
 from worker.engines.torch_operators import Tensor
 from worker.models.file_store import FileStore
-from worker.models.model_files import CompiledModel, Limits
+from worker.models.forms import forms_of, row_counts
+from worker.models.model_files import CompiledModel, Limits, sizes_to_write
 from worker.models.precision import Precision
 from worker.models.served_model import Fetch, Offer, ServedModel
 
@@ -58,8 +61,10 @@ class TorchModel(ServedModel):
     """A model whose weights lie in host memory."""
 
     weights: HostWeights
-    #: The kernels by batch size; all models of the architecture share them.
+    #: The kernels by batch size; all models of the architecture share them. Empty: `forms` has them.
     kernels: dict[int, CapturedKernel]
+    #: Those of a model with an open dimension.
+    forms: FormKernels | None = None
 
 
 class _Copies:
@@ -212,6 +217,8 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             place=place,
             workspace_bytes=workspace_limit(accelerator, workspace_bytes),
         )
+        #: Those of models with an open dimension, by the offset of their IO slot.
+        self._batches: dict[int, FormBatch] = {}
         self._page_copy_ns = self._measure_page_copy()
 
     @property
@@ -233,9 +240,16 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         fitting = await self._models.get(offer, fetch, progress)
         compiled = fitting.compiled
         progress("setting up kernels")
-        weights, kernels = await self._models.set_up(
-            self._set_up, fitting.folder, compiled, fitting.batch_sizes
-        )
+        arguments = fitting.folder, compiled, fitting.batch_sizes
+        forms = None
+        if compiled.open is None:
+            weights, kernels = await self._models.set_up(self._set_up, *arguments)
+            exec_ns = {size: kernel.exec_ns for size, kernel in kernels.items()}
+            # The highest clock that any of the kernels was measured at: no seed is then too small.
+            clock_mhz = max(kernel.clock_mhz for kernel in kernels.values())
+        else:
+            weights, forms = await self._models.set_up(self._set_up_forms, *arguments)
+            kernels, exec_ns, clock_mhz = {}, forms.exec_ns, forms.clock_mhz
         return TorchModel(
             model_id=offer.model_id,
             num_pages=compiled.num_pages,
@@ -245,22 +259,50 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             outputs=fitting.outputs,
             weights_bytes=compiled.weights_bytes,
             load_ns=max(self._page_copy_ns * compiled.weights_bytes // PAGE_BYTES, 1),
-            exec_ns={size: kernel.exec_ns for size, kernel in kernels.items()},
-            # The highest clock that any of the kernels was measured at: no seed is then too small.
-            clock_mhz=max(kernel.clock_mhz for kernel in kernels.values()),
+            exec_ns=exec_ns,
+            clock_mhz=clock_mhz,
             from_cache=fitting.from_cache,
             one_by_one=fitting.compiled.one_by_one,
             weights=weights,
             kernels=kernels,
+            forms=forms,
         )
+
+    def _host_weights(self, folder: Path, compiled: CompiledModel) -> HostWeights:
+        if self._loss.reason is not None:
+            raise ModelError(f"the device is lost: {self._loss.reason}")
+        return self._weights.get(folder, compiled)
 
     def _set_up(
         self, folder: Path, compiled: CompiledModel, batch_sizes: Sequence[int]
     ) -> tuple[HostWeights, dict[int, CapturedKernel]]:
-        if self._loss.reason is not None:
-            raise ModelError(f"the device is lost: {self._loss.reason}")
-        weights = self._weights.get(folder, compiled)
+        weights = self._host_weights(folder, compiled)
         return weights, self._kernels.set_up(folder, compiled, batch_sizes)
+
+    def _set_up_forms(
+        self, folder: Path, compiled: CompiledModel, batch_sizes: Sequence[int]
+    ) -> tuple[HostWeights, FormKernels]:
+        sizes = compiled.open
+        assert sizes is not None
+        weights = self._host_weights(folder, compiled)
+        elements = max(batch_sizes) * sizes.unit
+        # Where a worker with more memory has compiled it, not all have room.
+        forms = [form for form in forms_of(sizes) if form <= elements]
+        if not forms:
+            raise ModelError(f"a row has no room in batches of {elements} elements; more --io-mib")
+        kernels = {}
+        # The largest first, as in `Kernels`: what has no room is found at once.
+        for form, less in zip(reversed(forms), (*reversed(forms[:-1]), 0), strict=True):
+            rows = row_counts(form, elements)
+            try:
+                kernels[form] = self._kernels.set_up(folder, at_form(compiled, form), rows)
+            except ModelError as error:
+                bound = sizes_to_write((), dict.fromkeys(sizes.symbols, -less))
+                raise ModelError(
+                    f"rows of {sizes.symbols[0]} {form}: {error}"
+                    + f", or bound it in config.toml: {bound}" * bool(less)
+                ) from None
+        return weights, FormKernels(compiled, dict(sorted(kernels.items())), batch_sizes)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -290,9 +332,14 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
     @override
     def run_input(self, step: Step[TorchModel], payload: Sequence[Buffer]) -> None:
         assert isinstance(step.action, Infer)
-        memory, layout = self._memory, step.model.layouts[step.action.batch_size]
-        write_inputs(memory.io_in.numpy(), step, payload)
-        slot = slice(step.io_offset, step.io_offset + layout.outputs_begin)
+        memory, pool, forms = self._memory, self._memory.io_in.numpy(), step.model.forms
+        if forms is None:
+            layout = step.model.layouts[step.action.batch_size]
+            write_inputs(pool, step, payload)
+            slot = slice(step.io_offset, step.io_offset + layout.outputs_begin)
+        else:
+            batch = self._batches[step.io_offset] = forms.write(pool, step, payload)
+            slot = batch.inputs
         with self._loss.guard():
             step.duration_ns = self._input.copy(memory.io[slot], memory.io_in[slot])
 
@@ -304,14 +351,22 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
     def launch_exec(self, step: Step[TorchModel]) -> Launched:
         assert isinstance(step.action, Infer)
         model = step.model
+        if model.forms is not None:
+            kernels = self._batches[step.io_offset].kernels
+            with self._loss.guard():
+                return self.execs.launch_row(kernels, model.weights, step.pages)
         kernel = model.kernels[step.action.batch_size]
         with self._loss.guard():
             return self.execs.launch(kernel, model.weights, step.pages, step.io_offset)
 
     @override
     def finish_exec(self, step: Step[TorchModel], launched: Launched) -> None:
-        assert isinstance(launched, ExecLaunch)
         assert isinstance(step.action, Infer)
+        if isinstance(launched, LaunchRow):
+            with self._loss.guard():
+                step.duration_ns, step.spared_ns = self.execs.finish_row(launched)
+            return
+        assert isinstance(launched, ExecLaunch)
         kernel = step.model.kernels[step.action.batch_size]
         with self._loss.guard():
             step.duration_ns, step.spared_ns = self.execs.finish(kernel, launched)
@@ -321,11 +376,18 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         self, step: Step[TorchModel], room: memoryview | None = None
     ) -> Sequence[Buffer]:
         assert isinstance(step.action, Infer)
-        memory, layout = self._memory, step.model.layouts[step.action.batch_size]
-        slot = slice(step.io_offset + layout.outputs_begin, step.io_offset + layout.num_bytes)
+        memory, pool, forms = self._memory, self._memory.io_out.numpy(), step.model.forms
+        if forms is None:
+            layout = step.model.layouts[step.action.batch_size]
+            slot = slice(step.io_offset + layout.outputs_begin, step.io_offset + layout.num_bytes)
+        else:
+            batch = self._batches.pop(step.io_offset)
+            slot = batch.outputs
         with self._loss.guard():
             step.duration_ns = self._output.copy(memory.io_out[slot], memory.io[slot])
-        return read_outputs(memory.io_out.numpy(), step, room)
+        return (
+            read_outputs(pool, step, room) if forms is None else forms.read(pool, step, batch, room)
+        )
 
     @override
     async def close(self) -> None:

@@ -43,7 +43,7 @@ def run_carrying(
             begin = end
     specs = [spec for spec, _ in outputs]
     answers = [
-        _tensors(specs, work, answer) for work, answer in zip(rows, run(requests), strict=True)
+        sized_tensors(specs, work, answer) for work, answer in zip(rows, run(requests), strict=True)
     ]
     for (_, begin), column in zip(outputs, zip(*answers, strict=True), strict=True):
         raw = b"".join(column)
@@ -81,7 +81,8 @@ def run_joined(
     return run_or_each(range(len(requests)), together)
 
 
-def _tensors(outputs: Sequence[TensorSpec], rows: int, answer: Answer) -> list[bytes]:
+def sized_tensors(outputs: Sequence[TensorSpec], rows: int, answer: Answer) -> list[bytes]:
+    """Make a request's outputs, each with its size before it."""
     if not isinstance(answer, str):
         try:
             return [_tensor(spec, rows, array) for spec, array in zip(outputs, answer, strict=True)]

@@ -74,7 +74,7 @@ class OpenKernel:
         sizes = [self.sizes_of(request) for request in requests]
         if self._is_apart or len(requests) == 1:
             return [RunGroup(size, [index], 1) for index, size in enumerate(sizes)]
-        pads = [self._open.pads and self._may_pad(request) for request in requests]
+        pads = [may_pad(self._inputs, self._open, request) for request in requests]
         rows = [self._rows(request) for request in requests]
         return group_requests(
             rows, sizes, pads, elements_max=elements_max, run_elements=self.run_elements
@@ -82,16 +82,7 @@ class OpenKernel:
 
     def sizes_of(self, arrays: Sequence[Array]) -> tuple[int, ...]:
         """The sizes of a request's open dimensions."""
-        return tuple(_symbol_sizes(self._inputs, arrays)[symbol] for symbol in self._open.symbols)
-
-    def _may_pad(self, arrays: Sequence[Array]) -> bool:
-        for tensor, array, guarded in zip(self._inputs, arrays, self._open.guarded, strict=True):
-            if guarded:
-                numbers = elements_of(tensor.spec.datatype, raw_of(array))
-                rows = numbers.reshape(len(array), -1)
-                if not (rows >= 0).all() or not (rows >= 1).any(axis=1).all():
-                    return False
-        return True
+        return tuple(symbol_sizes(self._inputs, arrays)[symbol] for symbol in self._open.symbols)
 
     def _rows(self, arrays: Sequence[Array]) -> int:
         for tensor, array in zip(self._inputs, arrays, strict=True):
@@ -103,7 +94,7 @@ class OpenKernel:
         rows = [self._rows(arrays) for arrays in members]
         if self._is_apart and rows[0] > 1:
             return [self._row_by_row(members[0], rows[0])]
-        sizes = [_symbol_sizes(self._inputs, arrays) for arrays in members]
+        sizes = [symbol_sizes(self._inputs, arrays) for arrays in members]
         wide = {symbol: max(each[symbol] for each in sizes) for symbol in self._open.symbols}
         joined = [
             _join(tensor.spec, [arrays[index] for arrays in members], wide)
@@ -117,7 +108,7 @@ class OpenKernel:
         for own, number in zip(sizes, rows, strict=True):
             answers.append(
                 [
-                    _cut(tensor.spec, array, begin, begin + number, own, wide)
+                    cut_rows(tensor.spec, array, begin, begin + number, own, wide)
                     for tensor, array in zip(self._outputs, found, strict=True)
                 ]
             )
@@ -168,7 +159,19 @@ class OpenKernel:
         return found
 
 
-def _symbol_sizes(inputs: Sequence[BoundTensor], arrays: Sequence[Array]) -> dict[str, int]:
+def may_pad(inputs: Sequence[BoundTensor], sizes: OpenSizes, arrays: Sequence[Array]) -> bool:
+    """Whether zeros behind the rows of a request change no answer."""
+    for tensor, array, guarded in zip(inputs, arrays, sizes.guarded, strict=sizes.pads):
+        if guarded:
+            numbers = elements_of(tensor.spec.datatype, raw_of(array))
+            rows = numbers.reshape(len(array), -1)
+            if not (rows >= 0).all() or not (rows >= 1).any(axis=1).all():
+                return False
+    return sizes.pads
+
+
+def symbol_sizes(inputs: Sequence[BoundTensor], arrays: Sequence[Array]) -> dict[str, int]:
+    """The sizes of the open dimensions of a request."""
     sizes: dict[str, int] = {}
     for tensor, array in zip(inputs, arrays, strict=True):
         for symbol, place in open_places(tensor.spec):
@@ -206,7 +209,7 @@ def _join(spec: TensorSpec, arrays: Sequence[Array], wide: dict[str, int]) -> Ar
     return joined
 
 
-def _cut(
+def cut_rows(
     spec: TensorSpec,
     array: Array,
     begin: int,

@@ -17,6 +17,7 @@ from clockwright.units import PAGE_BYTES
 from clockwright.wire.tensors import (
     DATATYPES,
     ONNX_DATATYPES,
+    ROWS_OF_UNIT,
     TensorSpec,
     Variable,
     row_elements,
@@ -92,7 +93,12 @@ class Limits:
             )
 
     def usable_batch_sizes(
-        self, tensors: Sequence[TensorSpec], offered: Sequence[int], *, fixed_batch: bool
+        self,
+        tensors: Sequence[TensorSpec],
+        offered: Sequence[int],
+        *,
+        fixed_batch: bool,
+        room: int = 1,
     ) -> tuple[int, ...]:
         """Select the offered batch sizes that can be served.
 
@@ -100,6 +106,7 @@ class Limits:
             tensors: inputs and outputs together.
             offered: the sizes that the controller would like.
             fixed_batch: the model runs single rows only.
+            room: a batch needs so many times the bytes of its tensors.
 
         Returns:
             The usable sizes, ascending.
@@ -114,9 +121,9 @@ class Limits:
             raise ModelError(
                 f"its batch dimension is fixed to 1, but batch sizes {list(offered)} are asked for"
             )
-        usable = tuple(size for size in sizes if batch_bytes(tensors, size) <= self.io_bytes)
+        usable = tuple(size for size in sizes if room * batch_bytes(tensors, size) <= self.io_bytes)
         if not usable:
-            self.refuse_batch(sizes[0], batch_bytes(tensors, sizes[0]))
+            self.refuse_batch(sizes[0], room * batch_bytes(tensors, sizes[0]))
         return usable
 
     def refuse_batch(self, size: int, num_bytes: int) -> NoReturn:
@@ -198,6 +205,12 @@ class BoundTensor:
     element_type: int
 
 
+def powers_and_halves(end: int) -> list[int]:
+    """Powers of two, and halves between, below an end."""
+    found = {size for power in range(end.bit_length()) for size in (1 << power, 3 << power)}
+    return sorted(size for size in found if size < end)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenSizes:
     """What is known of a model whose inputs have open dimensions besides the batch."""
@@ -222,6 +235,11 @@ class OpenSizes:
         return row_elements(dict(zip(self.symbols, sizes, strict=True)), self.sums, self.empty)
 
     @property
+    def least_elements(self) -> int:
+        """The elements that a row counts as at least."""
+        return max(self.unit // ROWS_OF_UNIT, 1)
+
+    @property
     def largest(self) -> int:
         """The rows of work of the largest row."""
         return -(-self.elements(self.taken[-1]) // self.unit)
@@ -233,8 +251,7 @@ class OpenSizes:
         nothing by company.
         """
         most = self.largest * min(max(offered), LARGEST_TOGETHER)
-        sizes = {size for power in range(most.bit_length()) for size in (1 << power, 3 << power)}
-        return tuple(sorted({*(size for size in sizes if size < most), self.largest, most}))
+        return tuple(sorted({*powers_and_halves(most), self.largest, most}))
 
 
 @dataclass(frozen=True, slots=True)
