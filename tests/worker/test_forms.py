@@ -24,8 +24,8 @@ from experiments.live.local_server import LocalServer
 from tests.kit.engine_contest import OnnxruntimeAccelerator
 from tests.kit.open_requests import Array, Asking, alone, assert_right, tokens
 from tests.kit.running_lanes import running
+from tests.kit.torch_devices import GrowingAccelerator, torch_device
 from tests.kit.worker_models import LIMITS, offer, prepared
-from tests.worker.test_torch_device import GrowingAccelerator, torch_device
 from worker.compiling.open_sizes import taking
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import HostAccelerator

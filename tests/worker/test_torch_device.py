@@ -39,8 +39,8 @@ from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
 from tests.kit.nvml import driver, told_by
 from tests.kit.processes import PATIENCE_S, until, write_models
 from tests.kit.running_lanes import load_run_and_evict_at_random, running
+from tests.kit.torch_devices import HOST_BYTES, GrowingAccelerator, torch_device
 from tests.kit.worker_models import (
-    IO_POOL_BYTES,
     LIMITS,
     NARROW,
     compiled_models,
@@ -71,40 +71,10 @@ from worker.engines.choice import Engine, Way, describe
 from worker.engines.torch_program import Program
 from worker.engines.torch_tensors import weight_views
 from worker.models.file_store import FileStore
-from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits
+from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel
 from worker.models.precision import Precision
 from worker.offers import describe as describe_to_controller
 from worker.process import check_packages, make_device
-
-HOST_BYTES = 96 << 20
-
-
-def torch_device(
-    cache_dir: Path,
-    accelerator: HostAccelerator | None = None,
-    *,
-    limits: Limits = LIMITS,
-    host_bytes: int = HOST_BYTES,
-    host_file: Path | None = None,
-    precision: Precision = Precision.FLOAT32,
-    engine: Engine = Engine.AUTO,
-    on_lost: Callable[[str], object] = lambda reason: None,
-    monitor: GpuMonitor | None = None,
-) -> TorchDevice:
-    return TorchDevice(
-        accelerator or HostAccelerator(),
-        limits=limits,
-        io_pool_bytes=IO_POOL_BYTES,
-        host_bytes=host_bytes,
-        host_file=host_file,
-        precision=precision,
-        files=FileStore(cache_dir),
-        cache_dir=cache_dir,
-        compile_limit_s=300,
-        engine=engine,
-        on_lost=on_lost,
-        monitor=monitor,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -1211,22 +1181,6 @@ def test_an_error_after_which_nothing_runs_loses_the_device_with_the_reason(
     assert gone == [reason]
     with pytest.raises(DeviceLostError):
         device.run_load(load_step(models[0], (0, 1)))
-
-
-class GrowingAccelerator(HostAccelerator):
-    """Every kernel captured keeps memory for its intermediates."""
-
-    intermediates_bytes = 0
-    kept_bytes = 0
-
-    def capture(
-        self, pieces: Sequence[Piece | None], *, rehearsal: Callable[[], None], tensor_cores: bool
-    ) -> CapturedWork:
-        self.kept_bytes += self.intermediates_bytes
-        return super().capture(pieces, rehearsal=rehearsal, tensor_cores=tensor_cores)
-
-    def reserved_bytes(self) -> int:
-        return super().reserved_bytes() + self.kept_bytes
 
 
 def test_a_model_whose_kernels_want_too_much_to_work_in_is_refused_and_no_other(
