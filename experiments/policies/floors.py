@@ -79,7 +79,7 @@ QUICK6 = fig6.Setting(
     policies=COMPARED,
     num_models=500,
     num_pages=140,
-    step_ns=NS_PER_S // 125,
+    step_ns=NS_PER_S // 250,
     lead_ns=NS_PER_S,
     end_state_ns=2 * NS_PER_S,
     bucket_ns=NS_PER_S,
@@ -93,8 +93,8 @@ QUICK7 = fig7.Setting(
     rates_rps=(600, 2400),
     scenarios=((0, 0), (12, 16)),
     num_stages=8,
-    stage_ns=NS_PER_S // 2,
-    warmup_ns=NS_PER_S,
+    stage_ns=NS_PER_S // 4,
+    warmup_ns=NS_PER_S // 2,
     noise=Noise(),
 )
 
@@ -109,7 +109,7 @@ QUICK8 = fig8.Setting(
         num_copies=2,
         num_workers=2,
         num_pages=150,
-        rate_rps=60.0,
+        rate_rps=30.0,
         num_minutes=2,
         noise=Noise(),
     ),
