@@ -90,6 +90,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if (long_seed := config.getoption("--long")) is not None:
         settings.load_profile("long")
         config.option.hypothesis_seed = str(long_seed)
+    share = getattr(config, "workerinput", None)
+    if share is not None and config.args_source is config.ArgsSource.TESTPATHS:
+        # Each process of several reads all files, and the first one that reads a file leaves bytecode with its
+        # assertions to the others: so each begins somewhere else.
+        files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
+        first = int(share["workerid"].removeprefix("gw")) * len(files) // share["workercount"]
+        config.args = [*files[first:], *files[:first]]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -169,9 +176,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if runs(item)]
 
-    def turn(item: pytest.Item) -> int:
+    def turn(item: pytest.Item) -> tuple[int, Path]:
         name = item.path.stem
-        return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+        return (_LONGEST.index(name) if name in _LONGEST else len(_LONGEST), item.path)
 
     items.sort(key=turn)
 
