@@ -15,7 +15,7 @@ from experiments.policies.scenarios import scenarios
 from experiments.policies.unseen import FAMILIES
 from experiments.simulator import Case, run
 
-CHOSEN = ("flood_tenant", "flood_shared", "flood_gpus", "flood_bursts", "flood_cold", "flood_names")
+CHOSEN = ("flood_tenant", "flood_shared", "flood_bursts", "flood_cold", "flood_names")
 
 
 def played(case: Case, isolation: float) -> Counter[str]:
@@ -38,7 +38,7 @@ def innocent_share(name: str, *, isolation: float) -> float:
     return answered(name, isolation)["innocent"] / played(without(1), isolation)["innocent"]
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", [*CHOSEN, pytest.param("flood_gpus", marks=pytest.mark.long)])
 def test_the_innocent_keep_what_they_have_without_the_flood(name: str) -> None:
     assert innocent_share(name, isolation=1.0) >= 0.85
 

@@ -76,17 +76,10 @@ def test_a_family_gives_the_same_requests_again_and_others_for_another_seed(name
     assert len(first) <= 40_000
 
 
-def test_no_policy_answers_more_than_the_bound_and_every_request_counts_once() -> None:
-    family = Load("overload", "any", poisson, NS_PER_S // 4)
-    bound = bound_of(family, seed=3, padding=True)
-    for policy in CONTENDERS:
-        found = played(family, policy, seed=3)
-        assert found.answered <= bound < found.asked
-        assert found.answered + sum(found.refused.values()) == found.asked
-
-
-@pytest.mark.seeds(2)
-def test_no_policy_ever_beats_a_bound_whatever_the_noise_and_the_slos(seed: int) -> None:
+@pytest.mark.seeds(1)
+def test_no_policy_beats_a_bound_and_every_request_counts_once_whatever_the_noise_and_the_slos(
+    seed: int,
+) -> None:
     generator = random.Random(seed)
     models = copies_of(load_profile("table1").row_for("resnet50_v1b"), generator.randint(1, 6))
     gpus = generator.randint(1, 2)
@@ -119,13 +112,16 @@ def test_no_policy_ever_beats_a_bound_whatever_the_noise_and_the_slos(seed: int)
     by_time, with_memory = (bound_of(family, seed, padding=True) for family in families)
     assert with_memory <= by_time
     for policy in CONTENDERS:
-        assert played(families[0], policy, seed).answered <= with_memory
+        found = played(families[0], policy, seed)
+        assert found.answered <= with_memory
+        assert found.answered + sum(found.refused.values()) == found.asked
 
 
 def test_plain_edf_answers_less_than_edf_mh_under_overload() -> None:
     family = Load("overload", "any", poisson)
-    shares = {policy: played(family, policy, seed=1).share for policy in ("edf", "edf_mh")}
-    assert shares["edf"] + 0.02 < shares["edf_mh"]
+    plain, ours = (played(family, policy, seed=1) for policy in ("edf", "edf_mh"))
+    assert plain.share + 0.02 < ours.share
+    assert ours.answered <= bound_of(family, seed=1, padding=True) < ours.asked
 
 
 def test_who_is_asked_without_the_fault_is_compared_and_nobody_else() -> None:
